@@ -1,0 +1,56 @@
+//! What can be wrong with bytes that claim to be GIR.
+
+/// Result of reading GIR.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why bytes are not valid GIR. Offsets are not given: a record is the unit that is accepted or refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The input ends inside an item.
+    #[error("record ends inside {0}")]
+    Truncated(&'static str),
+    /// A record has bytes left after its last item.
+    #[error("{count} bytes left over after {what}")]
+    TrailingBytes {
+        /// The item that was complete.
+        what: &'static str,
+        /// Bytes that were left.
+        count: usize,
+    },
+    /// A record, value or enum tag that this version does not know.
+    #[error("unknown {what} tag 0x{tag:02x}")]
+    UnknownTag {
+        /// The kind of tag.
+        what: &'static str,
+        /// The byte that was read.
+        tag: u8,
+    },
+    /// The stream is not GIR at all.
+    #[error("stream does not start with the GIR signature")]
+    BadMagic,
+    /// The stream has a version that this build does not read.
+    #[error("unsupported GIR version {found}, this build reads version {supported}")]
+    UnsupportedVersion {
+        /// Version in the stream.
+        found: u16,
+        /// Version of this build.
+        supported: u16,
+    },
+    /// A name is not UTF-8.
+    #[error("{0} is not valid UTF-8")]
+    NotUtf8(&'static str),
+    /// A variable-length integer does not fit its type or is not in its shortest form.
+    #[error("malformed variable-length integer in {0}")]
+    BadVarint(&'static str),
+    /// A field has a value outside its range.
+    #[error("{what} has the value {value}, which is out of range")]
+    OutOfRange {
+        /// The field.
+        what: &'static str,
+        /// The value that was read.
+        value: i64,
+    },
+    /// Something is too large to be written.
+    #[error("{0} is too large for a GIR record")]
+    TooLarge(&'static str),
+}

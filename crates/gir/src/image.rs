@@ -1,0 +1,96 @@
+//! A row image: the values of a row before or after a change.
+//!
+//! Layout: u16 number of columns, then one value each, in the schema record's column order. An image of the key alone has
+//! all columns too, with the value None for those that are not in the key.
+
+use crate::error::Result;
+use crate::value::Value;
+use crate::wire::Cursor;
+
+/// A row image, borrowed from the record. The bytes were checked when the record was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Image<'a> {
+    columns: u16,
+    values: &'a [u8],
+}
+
+impl<'a> Image<'a> {
+    pub(crate) fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
+        let columns = cursor.u16("column count")?;
+        let start = cursor.rest();
+        for _ in 0..columns {
+            Value::read(cursor)?;
+        }
+        let used = start.len() - cursor.rest().len();
+        let values = start.get(..used).unwrap_or_default();
+        Ok(Self { columns, values })
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn columns(&self) -> u16 {
+        self.columns
+    }
+
+    /// The values in column order.
+    #[must_use]
+    pub fn values(&self) -> Values<'a> {
+        Values { left: self.columns, cursor: Cursor::new(self.values) }
+    }
+
+}
+
+/// Iterator over an image's values. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Values<'a> {
+    left: u16,
+    cursor: Cursor<'a>,
+}
+
+impl<'a> Iterator for Values<'a> {
+    type Item = Result<Value<'a>>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let value = Value::read(&mut self.cursor);
+        if value.is_err() {
+            self.left = 0;
+        }
+        Some(value)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(usize::from(self.left)))
+    }
+}
+
+/// Writes a row image column by column; the count is filled in by [`ImageWriter::finish`].
+#[derive(Debug)]
+pub struct ImageWriter<'b> {
+    out: &'b mut Vec<u8>,
+    start: usize,
+    columns: u16,
+}
+
+impl<'b> ImageWriter<'b> {
+    pub(crate) fn new(out: &'b mut Vec<u8>) -> Self {
+        let start = out.len();
+        out.extend_from_slice(&[0, 0]);
+        Self { out, start, columns: 0 }
+    }
+
+    /// Append the next column's value.
+    #[inline]
+    pub fn put(&mut self, value: &Value<'_>) {
+        value.write(self.out);
+        self.columns += 1;
+    }
+
+    /// Set the column count.
+    pub fn finish(self) {
+        if let Some(count) = self.out.get_mut(self.start..self.start + 2) {
+            count.copy_from_slice(&self.columns.to_le_bytes());
+        }
+    }
+}

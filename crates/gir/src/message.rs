@@ -1,0 +1,42 @@
+//! A logical message (`pg_logical_emit_message`).
+//!
+//! Layout: u8 flags (1 transactional), u64 LSN of the message, prefix (a name), content as a byte string. A message that is not
+//! transactional stands outside of any transaction.
+
+use crate::error::{Error, Result};
+use crate::wire::{Cursor, put_byte_string};
+
+/// A logical message, borrowed from the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Part of the transaction in which it stands.
+    pub transactional: bool,
+    /// Its LSN in the sender's WAL.
+    pub lsn: u64,
+    /// Says whose message it is.
+    pub prefix: &'a str,
+    /// The content.
+    pub content: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    pub(crate) fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
+        let flags = cursor.u8("message flags")?;
+        if flags & !1 != 0 {
+            return Err(Error::UnknownTag { what: "message flags", tag: flags });
+        }
+        Ok(Self {
+            transactional: flags == 1,
+            lsn: cursor.u64("message lsn")?,
+            prefix: cursor.name("message prefix")?,
+            content: cursor.byte_string("message content")?,
+        })
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(self.transactional));
+        out.extend_from_slice(&self.lsn.to_le_bytes());
+        put_byte_string(out, self.prefix.as_bytes());
+        put_byte_string(out, self.content);
+    }
+}

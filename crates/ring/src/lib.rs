@@ -1,0 +1,1 @@
+//! The shared-memory ring between a subscription's leader and its appliers.
