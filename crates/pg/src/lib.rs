@@ -1,1 +1,5 @@
 //! The one safe layer over PostgreSQL's C interfaces. All `unsafe` of the project lives here and in `crates/ring`.
+#![allow(unsafe_code)]
+
+pub mod latch;
+pub mod libpq;

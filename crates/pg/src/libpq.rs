@@ -1,0 +1,641 @@
+//! Connections to other servers, over libpq with all of its TLS and authentication.
+//!
+//! Used by the SQL functions (to look at a provider), the leader (to receive) and the copy workers. Nothing here blocks
+//! in libpq: every wait is a latch wait, so that a worker stops at once when asked and notices the death of the postmaster.
+//! Connection strings never appear in an error: libpq's message about a malformed one quotes it, and is left out.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::time::{Duration, Instant};
+
+
+#[repr(C)]
+struct PGconn {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct PGresult {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct PQconninfoOption {
+    keyword: *mut c_char,
+    envvar: *mut c_char,
+    compiled: *mut c_char,
+    val: *mut c_char,
+    label: *mut c_char,
+    dispchar: *mut c_char,
+    dispsize: c_int,
+}
+
+// libpq-fe.h, unchanged from PostgreSQL 9.1 to 18.
+const CONNECTION_OK: c_int = 0;
+const CONNECTION_BAD: c_int = 1;
+const PGRES_POLLING_FAILED: c_int = 0;
+const PGRES_POLLING_READING: c_int = 1;
+const PGRES_POLLING_OK: c_int = 3;
+const PGRES_EMPTY_QUERY: c_int = 0;
+const PGRES_COMMAND_OK: c_int = 1;
+const PGRES_TUPLES_OK: c_int = 2;
+const PGRES_COPY_OUT: c_int = 3;
+const PGRES_COPY_BOTH: c_int = 8;
+const PG_DIAG_SQLSTATE: c_int = b'C' as c_int;
+const PG_DIAG_MESSAGE_PRIMARY: c_int = b'M' as c_int;
+const PG_DIAG_MESSAGE_DETAIL: c_int = b'D' as c_int;
+const PG_DIAG_MESSAGE_HINT: c_int = b'H' as c_int;
+
+#[link(name = "pq")]
+unsafe extern "C" {
+    fn PQconnectStartParams(
+        keywords: *const *const c_char,
+        values: *const *const c_char,
+        expand_dbname: c_int,
+    ) -> *mut PGconn;
+    fn PQconnectPoll(conn: *mut PGconn) -> c_int;
+    fn PQstatus(conn: *const PGconn) -> c_int;
+    fn PQsocket(conn: *const PGconn) -> c_int;
+    fn PQerrorMessage(conn: *const PGconn) -> *const c_char;
+    fn PQfinish(conn: *mut PGconn);
+    fn PQsetnonblocking(conn: *mut PGconn, arg: c_int) -> c_int;
+    fn PQsendQuery(conn: *mut PGconn, query: *const c_char) -> c_int;
+    fn PQconsumeInput(conn: *mut PGconn) -> c_int;
+    fn PQisBusy(conn: *mut PGconn) -> c_int;
+    fn PQgetResult(conn: *mut PGconn) -> *mut PGresult;
+    fn PQresultStatus(res: *const PGresult) -> c_int;
+    fn PQresultErrorField(res: *const PGresult, field: c_int) -> *const c_char;
+    fn PQntuples(res: *const PGresult) -> c_int;
+    fn PQnfields(res: *const PGresult) -> c_int;
+    fn PQgetvalue(res: *const PGresult, row: c_int, field: c_int) -> *const c_char;
+    fn PQgetisnull(res: *const PGresult, row: c_int, field: c_int) -> c_int;
+    fn PQclear(res: *mut PGresult);
+    fn PQgetCopyData(conn: *mut PGconn, buffer: *mut *mut c_char, is_async: c_int) -> c_int;
+    fn PQputCopyData(conn: *mut PGconn, buffer: *const c_char, bytes: c_int) -> c_int;
+    fn PQflush(conn: *mut PGconn) -> c_int;
+    fn PQfreemem(ptr: *mut std::ffi::c_void);
+    fn PQconninfoParse(
+        conninfo: *const c_char,
+        errmsg: *mut *mut c_char,
+    ) -> *mut PQconninfoOption;
+    fn PQconninfoFree(options: *mut PQconninfoOption);
+    fn PQserverVersion(conn: *const PGconn) -> c_int;
+}
+
+/// Why a peer could not be reached or did not do as asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The connection string can't be read. Says nothing of its content, which may hold a password.
+    #[error("connection string is malformed")]
+    MalformedConnectionString,
+    /// The connection could not be made or was lost.
+    #[error("{0}")]
+    Connection(String),
+    /// The peer reported an error.
+    #[error("{message}")]
+    Server {
+        /// Five characters.
+        sqlstate: String,
+        /// Primary message.
+        message: String,
+        /// Detail, if any.
+        detail: Option<String>,
+        /// Hint, if any.
+        hint: Option<String>,
+    },
+    /// The peer ended the stream in order.
+    #[error("the provider ended the stream")]
+    EndOfStream,
+    /// The peer answered with something that was not asked for.
+    #[error("unexpected answer from the provider to {0}")]
+    Unexpected(&'static str),
+}
+
+impl Error {
+    /// SQLSTATE as the peer or the connection gives it; 08006 for a lost connection, 08P01 for a broken protocol.
+    #[must_use]
+    pub fn sqlstate(&self) -> &str {
+        match self {
+            Self::MalformedConnectionString => "22023",
+            Self::Connection(_) | Self::EndOfStream => "08006",
+            Self::Server { sqlstate, .. } => sqlstate,
+            Self::Unexpected(_) => "08P01",
+        }
+    }
+}
+
+/// Result of talking to a peer.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// How long to wait for a connection when the connection string does not say.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Text rows of a query's result.
+#[derive(Debug, Default, Clone)]
+pub struct Rows {
+    columns: usize,
+    cells: Vec<Option<String>>,
+}
+
+impl Rows {
+    /// Number of rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.cells.len().checked_div(self.columns).unwrap_or(0)
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A cell; `None` when it is null or is not there.
+    #[must_use]
+    pub fn get(&self, row: usize, column: usize) -> Option<&str> {
+        if column >= self.columns {
+            return None;
+        }
+        self.cells.get(row.checked_mul(self.columns)?.checked_add(column)?)?.as_deref()
+    }
+
+    /// Rows as slices of cells.
+    pub fn iter(&self) -> impl Iterator<Item = &[Option<String>]> {
+        self.cells.chunks(self.columns.max(1))
+    }
+}
+
+/// What came of looking for stream data.
+#[derive(Debug)]
+pub enum CopyData {
+    /// One message.
+    Message(CopyMessage),
+    /// Nothing there now.
+    Pending,
+    /// The peer ended the copy.
+    End,
+}
+
+/// A message's bytes, owned by libpq's allocator.
+#[derive(Debug)]
+pub struct CopyMessage {
+    bytes: *mut c_char,
+    len: usize,
+}
+
+impl std::ops::Deref for CopyMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: PQgetCopyData gave `len` bytes at `bytes`, which stay until `drop`.
+        unsafe { std::slice::from_raw_parts(self.bytes.cast::<u8>(), self.len) }
+    }
+}
+
+impl Drop for CopyMessage {
+    fn drop(&mut self) {
+        // SAFETY: allocated by libpq, freed once. No PostgreSQL code runs, so this is right while unwinding too.
+        unsafe { PQfreemem(self.bytes.cast()) }
+    }
+}
+
+/// What kind of connection to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Ordinary SQL.
+    Sql,
+    /// A walsender for logical replication, which also takes SQL.
+    Replication,
+}
+
+/// A connection to another server.
+#[derive(Debug)]
+pub struct Connection {
+    raw: *mut PGconn,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from PQconnectStartParams and is finished once. libpq neither raises PostgreSQL errors nor
+        // needs PostgreSQL's state, so the socket is closed while unwinding too.
+        unsafe { PQfinish(self.raw) }
+    }
+}
+
+fn text(raw: *const c_char) -> Option<String> {
+    if raw.is_null() {
+        return None;
+    }
+    // SAFETY: libpq gives NUL-terminated strings that live as long as the object that gave them; copied at once.
+    Some(unsafe { CStr::from_ptr(raw) }.to_string_lossy().trim_end().to_owned())
+}
+
+/// Check the form of a connection string, and that it does not set what Braid sets itself.
+///
+/// # Errors
+/// [`Error::MalformedConnectionString`].
+pub fn check_connection_string(dsn: &str) -> Result<()> {
+    let dsn = CString::new(dsn).map_err(|_| Error::MalformedConnectionString)?;
+    let mut message = std::ptr::null_mut();
+    // SAFETY: `dsn` is NUL-terminated and outlives the call; the result and the message are freed by libpq.
+    unsafe {
+        let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
+        if !message.is_null() {
+            PQfreemem(message.cast());
+        }
+        if options.is_null() {
+            return Err(Error::MalformedConnectionString);
+        }
+        PQconninfoFree(options);
+    }
+    Ok(())
+}
+
+/// Value of one keyword of a connection string, if it is set there; never a password.
+#[must_use]
+pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
+    if keyword == "password" {
+        return None;
+    }
+    let dsn = CString::new(dsn).ok()?;
+    let mut message = std::ptr::null_mut();
+    let mut found = None;
+    // SAFETY: the array that PQconninfoParse returns ends with a null keyword; freed below.
+    unsafe {
+        let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
+        if !message.is_null() {
+            PQfreemem(message.cast());
+        }
+        if options.is_null() {
+            return None;
+        }
+        let mut option = options;
+        while !(*option).keyword.is_null() {
+            if text((*option).keyword).as_deref() == Some(keyword) {
+                found = text((*option).val);
+            }
+            option = option.add(1);
+        }
+        PQconninfoFree(options);
+    }
+    found
+}
+
+impl Connection {
+    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both servers' settings.
+    ///
+    /// # Errors
+    /// [`Error::MalformedConnectionString`], [`Error::Connection`].
+    pub fn open(dsn: &str, application_name: &str, mode: Mode) -> Result<Self> {
+        check_connection_string(dsn)?;
+        let timeout = connection_keyword(dsn, "connect_timeout")
+            .and_then(|seconds| seconds.trim().parse::<u64>().ok())
+            .filter(|seconds| *seconds > 0)
+            .map_or(CONNECT_TIMEOUT, Duration::from_secs);
+        let own_options = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
+                           -c lc_monetary=C -c bytea_output=hex";
+        let options = match connection_keyword(dsn, "options") {
+            Some(user) if !user.is_empty() => format!("{user} {own_options}"),
+            _ => own_options.to_owned(),
+        };
+        let mut pairs = vec![
+            ("dbname", dsn),
+            ("fallback_application_name", application_name),
+            ("application_name", application_name),
+            ("options", options.as_str()),
+        ];
+        if mode == Mode::Replication {
+            pairs.push(("replication", "database"));
+        }
+        let owned: Vec<(CString, CString)> = pairs
+            .into_iter()
+            .filter_map(|(key, value)| Some((CString::new(key).ok()?, CString::new(value).ok()?)))
+            .collect();
+        let mut keywords: Vec<*const c_char> = owned.iter().map(|(key, _)| key.as_ptr()).collect();
+        let mut values: Vec<*const c_char> = owned.iter().map(|(_, value)| value.as_ptr()).collect();
+        keywords.push(std::ptr::null());
+        values.push(std::ptr::null());
+        // SAFETY: both arrays end with null and their strings outlive the call; libpq copies them.
+        let raw = unsafe { PQconnectStartParams(keywords.as_ptr(), values.as_ptr(), 1) };
+        if raw.is_null() {
+            return Err(Error::Connection("out of memory".to_owned()));
+        }
+        let connection = Self { raw };
+        connection.finish_connecting(timeout)?;
+        // SAFETY: the connection is established.
+        if unsafe { PQsetnonblocking(connection.raw, 1) } != 0 {
+            return Err(connection.lost());
+        }
+        Ok(connection)
+    }
+
+    fn finish_connecting(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let mut poll = 2; // PGRES_POLLING_WRITING: what libpq asks to assume before the first poll
+        loop {
+            // SAFETY: `raw` is a live connection object.
+            if unsafe { PQstatus(self.raw) } == CONNECTION_BAD {
+                return Err(self.lost());
+            }
+            match poll {
+                PGRES_POLLING_OK => return Ok(()),
+                PGRES_POLLING_FAILED => return Err(self.lost()),
+                _ => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Connection("timeout expired while connecting".to_owned()));
+            }
+            let interest = if poll == PGRES_POLLING_READING { Interest::Read } else { Interest::Write };
+            if self.wait(interest, Some(left.min(Duration::from_secs(1)))).socket {
+                // SAFETY: as above.
+                poll = unsafe { PQconnectPoll(self.raw) };
+            }
+        }
+    }
+
+    /// Wait for the socket, this process's latch or the time to pass. The latch is reset when it was set, and interrupts
+    /// are processed.
+    pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Woken {
+        // SAFETY: `raw` is live.
+        let socket = unsafe { PQsocket(self.raw) };
+        crate::latch::wait_for_socket(socket, interest, timeout)
+    }
+
+    /// The socket, for waiting elsewhere.
+    #[must_use]
+    pub fn socket(&self) -> i32 {
+        // SAFETY: `raw` is live.
+        unsafe { PQsocket(self.raw) }
+    }
+
+    /// `server_version_num` of the peer.
+    #[must_use]
+    pub fn server_version(&self) -> i32 {
+        // SAFETY: `raw` is live.
+        unsafe { PQserverVersion(self.raw) }
+    }
+
+    fn lost(&self) -> Error {
+        // SAFETY: `raw` is live.
+        let message = text(unsafe { PQerrorMessage(self.raw) }).unwrap_or_default();
+        if message.is_empty() {
+            Error::Connection("connection to the provider was lost".to_owned())
+        } else {
+            Error::Connection(message)
+        }
+    }
+
+    fn send(&mut self, sql: &str) -> Result<()> {
+        let sql = CString::new(sql).map_err(|_| Error::Unexpected("a query with a zero byte"))?;
+        // SAFETY: `raw` is live, `sql` NUL-terminated; libpq copies it.
+        if unsafe { PQsendQuery(self.raw, sql.as_ptr()) } == 0 {
+            return Err(self.lost());
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        loop {
+            // SAFETY: `raw` is live.
+            match unsafe { PQflush(self.raw) } {
+                0 => return Ok(()),
+                1 => {
+                    if self.wait(Interest::Both, None).socket {
+                        self.consume()?;
+                    }
+                }
+                _ => return Err(self.lost()),
+            }
+        }
+    }
+
+    fn consume(&mut self) -> Result<()> {
+        // SAFETY: `raw` is live.
+        if unsafe { PQconsumeInput(self.raw) } == 0 { Err(self.lost()) } else { Ok(()) }
+    }
+
+    fn next_result(&mut self) -> Result<Option<ResultHandle>> {
+        // SAFETY: `raw` is live.
+        while unsafe { PQisBusy(self.raw) } != 0 {
+            if self.wait(Interest::Read, None).socket {
+                self.consume()?;
+            }
+        }
+        // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
+        let raw = unsafe { PQgetResult(self.raw) };
+        Ok(if raw.is_null() { None } else { Some(ResultHandle { raw }) })
+    }
+
+    /// Run SQL, or a replication command, and collect the last result's rows as text.
+    ///
+    /// # Errors
+    /// [`Error::Server`] with the peer's words, [`Error::Connection`].
+    pub fn query(&mut self, sql: &str) -> Result<Rows> {
+        self.send(sql)?;
+        let mut rows = Rows::default();
+        let mut failed = None;
+        while let Some(result) = self.next_result()? {
+            match result.status() {
+                PGRES_TUPLES_OK => rows = result.rows(),
+                PGRES_COMMAND_OK | PGRES_EMPTY_QUERY => {}
+                PGRES_COPY_OUT | PGRES_COPY_BOTH => return Err(Error::Unexpected("a query")),
+                _ => {
+                    let error = self.server_error(&result);
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(rows),
+        }
+    }
+
+    fn server_error(&self, result: &ResultHandle) -> Error {
+        match result.field(PG_DIAG_SQLSTATE) {
+            Some(sqlstate) => Error::Server {
+                sqlstate,
+                message: result.field(PG_DIAG_MESSAGE_PRIMARY).unwrap_or_default(),
+                detail: result.field(PG_DIAG_MESSAGE_DETAIL),
+                hint: result.field(PG_DIAG_MESSAGE_HINT),
+            },
+            None => self.lost(),
+        }
+    }
+
+    /// Start a COPY ... TO STDOUT or START_REPLICATION.
+    ///
+    /// # Errors
+    /// [`Error::Server`], [`Error::Connection`].
+    pub fn start_copy(&mut self, command: &str) -> Result<()> {
+        self.send(command)?;
+        match self.next_result()? {
+            Some(result) => match result.status() {
+                PGRES_COPY_OUT | PGRES_COPY_BOTH => Ok(()),
+                PGRES_COMMAND_OK | PGRES_TUPLES_OK | PGRES_EMPTY_QUERY => {
+                    Err(Error::Unexpected("a copy command"))
+                }
+                _ => {
+                    let error = self.server_error(&result);
+                    drop(result);
+                    while self.next_result()?.is_some() {}
+                    Err(error)
+                }
+            },
+            None => Err(Error::Unexpected("a copy command")),
+        }
+    }
+
+    /// The next message of a running copy, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Server`] when the peer ended the copy with an error, [`Error::Connection`].
+    pub fn try_copy_data(&mut self) -> Result<CopyData> {
+        let mut bytes = std::ptr::null_mut();
+        // SAFETY: `raw` is live, `bytes` is an out parameter.
+        let mut count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+        if count == 0 {
+            self.consume()?;
+            // SAFETY: as above.
+            count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+        }
+        match usize::try_from(count) {
+            Ok(0) => Ok(CopyData::Pending),
+            Ok(len) => Ok(CopyData::Message(CopyMessage { bytes, len })),
+            Err(_) if count == -1 => {
+                // The copy is over; the results that follow say whether with success.
+                let mut failed = None;
+                while let Some(result) = self.next_result()? {
+                    match result.status() {
+                        PGRES_COMMAND_OK | PGRES_TUPLES_OK => {}
+                        PGRES_COPY_BOTH | PGRES_COPY_OUT => break,
+                        _ => {
+                            let error = self.server_error(&result);
+                            failed.get_or_insert(error);
+                        }
+                    }
+                }
+                match failed {
+                    Some(error) => Err(error),
+                    None => Ok(CopyData::End),
+                }
+            }
+            Err(_) => Err(self.lost()),
+        }
+    }
+
+    /// The next message of a running copy; waits for it. `None` at the end.
+    ///
+    /// # Errors
+    /// As [`Connection::try_copy_data`].
+    pub fn copy_data(&mut self) -> Result<Option<CopyMessage>> {
+        loop {
+            match self.try_copy_data()? {
+                CopyData::Message(message) => return Ok(Some(message)),
+                CopyData::End => return Ok(None),
+                CopyData::Pending => {
+                    self.wait(Interest::Read, None);
+                }
+            }
+        }
+    }
+
+    /// Send a message into a running CopyBoth.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn put_copy_data(&mut self, message: &[u8]) -> Result<()> {
+        let len = c_int::try_from(message.len()).map_err(|_| Error::Unexpected("a message"))?;
+        loop {
+            // SAFETY: `raw` is live; libpq copies `len` bytes.
+            match unsafe { PQputCopyData(self.raw, message.as_ptr().cast(), len) } {
+                1 => return self.flush(),
+                0 => self.flush()?,
+                _ => return Err(self.lost()),
+            }
+        }
+    }
+
+    /// Whether libpq still thinks that the connection stands.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        // SAFETY: `raw` is live.
+        unsafe { PQstatus(self.raw) == CONNECTION_OK }
+    }
+}
+
+/// What to wait for on a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    Both,
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Woken {
+    /// The socket is ready.
+    pub socket: bool,
+    /// The latch was set.
+    pub latch: bool,
+}
+
+struct ResultHandle {
+    raw: *mut PGresult,
+}
+
+impl Drop for ResultHandle {
+    fn drop(&mut self) {
+        // SAFETY: from PQgetResult, cleared once; pure libpq.
+        unsafe { PQclear(self.raw) }
+    }
+}
+
+impl ResultHandle {
+    fn status(&self) -> c_int {
+        // SAFETY: `raw` is live.
+        unsafe { PQresultStatus(self.raw) }
+    }
+
+    fn field(&self, field: c_int) -> Option<String> {
+        // SAFETY: `raw` is live.
+        text(unsafe { PQresultErrorField(self.raw, field) })
+    }
+
+    fn rows(&self) -> Rows {
+        // SAFETY: `raw` is live; indexes stay within what PQntuples and PQnfields say.
+        unsafe {
+            let (rows, columns) = (PQntuples(self.raw), PQnfields(self.raw));
+            let mut cells = Vec::new();
+            for row in 0..rows {
+                for column in 0..columns {
+                    cells.push(if PQgetisnull(self.raw, row, column) == 0 {
+                        let raw = PQgetvalue(self.raw, row, column);
+                        Some(CStr::from_ptr(raw).to_string_lossy().into_owned())
+                    } else {
+                        None
+                    });
+                }
+            }
+            Rows { columns: usize::try_from(columns).unwrap_or(0), cells }
+        }
+    }
+}
+
+/// Quote an SQL string literal.
+#[must_use]
+pub fn quote_literal(value: &str) -> String {
+    let escape = if value.contains('\\') { " E" } else { "" };
+    format!("{escape}'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
+}
+
+/// Quote an SQL identifier.
+#[must_use]
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
