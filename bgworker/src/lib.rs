@@ -1,4 +1,10 @@
 //! What the background workers decide: what depends on what, who wins a conflict, what to do about an error.
 //!
-//! Pure Rust: `crates/pg` carries the decisions out.
+//! Pure Rust, no process of its own: `crates/pg` carries the decisions out. Everything here is a function of its arguments
+//! and is tested without a server.
 #![forbid(unsafe_code)]
+
+pub mod conflict;
+pub mod dependency;
+pub mod policy;
+pub mod progress;

@@ -1,0 +1,268 @@
+//! The conflict rules: what an incoming change does to what it meets. Run by the appliers.
+//!
+//! Each primary key is one last-writer-wins register. A row version is (commit timestamp, origin), compared in that order,
+//! the origin's name in byte order; it is the *row's* origin, never the sender or the applying node. Merging two versions
+//! keeps the larger one, so it is commutative, associative and idempotent, and nodes agree whatever the order of arrival.
+//!
+//! Names of the kinds are PostgreSQL 18's (src/include/replication/conflict.h).
+
+use std::cmp::Ordering;
+
+/// A row version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version<'a> {
+    /// Commit timestamp at the origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Name of the origin node.
+    pub origin: &'a str,
+}
+
+impl Ord for Version<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.timestamp
+            .cmp(&other.timestamp)
+            .then_with(|| self.origin.as_bytes().cmp(other.origin.as_bytes()))
+    }
+}
+
+impl PartialOrd for Version<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What is here under the key of an incoming change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Local<'a> {
+    /// No row, and no trace of one.
+    Missing,
+    /// No row, but a trace of its deletion.
+    Deleted(Version<'a>),
+    /// A row that this very transaction wrote.
+    Own,
+    /// A row whose version is not known: it is frozen, or came by the initial copy. Older than anything that streams.
+    Unversioned,
+    /// A row.
+    Present(Version<'a>),
+}
+
+/// A conflict's kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// An insert meets a row with its key.
+    InsertExists,
+    /// An update meets a row that another node changed last.
+    UpdateOriginDiffers,
+    /// An update's new key is taken by another row.
+    UpdateExists,
+    /// An update's row is not here.
+    UpdateMissing,
+    /// An update's (or insert's) row was deleted here.
+    UpdateDeleted,
+    /// A delete meets a row that another node changed last.
+    DeleteOriginDiffers,
+    /// A delete's row is not here.
+    DeleteMissing,
+    /// A row meets several others through different unique keys.
+    MultipleUniqueConflicts,
+}
+
+impl Kind {
+    /// PostgreSQL 18's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InsertExists => "insert_exists",
+            Self::UpdateOriginDiffers => "update_origin_differs",
+            Self::UpdateExists => "update_exists",
+            Self::UpdateMissing => "update_missing",
+            Self::UpdateDeleted => "update_deleted",
+            Self::DeleteOriginDiffers => "delete_origin_differs",
+            Self::DeleteMissing => "delete_missing",
+            Self::MultipleUniqueConflicts => "multiple_unique_conflicts",
+        }
+    }
+}
+
+/// What to do with the incoming change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Write it: insert where there is no row, change or delete where there is one.
+    Apply,
+    /// Leave things as they are.
+    Keep,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// What to do.
+    pub action: Action,
+    /// The conflict to count and record, if it is one.
+    pub conflict: Option<Kind>,
+    /// Why, in words for the history.
+    pub reason: &'static str,
+}
+
+const NO_CONFLICT: Decision = Decision { action: Action::Apply, conflict: None, reason: "" };
+
+const REMOTE_NEWER: &str = "the remote version is newer";
+const LOCAL_NEWER: &str = "the local version is newer";
+const SAME_VERSION: &str = "both are the same version";
+
+fn newer_wins(kind: Kind, local: Version<'_>, remote: Version<'_>) -> Decision {
+    let (action, reason) = match remote.cmp(&local) {
+        Ordering::Greater => (Action::Apply, REMOTE_NEWER),
+        Ordering::Less => (Action::Keep, LOCAL_NEWER),
+        Ordering::Equal => (Action::Apply, SAME_VERSION),
+    };
+    Decision { action, conflict: Some(kind), reason }
+}
+
+/// Last update wins, for an insert.
+#[must_use]
+pub fn decide_insert(local: Local<'_>, remote: Version<'_>) -> Decision {
+    match local {
+        Local::Missing | Local::Own => NO_CONFLICT,
+        // What its own origin deleted before is no conflict, and neither is an older deletion.
+        Local::Deleted(deleted) if deleted <= remote || deleted.origin == remote.origin => NO_CONFLICT,
+        Local::Deleted(_) => Decision {
+            action: Action::Keep,
+            conflict: Some(Kind::UpdateDeleted),
+            reason: "the row was deleted here by a newer transaction",
+        },
+        Local::Unversioned => Decision {
+            action: Action::Apply,
+            conflict: Some(Kind::InsertExists),
+            reason: "the local row is older than anything that is replicated",
+        },
+        Local::Present(version) => newer_wins(Kind::InsertExists, version, remote),
+    }
+}
+
+/// Last update wins, for an update. `from_origin` says that the sender of the stream is the change's origin, whose commit
+/// order then is the order of its versions, whatever its clock did.
+#[must_use]
+pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
+    match local {
+        Local::Own | Local::Unversioned => NO_CONFLICT,
+        Local::Present(version) if version.origin == remote.origin => {
+            if from_origin || version <= remote {
+                NO_CONFLICT
+            } else {
+                Decision { action: Action::Keep, conflict: None, reason: LOCAL_NEWER }
+            }
+        }
+        Local::Present(version) => newer_wins(Kind::UpdateOriginDiffers, version, remote),
+        Local::Missing => Decision {
+            action: Action::Apply,
+            conflict: Some(Kind::UpdateMissing),
+            reason: "there is no trace of the row here",
+        },
+        Local::Deleted(deleted) if remote > deleted => Decision {
+            action: Action::Apply,
+            conflict: Some(Kind::UpdateDeleted),
+            reason: "the deletion here is older",
+        },
+        Local::Deleted(_) => Decision {
+            action: Action::Keep,
+            conflict: Some(Kind::UpdateDeleted),
+            reason: "the row was deleted here by a newer transaction",
+        },
+    }
+}
+
+/// Last update wins, for a delete. `from_origin` as in [`decide_update`].
+#[must_use]
+pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
+    match local {
+        Local::Own | Local::Unversioned => NO_CONFLICT,
+        Local::Present(version) if version.origin == remote.origin => {
+            if from_origin || version <= remote {
+                NO_CONFLICT
+            } else {
+                Decision { action: Action::Keep, conflict: None, reason: LOCAL_NEWER }
+            }
+        }
+        Local::Present(version) => newer_wins(Kind::DeleteOriginDiffers, version, remote),
+        Local::Missing | Local::Deleted(_) => Decision {
+            action: Action::Keep,
+            conflict: Some(Kind::DeleteMissing),
+            reason: "there is no row to delete",
+        },
+    }
+}
+
+/// Last update wins, for an update that moves a row to a key under which there is another row.
+#[must_use]
+pub fn decide_new_key(local: Local<'_>, remote: Version<'_>) -> Decision {
+    match local {
+        Local::Missing | Local::Own => NO_CONFLICT,
+        Local::Deleted(deleted) if deleted <= remote || deleted.origin == remote.origin => NO_CONFLICT,
+        Local::Deleted(_) => Decision {
+            action: Action::Keep,
+            conflict: Some(Kind::UpdateDeleted),
+            reason: "the row under the new key was deleted here by a newer transaction",
+        },
+        Local::Unversioned => Decision {
+            action: Action::Apply,
+            conflict: Some(Kind::UpdateExists),
+            reason: "the local row is older than anything that is replicated",
+        },
+        Local::Present(version) => newer_wins(Kind::UpdateExists, version, remote),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Version<'_> = Version { timestamp: 10, origin: "a" };
+    const B: Version<'_> = Version { timestamp: 10, origin: "b" };
+    const LATER: Version<'_> = Version { timestamp: 11, origin: "a" };
+
+    #[test]
+    fn versions_order_by_time_then_by_origin_bytes() {
+        assert!(A < B && B < LATER);
+        assert!(Version { timestamp: 0, origin: "B" } < Version { timestamp: 0, origin: "a" });
+    }
+
+    #[test]
+    fn equal_timestamps_have_one_winner_on_every_node() {
+        assert_eq!(decide_update(Local::Present(A), B, true).action, Action::Apply);
+        assert_eq!(decide_update(Local::Present(B), A, true).action, Action::Keep);
+    }
+
+    #[test]
+    fn a_row_of_the_same_origin_is_no_conflict() {
+        assert_eq!(decide_update(Local::Present(A), LATER, true), NO_CONFLICT);
+        assert_eq!(decide_delete(Local::Present(A), LATER, true), NO_CONFLICT);
+        // Its clock stepped back: the order of its stream decides.
+        assert_eq!(decide_update(Local::Present(LATER), A, true), NO_CONFLICT);
+        // The same change again by another way.
+        assert_eq!(decide_update(Local::Present(LATER), A, false).action, Action::Keep);
+    }
+
+    #[test]
+    fn a_newer_delete_is_not_undone() {
+        let insert = decide_insert(Local::Deleted(LATER), B);
+        assert_eq!((insert.action, insert.conflict), (Action::Keep, Some(Kind::UpdateDeleted)));
+        assert_eq!(decide_update(Local::Deleted(LATER), B, true).action, Action::Keep);
+        assert_eq!(decide_update(Local::Deleted(A), LATER, true).action, Action::Apply);
+    }
+
+    #[test]
+    fn every_meeting_of_two_origins_has_a_kind() {
+        assert_eq!(decide_insert(Local::Present(A), B).conflict, Some(Kind::InsertExists));
+        assert_eq!(decide_update(Local::Missing, A, true).conflict, Some(Kind::UpdateMissing));
+        assert_eq!(decide_delete(Local::Missing, A, true).conflict, Some(Kind::DeleteMissing));
+        assert_eq!(
+            decide_delete(Local::Present(LATER), B, true),
+            Decision {
+                action: Action::Keep,
+                conflict: Some(Kind::DeleteOriginDiffers),
+                reason: LOCAL_NEWER
+            }
+        );
+    }
+}

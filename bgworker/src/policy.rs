@@ -1,0 +1,126 @@
+//! What to do about an error, from its SQLSTATE alone. One table.
+
+/// How an error is dealt with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Roll back and apply the transaction again.
+    Retry,
+    /// End the workers; the manager starts them again after a pause.
+    Reconnect,
+    /// A constraint was violated: look again, as another session may have been faster; then stop.
+    Conflict,
+    /// A person has to look: the subscription stops and keeps its place.
+    Stop,
+}
+
+/// The policy for an error met while a transaction was applied.
+#[must_use]
+pub fn for_apply(sqlstate: &str) -> Policy {
+    match sqlstate {
+        // serialization_failure, deadlock_detected, lock_not_available, query_canceled
+        "40001" | "40P01" | "55P03" | "57014" => Policy::Retry,
+        // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass
+        "53300" | "53200" | "53100" | "53000" => Policy::Reconnect,
+        // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
+        _ if sqlstate.starts_with("57P") || sqlstate.starts_with("08") => Policy::Reconnect,
+        _ if sqlstate.starts_with("23") => Policy::Conflict,
+        _ => Policy::Stop,
+    }
+}
+
+/// The policy for an error that the provider reported or that the connection to it met.
+#[must_use]
+pub fn for_provider(sqlstate: &str) -> Policy {
+    match sqlstate {
+        // object_in_use: the slot is still held by a walsender that has not noticed yet
+        "55006" => Policy::Reconnect,
+        _ if sqlstate.starts_with("57")
+            || sqlstate.starts_with("53")
+            || (sqlstate.starts_with("08") && sqlstate != "08P01") =>
+        {
+            Policy::Reconnect
+        }
+        // 42704 (slot or publication gone), 55000 (WAL removed, wal_level), 42501, 22023 (options), 58P01 (plugin), XX000 ...
+        _ => Policy::Stop,
+    }
+}
+
+/// A hint for an error of the provider that does not bring a good one.
+#[must_use]
+pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
+    match sqlstate {
+        "42704" if message.contains("replication slot") => {
+            "The slot is gone, and with it what was not received yet. Drop the subscription and create it again, or \
+             copy the tables anew with braid.resync_table."
+        }
+        "42704" if message.contains("publication") => {
+            "Create the publication at the provider, or name others with braid.alter_subscription, then enable the \
+             subscription again."
+        }
+        "55000" if message.contains("removed") || message.contains("can no longer") => {
+            "The provider has removed WAL that this subscription still needs (max_slot_wal_keep_size). Drop the \
+             subscription and create it again."
+        }
+        "42501" => "Grant the connecting role REPLICATION and read access to the published tables at the provider.",
+        "58P01" | "42883" => "Install braid at the provider.",
+        "XX000" | "22023" => "",
+        _ => "",
+    }
+}
+
+/// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to `most`.
+#[must_use]
+pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
+    let doubled = first.checked_shl(attempt.saturating_sub(1).min(32)).unwrap_or(most);
+    doubled.clamp(first.min(most), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apply_policy_by_class() {
+        let table = [
+            ("40001", Policy::Retry),
+            ("40P01", Policy::Retry),
+            ("55P03", Policy::Retry),
+            ("57P01", Policy::Reconnect),
+            ("08006", Policy::Reconnect),
+            ("23505", Policy::Conflict),
+            ("23502", Policy::Conflict),
+            ("42P01", Policy::Stop),
+            ("22P02", Policy::Stop),
+            ("XX000", Policy::Stop),
+        ];
+        for (sqlstate, policy) in table {
+            assert_eq!(for_apply(sqlstate), policy, "{sqlstate}");
+        }
+    }
+
+    #[test]
+    fn provider_policy_by_class() {
+        let table = [
+            ("08006", Policy::Reconnect),
+            ("08P01", Policy::Stop),
+            ("57P03", Policy::Reconnect),
+            ("53300", Policy::Reconnect),
+            ("55006", Policy::Reconnect),
+            ("42704", Policy::Stop),
+            ("55000", Policy::Stop),
+            ("28P01", Policy::Stop),
+        ];
+        for (sqlstate, policy) in table {
+            assert_eq!(for_provider(sqlstate), policy, "{sqlstate}");
+        }
+    }
+
+    #[test]
+    fn backoff_doubles_and_is_bounded() {
+        assert_eq!(backoff_ms(1, 1000, 60_000), 1000);
+        assert_eq!(backoff_ms(3, 1000, 60_000), 4000);
+        assert_eq!(backoff_ms(7, 1000, 60_000), 60_000);
+        assert_eq!(backoff_ms(u32::MAX, 1000, 60_000), 60_000);
+        assert_eq!(backoff_ms(1, 5000, 1000), 1000);
+    }
+}

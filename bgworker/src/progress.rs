@@ -1,0 +1,102 @@
+//! What may be confirmed to the provider. Run by the leader.
+//!
+//! Commits here reach disk later than they happen (`synchronous_commit = off`), so each applied transaction is remembered
+//! as (its end at the provider, its end here) until the local WAL is flushed past it. Positions with nothing to apply
+//! ride on what is before them.
+
+use std::collections::VecDeque;
+
+/// Positions received, applied and flushed, all in the provider's WAL.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pending: VecDeque<(u64, u64)>,
+    received: u64,
+    applied: u64,
+    flushed: u64,
+}
+
+/// What to report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Positions {
+    /// Received: the replication protocol's write position.
+    pub received: u64,
+    /// Durable here: its flush position, which the slot's confirmed_flush_lsn follows.
+    pub flushed: u64,
+    /// Visible here: its apply position.
+    pub applied: u64,
+}
+
+impl Progress {
+    /// Start where everything before `start` is durable here.
+    #[must_use]
+    pub fn new(start: u64) -> Self {
+        Self { pending: VecDeque::new(), received: start, applied: start, flushed: start }
+    }
+
+    /// The stream has reached `position`.
+    pub fn received(&mut self, position: u64) {
+        self.received = self.received.max(position);
+    }
+
+    /// A transaction that ends at `remote_end` is committed here, its record ending at `local_end`.
+    pub fn applied(&mut self, remote_end: u64, local_end: u64) {
+        self.applied = self.applied.max(remote_end);
+        self.pending.push_back((remote_end, local_end));
+    }
+
+    /// The local WAL is on disk up to `local_flush`. `in_flight` says that received transactions are not yet applied.
+    pub fn update(&mut self, local_flush: u64, in_flight: bool) -> Positions {
+        while let Some(&(remote_end, local_end)) = self.pending.front() {
+            if local_end > local_flush {
+                break;
+            }
+            self.flushed = self.flushed.max(remote_end);
+            self.pending.pop_front();
+        }
+        if !in_flight {
+            self.applied = self.applied.max(self.received);
+            if self.pending.is_empty() {
+                self.flushed = self.flushed.max(self.received);
+            }
+        }
+        Positions { received: self.received, flushed: self.flushed, applied: self.applied }
+    }
+
+    /// Where the local WAL must be flushed to for everything applied to be durable; `None` when it is.
+    #[must_use]
+    pub fn unflushed(&self) -> Option<u64> {
+        self.pending.back().map(|(_, local_end)| *local_end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_confirmed_before_it_is_flushed_here() {
+        let mut progress = Progress::new(100);
+        progress.received(300);
+        progress.applied(200, 1000);
+        let positions = progress.update(999, true);
+        assert_eq!((positions.flushed, positions.applied, positions.received), (100, 200, 300));
+        assert_eq!(progress.update(1000, true).flushed, 200);
+    }
+
+    #[test]
+    fn an_idle_stream_confirms_what_it_received() {
+        let mut progress = Progress::new(100);
+        progress.applied(200, 1000);
+        progress.received(500);
+        assert_eq!(progress.update(0, false), Positions { received: 500, flushed: 100, applied: 500 });
+        assert_eq!(progress.update(1000, false).flushed, 500);
+        assert_eq!(progress.unflushed(), None);
+    }
+
+    #[test]
+    fn received_but_unapplied_is_never_confirmed() {
+        let mut progress = Progress::new(100);
+        progress.received(500);
+        assert_eq!(progress.update(u64::MAX, true).flushed, 100);
+    }
+}

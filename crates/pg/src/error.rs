@@ -1,0 +1,177 @@
+//! PostgreSQL errors as values: caught at the top of a unit of work, classified by SQLSTATE.
+
+use std::panic::AssertUnwindSafe;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::CaughtError;
+
+/// An error that PostgreSQL or our own code raised, after it was caught.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PgError {
+    /// Five characters.
+    pub sqlstate: String,
+    /// Primary message.
+    pub message: String,
+    /// Detail, if any.
+    pub detail: Option<String>,
+    /// Hint, if any.
+    pub hint: Option<String>,
+}
+
+impl PgError {
+    /// An error of our own.
+    #[must_use]
+    pub fn new(sqlstate: &str, message: impl Into<String>) -> Self {
+        Self { sqlstate: sqlstate.to_owned(), message: message.into(), detail: None, hint: None }
+    }
+
+    /// With a hint, unless it is empty.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        let hint = hint.into();
+        self.hint = (!hint.is_empty()).then_some(hint);
+        self
+    }
+
+    /// With a detail.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    fn from_caught(caught: CaughtError) -> Self {
+        let report = match caught {
+            CaughtError::PostgresError(report)
+            | CaughtError::ErrorReport(report)
+            | CaughtError::RustPanic { ereport: report, .. } => report,
+        };
+        Self {
+            sqlstate: sqlstate_text(report.sql_error_code() as i32),
+            message: report.message().to_owned(),
+            detail: report.detail().map(str::to_owned),
+            hint: report.hint().map(str::to_owned),
+        }
+    }
+
+    /// Raise it as a PostgreSQL error, with its SQLSTATE.
+    pub fn raise(self) -> ! {
+        report(pgrx::PgLogLevel::ERROR, &self);
+        unreachable!("ereport(ERROR) does not return")
+    }
+
+    /// Write it to the server's log.
+    pub fn log(&self, context: &str) {
+        let with_context = Self {
+            message: format!("{context}: {}", self.message),
+            ..self.clone()
+        };
+        report(pgrx::PgLogLevel::LOG, &with_context);
+    }
+}
+
+impl From<crate::libpq::Error> for PgError {
+    fn from(error: crate::libpq::Error) -> Self {
+        let sqlstate = error.sqlstate().to_owned();
+        let message = error.to_string();
+        match error {
+            crate::libpq::Error::Server { detail, hint, .. } => {
+                Self { sqlstate, message, detail, hint }
+            }
+            _ => Self::new(&sqlstate, message),
+        }
+    }
+}
+
+impl From<braid_gir::Error> for PgError {
+    fn from(error: braid_gir::Error) -> Self {
+        Self::new("08P01", format!("invalid data from the provider: {error}"))
+    }
+}
+
+/// PostgreSQL's MAKE_SQLSTATE (src/include/utils/elog.h): five characters of six bits.
+fn sqlstate_code(text: &str) -> i32 {
+    text.bytes().take(5).enumerate().fold(0, |code, (index, byte)| {
+        code | ((i32::from(byte) - i32::from(b'0')) & 0x3f) << (6 * index)
+    })
+}
+
+/// PostgreSQL's unpack_sql_state.
+fn sqlstate_text(mut code: i32) -> String {
+    let mut text = String::with_capacity(5);
+    for _ in 0..5 {
+        text.push(char::from(u8::try_from((code & 0x3f) + i32::from(b'0')).unwrap_or(b'?')));
+        code >>= 6;
+    }
+    text
+}
+
+fn report(level: pgrx::PgLogLevel, error: &PgError) {
+    let code = pg_sys::errcodes::PgSqlErrorCode::from(sqlstate_code(&error.sqlstate));
+    let mut report =
+        pg_sys::panic::ErrorReport::new(code, error.message.clone(), "braid");
+    if let Some(detail) = &error.detail {
+        report = report.set_detail(detail.clone());
+    }
+    if let Some(hint) = &error.hint {
+        report = report.set_hint(hint.clone());
+    }
+    report.report(level);
+}
+
+/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: nothing was undone yet.
+///
+/// # Errors
+/// Whatever was raised.
+pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
+    pgrx::PgTryBuilder::new(AssertUnwindSafe(|| Ok(work())))
+        .catch_others(|caught| Err(PgError::from_caught(caught)))
+        .catch_rust_panic(|caught| Err(PgError::from_caught(caught)))
+        .execute()
+}
+
+/// Run `work` in a transaction of its own: commit when it returns a value, roll back when it raises or returns an error.
+/// Leaves TopMemoryContext as the current one.
+///
+/// # Errors
+/// Whatever `work` raised or returned.
+pub fn transaction<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
+    let outcome = catch(|| {
+        // SAFETY: called outside of a transaction, in a process that is connected to a database.
+        unsafe {
+            pg_sys::SetCurrentStatementStartTimestamp();
+            pg_sys::StartTransactionCommand();
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        }
+        let value = work()?;
+        // SAFETY: the snapshot pushed above is the active one: `work` leaves the stack as it found it.
+        unsafe {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+        }
+        Ok(value)
+    });
+    match outcome {
+        Ok(Ok(value)) => {
+            // SAFETY: TopMemoryContext always exists.
+            unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext) };
+            Ok(value)
+        }
+        Ok(Err(error)) | Err(error) => {
+            abort();
+            Err(error)
+        }
+    }
+}
+
+/// Roll back whatever is open.
+pub fn abort() {
+    // SAFETY: AbortOutOfAnyTransaction is right in any transaction state. Interrupts are held as PostgreSQL's own error
+    // handlers hold them.
+    unsafe {
+        pg_sys::InterruptHoldoffCount += 1;
+        pg_sys::AbortOutOfAnyTransaction();
+        pg_sys::InterruptHoldoffCount -= 1;
+        pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+    }
+}

@@ -1,0 +1,549 @@
+//! What all of this server's Braid processes know of each other: fixed shared memory, laid out when the server starts.
+//!
+//! Written by the workers, read by the monitoring functions in any backend. Everything is an atomic, but for the last error's
+//! text, which a light-weight lock guards. Positions are in the provider's WAL unless a name says local.
+//!
+//! An entry's life: the manager takes it when it first sees a subscription (under the lock, `subscription_id` set last), the leader
+//! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use braid_ring::MAX_APPLIERS;
+use pgrx::pg_sys;
+
+use crate::settings;
+
+/// Databases of one server that can have the extension.
+pub const MAX_DATABASES: usize = 128;
+/// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
+pub const MAX_TABLES: usize = 4096;
+const TEXT: usize = 512;
+const MAGIC: u64 = 0x6272_6169_6472_6701;
+
+/// A database's manager.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ManagerEntry {
+    /// OID of the database; 0: free.
+    pub database: AtomicU32,
+    /// Process id of its manager; 0: none.
+    pub pid: AtomicI32,
+    /// Address of the manager's latch.
+    pub latch: AtomicUsize,
+    /// Set by a backend that wants a manager to look.
+    pub poked: AtomicU32,
+}
+
+/// What a subscription's workers are doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Activity {
+    /// No worker runs. Set by the manager.
+    Stopped = 0,
+    /// The leader runs and is connecting. Set by the leader.
+    Starting = 1,
+    /// Tables are being copied. Set by the leader.
+    Copying = 2,
+    /// Applying a backlog. Set by the leader.
+    CatchingUp = 3,
+    /// Applying as it comes. Set by the leader.
+    Streaming = 4,
+    /// The workers have ended after a failure and will be started again. Set by the manager.
+    Retrying = 5,
+}
+
+impl Activity {
+    fn from_u32(raw: u32) -> Self {
+        match raw {
+            1 => Self::Starting,
+            2 => Self::Copying,
+            3 => Self::CatchingUp,
+            4 => Self::Streaming,
+            5 => Self::Retrying,
+            _ => Self::Stopped,
+        }
+    }
+
+    /// Its name in the views.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Copying => "copying",
+            Self::CatchingUp => "catching up",
+            Self::Streaming => "streaming",
+            Self::Retrying => "retrying",
+        }
+    }
+}
+
+/// One applier, for the views.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ApplierEntry {
+    /// Process id; 0: absent.
+    pub pid: AtomicI32,
+    /// Code of [`braid_ring::ApplierState`]'s order.
+    pub state: AtomicU32,
+    /// End of the transaction in hand.
+    pub commit_lsn: AtomicU64,
+    /// Transactions committed.
+    pub transactions: AtomicU64,
+    /// Changes applied.
+    pub changes: AtomicU64,
+    /// Attempts that were rolled back and tried again.
+    pub retries: AtomicU64,
+    /// Microseconds with a transaction in hand.
+    pub busy_micros: AtomicU64,
+    /// Started, microseconds since 2000 (TimestampTz).
+    pub started_at: AtomicI64,
+}
+
+/// One subscription.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SubscriptionEntry {
+    /// Its id in the catalog; 0: free.
+    pub subscription_id: AtomicU32,
+    /// OID of its database.
+    pub database: AtomicU32,
+    activity: AtomicU32,
+    /// Process id of the leader; 0: none.
+    pub leader_pid: AtomicI32,
+    /// Address of the leader's latch; 0: none.
+    pub leader_latch: AtomicUsize,
+    /// Received up to here.
+    pub received_lsn: AtomicU64,
+    /// Applied up to here.
+    pub applied_lsn: AtomicU64,
+    /// Durable here up to here.
+    pub flushed_lsn: AtomicU64,
+    /// The provider's end of WAL as it last said.
+    pub provider_lsn: AtomicU64,
+    /// Last message from the provider (TimestampTz).
+    pub last_message_at: AtomicI64,
+    /// Commit time at the origin of the last applied transaction (TimestampTz).
+    pub last_commit_at: AtomicI64,
+    /// Leader started (TimestampTz).
+    pub started_at: AtomicI64,
+    /// Counters since (TimestampTz).
+    pub stats_since: AtomicI64,
+    /// Transactions applied.
+    pub transactions: AtomicU64,
+    /// Rows inserted.
+    pub inserts: AtomicU64,
+    /// Rows updated.
+    pub updates: AtomicU64,
+    /// Rows deleted.
+    pub deletes: AtomicU64,
+    /// Tables truncated.
+    pub truncates: AtomicU64,
+    /// Bytes received.
+    pub bytes: AtomicU64,
+    /// Conflicts met.
+    pub conflicts: AtomicU64,
+    /// Attempts that were rolled back and tried again.
+    pub retries: AtomicU64,
+    /// Transactions per second over the last seconds, as bits of an f64.
+    pub transactions_per_second: AtomicU64,
+    /// Rows per second over the last seconds, as bits of an f64.
+    pub rows_per_second: AtomicU64,
+    /// Failures in a row of its workers.
+    pub failures: AtomicU32,
+    /// Leaders started so far, so that a wait can tell a fresh one.
+    pub starts: AtomicU32,
+    error_len: AtomicU32,
+    error_at: AtomicI64,
+    error: [AtomicU32; TEXT / 4],
+    /// Appliers by number.
+    pub appliers: [ApplierEntry; MAX_APPLIERS],
+}
+
+/// Counters of one table of one subscription.
+#[repr(C)]
+#[derive(Debug)]
+pub struct TableEntry {
+    /// Subscription; 0: free.
+    pub subscription_id: AtomicU32,
+    /// Relation's OID; 0: all those that found no place.
+    pub relation: AtomicU32,
+    /// OID of the database.
+    pub database: AtomicU32,
+    /// Rows inserted.
+    pub inserts: AtomicU64,
+    /// Rows updated.
+    pub updates: AtomicU64,
+    /// Rows deleted.
+    pub deletes: AtomicU64,
+    /// Times truncated.
+    pub truncates: AtomicU64,
+    /// Conflicts met.
+    pub conflicts: AtomicU64,
+    /// Rows that the initial copy has written so far.
+    pub copy_rows: AtomicU64,
+    /// Bytes that the initial copy has received so far.
+    pub copy_bytes: AtomicU64,
+}
+
+#[repr(C)]
+struct Shared {
+    magic: AtomicU64,
+    supervisor_latch: AtomicUsize,
+    supervisor_pid: AtomicI32,
+    subscriptions: AtomicU32,
+    managers: [ManagerEntry; MAX_DATABASES],
+    tables: [TableEntry; MAX_TABLES],
+    // SubscriptionEntry × subscriptions follows.
+}
+
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+static LOADED: AtomicBool = AtomicBool::new(false);
+static PREVIOUS_REQUEST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static PREVIOUS_STARTUP: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+type Hook = unsafe extern "C-unwind" fn();
+
+fn shared_bytes() -> usize {
+    size_of::<Shared>().next_multiple_of(64)
+        + settings::max_subscriptions() * size_of::<SubscriptionEntry>()
+}
+
+fn call_previous(hook: &AtomicPtr<c_void>) {
+    let previous = hook.load(Ordering::Relaxed);
+    if !previous.is_null() {
+        // SAFETY: the pointer was a hook that another library had installed, stored by `install`.
+        unsafe { std::mem::transmute::<*mut c_void, Hook>(previous)() };
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn request() {
+    call_previous(&PREVIOUS_REQUEST);
+    // SAFETY: called by PostgreSQL at the one moment when shared memory may be requested.
+    unsafe {
+        pg_sys::RequestAddinShmemSpace(shared_bytes());
+        pg_sys::RequestNamedLWLockTranche(c"braid".as_ptr(), 1);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    call_previous(&PREVIOUS_STARTUP);
+    // SAFETY: called by PostgreSQL when shared memory is set up. The lock is AddinShmemInitLock, number 21 of the main
+    // array in 15 to 18 (src/include/storage/lwlocknames.h).
+    unsafe {
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(21)).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let mut found = false;
+        let bytes = shared_bytes();
+        let raw = pg_sys::ShmemInitStruct(c"braid registry".as_ptr(), bytes, &raw mut found);
+        if !found {
+            raw.cast::<u8>().write_bytes(0, bytes);
+            let shared = &*raw.cast::<Shared>();
+            let subscriptions = u32::try_from(settings::max_subscriptions()).unwrap_or(1);
+            shared.subscriptions.store(subscriptions, Ordering::Relaxed);
+            shared.magic.store(MAGIC, Ordering::Release);
+        }
+        SHARED.store(raw.cast(), Ordering::Release);
+        pg_sys::LWLockRelease(lock);
+    }
+}
+
+/// Ask for the shared memory. Called while the postmaster loads its libraries.
+pub fn install() {
+    LOADED.store(true, Ordering::Relaxed);
+    // SAFETY: the hooks are plain function pointers that are set in the postmaster before it has children.
+    unsafe {
+        if let Some(previous) = pg_sys::shmem_request_hook {
+            PREVIOUS_REQUEST.store(previous as *mut c_void, Ordering::Relaxed);
+        }
+        pg_sys::shmem_request_hook = Some(request);
+        if let Some(previous) = pg_sys::shmem_startup_hook {
+            PREVIOUS_STARTUP.store(previous as *mut c_void, Ordering::Relaxed);
+        }
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+/// Whether the library was loaded by `shared_preload_libraries`.
+#[must_use]
+pub fn is_preloaded() -> bool {
+    LOADED.load(Ordering::Relaxed)
+}
+
+fn shared() -> Option<&'static Shared> {
+    let raw = SHARED.load(Ordering::Acquire);
+    // SAFETY: set by `startup` to memory that lives as long as the server; children inherit the mapping. Atomics only.
+    (!raw.is_null()).then(|| unsafe { &*raw })
+}
+
+/// Holds the registry's lock while `work` runs.
+fn locked<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the tranche was requested in `request`; an error between the two calls would release the lock at abort.
+    unsafe {
+        let lock = &raw mut (*pg_sys::GetNamedLWLockTranche(c"braid".as_ptr())).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let value = work();
+        pg_sys::LWLockRelease(lock);
+        value
+    }
+}
+
+/// This process's database.
+#[must_use]
+pub fn my_database() -> u32 {
+    // SAFETY: reads a process-local variable.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
+/// Address of this process's latch.
+#[must_use]
+pub fn my_latch() -> usize {
+    // SAFETY: reads a process-local variable.
+    unsafe { pg_sys::MyLatch }.addr()
+}
+
+/// This process's id.
+#[must_use]
+pub fn my_pid() -> i32 {
+    // SAFETY: reads a process-local variable.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// Now, as TimestampTz (microseconds since 2000).
+#[must_use]
+pub fn now() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Wake the process whose latch lies at `address`; 0 does nothing.
+pub fn set_latch(address: usize) {
+    if address != 0 {
+        // SAFETY: latches lie in PGPROC, which PostgreSQL never frees or moves while the server runs, at the same address in
+        // every process. One that was handed on to another process only gets a needless wake-up.
+        unsafe { pg_sys::SetLatch(std::ptr::with_exposed_provenance_mut(address)) };
+    }
+}
+
+/// Say where the supervisor is.
+pub fn register_supervisor() {
+    if let Some(shared) = shared() {
+        shared.supervisor_latch.store(my_latch(), Ordering::Release);
+        shared.supervisor_pid.store(my_pid(), Ordering::Release);
+    }
+}
+
+/// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no shared memory.
+#[must_use]
+pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
+    let shared = shared()?;
+    let find = || {
+        shared.managers.iter().find(|entry| entry.database.load(Ordering::Acquire) == database)
+    };
+    find().or_else(|| {
+        locked(|| {
+            find().or_else(|| {
+                let free = shared
+                    .managers
+                    .iter()
+                    .find(|entry| entry.database.load(Ordering::Acquire) == 0)?;
+                free.database.store(database, Ordering::Release);
+                Some(free)
+            })
+        })
+    })
+}
+
+/// Make the manager of this database, or the supervisor if it has none, look at the catalog.
+pub fn poke(database: u32) {
+    let Some(shared) = shared() else {
+        return;
+    };
+    if let Some(entry) = manager(database) {
+        entry.poked.store(1, Ordering::SeqCst);
+        if entry.pid.load(Ordering::SeqCst) != 0 {
+            set_latch(entry.latch.load(Ordering::Acquire));
+            return;
+        }
+    }
+    set_latch(shared.supervisor_latch.load(Ordering::Acquire));
+}
+
+/// All entries of subscriptions.
+#[must_use]
+pub fn subscriptions() -> &'static [SubscriptionEntry] {
+    let Some(shared) = shared() else {
+        return &[];
+    };
+    let count = usize::try_from(shared.subscriptions.load(Ordering::Relaxed)).unwrap_or(0);
+    // SAFETY: `startup` made room for `count` entries behind the fixed part; atomics only.
+    unsafe {
+        let first = std::ptr::from_ref(shared)
+            .cast::<u8>()
+            .add(size_of::<Shared>().next_multiple_of(64))
+            .cast::<SubscriptionEntry>();
+        std::slice::from_raw_parts(first, count)
+    }
+}
+
+/// The entry of a subscription of this database.
+#[must_use]
+pub fn subscription(id: u32) -> Option<&'static SubscriptionEntry> {
+    let database = my_database();
+    subscriptions().iter().find(|entry| {
+        entry.subscription_id.load(Ordering::Acquire) == id
+            && entry.database.load(Ordering::Relaxed) == database
+    })
+}
+
+/// The entry of a subscription of this database, taken if it has none. `None` when there is no room.
+#[must_use]
+pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
+    if let Some(entry) = subscription(id) {
+        return Some(entry);
+    }
+    locked(|| {
+        let entry = subscriptions()
+            .iter()
+            .find(|entry| entry.subscription_id.load(Ordering::Acquire) == 0)?;
+        // SAFETY: all-zero is a valid entry; it is free, and only the holder of the lock takes free entries.
+        unsafe { std::ptr::from_ref(entry).cast_mut().cast::<u8>().write_bytes(0, size_of::<SubscriptionEntry>()) };
+        entry.database.store(my_database(), Ordering::Relaxed);
+        entry.stats_since.store(now(), Ordering::Relaxed);
+        entry.subscription_id.store(id, Ordering::Release);
+        Some(entry)
+    })
+}
+
+/// Give a subscription's entry back, with its tables' counters.
+pub fn release_subscription(entry: &SubscriptionEntry) {
+    locked(|| {
+        let id = entry.subscription_id.load(Ordering::Acquire);
+        let database = entry.database.load(Ordering::Acquire);
+        if let Some(shared) = shared() {
+            for table in &shared.tables {
+                if table.subscription_id.load(Ordering::Acquire) == id
+                    && table.database.load(Ordering::Acquire) == database
+                {
+                    table.subscription_id.store(0, Ordering::Release);
+                }
+            }
+        }
+        entry.subscription_id.store(0, Ordering::Release);
+    });
+}
+
+impl SubscriptionEntry {
+    /// What its workers are doing.
+    #[must_use]
+    pub fn activity(&self) -> Activity {
+        Activity::from_u32(self.activity.load(Ordering::Acquire))
+    }
+
+    /// Say what its workers are doing.
+    pub fn set_activity(&self, activity: Activity) {
+        self.activity.store(activity as u32, Ordering::Release);
+    }
+
+    /// Keep the text of the last failure, cut to 512 bytes.
+    pub fn set_error(&self, message: &str) {
+        let bytes = message.as_bytes();
+        locked(|| {
+            let mut end = bytes.len().min(TEXT);
+            while !message.is_char_boundary(end) {
+                end -= 1;
+            }
+            let words = bytes.get(..end).unwrap_or_default().chunks(4);
+            for (place, chunk) in self.error.iter().zip(words) {
+                let mut word = [0_u8; 4];
+                for (to, from) in word.iter_mut().zip(chunk) {
+                    *to = *from;
+                }
+                place.store(u32::from_ne_bytes(word), Ordering::Relaxed);
+            }
+            self.error_len.store(u32::try_from(end).unwrap_or(0), Ordering::Relaxed);
+            self.error_at.store(now(), Ordering::Relaxed);
+        });
+    }
+
+    /// Forget the last failure.
+    pub fn clear_error(&self) {
+        self.error_len.store(0, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
+    }
+
+    /// The text of the last failure and when it was (TimestampTz).
+    #[must_use]
+    pub fn error(&self) -> Option<(String, i64)> {
+        locked(|| {
+            let len = usize::try_from(self.error_len.load(Ordering::Relaxed)).unwrap_or(0);
+            if len == 0 {
+                return None;
+            }
+            let bytes: Vec<u8> = self
+                .error
+                .iter()
+                .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+                .take(len)
+                .collect();
+            let at = self.error_at.load(Ordering::Relaxed);
+            Some((String::from_utf8_lossy(&bytes).into_owned(), at))
+        })
+    }
+}
+
+/// All tables' entries.
+#[must_use]
+pub fn tables() -> &'static [TableEntry] {
+    shared().map_or(&[], |shared| &shared.tables)
+}
+
+/// The counters of a table of a subscription of this database, taken if it has none. Falls back to an entry that is shared by all
+/// tables without a place; `None` only without shared memory.
+#[must_use]
+pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry> {
+    let shared = shared()?;
+    let database = my_database();
+    let start = (relation.wrapping_mul(0x9e37_79b1) as usize) % MAX_TABLES;
+    let order = || {
+        let (head, tail) = shared.tables.split_at(start);
+        tail.iter().chain(head.iter())
+    };
+    let matches = |entry: &&TableEntry, relation: u32| {
+        entry.subscription_id.load(Ordering::Acquire) == subscription_id
+            && entry.relation.load(Ordering::Acquire) == relation
+            && entry.database.load(Ordering::Acquire) == database
+    };
+    // An entry that was given back leaves a hole, so a miss has to look at all of them: once for each table and process.
+    if let Some(entry) = order().find(|entry| matches(entry, relation)) {
+        return Some(entry);
+    }
+    locked(|| {
+        if let Some(entry) = order().find(|entry| matches(entry, relation)) {
+            return Some(entry);
+        }
+        let mut free = order().filter(|entry| entry.subscription_id.load(Ordering::Acquire) == 0);
+        let entry = free.next()?;
+        // The last free entry of all is kept for those that find no place.
+        let relation = if free.next().is_none() { 0 } else { relation };
+        for counter in [
+            &entry.inserts,
+            &entry.updates,
+            &entry.deletes,
+            &entry.truncates,
+            &entry.conflicts,
+            &entry.copy_rows,
+            &entry.copy_bytes,
+        ] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        entry.relation.store(relation, Ordering::Relaxed);
+        entry.database.store(database, Ordering::Relaxed);
+        entry.subscription_id.store(subscription_id, Ordering::Release);
+        Some(entry)
+    })
+    .or_else(|| order().find(|entry| matches(entry, 0)))
+}

@@ -1,0 +1,172 @@
+//! The settings `braid.*`. Registered once, when the library is loaded.
+
+use std::ffi::CStr;
+use std::time::Duration;
+
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+
+static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
+static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
+static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
+static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
+static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
+
+struct Int {
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static GucSetting<i32>,
+    range: (i32, i32),
+    context: GucContext,
+    flags: GucFlags,
+}
+
+/// Register all settings.
+pub fn register() {
+    let ints = [
+        Int {
+            name: c"braid.appliers_per_subscription",
+            short: c"Number of processes that apply the changes of one subscription.",
+            long: c"Takes effect when a subscription's workers start. Each needs one of max_worker_processes and a \
+                replication origin.",
+            setting: &APPLIERS,
+            range: (1, 64),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+        Int {
+            name: c"braid.copy_workers_per_subscription",
+            short: c"Number of tables that one subscription copies at the same time.",
+            long: c"Each needs one of max_worker_processes and a connection to the provider.",
+            setting: &COPY_WORKERS,
+            range: (1, 64),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+        Int {
+            name: c"braid.apply_buffer_size",
+            short: c"Shared memory for received changes that are not applied yet, for each subscription.",
+            long: c"Larger transactions are applied while they are received. Takes effect when a subscription's \
+                workers start.",
+            setting: &APPLY_BUFFER_MB,
+            range: (1, 65_536),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MB,
+        },
+        Int {
+            name: c"braid.max_subscriptions",
+            short: c"Number of subscriptions that can run in this server at the same time.",
+            long: c"",
+            setting: &MAX_SUBSCRIPTIONS,
+            range: (1, 1000),
+            context: GucContext::Postmaster,
+            flags: GucFlags::empty(),
+        },
+        Int {
+            name: c"braid.conflict_history_retention",
+            short: c"Time after which recorded conflicts are removed.",
+            long: c"0 keeps them for ever.",
+            setting: &CONFLICT_HISTORY_RETENTION_MIN,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MIN,
+        },
+        Int {
+            name: c"braid.retry_interval",
+            short: c"Pause before a subscription's workers are started again after a failure.",
+            long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
+            setting: &RETRY_INTERVAL_MS,
+            range: (10, 3_600_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.retry_interval_max",
+            short: c"Longest pause before a subscription's workers are started again after a failure.",
+            long: c"",
+            setting: &RETRY_INTERVAL_MAX_MS,
+            range: (10, 86_400_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+    ];
+    for int in ints {
+        GucRegistry::define_int_guc(
+            int.name,
+            int.short,
+            int.long,
+            int.setting,
+            int.range.0,
+            int.range.1,
+            int.context,
+            int.flags,
+        );
+    }
+    GucRegistry::define_bool_guc(
+        c"braid.conflict_history",
+        c"Record each conflict with both rows in braid.conflict_history.",
+        c"Conflicts are counted also when they are not recorded. A value that loses is then lost.",
+        &CONFLICT_HISTORY,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+}
+
+fn size(value: i32) -> usize {
+    usize::try_from(value).unwrap_or(1)
+}
+
+fn milliseconds(value: i32) -> Duration {
+    Duration::from_millis(u64::try_from(value).unwrap_or(1000))
+}
+
+/// `braid.appliers_per_subscription`.
+#[must_use]
+pub fn appliers_per_subscription() -> usize {
+    size(APPLIERS.get())
+}
+
+/// `braid.copy_workers_per_subscription`.
+#[must_use]
+pub fn copy_workers_per_subscription() -> usize {
+    size(COPY_WORKERS.get())
+}
+
+/// `braid.apply_buffer_size` in bytes.
+#[must_use]
+pub fn apply_buffer_bytes() -> u64 {
+    u64::try_from(APPLY_BUFFER_MB.get()).unwrap_or(16) * 1024 * 1024
+}
+
+/// `braid.max_subscriptions`.
+#[must_use]
+pub fn max_subscriptions() -> usize {
+    size(MAX_SUBSCRIPTIONS.get())
+}
+
+/// `braid.conflict_history`.
+#[must_use]
+pub fn conflict_history() -> bool {
+    CONFLICT_HISTORY.get()
+}
+
+/// `braid.conflict_history_retention`; `None` for ever.
+#[must_use]
+pub fn conflict_history_retention_minutes() -> Option<i32> {
+    Some(CONFLICT_HISTORY_RETENTION_MIN.get()).filter(|minutes| *minutes > 0)
+}
+
+/// `braid.retry_interval`.
+#[must_use]
+pub fn retry_interval() -> Duration {
+    milliseconds(RETRY_INTERVAL_MS.get())
+}
+
+/// `braid.retry_interval_max`.
+#[must_use]
+pub fn retry_interval_max() -> Duration {
+    milliseconds(RETRY_INTERVAL_MAX_MS.get())
+}

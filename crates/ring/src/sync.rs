@@ -1,0 +1,7 @@
+//! The atomics that the ring is made of: loom's when it is checked by loom.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
