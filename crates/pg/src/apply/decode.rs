@@ -1,0 +1,326 @@
+//! GIR values into Datums of a local column's type. Run by the appliers, inside a transaction.
+//!
+//! The common types are converted directly. Everything else goes through the local type's own receive or input function, so
+//! that a subscriber's column may be of another type than the provider's, as far as the text form allows, and so that
+//! domains check their constraints.
+
+use std::ffi::CString;
+
+use braid_gir::{DateTime, DateTimeKind, Value};
+use pgrx::pg_sys;
+
+use crate::error::PgError;
+
+/// Microseconds from 1970-01-01 to 2000-01-01, PostgreSQL's epoch.
+pub const EPOCH_DIFFERENCE: i64 = 946_684_800_000_000;
+const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
+
+/// How values of a column are converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortcut {
+    Bool,
+    Int2,
+    Int4,
+    Int8,
+    Oid,
+    Float4,
+    Float8,
+    TimestampTz,
+    Timestamp,
+    Date,
+    Text,
+    Bytea,
+    Uuid,
+    None,
+}
+
+/// Converts values of one local column.
+#[derive(Debug)]
+pub struct ColumnDecoder {
+    shortcut: Shortcut,
+    type_modifier: i32,
+    receive: Option<pg_sys::FmgrInfo>,
+    receive_parameter: pg_sys::Oid,
+    input: pg_sys::FmgrInfo,
+    input_parameter: pg_sys::Oid,
+    /// The column is of the very type that it has at the source, but for domains and modifiers, so that the type's own binary
+    /// form is understood.
+    same_type: bool,
+    /// Charset of the stream, as PostgreSQL numbers encodings.
+    charset: i32,
+    /// The stream's charset is this database's encoding.
+    same_charset: bool,
+}
+
+fn out_of_range(what: &str) -> PgError {
+    PgError::new("22003", format!("value from the provider is out of range for type {what}"))
+}
+
+/// Memory that outlives transactions, for what the function lookups keep.
+fn cache_context() -> pg_sys::MemoryContext {
+    // SAFETY: CacheMemoryContext exists in every process that is connected to a database.
+    unsafe { pg_sys::CacheMemoryContext }
+}
+
+impl ColumnDecoder {
+    /// A decoder for a column of type `local_type`, whose values are of `remote_type` at the source. To be called in a
+    /// transaction. Raises a PostgreSQL error when the type has no input function.
+    #[must_use]
+    pub fn new(
+        local_type: u32,
+        type_modifier: i32,
+        remote: (u32, i32),
+        charset: i32,
+        local_encoding: i32,
+    ) -> Self {
+        let local = pg_sys::Oid::from(local_type);
+        let same = local_type == remote.0 && (type_modifier == -1 || type_modifier == remote.1);
+        let shortcut = match local {
+            _ if !same => Shortcut::None,
+            pg_sys::BOOLOID => Shortcut::Bool,
+            pg_sys::INT2OID => Shortcut::Int2,
+            pg_sys::INT4OID => Shortcut::Int4,
+            pg_sys::INT8OID => Shortcut::Int8,
+            pg_sys::OIDOID | pg_sys::XIDOID | pg_sys::CIDOID => Shortcut::Oid,
+            pg_sys::FLOAT4OID => Shortcut::Float4,
+            pg_sys::FLOAT8OID => Shortcut::Float8,
+            pg_sys::TIMESTAMPTZOID => Shortcut::TimestampTz,
+            pg_sys::TIMESTAMPOID => Shortcut::Timestamp,
+            pg_sys::DATEOID => Shortcut::Date,
+            pg_sys::TEXTOID | pg_sys::VARCHAROID | pg_sys::BPCHAROID => Shortcut::Text,
+            pg_sys::BYTEAOID => Shortcut::Bytea,
+            pg_sys::UUIDOID => Shortcut::Uuid,
+            _ => Shortcut::None,
+        };
+        // SAFETY: catalog look-up in a transaction.
+        let base = unsafe { pg_sys::getBaseType(local) };
+        let mut input_function = pg_sys::InvalidOid;
+        let mut input_parameter = pg_sys::InvalidOid;
+        let mut receive_parameter = pg_sys::InvalidOid;
+        let mut input = pg_sys::FmgrInfo::default();
+        let mut receive = None;
+        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep what they need in
+        // CacheMemoryContext.
+        unsafe {
+            pg_sys::getTypeInputInfo(local, &raw mut input_function, &raw mut input_parameter);
+            pg_sys::fmgr_info_cxt(input_function, &raw mut input, cache_context());
+            let tuple = pg_sys::SearchSysCache1(
+                i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
+                pg_sys::Datum::from(local),
+            );
+            if !tuple.is_null() {
+                let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
+                let function = (*form).typreceive;
+                receive_parameter = if (*form).typelem == pg_sys::InvalidOid {
+                    local
+                } else {
+                    (*form).typelem
+                };
+                pg_sys::ReleaseSysCache(tuple);
+                if function != pg_sys::InvalidOid {
+                    let mut found = pg_sys::FmgrInfo::default();
+                    pg_sys::fmgr_info_cxt(function, &raw mut found, cache_context());
+                    receive = Some(found);
+                }
+            }
+        }
+        Self {
+            shortcut,
+            type_modifier,
+            receive,
+            receive_parameter,
+            input,
+            input_parameter,
+            same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
+            charset,
+            same_charset: charset == local_encoding,
+        }
+    }
+
+    /// A value as a Datum in the current memory context; `None` for null. [`Value::None`] is the caller's business.
+    ///
+    /// # Errors
+    /// 22xxx when the value does not fit, or whatever the type's function raises.
+    pub fn decode(&mut self, value: &Value<'_>) -> Result<Option<pg_sys::Datum>, PgError> {
+        use pgrx::IntoDatum;
+        let datum = match (self.shortcut, value) {
+            (_, Value::Null | Value::None) => return Ok(None),
+            (Shortcut::Bool, Value::Integer(value)) => pg_sys::Datum::from(*value != 0),
+            (Shortcut::Int2, Value::Integer(value)) => {
+                i16::try_from(*value).map_err(|_| out_of_range("smallint"))?.into()
+            }
+            (Shortcut::Int4, Value::Integer(value)) => {
+                i32::try_from(*value).map_err(|_| out_of_range("integer"))?.into()
+            }
+            (Shortcut::Int8, Value::Integer(value)) => (*value).into(),
+            (Shortcut::Oid, Value::Integer(value)) => {
+                u32::try_from(*value).map_err(|_| out_of_range("oid"))?.into()
+            }
+            (Shortcut::Float4, Value::Single(value)) => value.to_bits().cast_signed().into(),
+            (Shortcut::Float8, Value::Double(value)) => pg_sys::Datum::from(value.to_bits()),
+            (Shortcut::TimestampTz, Value::UnixTimestamp(micros)) => micros
+                .checked_sub(EPOCH_DIFFERENCE)
+                .ok_or_else(|| out_of_range("timestamp with time zone"))?
+                .into(),
+            (Shortcut::TimestampTz | Shortcut::Timestamp, Value::DateTime(value)) => {
+                timestamp(value)?.into()
+            }
+            (Shortcut::Date, Value::DateTime(value)) => date(value)?.into(),
+            (Shortcut::Text, Value::String(bytes)) => self.text(bytes),
+            (Shortcut::Bytea, Value::Binary(bytes)) => {
+                bytes.into_datum().unwrap_or_else(pg_sys::Datum::null)
+            }
+            (Shortcut::Uuid, Value::Binary(bytes)) if bytes.len() == 16 => {
+                // SAFETY: 16 fresh bytes in the current context.
+                unsafe {
+                    let to = pg_sys::palloc(16);
+                    to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), 16);
+                    pg_sys::Datum::from(to)
+                }
+            }
+            (_, Value::Binary(bytes)) => self.receive(bytes)?,
+            (_, Value::Decimal(decimal)) if self.receive_parameter == pg_sys::NUMERICOID => {
+                self.receive(decimal.as_bytes())?
+            }
+            (_, Value::String(bytes) | Value::BinaryText(bytes)) => self.input(bytes)?,
+            (_, other) => {
+                let text = self.portable_text(other)?;
+                self.input_ascii(&text)?
+            }
+        };
+        Ok(Some(datum))
+    }
+
+    /// The text form of a value that has one, for the type's input function.
+    fn portable_text(&self, value: &Value<'_>) -> Result<String, PgError> {
+        let is_date = self.receive_parameter == pg_sys::DATEOID;
+        let is_bool = self.receive_parameter == pg_sys::BOOLOID;
+        match value {
+            Value::DateTime(value) if is_date && value.kind == DateTimeKind::Finite => {
+                Ok(value.date_to_text())
+            }
+            Value::Integer(value) if is_bool => Ok(if *value == 0 { "f" } else { "t" }.to_owned()),
+            _ => value.to_text().map(|text| text.into_owned()).ok_or_else(|| {
+                PgError::new("42846", "value from the provider has no text form")
+            }),
+        }
+    }
+
+    fn text(&self, bytes: &[u8]) -> pg_sys::Datum {
+        let converted = self.to_local(bytes);
+        let len = i32::try_from(converted.len()).unwrap_or(i32::MAX);
+        // SAFETY: copies `len` bytes into a fresh varlena in the current context; a length past 1 GB is PostgreSQL's error.
+        unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(converted.as_ptr().cast(), len)) }
+    }
+
+    /// `bytes` in this database's encoding, checked. Raises a PostgreSQL error when they are not valid.
+    fn to_local<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        if bytes.is_ascii() && !bytes.contains(&0) {
+            return bytes;
+        }
+        let len = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+        // SAFETY: `bytes` is valid for `len`; the result is either `bytes` itself (checked) or a NUL-terminated string in the
+        // current context, which lives until the change is applied.
+        unsafe {
+            if self.same_charset {
+                pg_sys::pg_verify_mbstr(self.charset, bytes.as_ptr().cast(), len, false);
+                bytes
+            } else {
+                let converted = pg_sys::pg_any_to_server(bytes.as_ptr().cast(), len, self.charset);
+                if converted.cast_const().cast::<u8>() == bytes.as_ptr() {
+                    bytes
+                } else {
+                    std::ffi::CStr::from_ptr(converted).to_bytes()
+                }
+            }
+        }
+    }
+
+    fn input(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
+        let text = CString::new(self.to_local(bytes))
+            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        Ok(self.call_input(&text))
+    }
+
+    fn input_ascii(&mut self, text: &str) -> Result<pg_sys::Datum, PgError> {
+        let text = CString::new(text)
+            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        Ok(self.call_input(&text))
+    }
+
+    fn call_input(&mut self, text: &std::ffi::CStr) -> pg_sys::Datum {
+        // SAFETY: the FmgrInfo is the type's input function; input functions do not change their argument.
+        unsafe {
+            pg_sys::InputFunctionCall(
+                &raw mut self.input,
+                text.as_ptr().cast_mut(),
+                self.input_parameter,
+                self.type_modifier,
+            )
+        }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
+        if !self.same_type {
+            return Err(PgError::new(
+                "42846",
+                "value came in the binary form of a type that the local column does not have",
+            )
+            .with_hint("Give the local column the type that it has at the provider."));
+        }
+        let Some(function) = self.receive.as_mut() else {
+            return Err(PgError::new(
+                "42883",
+                "the local type has no binary input function for a value that came in binary form",
+            ));
+        };
+        let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
+        // A copy, with the zero byte behind it that receive functions may rely on.
+        let mut copy = Vec::with_capacity(bytes.len() + 1);
+        copy.extend_from_slice(bytes);
+        copy.push(0);
+        let mut buffer = pg_sys::StringInfoData {
+            data: copy.as_mut_ptr().cast(),
+            len,
+            maxlen: len + 1,
+            cursor: 0,
+        };
+        // SAFETY: the buffer outlives the call and receive functions only read it; what they return is in the current
+        // context. Encodings are converted from client_encoding, which the applier sets to the stream's charset.
+        let datum = unsafe {
+            pg_sys::ReceiveFunctionCall(
+                function,
+                &raw mut buffer,
+                self.receive_parameter,
+                self.type_modifier,
+            )
+        };
+        if buffer.cursor != buffer.len {
+            return Err(PgError::new("22P03", "incorrect binary data format from the provider"));
+        }
+        Ok(datum)
+    }
+}
+
+fn timestamp(value: &DateTime) -> Result<i64, PgError> {
+    match value.kind {
+        DateTimeKind::Infinity => Ok(i64::MAX),
+        DateTimeKind::MinusInfinity => Ok(i64::MIN),
+        DateTimeKind::Finite => {
+            let days = i64::from(value.days) - i64::from(EPOCH_DIFFERENCE_DAYS);
+            days.checked_mul(86_400_000_000)
+                .and_then(|micros| micros.checked_add(value.micros))
+                .ok_or_else(|| out_of_range("timestamp"))
+        }
+    }
+}
+
+fn date(value: &DateTime) -> Result<i32, PgError> {
+    match value.kind {
+        DateTimeKind::Infinity => Ok(i32::MAX),
+        DateTimeKind::MinusInfinity => Ok(i32::MIN),
+        DateTimeKind::Finite => {
+            value.days.checked_sub(EPOCH_DIFFERENCE_DAYS).ok_or_else(|| out_of_range("date"))
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Finding the row that a change is about, and locking it. Run by the appliers.
+//!
+//! A scan with a dirty snapshot sees what other transactions are writing, so it waits for them instead of missing them. It
+//! can still miss a row that is updated to a new place while it looks; before a row is called missing it is looked for
+//! again with a fresh ordinary snapshot. Dead row versions that VACUUM has not taken yet tell who deleted a row.
+
+use pgrx::pg_sys;
+
+use super::relation::Key;
+use super::version::{Stamp, stamp_of};
+use crate::error::PgError;
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// The row is in the slot, locked, with this version.
+    Row(Stamp),
+    /// No row. The version of its deletion, if dead row versions still tell.
+    Missing(Option<Stamp>),
+}
+
+/// An open index of an open table, ready to look for keys.
+#[derive(Debug)]
+pub struct IndexLookup {
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    keys: Vec<pg_sys::ScanKeyData>,
+    scan: pg_sys::IndexScanDesc,
+    /// The scan's snapshot points here.
+    dirty: Box<pg_sys::SnapshotData>,
+}
+
+enum Outcome {
+    None { candidates: usize },
+    Visible,
+}
+
+impl IndexLookup {
+    /// Prepare look-ups by `key`.
+    ///
+    /// # Safety
+    /// `table` stays open and locked for as long as the look-up is used; `index` too. Both end with the transaction.
+    pub unsafe fn new(table: pg_sys::Relation, index: pg_sys::Relation, key: &Key) -> Self {
+        let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
+        dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+        let mut keys = vec![pg_sys::ScanKeyData::default(); key.columns.len()];
+        for (position, (place, column)) in keys.iter_mut().zip(&key.columns).enumerate() {
+            // SAFETY: fills in the entry; the function exists, the catalog said so.
+            unsafe {
+                pg_sys::ScanKeyEntryInitialize(
+                    place,
+                    0,
+                    i16::try_from(position + 1).unwrap_or(1),
+                    3, // BTEqualStrategyNumber
+                    pg_sys::InvalidOid,
+                    column.collation,
+                    column.equal,
+                    pg_sys::Datum::null(),
+                );
+            }
+        }
+        // SAFETY: table and index are open; the boxed snapshot outlives the scan.
+        let scan = unsafe {
+            let count = i32::try_from(keys.len()).unwrap_or(0);
+            crate::compat::index_beginscan(table, index, &raw mut *dirty, count)
+        };
+        Self { table, index, keys, scan, dirty }
+    }
+
+    /// End the scan. To be called before the table is closed.
+    pub fn end(self) {
+        // SAFETY: the scan was begun in `new` and is ended once.
+        unsafe { pg_sys::index_endscan(self.scan) };
+    }
+
+    /// The index.
+    #[must_use]
+    pub fn index(&self) -> pg_sys::Relation {
+        self.index
+    }
+
+    /// Find the row with this key and lock it for change, into `slot`. Null in a key finds nothing.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises: lock timeouts, cancelled waits.
+    pub fn find(
+        &mut self,
+        values: &[Option<pg_sys::Datum>],
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> Result<Found, PgError> {
+        for (key, value) in self.keys.iter_mut().zip(values) {
+            let Some(value) = value else {
+                return Ok(Found::Missing(None));
+            };
+            key.sk_argument = *value;
+        }
+        loop {
+            match self.scan_once(slot) {
+                Outcome::Visible => {
+                    if let Some(stamp) = self.lock(slot)? {
+                        return Ok(Found::Row(stamp));
+                    }
+                }
+                Outcome::None { candidates: 0 } => return Ok(Found::Missing(None)),
+                Outcome::None { .. } => {
+                    if !self.visible_to_fresh_snapshot(slot) {
+                        return Ok(Found::Missing(self.deletion(slot)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, snapshot: pg_sys::Snapshot) {
+        // SAFETY: the scan is open and its keys are as many as it was begun with; the snapshot outlives this look.
+        unsafe {
+            (*self.scan).xs_snapshot = snapshot;
+            let count = i32::try_from(self.keys.len()).unwrap_or(0);
+            pg_sys::index_rescan(self.scan, self.keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+        }
+    }
+
+    /// The next version under the key that the scan's snapshot sees. Counts what the index holds.
+    fn next(&mut self, slot: *mut pg_sys::TupleTableSlot, candidates: &mut usize) -> bool {
+        // SAFETY: the loop of index_getnext_slot (src/backend/access/index/indexam.c, 15 to 18), counting as it goes.
+        unsafe {
+            loop {
+                if !(*self.scan).xs_heap_continue {
+                    let tid = pg_sys::index_getnext_tid(
+                        self.scan,
+                        pg_sys::ScanDirection::ForwardScanDirection,
+                    );
+                    if tid.is_null() {
+                        return false;
+                    }
+                    *candidates += 1;
+                }
+                if pg_sys::index_fetch_heap(self.scan, slot) {
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn scan_once(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Outcome {
+        loop {
+            let dirty = &raw mut *self.dirty;
+            self.start(dirty);
+            let mut candidates = 0;
+            if !self.next(slot, &mut candidates) {
+                return Outcome::None { candidates };
+            }
+            // The dirty snapshot says who is writing or deleting the version that it showed.
+            let writer = [self.dirty.xmin, self.dirty.xmax]
+                .into_iter()
+                .find(|xid| *xid != pg_sys::InvalidTransactionId);
+            match writer {
+                None => return Outcome::Visible,
+                // SAFETY: waits for that transaction to end, with deadlock detection; then looks again.
+                Some(xid) => unsafe {
+                    pg_sys::XactLockTableWait(
+                        xid,
+                        std::ptr::null_mut(),
+                        std::ptr::null_mut(),
+                        pg_sys::XLTW_Oper::XLTW_None,
+                    );
+                },
+            }
+        }
+    }
+
+    /// Lock the version in `slot`; `None` when it changed meanwhile and has to be looked for again.
+    fn lock(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Result<Option<Stamp>, PgError> {
+        lock_row(self.table, slot)
+    }
+
+    fn visible_to_fresh_snapshot(&mut self, slot: *mut pg_sys::TupleTableSlot) -> bool {
+        // SAFETY: the snapshot is registered with the active stack while the scan uses it.
+        unsafe {
+            pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+            let snapshot = pg_sys::GetActiveSnapshot();
+            self.start(snapshot);
+            let found = self.next(slot, &mut 0);
+            pg_sys::ExecClearTuple_(slot);
+            pg_sys::PopActiveSnapshot();
+            found
+        }
+    }
+
+    /// Look through the dead versions under the key for the latest deletion.
+    fn deletion(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
+        let mut latest = None;
+        self.start(&raw mut *crate::apply::any_snapshot());
+        while self.next(slot, &mut 0) {
+            // SAFETY: the slot holds the version that the scan stands on, with its buffer pinned.
+            let deleted = unsafe { deleted_by(slot) };
+            if let Some(Stamp::Known(timestamp, origin)) = deleted {
+                let newer = match latest {
+                    Some(Stamp::Known(known, _)) => timestamp > known,
+                    _ => true,
+                };
+                if newer {
+                    latest = Some(Stamp::Known(timestamp, origin));
+                }
+            }
+        }
+        // SAFETY: lets go of the buffer pin.
+        unsafe { pg_sys::ExecClearTuple_(slot) };
+        latest
+    }
+}
+
+/// Lock the version in `slot` for change and say its row version; `None` when it changed meanwhile.
+///
+/// # Errors
+/// Whatever PostgreSQL raises while it waits.
+pub fn lock_row(
+    table: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> Result<Option<Stamp>, PgError> {
+    let mut failure = pg_sys::TM_FailureData::default();
+    // SAFETY: the slot holds a version of a row of the open table; the snapshot stays active for the call. The table access
+    // method's function is called behind pgrx's guard, so that its errors unwind.
+    unsafe {
+        let mut tid = (*slot).tts_tid;
+        pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+        let Some(tuple_lock) = (*(*table).rd_tableam).tuple_lock else {
+            return Err(PgError::new("0A000", "table access method cannot lock rows"));
+        };
+        let snapshot = pg_sys::GetActiveSnapshot();
+        let command = pg_sys::GetCurrentCommandId(false);
+        let result = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            tuple_lock(
+                table,
+                &raw mut tid,
+                snapshot,
+                slot,
+                command,
+                pg_sys::LockTupleMode::LockTupleExclusive,
+                pg_sys::LockWaitPolicy::LockWaitBlock,
+                0,
+                &raw mut failure,
+            )
+        });
+        pg_sys::PopActiveSnapshot();
+        match result {
+            pg_sys::TM_Result::TM_Ok => Ok(Some(stamp_of(xmin(slot)))),
+            pg_sys::TM_Result::TM_Updated | pg_sys::TM_Result::TM_Deleted => Ok(None),
+            other => Err(PgError::new("XX000", format!("unexpected result {other} of locking a row"))),
+        }
+    }
+}
+
+/// The transaction that wrote the version in `slot`; a frozen one has none that is normal.
+///
+/// # Safety
+/// The slot holds a heap tuple.
+unsafe fn xmin(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::TransactionId {
+    // SAFETY: as the caller says; macros of src/include/access/htup_details.h.
+    unsafe {
+        let header = heap_header(slot);
+        let frozen = pg_sys::HEAP_XMIN_COMMITTED | pg_sys::HEAP_XMIN_INVALID;
+        if u32::from((*header).t_infomask) & frozen == frozen {
+            return pg_sys::TransactionId::from_inner(2); // FrozenTransactionId
+        }
+        (*header).t_choice.t_heap.t_xmin
+    }
+}
+
+/// Header of the heap tuple in `slot`.
+///
+/// # Safety
+/// The slot holds a heap tuple.
+unsafe fn heap_header(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTupleHeader {
+    // SAFETY: a slot that a heap scan filled is a heap tuple slot.
+    unsafe { (*(*slot.cast::<pg_sys::HeapTupleTableSlot>()).tuple).t_data }
+}
+
+/// The transaction that deleted the version in `slot`, if it was deleted and not updated.
+///
+/// # Safety
+/// The slot holds a heap tuple whose buffer is pinned.
+unsafe fn deleted_by(slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
+    // SAFETY: the header's fields are read as HeapTupleSatisfiesVisibility does; xmax does not change any more once its
+    // transaction has committed.
+    unsafe {
+        let header = heap_header(slot);
+        let mask = u32::from((*header).t_infomask);
+        if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+            return None;
+        }
+        let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
+            (*header).t_choice.t_heap.t_field3_xmax()
+        } else {
+            pg_sys::HeapTupleGetUpdateXid(header)
+        };
+        let moved = (*header).t_ctid;
+        let own = (*slot).tts_tid;
+        let same = moved.ip_posid == own.ip_posid
+            && moved.ip_blkid.bi_hi == own.ip_blkid.bi_hi
+            && moved.ip_blkid.bi_lo == own.ip_blkid.bi_lo;
+        if !same || !pg_sys::TransactionIdDidCommit(xmax) {
+            return None;
+        }
+        Some(stamp_of(xmax))
+    }
+}

@@ -1,0 +1,342 @@
+//! How a relation of the stream maps to one of this database: columns by name, the index that finds its rows, how its
+//! values are converted. Built once for each schema record and local relation, and again after either changed.
+
+use std::ffi::{CStr, CString};
+
+use braid_gir::{ReplicaIdentity, Schema};
+use pgrx::pg_sys;
+
+use super::decode::ColumnDecoder;
+use crate::error::PgError;
+
+/// A column of the stream.
+#[derive(Debug, Clone)]
+pub struct RemoteColumn {
+    /// Name.
+    pub name: String,
+    /// Type's OID and modifier at the source.
+    pub type_id: (u32, i32),
+    /// Part of the replica identity.
+    pub identity: bool,
+}
+
+/// A schema record, kept.
+#[derive(Debug, Clone)]
+pub struct RemoteRelation {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// How old rows are identified.
+    pub identity: ReplicaIdentity,
+    /// Columns in the stream's order.
+    pub columns: Vec<RemoteColumn>,
+}
+
+impl RemoteRelation {
+    /// Keep a schema record.
+    #[must_use]
+    pub fn new(schema: &Schema<'_>) -> Self {
+        Self {
+            namespace: schema.namespace.to_owned(),
+            name: schema.name.to_owned(),
+            identity: schema.replica_identity,
+            columns: schema
+                .columns()
+                .map(|column| RemoteColumn {
+                    name: column.name.to_owned(),
+                    type_id: (column.type_oid, column.type_modifier),
+                    identity: column.flags.is_identity(),
+                })
+                .collect(),
+        }
+    }
+
+    /// `"namespace.name"` for messages.
+    #[must_use]
+    pub fn qualified_name(&self) -> String {
+        format!("{}.{}", self.namespace, self.name)
+    }
+}
+
+/// A key column of the index that finds rows.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyColumn {
+    /// Attribute number in the table, from 1.
+    pub attribute: i16,
+    /// Position among the stream's columns.
+    pub remote: usize,
+    /// Equality function for the index's operator class.
+    pub equal: pg_sys::Oid,
+    /// Collation of the index column.
+    pub collation: pg_sys::Oid,
+}
+
+/// An index that finds one row by its key.
+#[derive(Debug, Clone)]
+pub struct Key {
+    /// The index.
+    pub index: pg_sys::Oid,
+    /// Its columns.
+    pub columns: Vec<KeyColumn>,
+}
+
+/// A local column and where its values come from.
+#[derive(Debug)]
+pub struct LocalColumn {
+    /// Position among the stream's columns.
+    pub remote: usize,
+    /// Position in the local row, from 0.
+    pub local: usize,
+    /// Converts its values.
+    pub decoder: ColumnDecoder,
+}
+
+/// How a stream's relation is applied here.
+#[derive(Debug)]
+pub struct LocalRelation {
+    /// The table.
+    pub oid: pg_sys::Oid,
+    /// Its owner.
+    pub owner: pg_sys::Oid,
+    /// Partitioned: rows go to a partition.
+    pub partitioned: bool,
+    /// Columns that the stream has.
+    pub columns: Vec<LocalColumn>,
+    /// Finds rows; `None`: only a scan of the whole table does.
+    pub key: Option<Key>,
+    /// Local columns, from 0, that the stream does not have and that have a default: inserts compute it.
+    pub defaults: Vec<usize>,
+}
+
+fn c_string(text: &str) -> Result<CString, PgError> {
+    CString::new(text).map_err(|_| PgError::new("08P01", "name from the provider has a zero byte"))
+}
+
+/// OID of a relation by name; `None` when it does not exist.
+///
+/// # Errors
+/// 08P01 for a name that is none.
+pub fn find(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError> {
+    let (namespace, name) = (c_string(namespace)?, c_string(name)?);
+    // SAFETY: catalog look-ups in a transaction with NUL-terminated names.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(namespace.as_ptr(), true);
+        if schema == pg_sys::InvalidOid {
+            return Ok(None);
+        }
+        let oid = pg_sys::get_relname_relid(name.as_ptr(), schema);
+        Ok((oid != pg_sys::InvalidOid).then_some(oid))
+    }
+}
+
+struct Attribute {
+    name: String,
+    type_oid: u32,
+    type_modifier: i32,
+    dropped: bool,
+    generated: bool,
+}
+
+/// The attributes of an open relation.
+///
+/// # Safety
+/// `relation` is open.
+unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
+    // SAFETY: the caller holds the relation open, so its descriptor stays.
+    unsafe {
+        let descriptor = (*relation).rd_att;
+        (0..usize::try_from((*descriptor).natts).unwrap_or(0))
+            .map(|index| {
+                let attribute = crate::compat::TupleDescAttr(descriptor, index);
+                Attribute {
+                    name: CStr::from_ptr((*attribute).attname.data.as_ptr())
+                        .to_string_lossy()
+                        .into_owned(),
+                    type_oid: (*attribute).atttypid.to_u32(),
+                    type_modifier: (*attribute).atttypmod,
+                    dropped: (*attribute).attisdropped,
+                    generated: (*attribute).attgenerated != 0,
+                }
+            })
+            .collect()
+    }
+}
+
+impl LocalRelation {
+    /// Map `remote` onto the open relation. To be called in a transaction.
+    ///
+    /// # Errors
+    /// 42703 when a column of the stream is missing here.
+    ///
+    /// # Safety
+    /// `relation` is open and locked.
+    pub unsafe fn new(
+        remote: &RemoteRelation,
+        relation: pg_sys::Relation,
+        charset: i32,
+    ) -> Result<Self, PgError> {
+        // SAFETY: the caller keeps the relation open for the call.
+        unsafe {
+            let form = (*relation).rd_rel;
+            let kind = (*form).relkind.cast_unsigned();
+            if kind != b'r' && kind != b'p' {
+                return Err(PgError::new(
+                    "42809",
+                    format!("\"{}\" is not a table here", remote.qualified_name()),
+                )
+                .with_hint("Changes are applied to ordinary and partitioned tables only."));
+            }
+            let attributes = attributes(relation);
+            let local_encoding = pg_sys::GetDatabaseEncoding();
+            let mut columns = Vec::with_capacity(remote.columns.len());
+            let mut missing = Vec::new();
+            for (index, column) in remote.columns.iter().enumerate() {
+                let found = attributes
+                    .iter()
+                    .position(|attribute| !attribute.dropped && attribute.name == column.name);
+                match found.and_then(|local| Some((local, attributes.get(local)?))) {
+                    Some((_, attribute)) if attribute.generated => {}
+                    Some((local, attribute)) => columns.push(LocalColumn {
+                        remote: index,
+                        local,
+                        decoder: ColumnDecoder::new(
+                            attribute.type_oid,
+                            attribute.type_modifier,
+                            column.type_id,
+                            charset,
+                            local_encoding,
+                        ),
+                    }),
+                    None => missing.push(format!("\"{}\"", column.name)),
+                }
+            }
+            if !missing.is_empty() {
+                let plural = if missing.len() == 1 { "column" } else { "columns" };
+                return Err(PgError::new(
+                    "42703",
+                    format!(
+                        "table \"{}\" lacks {plural} {} that the provider sends",
+                        remote.qualified_name(),
+                        missing.join(", ")
+                    ),
+                )
+                .with_hint(
+                    "Add what is missing here, or leave it out of the publication with a column list, then run \
+                     braid.enable_subscription.",
+                ));
+            }
+            let defaults = attributes
+                .iter()
+                .enumerate()
+                .filter(|(index, attribute)| {
+                    !attribute.dropped
+                        && !attribute.generated
+                        && !columns.iter().any(|column| column.local == *index)
+                })
+                .map(|(index, _)| index)
+                .collect();
+            let key = find_key(remote, relation, &columns);
+            Ok(Self {
+                oid: (*relation).rd_id,
+                owner: (*form).relowner,
+                partitioned: kind == b'p',
+                columns,
+                key,
+                defaults,
+            })
+        }
+    }
+}
+
+/// The index by which rows are found: one on just the stream's replica identity if there is one, else, as the stream then
+/// carries whole old rows or only inserts, the primary key or another unique index whose columns the stream has.
+///
+/// # Safety
+/// `relation` is open and locked.
+unsafe fn find_key(
+    remote: &RemoteRelation,
+    relation: pg_sys::Relation,
+    columns: &[LocalColumn],
+) -> Option<Key> {
+    // SAFETY: the caller keeps the relation open; the list and the indexes are opened and closed here.
+    unsafe {
+        let list = pg_sys::RelationGetIndexList(relation);
+        let primary = (*relation).rd_pkindex;
+        let mut candidates = Vec::new();
+        for position in 0..crate::compat::list_length(list) {
+            candidates.push(crate::compat::list_oid(list, position));
+        }
+        pg_sys::list_free(list);
+        let identity: Vec<usize> = remote
+            .columns
+            .iter()
+            .enumerate()
+            .filter(|(_, column)| column.identity)
+            .map(|(index, _)| index)
+            .collect();
+        let full = remote.identity == ReplicaIdentity::Full;
+        let mut best: Option<(u8, Key)> = None;
+        for oid in candidates {
+            let index = pg_sys::index_open(oid, i32::try_from(pg_sys::AccessShareLock).unwrap_or(1));
+            let key = read_key(index, columns);
+            pg_sys::index_close(index, 0);
+            let Some(key) = key else { continue };
+            let same = !full
+                && key.columns.len() == identity.len()
+                && key.columns.iter().all(|column| identity.contains(&column.remote));
+            // A key that is not the identity finds rows only when whole old rows come, or when there are no old rows.
+            let rank = match (same, oid == primary) {
+                (true, true) => 4,
+                (true, false) => 3,
+                (false, true) if full || identity.is_empty() => 2,
+                (false, false) if full || identity.is_empty() => 1,
+                _ => continue,
+            };
+            if best.as_ref().is_none_or(|(has, _)| rank > *has) {
+                best = Some((rank, key));
+            }
+        }
+        best.map(|(_, key)| key)
+    }
+}
+
+/// An index's columns, if it is a usable unique index on plain columns that the stream has.
+///
+/// # Safety
+/// `index` is open.
+unsafe fn read_key(index: pg_sys::Relation, columns: &[LocalColumn]) -> Option<Key> {
+    // SAFETY: the caller keeps the index open; rd_index and its arrays belong to it.
+    unsafe {
+        let form = (*index).rd_index;
+        if !(*form).indisunique
+            || !(*form).indisvalid
+            || !(*form).indimmediate
+            || !pg_sys::RelationGetIndexPredicate(index).is_null()
+            || !pg_sys::RelationGetIndexExpressions(index).is_null()
+        {
+            return None;
+        }
+        let count = usize::try_from((*form).indnkeyatts).ok()?;
+        let attributes = (*form).indkey.values.as_slice(count);
+        let mut key = Vec::with_capacity(count);
+        for (position, attribute) in attributes.iter().enumerate() {
+            let local = usize::try_from(*attribute).ok()?.checked_sub(1)?;
+            let column = columns.iter().find(|column| column.local == local)?;
+            let family = *(*index).rd_opfamily.add(position);
+            let input = *(*index).rd_opcintype.add(position);
+            let operator = pg_sys::get_opfamily_member(family, input, input, 3);
+            let equal = pg_sys::get_opcode(operator);
+            if equal == pg_sys::InvalidOid {
+                return None;
+            }
+            key.push(KeyColumn {
+                attribute: *attribute,
+                remote: column.remote,
+                equal,
+                collation: *(*index).rd_indcollation.add(position),
+            });
+        }
+        Some(Key { index: (*index).rd_id, columns: key })
+    }
+}

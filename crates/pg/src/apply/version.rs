@@ -1,0 +1,97 @@
+//! Row versions: which node committed a row, and when. Run by the appliers.
+//!
+//! A row's version is its xmin's commit timestamp and replication origin (pg_commit_ts). Origins of ours are named
+//! `braid/<node>/<number>`; origin 0 is this node; rows that came by the initial copy carry `DoNotReplicateId`, whose
+//! version nobody knows.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+use super::decode::EPOCH_DIFFERENCE;
+
+/// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
+pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
+
+/// Node of a replication origin's name: `braid/<node>/<number>`. Other names stand for themselves.
+#[must_use]
+pub fn node_of_origin(name: &str) -> &str {
+    name.strip_prefix("braid/").and_then(|rest| rest.rsplit_once('/')).map_or(name, |(node, _)| node)
+}
+
+/// A version with its origin's number, as it is read from a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stamp {
+    /// Written by the transaction in hand.
+    Own,
+    /// Frozen, copied, or from before commit timestamps were kept.
+    Unversioned,
+    /// Commit timestamp (Unix microseconds) and origin.
+    Known(i64, pg_sys::RepOriginId),
+}
+
+/// The version that a transaction gives to what it writes.
+#[must_use]
+pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
+    let mut timestamp = 0;
+    let mut origin: pg_sys::RepOriginId = 0;
+    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
+    unsafe {
+        if pg_sys::TransactionIdIsCurrentTransactionId(xid) {
+            return Stamp::Own;
+        }
+        if xid.into_inner() < pg_sys::FirstNormalTransactionId.into_inner()
+            || !pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
+            || origin == COPIED
+        {
+            return Stamp::Unversioned;
+        }
+    }
+    Stamp::Known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
+}
+
+/// Names of nodes by origin number, looked up once.
+#[derive(Debug)]
+pub struct OriginNames {
+    local: String,
+    names: HashMap<pg_sys::RepOriginId, String>,
+}
+
+impl OriginNames {
+    /// `local` is this node's name.
+    #[must_use]
+    pub fn new(local: &str) -> Self {
+        Self { local: local.to_owned(), names: HashMap::new() }
+    }
+
+    /// The node that an origin stands for.
+    pub fn node(&mut self, origin: pg_sys::RepOriginId) -> &str {
+        if origin == 0 {
+            return &self.local;
+        }
+        self.names.entry(origin).or_insert_with(|| {
+            let mut name = std::ptr::null_mut();
+            // SAFETY: catalog look-up in a transaction; the name is allocated in the current context and copied.
+            unsafe {
+                if pg_sys::replorigin_by_oid(origin, true, &raw mut name) && !name.is_null() {
+                    let text = CStr::from_ptr(name).to_string_lossy();
+                    node_of_origin(&text).to_owned()
+                } else {
+                    format!("origin {origin}")
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::node_of_origin;
+
+    #[test]
+    fn origins_stand_for_nodes() {
+        assert_eq!(node_of_origin("braid/paris/0"), "paris");
+        assert_eq!(node_of_origin("pg_16394"), "pg_16394");
+    }
+}
