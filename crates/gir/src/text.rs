@@ -160,6 +160,9 @@ fn special_float(value: f64) -> Option<String> {
 
 /// The shortest digits that read back as the same number, laid out as PostgreSQL does (src/common/d2s.c and f2s.c): plain
 /// for exponents from -4 up to but without `limit`, else with an exponent of at least two digits.
+///
+/// Where the shortest digits lie just halfway between two numbers PostgreSQL prefers longer ones (9.999999999999999e+22
+/// for 1e23), which read back as the same number too.
 fn float_text(plain: &str, scientific: &str, limit: i32) -> String {
     let split = scientific.split_once('e');
     let Some((mantissa, Ok(exponent))) = split.map(|(m, e)| (m, e.parse::<i32>())) else {
