@@ -162,9 +162,17 @@ impl ColumnDecoder {
                 .checked_sub(EPOCH_DIFFERENCE)
                 .ok_or_else(|| out_of_range("timestamp with time zone"))?
                 .into(),
-            (Shortcut::TimestampTz | Shortcut::Timestamp, Value::DateTime(value)) => {
-                timestamp(value)?.into()
+            (Shortcut::TimestampTz, Value::DateTime(value)) => {
+                let east = i64::from(value.offset.unwrap_or(0)) * 1_000_000;
+                match value.kind {
+                    DateTimeKind::Finite => timestamp(value)?
+                        .checked_sub(east)
+                        .ok_or_else(|| out_of_range("timestamp with time zone"))?
+                        .into(),
+                    _ => timestamp(value)?.into(),
+                }
             }
+            (Shortcut::Timestamp, Value::DateTime(value)) => timestamp(value)?.into(),
             (Shortcut::Date, Value::DateTime(value)) => date(value)?.into(),
             (Shortcut::Text, Value::String(bytes)) => self.text(bytes),
             (Shortcut::Bytea, Value::Binary(bytes)) => {
@@ -197,12 +205,13 @@ impl ColumnDecoder {
         let is_bool = self.receive_parameter == pg_sys::BOOLOID;
         match value {
             Value::DateTime(value) if is_date && value.kind == DateTimeKind::Finite => {
-                Ok(value.date_to_text())
+                Ok(value.date_text())
             }
             Value::Integer(value) if is_bool => Ok(if *value == 0 { "f" } else { "t" }.to_owned()),
-            _ => value.to_text().map(|text| text.into_owned()).ok_or_else(|| {
-                PgError::new("42846", "value from the provider has no text form")
-            }),
+            _ => value
+                .to_text()
+                .map(|text| String::from_utf8_lossy(&text).into_owned())
+                .ok_or_else(|| PgError::new("42846", "value from the provider has no text form")),
         }
     }
 

@@ -23,7 +23,6 @@ pub enum Found {
 #[derive(Debug)]
 pub struct IndexLookup {
     table: pg_sys::Relation,
-    index: pg_sys::Relation,
     keys: Vec<pg_sys::ScanKeyData>,
     scan: pg_sys::IndexScanDesc,
     /// The scan's snapshot points here.
@@ -64,19 +63,13 @@ impl IndexLookup {
             let count = i32::try_from(keys.len()).unwrap_or(0);
             crate::compat::index_beginscan(table, index, &raw mut *dirty, count)
         };
-        Self { table, index, keys, scan, dirty }
+        Self { table, keys, scan, dirty }
     }
 
     /// End the scan. To be called before the table is closed.
     pub fn end(self) {
         // SAFETY: the scan was begun in `new` and is ended once.
         unsafe { pg_sys::index_endscan(self.scan) };
-    }
-
-    /// The index.
-    #[must_use]
-    pub fn index(&self) -> pg_sys::Relation {
-        self.index
     }
 
     /// Find the row with this key and lock it for change, into `slot`. Null in a key finds nothing.
@@ -181,7 +174,7 @@ impl IndexLookup {
             let snapshot = pg_sys::GetActiveSnapshot();
             self.start(snapshot);
             let found = self.next(slot, &mut 0);
-            pg_sys::ExecClearTuple_(slot);
+            super::clear_slot(slot);
             pg_sys::PopActiveSnapshot();
             found
         }
@@ -190,7 +183,7 @@ impl IndexLookup {
     /// Look through the dead versions under the key for the latest deletion.
     fn deletion(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
         let mut latest = None;
-        self.start(&raw mut *crate::apply::any_snapshot());
+        self.start(super::any_snapshot());
         while self.next(slot, &mut 0) {
             // SAFETY: the slot holds the version that the scan stands on, with its buffer pinned.
             let deleted = unsafe { deleted_by(slot) };
@@ -205,7 +198,7 @@ impl IndexLookup {
             }
         }
         // SAFETY: lets go of the buffer pin.
-        unsafe { pg_sys::ExecClearTuple_(slot) };
+        unsafe { super::clear_slot(slot) };
         latest
     }
 }
@@ -261,7 +254,7 @@ unsafe fn xmin(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::TransactionId {
         let header = heap_header(slot);
         let frozen = pg_sys::HEAP_XMIN_COMMITTED | pg_sys::HEAP_XMIN_INVALID;
         if u32::from((*header).t_infomask) & frozen == frozen {
-            return pg_sys::TransactionId::from_inner(2); // FrozenTransactionId
+            return pg_sys::FrozenTransactionId;
         }
         (*header).t_choice.t_heap.t_xmin
     }
@@ -290,7 +283,7 @@ unsafe fn deleted_by(slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
             return None;
         }
         let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
-            (*header).t_choice.t_heap.t_field3_xmax()
+            (*header).t_choice.t_heap.t_xmax
         } else {
             pg_sys::HeapTupleGetUpdateXid(header)
         };

@@ -101,7 +101,9 @@ pub struct LocalRelation {
     pub owner: pg_sys::Oid,
     /// Partitioned: rows go to a partition.
     pub partitioned: bool,
-    /// Columns that the stream has.
+    /// Columns of a local row, dropped ones included.
+    pub width: usize,
+    /// Columns that the stream has, in the stream's order.
     pub columns: Vec<LocalColumn>,
     /// Finds rows; `None`: only a scan of the whole table does.
     pub key: Option<Key>,
@@ -241,6 +243,7 @@ impl LocalRelation {
                 oid: (*relation).rd_id,
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
+                width: attributes.len(),
                 columns,
                 key,
                 defaults,

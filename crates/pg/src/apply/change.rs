@@ -1,0 +1,453 @@
+//! One changed row: find what is here, decide, write, record.
+
+use braid_bgworker::conflict::{
+    Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
+};
+use braid_gir::{BeforeKind, Change, Image, Operation, Value};
+use pgrx::pg_sys;
+
+use super::history;
+use super::lookup::Found;
+use super::relation::RemoteRelation;
+use super::version::Stamp;
+use super::write::RowValues;
+use super::{Current, Session, Target};
+use crate::error::PgError;
+use crate::settings;
+
+type Key = (u32, u32);
+
+/// What a recorded conflict's rows are taken from.
+#[derive(Clone, Copy)]
+struct Rows {
+    local: bool,
+    remote: bool,
+}
+
+impl Session {
+    /// Apply one change of the transaction in hand.
+    ///
+    /// # Errors
+    /// What PostgreSQL raises comes as an unwinding panic; errors that are found here are returned. Either way the
+    /// transaction is to be rolled back.
+    pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        let schema = change.header.schema.0;
+        let remote = self.remote(schema)?;
+        let route = self.route(schema, &remote)?;
+        let Some(current) = self.current.clone() else {
+            return Err(PgError::new("08P01", "change outside of a transaction from the provider"));
+        };
+        if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
+            return Ok(());
+        }
+        let key = self.open_table(schema, &remote, route.oid)?;
+        self.work_as_owner_of(key);
+        // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
+        unsafe {
+            pg_sys::MemoryContextSwitchTo(self.change_context);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        match change.operation {
+            Operation::Insert => {
+                let (key, after) = self.routed(change.after.as_ref(), schema, key, &remote)?;
+                self.insert(key, &remote, &current, &after)
+            }
+            Operation::Update => self.update_change(change, schema, key, &remote, &current),
+            Operation::Delete => {
+                let (key, before) = self.routed(change.before.as_ref(), schema, key, &remote)?;
+                self.delete(key, &remote, &current, &before)
+            }
+        }
+    }
+
+    fn update_change(
+        &mut self,
+        change: &Change<'_>,
+        schema: u32,
+        root: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+    ) -> Result<(), PgError> {
+        let moved = change.header.before != BeforeKind::Absent && key_differs(change, remote)?;
+        let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
+        let Some(before) = change.before.as_ref() else {
+            return self.update(new_key, remote, current, &after, &after, false);
+        };
+        let (old_key, old) = self.routed(Some(before), schema, root, remote)?;
+        if old_key != new_key {
+            // The row moves to another partition: one leaves, one comes.
+            let complete = self.complete_from_old(old_key, new_key, remote, &old, after)?;
+            self.delete(old_key, remote, current, &old)?;
+            return self.insert(new_key, remote, current, &complete);
+        }
+        self.update(old_key, remote, current, &old, &after, moved)
+    }
+
+    /// Fill in unchanged TOAST values of a row that moves between partitions, from the row that is there.
+    fn complete_from_old(
+        &mut self,
+        old_key: Key,
+        new_key: Key,
+        remote: &RemoteRelation,
+        old: &RowValues,
+        mut after: RowValues,
+    ) -> Result<RowValues, PgError> {
+        let gaps: Vec<(usize, usize)> = {
+            let (Some(from), Some(to)) = (self.targets.get(&old_key), self.targets.get(&new_key))
+            else {
+                return Ok(after);
+            };
+            (0..remote.columns.len())
+                .filter_map(|index| {
+                    let from = from.plan.columns.iter().find(|column| column.remote == index)?.local;
+                    let to = to.plan.columns.iter().find(|column| column.remote == index)?.local;
+                    after.get(to).is_some_and(Option::is_none).then_some((from, to))
+                })
+                .collect()
+        };
+        if gaps.is_empty() || !matches!(self.find(old_key, remote, old)?, Found::Row(_)) {
+            return Ok(after);
+        }
+        if let Some(table) = self.targets.get(&old_key).and_then(|target| target.table.as_ref()) {
+            for (from, to) in gaps {
+                let value = table.local_value(from);
+                if let Some(place) = after.get_mut(to) {
+                    *place = Some(value);
+                }
+            }
+        }
+        Ok(after)
+    }
+
+    /// The partition that a row belongs to, opened; the table itself when it is not partitioned.
+    fn leaf(
+        &mut self,
+        schema: u32,
+        remote: &RemoteRelation,
+        key: Key,
+        values: &RowValues,
+    ) -> Result<Key, PgError> {
+        let Some(target) = self.targets.get_mut(&key) else { return Ok(key) };
+        if !target.plan.partitioned {
+            return Ok(key);
+        }
+        let Some(table) = target.table.as_mut() else { return Ok(key) };
+        let oid = table.partition_for(values);
+        let leaf = self.open_table(schema, remote, oid)?;
+        self.work_as_owner_of(leaf);
+        Ok(leaf)
+    }
+
+    /// An image's values for the partition that they belong to, opened; for the table itself when it is not partitioned.
+    fn routed(
+        &mut self,
+        image: Option<&Image<'_>>,
+        schema: u32,
+        key: Key,
+        remote: &RemoteRelation,
+    ) -> Result<(Key, RowValues), PgError> {
+        let Some(image) = image else {
+            return Err(PgError::new("08P01", "change without a row from the provider"));
+        };
+        let values = self.values(image, key, remote)?;
+        let leaf = self.leaf(schema, remote, key, &values)?;
+        if leaf == key { Ok((key, values)) } else { Ok((leaf, self.values(image, leaf, remote)?)) }
+    }
+
+    /// Convert an image to the values of a local row.
+    fn values(
+        &mut self,
+        image: &Image<'_>,
+        key: Key,
+        remote: &RemoteRelation,
+    ) -> Result<RowValues, PgError> {
+        if usize::from(image.columns()) != remote.columns.len() {
+            return Err(PgError::new(
+                "08P01",
+                format!(
+                    "row from the provider has {} columns where its schema has {}",
+                    image.columns(),
+                    remote.columns.len()
+                ),
+            ));
+        }
+        let Some(target) = self.targets.get_mut(&key) else {
+            return Err(PgError::new("XX000", "table is not open"));
+        };
+        let mut row: RowValues = vec![None; target.plan.width];
+        let mut columns = target.plan.columns.iter_mut().peekable();
+        for (index, value) in image.values().enumerate() {
+            let value = value?;
+            // The plan's columns are in the stream's order.
+            let Some(column) = columns.next_if(|column| column.remote == index) else { continue };
+            if matches!(value, Value::None) {
+                continue;
+            }
+            let datum = column.decoder.decode(&value)?;
+            if let Some(place) = row.get_mut(column.local) {
+                *place = Some(datum);
+            }
+        }
+        Ok(row)
+    }
+
+    fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
+        self.targets.get_mut(&key).ok_or_else(|| PgError::new("XX000", "table is not open"))
+    }
+
+    /// Find and lock the row that `values` identify.
+    fn find(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+    ) -> Result<Found, PgError> {
+        let target = self.target(key)?;
+        let Some(table) = target.table.as_mut() else {
+            return Err(PgError::new("XX000", "table is not open"));
+        };
+        if let Some(index) = &target.plan.key
+            && table.has_key()
+        {
+            let arguments: Vec<Option<pg_sys::Datum>> = index
+                .columns
+                .iter()
+                .map(|column| {
+                    let position = usize::try_from(column.attribute).ok()?.checked_sub(1)?;
+                    values.get(position).copied().flatten().flatten()
+                })
+                .collect();
+            return table.find(&arguments);
+        }
+        if remote.identity == braid_gir::ReplicaIdentity::Full {
+            return table.find_by_scan(values);
+        }
+        Err(PgError::new(
+            "55000",
+            format!(
+                "table \"{}\" has no unique index here on the provider's replica identity",
+                remote.qualified_name()
+            ),
+        )
+        .with_hint("Create the primary key or unique index that the provider's table has."))
+    }
+
+    fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
+        match found {
+            Found::Missing(None) => Local::Missing,
+            Found::Missing(Some(Stamp::Known(timestamp, origin))) => {
+                Local::Deleted(Version { timestamp, origin: self.origins.node(origin) })
+            }
+            // Deleted by this transaction itself, or by one that nobody remembers.
+            Found::Missing(Some(Stamp::Own | Stamp::Unversioned)) => Local::Missing,
+            Found::Row(Stamp::Own) => Local::Own,
+            Found::Row(Stamp::Unversioned) => Local::Unversioned,
+            Found::Row(Stamp::Known(timestamp, origin)) => {
+                Local::Present(Version { timestamp, origin: self.origins.node(origin) })
+            }
+        }
+    }
+
+    fn insert(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        after: &RowValues,
+    ) -> Result<(), PgError> {
+        let keyed = self.target(key)?.plan.key.is_some();
+        let found = if keyed { self.find(key, remote, after)? } else { Found::Missing(None) };
+        let decision = decide_insert(self.local(found), version(current));
+        self.write_row(key, remote, current, found, decision, after)
+    }
+
+    /// Write `after` over what was found, or into the gap, as decided; record the conflict.
+    fn write_row(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+        decision: Decision,
+        after: &RowValues,
+    ) -> Result<(), PgError> {
+        let exists = matches!(found, Found::Row(_));
+        {
+            let target = self.target(key)?;
+            let Target { plan, table: Some(table), .. } = target else {
+                return Err(PgError::new("XX000", "table is not open"));
+            };
+            if exists {
+                table.prepare_update(after);
+            } else {
+                table.prepare_insert(plan, after);
+            }
+        }
+        if decision.conflict.is_some() {
+            let rows = Rows { local: exists, remote: true };
+            self.record(key, remote, current, found, decision, rows)?;
+        }
+        if decision.action == Action::Keep {
+            return Ok(());
+        }
+        let Some(table) = self.target(key)?.table.as_mut() else { return Ok(()) };
+        if exists {
+            table.update();
+            self.count(key, |counts| counts.updates += 1);
+        } else {
+            table.insert();
+            self.count(key, |counts| counts.inserts += 1);
+        }
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        old: &RowValues,
+        after: &RowValues,
+        moved: bool,
+    ) -> Result<(), PgError> {
+        if moved && !self.make_room(key, remote, current, after)? {
+            // The row under the new key is newer: this row only leaves its old key.
+            return self.delete(key, remote, current, old);
+        }
+        let found = self.find(key, remote, old)?;
+        let mut decision = decide_update(self.local(found), version(current), current.from_origin);
+        let missing = matches!(found, Found::Missing(_));
+        if missing && decision.action == Action::Apply && self.has_gaps(key, after) {
+            decision.action = Action::Keep;
+            decision.reason = "the row is not here, and the change does not carry its unchanged large values";
+        }
+        self.write_row(key, remote, current, found, decision, after)
+    }
+
+    /// Whether a column that the stream has is not available in `values`.
+    fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
+        self.targets.get(&key).is_some_and(|target| {
+            target
+                .plan
+                .columns
+                .iter()
+                .any(|column| values.get(column.local).is_some_and(Option::is_none))
+        })
+    }
+
+    /// Remove what stands under a row's new key, unless it is newer. False when it is.
+    fn make_room(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        after: &RowValues,
+    ) -> Result<bool, PgError> {
+        let found = self.find(key, remote, after)?;
+        let decision = decide_new_key(self.local(found), version(current));
+        let exists = matches!(found, Found::Row(_));
+        if decision.conflict.is_some() {
+            if let Some(table) = self.target(key)?.table.as_mut()
+                && exists
+            {
+                table.prepare_update(after);
+            }
+            let rows = Rows { local: exists, remote: exists };
+            self.record(key, remote, current, found, decision, rows)?;
+        }
+        if decision.action == Action::Keep {
+            return Ok(false);
+        }
+        if exists && let Some(table) = self.target(key)?.table.as_mut() {
+            table.delete();
+            self.count(key, |counts| counts.deletes += 1);
+        }
+        Ok(true)
+    }
+
+    fn delete(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        before: &RowValues,
+    ) -> Result<(), PgError> {
+        let found = self.find(key, remote, before)?;
+        let decision = decide_delete(self.local(found), version(current), current.from_origin);
+        let exists = matches!(found, Found::Row(_));
+        if decision.conflict.is_some() {
+            if !exists && let Target { plan, table: Some(table), .. } = self.target(key)? {
+                // Shows at least the key of what was to be deleted.
+                table.prepare_insert(plan, before);
+            }
+            let rows = Rows { local: exists, remote: !exists };
+            self.record(key, remote, current, found, decision, rows)?;
+        }
+        if decision.action == Action::Apply
+            && exists
+            && let Some(table) = self.target(key)?.table.as_mut()
+        {
+            table.delete();
+            self.count(key, |counts| counts.deletes += 1);
+        }
+        Ok(())
+    }
+
+    /// Count a conflict, and record it with its rows if that is wanted.
+    fn record(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+        decision: Decision,
+        rows: Rows,
+    ) -> Result<(), PgError> {
+        self.count(key, |counts| counts.conflicts += 1);
+        if !settings::conflict_history() {
+            return Ok(());
+        }
+        let local = match found {
+            Found::Row(Stamp::Known(timestamp, origin))
+            | Found::Missing(Some(Stamp::Known(timestamp, origin))) => {
+                Some((timestamp, self.origins.node(origin).to_owned()))
+            }
+            _ => None,
+        };
+        self.user.restore();
+        let entry = history::Entry {
+            subscription: &self.identity.subscription,
+            decision,
+            local,
+            remote: (current.timestamp, &current.origin),
+            xid: current.xid,
+            lsn: current.commit_lsn,
+        };
+        if let Some(Target { plan, table: Some(table), .. }) = self.targets.get(&key) {
+            history::record(&entry, remote, plan, table, (rows.local, rows.remote))?;
+        }
+        self.work_as_owner_of(key);
+        // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.
+        unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
+        Ok(())
+    }
+}
+
+fn version(current: &Current) -> Version<'_> {
+    Version { timestamp: current.timestamp, origin: &current.origin }
+}
+
+/// Whether the identity's columns differ between the images.
+fn key_differs(change: &Change<'_>, remote: &RemoteRelation) -> Result<bool, PgError> {
+    let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        return Ok(false);
+    };
+    let full = change.header.before == BeforeKind::Row;
+    for ((old, new), column) in before.values().zip(after.values()).zip(&remote.columns) {
+        let (old, new) = (old?, new?);
+        if (column.identity || full) && new != Value::None && old != new {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,197 @@
+//! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and the copy workers, each
+//! call in a transaction of the caller's.
+
+use pgrx::datum::DatumWithOid;
+use pgrx::spi::SpiError;
+
+use crate::error::PgError;
+use crate::libpq::quote_literal;
+
+/// A row of `braid.subscription`, as its workers need it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscription {
+    /// `subscription_id`.
+    pub id: u32,
+    /// `subscription_name`.
+    pub name: String,
+    /// OID of its owner.
+    pub owner: u32,
+    /// Connection string of the provider. Never to be logged or shown.
+    pub dsn: String,
+    /// Name of the provider.
+    pub provider: String,
+    /// Names of publications at the provider.
+    pub publications: Vec<String>,
+    /// `none` or `any`.
+    pub origin: String,
+    /// Slot at the provider.
+    pub slot: String,
+    /// The slot is ours to create.
+    pub create_slot: bool,
+    /// For the appliers.
+    pub synchronous_commit: String,
+    /// Apply as the subscription's owner.
+    pub run_as_owner: bool,
+    /// Any error stops it.
+    pub disable_on_error: bool,
+    /// `serial` or `parallel`.
+    pub apply_mode: String,
+    /// `slot`, `copy` or `stream`.
+    pub phase: String,
+    /// Where the slot starts.
+    pub start_lsn: u64,
+    /// Transaction to leave out; 0 for none.
+    pub skip_lsn: u64,
+}
+
+fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
+    result.map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
+}
+
+/// A position as PostgreSQL writes it.
+#[must_use]
+pub fn lsn_text(lsn: u64) -> String {
+    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
+}
+
+/// A position from PostgreSQL's text form.
+#[must_use]
+pub fn parse_lsn(text: &str) -> Option<u64> {
+    let (high, low) = text.trim().split_once('/')?;
+    let high = u64::from_str_radix(high, 16).ok()?;
+    let low = u64::from_str_radix(low, 16).ok()?;
+    (high <= 0xffff_ffff && low <= 0xffff_ffff).then_some(high << 32 | low)
+}
+
+/// Run one statement that returns nothing.
+///
+/// # Errors
+/// Whatever SPI says; PostgreSQL's own errors unwind.
+pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError> {
+    spi(pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|_| ())))
+}
+
+/// Run one query and give its rows as text.
+///
+/// # Errors
+/// As [`execute`].
+pub fn rows(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<Vec<Vec<Option<String>>>, PgError> {
+    spi(pgrx::Spi::connect(|client| {
+        let table = client.select(sql, None, arguments)?;
+        let columns = table.columns()?;
+        let mut rows = Vec::new();
+        for row in table {
+            let mut cells = Vec::with_capacity(columns);
+            for column in 1..=columns {
+                cells.push(row.get::<String>(column)?);
+            }
+            rows.push(cells);
+        }
+        Ok(rows)
+    }))
+}
+
+/// Read a subscription; `None` when it is gone.
+///
+/// # Errors
+/// As [`execute`].
+pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
+    let found = rows(
+        "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
+         array_to_string(publications, E'\\x01'), origin, slot_name::text, create_slot::text, synchronous_commit, \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text \
+         from braid.subscription where subscription_id = $1",
+        &[i64::from(id).into()],
+    )?;
+    let Some(row) = found.into_iter().next() else { return Ok(None) };
+    let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+    let flag = |index: usize| text(index) == "true";
+    let lsn = |index: usize| parse_lsn(&text(index)).unwrap_or(0);
+    Ok(Some(Subscription {
+        id,
+        name: text(0),
+        owner: text(1).parse().unwrap_or(0),
+        dsn: text(2),
+        provider: text(3),
+        publications: text(4).split('\x01').map(str::to_owned).collect(),
+        origin: text(5),
+        slot: text(6),
+        create_slot: flag(7),
+        synchronous_commit: text(8),
+        run_as_owner: flag(9),
+        disable_on_error: flag(10),
+        apply_mode: text(11),
+        phase: text(12),
+        start_lsn: lsn(13),
+        skip_lsn: lsn(14),
+    }))
+}
+
+/// Name of this node; `None` when it has none.
+///
+/// # Errors
+/// As [`execute`].
+pub fn local_node() -> Result<Option<String>, PgError> {
+    Ok(rows("select node_name::text from braid.node where is_local", &[])?
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next().flatten()))
+}
+
+/// Move a subscription's phase on.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set phase = $2, start_lsn = coalesce($3::pg_lsn, start_lsn) \
+         where subscription_id = $1",
+        &[i64::from(id).into(), phase.into(), start_lsn.map(lsn_text).into()],
+    )
+}
+
+/// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that failed.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_error(id: u32, error: &PgError, lsn: u64) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set error_sqlstate = $2, error_message = $3, error_detail = $4, error_hint = $5, \
+         error_lsn = $6::pg_lsn, error_at = clock_timestamp() where subscription_id = $1",
+        &[
+            i64::from(id).into(),
+            error.sqlstate.as_str().into(),
+            error.message.as_str().into(),
+            error.detail.as_deref().into(),
+            error.hint.as_deref().into(),
+            (lsn != 0).then(|| lsn_text(lsn)).into(),
+        ],
+    )
+}
+
+/// The list of publication names as an option of START_REPLICATION.
+#[must_use]
+pub fn publication_list(names: &[String]) -> String {
+    let quoted: Vec<String> =
+        names.iter().map(|name| crate::libpq::quote_identifier(name)).collect();
+    quote_literal(&quoted.join(","))
+}
+
+/// The names of publications as a list of literals, for SQL.
+#[must_use]
+pub fn publication_literals(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+    quoted.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{lsn_text, parse_lsn};
+
+    #[test]
+    fn positions_round_trip() {
+        assert_eq!(parse_lsn("16/B374D848"), Some(0x16_B374_D848));
+        assert_eq!(lsn_text(0x16_B374_D848), "16/B374D848");
+        assert_eq!(parse_lsn("nonsense"), None);
+    }
+}
