@@ -1,6 +1,7 @@
 //! The extension's library: what PostgreSQL loads and calls.
+#![allow(unsafe_code)]
 
-use pgrx::pg_sys;
+mod workers;
 
 pgrx::pg_module_magic!();
 
@@ -8,5 +9,10 @@ pgrx::pg_module_magic!();
 #[allow(non_snake_case)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    let _ = pg_sys::PG_VERSION_NUM;
+    braid_pg::settings::register();
+    // SAFETY: reads a variable of the process.
+    if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
+        braid_pg::registry::install();
+        braid_pg::supervisor::register();
+    }
 }

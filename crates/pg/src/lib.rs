@@ -1,14 +1,21 @@
 //! The one safe layer over PostgreSQL's C interfaces. All `unsafe` of the project lives here and in `crates/ring`.
 #![allow(unsafe_code)]
 
+pub mod applier;
 pub mod apply;
+pub mod cleanup;
 mod compat;
 pub mod error;
 mod ffi;
+mod group;
 pub mod latch;
+pub mod leader;
 pub mod libpq;
+pub mod manager;
+mod origin;
 pub mod registry;
 pub mod settings;
 pub mod subscription;
+pub mod supervisor;
 pub mod wake;
 pub mod worker;

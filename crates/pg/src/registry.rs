@@ -152,6 +152,10 @@ pub struct SubscriptionEntry {
     pub rows_per_second: AtomicU64,
     /// Failures in a row of its workers.
     pub failures: AtomicU32,
+    /// Grows whenever the state of one of its tables moves, so that appliers look again.
+    pub tables_version: AtomicU32,
+    /// Grows whenever the manager has seen a change of the catalog, so that the leader looks at its tables again.
+    pub catalog_version: AtomicU32,
     /// Leaders started so far, so that a wait can tell a fresh one.
     pub starts: AtomicU32,
     error_len: AtomicU32,

@@ -1,0 +1,648 @@
+//! The applier process: takes transactions from the group's ring, applies them, commits them in the provider's order.
+//!
+//! States of a transaction in hand, all in this process until the last:
+//! taken -> (waits for the transaction it depends on) -> applied, not committed -> (waits for its turn) -> committed.
+//! A transaction that fails while others are ahead is rolled back and applied again when it is its turn: then only its own
+//! merits count, and only then is an error taken for one.
+//!
+//! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for. PostgreSQL's deadlock detector
+//! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::policy::{self, Policy};
+use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
+use braid_ring::{ApplierState, FailureReport, FrameRead, Ring, Transaction, Wakes};
+use pgrx::pg_sys;
+
+use crate::apply::{Identity, Session};
+use crate::error::{self, PgError};
+use crate::group::{Group, LogPlace};
+use crate::origin::{self, OriginId};
+use crate::registry::{self, ApplierEntry, SubscriptionEntry};
+use crate::subscription::{self, Subscription};
+use crate::{latch, worker};
+
+/// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
+const SPINS: u32 = 400;
+/// How long a wait for the turn goes on before this process asks whether it is in the way.
+const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
+/// Attempts at a transaction that violates a constraint.
+const CONFLICT_ATTEMPTS: u32 = 3;
+
+/// What the leader starts an applier with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arguments {
+    /// Subscription.
+    pub subscription_id: u32,
+    /// Number of the applier, from 0.
+    pub number: usize,
+    /// The group's shared memory.
+    pub handle: u32,
+}
+
+impl Arguments {
+    /// For `bgw_extra`.
+    #[must_use]
+    pub fn pack(self) -> worker::Extra {
+        worker::Extra::pack(&[
+            u64::from(self.subscription_id),
+            self.number as u64,
+            u64::from(self.handle),
+        ])
+    }
+
+    fn unpack(extra: worker::Extra) -> Self {
+        let small = |index| u32::try_from(extra.word(index)).unwrap_or(0);
+        Self {
+            subscription_id: small(0),
+            number: usize::try_from(extra.word(1)).unwrap_or(0),
+            handle: small(2),
+        }
+    }
+}
+
+/// Why a transaction could not be applied now.
+enum Trouble {
+    /// An error.
+    Error(PgError),
+    /// This process is in the way of one that is ahead.
+    InTheWay,
+}
+
+impl From<PgError> for Trouble {
+    fn from(error: PgError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<braid_gir::Error> for Trouble {
+    fn from(error: braid_gir::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+struct Applier {
+    number: usize,
+    group: Group,
+    ring: Ring,
+    log: LogPlace,
+    subscription: Subscription,
+    session: Option<Session>,
+    local_node: String,
+    origins: HashMap<String, OriginId>,
+    entry: &'static SubscriptionEntry,
+    own: &'static ApplierEntry,
+    assembled: Vec<u8>,
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    let arguments = Arguments::unpack(worker::Extra::mine());
+    worker::connect(database);
+    let Some(entry) = registry::subscription(arguments.subscription_id) else { return };
+    let Some(own) = entry.appliers.get(arguments.number) else { return };
+    let group = match Group::attach(arguments.handle) {
+        Ok(group) => group,
+        Err(error) => {
+            error.log("applier");
+            return;
+        }
+    };
+    own.pid.store(registry::my_pid(), Ordering::Release);
+    own.started_at.store(registry::now(), Ordering::Relaxed);
+    own.busy_micros.store(0, Ordering::Relaxed);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe {
+        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(std::ptr::from_ref(own).addr()));
+    }
+    group.ring.register_applier(arguments.number, registry::my_pid(), registry::my_latch());
+    prepare_settings();
+    let ring = group.ring;
+    let started = error::transaction(|| {
+        let subscription = subscription::load(arguments.subscription_id)?
+            .ok_or_else(|| PgError::new("42704", "subscription is gone"))?;
+        let local_node = subscription::local_node()?
+            .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
+        Ok((subscription, local_node))
+    });
+    let (subscription, local_node) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            fail(ring, &error, 0);
+            return;
+        }
+    };
+    set("synchronous_commit", &subscription.synchronous_commit);
+    worker::report_activity(&format!("applying changes of subscription {}", subscription.name));
+    let mut applier = Applier {
+        number: arguments.number,
+        ring,
+        group,
+        log: LogPlace::default(),
+        subscription,
+        session: None,
+        local_node,
+        origins: HashMap::new(),
+        entry,
+        own,
+        assembled: Vec::new(),
+    };
+    applier.run();
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
+    // SAFETY: the argument is the address of this applier's entry in the registry.
+    let own = unsafe { &*std::ptr::with_exposed_provenance::<ApplierEntry>(argument.value()) };
+    own.state.store(0, Ordering::Relaxed);
+    own.pid.store(0, Ordering::Release);
+}
+
+fn set(name: &str, value: &str) {
+    let c = |text: &str| std::ffi::CString::new(text).unwrap_or_default();
+    let (name, value) = (c(name), c(value));
+    // SAFETY: NUL-terminated strings; PostgreSQL copies them.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
+/// Settings that make what arrives independent of this server's and the roles' own: as PostgreSQL's apply worker has them.
+pub fn prepare_settings() {
+    for (name, value) in [
+        ("session_replication_role", "replica"),
+        ("search_path", ""),
+        ("datestyle", "ISO"),
+        ("intervalstyle", "postgres"),
+        ("lc_monetary", "C"),
+        ("xmloption", "content"),
+        ("default_transaction_isolation", "read committed"),
+        ("default_transaction_read_only", "off"),
+        ("statement_timeout", "0"),
+        ("idle_in_transaction_session_timeout", "0"),
+    ] {
+        set(name, value);
+    }
+}
+
+fn set_latches(wakes: &Wakes) {
+    for latch in wakes.iter() {
+        registry::set_latch(latch);
+    }
+}
+
+/// Tell the leader of an error that this process can't deal with.
+fn fail(ring: Ring, error: &PgError, lsn: u64) {
+    ring.failure().report(&FailureReport {
+        lsn,
+        sqlstate: error.sqlstate.clone(),
+        message: error.message.clone(),
+        detail: error.detail.clone().unwrap_or_default(),
+        hint: error.hint.clone().unwrap_or_default(),
+    });
+    registry::set_latch(ring.leader().1);
+}
+
+impl Applier {
+    fn run(&mut self) {
+        loop {
+            let Some(transaction) = self.next() else { return };
+            let started = Instant::now();
+            let done = self.apply_until_done(transaction);
+            let busy = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
+            self.own.busy_micros.fetch_add(busy, Ordering::Relaxed);
+            if !done {
+                return;
+            }
+        }
+    }
+
+    fn show(&self, state: ApplierState) {
+        self.ring.set_state(self.number, state);
+        let code = match state {
+            ApplierState::Absent => 0,
+            ApplierState::Idle => 1,
+            ApplierState::WaitingForDependency => 2,
+            ApplierState::Applying => 3,
+            ApplierState::WaitingForTurn => 4,
+        };
+        self.own.state.store(code, Ordering::Relaxed);
+    }
+
+    /// Serve interrupts and the configuration. False when it is time to end.
+    fn housekeeping(&self) -> bool {
+        pgrx::check_for_interrupts!();
+        worker::reload_settings();
+        !self.ring.stop_requested()
+    }
+
+    fn next(&self) -> Option<Transaction> {
+        if let Some(transaction) = self.ring.claim(self.number) {
+            return self.housekeeping().then_some(transaction);
+        }
+        self.show(ApplierState::Idle);
+        let mut idle = true;
+        loop {
+            if !self.housekeeping() {
+                return None;
+            }
+            self.ring.applier_will_wait(self.number, u64::MAX - 1);
+            if let Some(transaction) = self.ring.claim(self.number) {
+                self.ring.applier_awake(self.number);
+                return Some(transaction);
+            }
+            if idle {
+                // Once for each pause, not for each transaction.
+                idle = false;
+                // SAFETY: outside of a transaction.
+                unsafe { pg_sys::pgstat_report_stat(true) };
+            }
+            latch::wait(Some(Duration::from_secs(10)));
+            self.ring.applier_awake(self.number);
+        }
+    }
+
+    /// Wait until `sequence` is committed. False when it is time to end.
+    fn wait_for(&self, sequence: u64, state: ApplierState) -> bool {
+        for _ in 0..SPINS {
+            if self.ring.committed() >= sequence {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.show(state);
+        while self.ring.committed() < sequence {
+            if !self.housekeeping() {
+                return false;
+            }
+            self.ring.applier_will_wait(self.number, sequence);
+            if self.ring.committed() < sequence {
+                latch::wait(Some(Duration::from_secs(1)));
+            }
+            self.ring.applier_awake(self.number);
+        }
+        true
+    }
+
+    /// Wait for the turn with an open transaction.
+    fn wait_for_turn(&self, sequence: u64) -> Result<(), Trouble> {
+        for _ in 0..SPINS {
+            if self.ring.committed() + 1 >= sequence {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.show(ApplierState::WaitingForTurn);
+        while self.ring.committed() + 1 < sequence {
+            pgrx::check_for_interrupts!();
+            if self.ring.stop_requested() {
+                return Err(PgError::new("57P01", "subscription is stopping").into());
+            }
+            self.ring.applier_will_wait(self.number, sequence - 1);
+            let mut woken = true;
+            if self.ring.committed() + 1 < sequence {
+                woken = latch::wait(Some(DEADLOCK_CHECK));
+            }
+            self.ring.applier_awake(self.number);
+            if !woken && self.is_in_the_way(sequence) {
+                return Err(Trouble::InTheWay);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether one that is ahead waits, directly or through others, for a lock that this process holds.
+    fn is_in_the_way(&self, sequence: u64) -> bool {
+        let me = registry::my_pid();
+        let mut seen: Vec<i32> = Vec::new();
+        let mut next: Vec<i32> = self.ring.ahead_of(sequence).collect();
+        while let Some(pid) = next.pop() {
+            if pid == 0 || seen.contains(&pid) || seen.len() > 200 {
+                continue;
+            }
+            seen.push(pid);
+            let blockers = blocking_pids(pid);
+            if blockers.contains(&me) {
+                return true;
+            }
+            next.extend(blockers);
+        }
+        false
+    }
+
+    /// Apply a transaction, as often as it takes. False when it is time to end.
+    fn apply_until_done(&mut self, mut transaction: Transaction) -> bool {
+        let sequence = transaction.sequence;
+        let mut at_turn = 0;
+        let mut first = true;
+        loop {
+            let wait = if first { transaction.depends_on } else { sequence - 1 };
+            if !self.wait_for(wait, ApplierState::WaitingForDependency) {
+                return false;
+            }
+            let alone = self.ring.committed() + 1 >= sequence;
+            if !first {
+                transaction.rewind();
+            }
+            self.show(ApplierState::Applying);
+            let outcome = match error::catch(|| self.apply(&mut transaction)) {
+                Ok(outcome) => outcome,
+                Err(error) => Err(Trouble::Error(error)),
+            };
+            let trouble = match outcome {
+                Ok(local_end) => {
+                    let wakes = self.ring.commit(self.number, sequence, local_end);
+                    set_latches(&wakes);
+                    return true;
+                }
+                Err(trouble) => trouble,
+            };
+            error::abort();
+            if let Some(session) = self.session.as_mut() {
+                session.forget_transaction();
+            }
+            self.own.retries.fetch_add(1, Ordering::Relaxed);
+            self.entry.retries.fetch_add(1, Ordering::Relaxed);
+            first = false;
+            let Trouble::Error(error) = trouble else { continue };
+            if self.ring.stop_requested() {
+                return false;
+            }
+            if transaction.is_open() {
+                // Its bytes are gone: the leader has to ask for them again.
+                fail(self.ring, &error, transaction.commit_lsn());
+                return false;
+            }
+            if !alone {
+                continue;
+            }
+            at_turn += 1;
+            let again = match policy::for_apply(&error.sqlstate) {
+                _ if self.subscription.disable_on_error => false,
+                Policy::Retry => true,
+                Policy::Conflict => at_turn < CONFLICT_ATTEMPTS,
+                Policy::Reconnect | Policy::Stop => false,
+            };
+            if !again {
+                fail(self.ring, &error, transaction.end_lsn());
+                return false;
+            }
+            if at_turn == 1 || at_turn % 10 == 0 {
+                error.log(&format!(
+                    "subscription \"{}\" tries a transaction again",
+                    self.subscription.name
+                ));
+            }
+            let pause = policy::backoff_ms(at_turn, 5, 1000);
+            latch::wait(Some(Duration::from_millis(pause)));
+        }
+    }
+
+    /// Apply and commit a transaction. Returns the end of the local commit record.
+    fn apply(&mut self, transaction: &mut Transaction) -> Result<u64, Trouble> {
+        if transaction.is_skipped() {
+            return Ok(self.pass(transaction)?);
+        }
+        let mut end_lsn = None;
+        let mut begun = false;
+        let mut assembled = std::mem::take(&mut self.assembled);
+        loop {
+            match transaction
+                .next_frame(&mut assembled, set_latches)
+                .map_err(|error| PgError::new("XX000", error.to_string()))?
+            {
+                FrameRead::Frame(frame) => self.frame(frame, &mut begun, &mut end_lsn)?,
+                FrameRead::Assembled => self.frame(&assembled, &mut begun, &mut end_lsn)?,
+                FrameRead::Pending => {
+                    if self.ring.stop_requested() {
+                        return Err(PgError::new("57P01", "subscription is stopping").into());
+                    }
+                    self.ring.applier_will_wait(self.number, u64::MAX - 2);
+                    latch::wait(Some(Duration::from_millis(100)));
+                    self.ring.applier_awake(self.number);
+                }
+                FrameRead::End => break,
+            }
+        }
+        assembled.clear();
+        assembled.shrink_to(1 << 20);
+        self.assembled = assembled;
+        let Some(end_lsn) = end_lsn else {
+            return Err(PgError::new("08P01", "transaction without a commit from the provider").into());
+        };
+        if transaction.is_skipped() {
+            return Err(PgError::new("57P01", "transaction is to be skipped").into());
+        }
+        let entry = self.entry;
+        let Some(session) = self.session.as_mut() else {
+            return Err(PgError::new("08P01", "transaction without a begin from the provider").into());
+        };
+        session.close_tables();
+        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
+        self.wait_for_turn(transaction.sequence)?;
+        let Some(session) = self.session.as_mut() else { return Ok(0) };
+        let counts = session.counts();
+        let local_end = session.commit(end_lsn);
+        session.publish_counts(entry);
+        self.own.transactions.fetch_add(1, Ordering::Relaxed);
+        self.own.changes.fetch_add(counts.changes(), Ordering::Relaxed);
+        Ok(local_end)
+    }
+
+    fn frame(
+        &mut self,
+        frame: &[u8],
+        begun: &mut bool,
+        end_lsn: &mut Option<u64>,
+    ) -> Result<(), Trouble> {
+        let mut reader = Reader::new(frame);
+        while let Some((tag, body)) = reader.next_raw()? {
+            // Schemas come through the log.
+            if matches!(tag, Tag::Schema | Tag::StreamHeader) {
+                continue;
+            }
+            match Record::read(tag, body)? {
+                Record::Begin(begin) if !*begun => {
+                    self.begin(&begin)?;
+                    *begun = true;
+                }
+                Record::Commit(commit) if *begun => *end_lsn = Some(commit.end_lsn),
+                Record::Change(change) if *begun => {
+                    self.know(change.header.schema.0)?;
+                    if let Some(session) = self.session.as_mut() {
+                        session.change(&change)?;
+                    }
+                }
+                Record::Truncate(truncate) if *begun => {
+                    for schema in truncate.schemas() {
+                        self.know(schema.0)?;
+                    }
+                    if let Some(session) = self.session.as_mut() {
+                        session.truncate(&truncate)?;
+                    }
+                }
+                Record::Message(_) if *begun => {}
+                _ => {
+                    return Err(PgError::new(
+                        "08P01",
+                        "records from the provider are out of order",
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Read the schema log on if a schema is not known yet.
+    fn know(&mut self, schema: u32) -> Result<(), PgError> {
+        if self.session.as_ref().is_some_and(|session| session.knows(schema)) {
+            return Ok(());
+        }
+        self.read_log()
+    }
+
+    fn read_log(&mut self) -> Result<(), PgError> {
+        let Self { group, log, session, subscription, local_node, .. } = self;
+        group.read_log(log, |entry| {
+            let mut reader = Reader::new(entry);
+            while let Some(record) = reader.next_record()? {
+                match record {
+                    Record::StreamHeader(header) => {
+                        *session = Some(new_session(subscription, local_node, &header)?);
+                    }
+                    Record::Schema(schema) => {
+                        if let Some(session) = session.as_mut() {
+                            session.learn(&schema);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Stamp commits with the origin that stands for the transaction's node, and open the transaction.
+    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
+        if self.session.is_none() {
+            self.read_log()?;
+        }
+        let node = if begin.origin.is_empty() { self.subscription.provider.as_str() } else { begin.origin };
+        if let Some(origin) = self.origins.get(node) {
+            origin::use_for_commits(*origin);
+        } else {
+            let node = node.to_owned();
+            let origin = self.find_origin(&node)?;
+            self.origins.insert(node, origin);
+            origin::use_for_commits(origin);
+        }
+        let tables_version = self.entry.tables_version.load(Ordering::Acquire);
+        let Some(session) = self.session.as_mut() else {
+            return Err(PgError::new("08P01", "stream without a header from the provider"));
+        };
+        session.begin(begin, tables_version);
+        Ok(())
+    }
+
+    /// This applier's origin for a node; made when it is the first change of that node.
+    fn find_origin(&self, node: &str) -> Result<OriginId, PgError> {
+        let (id, number) = (self.subscription.id, self.number);
+        error::transaction(|| {
+            let origins = origin::ensure(id, node, number + 1)?;
+            origins.get(number).copied().ok_or_else(|| PgError::new("XX000", "no replication origin"))
+        })
+    }
+
+    /// Go past a transaction without applying it, and take note of that in the same commit.
+    fn pass(&mut self, transaction: &Transaction) -> Result<u64, PgError> {
+        let provider = self.subscription.provider.clone();
+        let origin = match self.origins.get(&provider) {
+            Some(origin) => *origin,
+            None => self.find_origin(&provider)?,
+        };
+        self.origins.insert(provider, origin);
+        origin::use_for_commits(origin);
+        let end_lsn = transaction.end_lsn();
+        let id = i64::from(self.subscription.id);
+        while self.ring.committed() + 1 < transaction.sequence {
+            pgrx::check_for_interrupts!();
+            latch::wait(Some(Duration::from_millis(5)));
+        }
+        error::transaction(|| {
+            // SAFETY: read when this transaction commits.
+            unsafe {
+                pg_sys::replorigin_session_origin_lsn = end_lsn;
+                pg_sys::replorigin_session_origin_timestamp = 0;
+            }
+            subscription::execute(
+                "update braid.subscription set skip_lsn = null where subscription_id = $1",
+                &[id.into()],
+            )
+        })?;
+        pgrx::log!(
+            "subscription \"{}\" has skipped the transaction that ends at {}",
+            self.subscription.name,
+            subscription::lsn_text(end_lsn)
+        );
+        // SAFETY: set by the commit above.
+        Ok(unsafe { pg_sys::XactLastCommitEnd })
+    }
+}
+
+fn new_session(
+    subscription: &Subscription,
+    local_node: &str,
+    header: &StreamHeader<'_>,
+) -> Result<Session, PgError> {
+    let name = std::ffi::CString::new(header.charset)
+        .map_err(|_| PgError::new("08P01", "charset of the stream has a zero byte"))?;
+    // SAFETY: a look-up by name; setting client_encoding to what was found, for the types' receive functions.
+    let charset = unsafe {
+        let charset = pg_sys::pg_char_to_encoding(name.as_ptr());
+        if charset < 0 {
+            return Err(PgError::new(
+                "08P01",
+                format!("charset \"{}\" of the stream is not known here", header.charset),
+            ));
+        }
+        pg_sys::PrepareClientEncoding(charset);
+        if pg_sys::SetClientEncoding(charset) < 0 {
+            return Err(PgError::new(
+                "0A000",
+                format!("no conversion from the provider's encoding \"{}\"", header.charset),
+            ));
+        }
+        charset
+    };
+    Ok(Session::new(Identity {
+        subscription_id: subscription.id,
+        subscription: subscription.name.clone(),
+        run_as: subscription.run_as_owner.then_some(subscription.owner),
+        local_node: local_node.to_owned(),
+        provider: subscription.provider.clone(),
+        charset,
+    }))
+}
+
+/// Processes that hold a lock which `pid` waits for.
+fn blocking_pids(pid: i32) -> Vec<i32> {
+    // SAFETY: pgrx calls the SQL function behind its guard; the argument is an int4.
+    unsafe {
+        pgrx::direct_function_call::<Vec<i32>>(
+            pg_sys::pg_blocking_pids,
+            &[Some(pg_sys::Datum::from(pid))],
+        )
+    }
+    .unwrap_or_default()
+}

@@ -1,0 +1,925 @@
+//! The leader process of a subscription: receives the stream, schedules its transactions, confirms what is durable.
+//!
+//! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then stream (phase `stream`) until
+//! something ends it. It ends after any failure: what is broken for good is recorded in the catalog, and the subscription
+//! stops; everything else is left to the manager, which starts a new leader after a pause. Nothing is carried over but what
+//! is durable, so a restart is the one way of recovering.
+//!
+//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed out whole or, when it is too
+//! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use braid_bgworker::dependency::DependencyTracker;
+use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::progress::Progress;
+use braid_gir::{Begin, Commit, Reader, Record, Tag};
+use braid_ring::{Complete, Leader as Producer};
+use pgrx::pg_sys;
+
+use crate::applier::Arguments;
+use crate::apply::EPOCH_DIFFERENCE;
+use crate::copy::Coordinator;
+use crate::error::{self, PgError};
+use crate::group::Group;
+use crate::libpq::{self, Connection, CopyData, Interest, Mode, quote_identifier, quote_literal};
+use crate::registry::{self, Activity, SubscriptionEntry};
+use crate::subscription::{self, Subscription, lsn_text, parse_lsn, publication_list};
+use crate::{latch, origin, settings, worker};
+
+/// Keys that the dependency tracker remembers.
+const TRACKED_KEYS: usize = 200_000;
+/// Local WAL is flushed for confirmation at least this often under load.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+const RATE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The subscription that this process leads, for its exit callback.
+static LEADING: AtomicU32 = AtomicU32::new(0);
+
+/// How a leader ends.
+enum End {
+    /// Asked to, or there is nothing to do.
+    Quiet,
+    /// The manager may try again.
+    Transient(PgError),
+    /// A person has to look; the position is of the transaction that failed, 0 for none.
+    Permanent(PgError, u64),
+}
+
+impl From<PgError> for End {
+    fn from(error: PgError) -> Self {
+        match policy::for_apply(&error.sqlstate) {
+            Policy::Stop => Self::Permanent(error, 0),
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error),
+        }
+    }
+}
+
+impl From<braid_gir::Error> for End {
+    fn from(error: braid_gir::Error) -> Self {
+        Self::Permanent(error.into(), 0)
+    }
+}
+
+impl From<libpq::Error> for End {
+    fn from(error: libpq::Error) -> Self {
+        let mut error = PgError::from(error);
+        match policy::for_provider(&error.sqlstate) {
+            Policy::Stop => {
+                if error.hint.is_none() {
+                    let hint = policy::provider_hint(&error.sqlstate, &error.message);
+                    error = error.with_hint(hint);
+                }
+                error.message = format!("the provider reported: {}", error.message);
+                Self::Permanent(error, 0)
+            }
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => {
+                error.message = format!("connection to the provider: {}", error.message);
+                Self::Transient(error)
+            }
+        }
+    }
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    let id = u32::try_from(worker::Extra::mine().word(0)).unwrap_or(0);
+    worker::connect(database);
+    let Some(entry) = registry::subscription(id) else { return };
+    entry.leader_pid.store(registry::my_pid(), Ordering::Release);
+    entry.leader_latch.store(registry::my_latch(), Ordering::Release);
+    entry.started_at.store(registry::now(), Ordering::Relaxed);
+    entry.starts.fetch_add(1, Ordering::Relaxed);
+    entry.set_activity(Activity::Starting);
+    LEADING.store(id, Ordering::Relaxed);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe { pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null()) };
+    let end = match error::catch(|| lead(id, entry)) {
+        Ok(Ok(())) => End::Quiet,
+        Ok(Err(end)) => end,
+        Err(error) => {
+            error::abort();
+            error.into()
+        }
+    };
+    finish(id, entry, end);
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
+    if let Some(entry) = registry::subscription(LEADING.load(Ordering::Relaxed)) {
+        // However this process ends, its appliers end too.
+        for applier in &entry.appliers {
+            worker::terminate_pid(applier.pid.load(Ordering::Acquire));
+        }
+        entry.leader_latch.store(0, Ordering::Release);
+        entry.leader_pid.store(0, Ordering::Release);
+    }
+}
+
+/// Write down how it ended, for people and for the manager.
+fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
+    let (error, lsn, permanent) = match end {
+        End::Quiet => return,
+        End::Transient(error) => (error, 0, false),
+        End::Permanent(error, lsn) => (error, lsn, true),
+    };
+    entry.set_error(&error.message);
+    entry.failures.fetch_add(1, Ordering::Relaxed);
+    let mut permanent = permanent;
+    let recorded = error::transaction(|| {
+        let Some(subscription) = subscription::load(id)? else { return Ok(String::new()) };
+        permanent |= subscription.disable_on_error;
+        if permanent {
+            subscription::set_error(id, &error, lsn)?;
+        }
+        Ok(subscription.name)
+    });
+    match recorded {
+        Ok(name) if permanent => error.log(&format!("subscription \"{name}\" has stopped")),
+        Ok(name) => error.log(&format!("subscription \"{name}\" will be tried again")),
+        Err(failure) => failure.log("could not record the error of a subscription"),
+    }
+}
+
+fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
+    wait_for_old_appliers(entry);
+    let loaded = error::transaction(|| {
+        let Some(subscription) = subscription::load(id)? else { return Ok(None) };
+        let node = subscription::local_node()?
+            .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
+        Ok(Some((subscription, node)))
+    })?;
+    let Some((mut subscription, local_node)) = loaded else { return Ok(()) };
+    worker::report_activity(&format!("subscription {}", subscription.name));
+    let mut coordinator = Coordinator::new(&subscription);
+    if subscription.phase == "slot" {
+        let mut connection =
+            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
+        error::transaction(|| subscription::set_phase(id, "copy", Some(lsn)))?;
+        "copy".clone_into(&mut subscription.phase);
+        subscription.start_lsn = lsn;
+        coordinator.adopt(connection, snapshot, lsn);
+    }
+    let copied = copy_tables(&mut coordinator, entry);
+    if copied.is_err() {
+        coordinator.stop();
+    }
+    copied?;
+    if subscription.phase == "copy" {
+        error::transaction(|| subscription::set_phase(id, "stream", None))?;
+        "stream".clone_into(&mut subscription.phase);
+    }
+    let outcome = Stream::open(&subscription, local_node, entry, coordinator)
+        .and_then(|mut stream| {
+            // Also when it unwinds: appliers end through the exit callback then.
+            let outcome = stream.run();
+            stream.stop_appliers();
+            outcome
+        });
+    outcome
+}
+
+/// A leader that was killed may have left appliers that are still ending; they hold origins.
+fn wait_for_old_appliers(entry: &SubscriptionEntry) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let alive: Vec<i32> = entry
+            .appliers
+            .iter()
+            .map(|applier| applier.pid.load(Ordering::Acquire))
+            .filter(|pid| *pid != 0)
+            .collect();
+        if alive.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in alive {
+            worker::terminate_pid(pid);
+        }
+        latch::wait(Some(Duration::from_millis(20)));
+    }
+}
+
+/// Create the slot. One of its name that is there is a left-over of an attempt that was cut off before the catalog knew: names
+/// are checked when the subscription is created.
+fn create_slot(connection: &mut Connection, subscription: &Subscription) -> Result<(u64, String), End> {
+    let slot = quote_identifier(&subscription.slot);
+    let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export')");
+    let rows = match connection.query(&create) {
+        Ok(rows) => rows,
+        Err(error) if error.sqlstate() == "42710" => {
+            connection.query(&format!("DROP_REPLICATION_SLOT {slot} WAIT"))?;
+            connection.query(&create)?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let lsn = rows.get(0, 1).and_then(parse_lsn);
+    let snapshot = rows.get(0, 2).map(str::to_owned);
+    match (lsn, snapshot) {
+        (Some(lsn), Some(snapshot)) => Ok((lsn, snapshot)),
+        _ => Err(libpq::Error::Unexpected("CREATE_REPLICATION_SLOT").into()),
+    }
+}
+
+/// Have every table that waits copied, before anything is streamed.
+fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<(), End> {
+    loop {
+        let progress = coordinator.poll()?;
+        if progress.changed {
+            entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        if progress.waiting == 0 && progress.copying == 0 {
+            return Ok(());
+        }
+        entry.set_activity(Activity::Copying);
+        latch::wait(Some(progress.next.unwrap_or(Duration::from_secs(1))));
+        worker::reload_settings();
+    }
+}
+
+struct InHand {
+    begin_commit_lsn: u64,
+    changes: u32,
+    discard: bool,
+    skip: bool,
+    /// Tables that it touches and that are not ready.
+    blocked_on: HashSet<u32>,
+}
+
+struct Stream {
+    subscription: Subscription,
+    local_node: String,
+    entry: &'static SubscriptionEntry,
+    coordinator: Coordinator,
+    connection: Connection,
+    group: Group,
+    producer: Producer,
+    tracker: DependencyTracker,
+    progress: Progress,
+    workers: Vec<worker::Handle>,
+    /// OID at the provider and name of each schema.
+    schemas: HashMap<u32, (u32, String, String)>,
+    header_seen: bool,
+    in_hand: Option<InHand>,
+    /// Commits that were taken note of.
+    collected: u64,
+    last_message: Instant,
+    last_feedback: Instant,
+    last_flush: Instant,
+    ping_sent: bool,
+    reply_wanted: bool,
+    rate: Rate,
+}
+
+struct Rate {
+    at: Instant,
+    transactions: u64,
+    rows: u64,
+}
+
+impl Stream {
+    fn open(
+        subscription: &Subscription,
+        local_node: String,
+        entry: &'static SubscriptionEntry,
+        coordinator: Coordinator,
+    ) -> Result<Self, End> {
+        let appliers = if subscription.apply_mode == "serial" {
+            1
+        } else {
+            settings::appliers_per_subscription()
+        };
+        let start = error::transaction(|| {
+            origin::ensure(subscription.id, &subscription.provider, appliers)?;
+            Ok(origin::progress(subscription.id)?.max(subscription.start_lsn))
+        })?;
+        let mut connection =
+            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        check_provider(&mut connection, subscription)?;
+        connection.start_copy(&format!(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {})",
+            quote_identifier(&subscription.slot),
+            lsn_text(start),
+            publication_list(&subscription.publications),
+            quote_literal(&subscription.origin),
+            quote_literal(&local_node),
+        ))?;
+        let (group, handle) = Group::create(appliers, settings::apply_buffer_bytes())?;
+        group.ring.register_leader(registry::my_pid(), registry::my_latch());
+        let producer = Producer::new(group.ring);
+        let now = Instant::now();
+        let mut stream = Self {
+            subscription: subscription.clone(),
+            local_node,
+            entry,
+            coordinator,
+            connection,
+            group,
+            producer,
+            tracker: DependencyTracker::new(TRACKED_KEYS),
+            progress: Progress::new(start),
+            workers: Vec::new(),
+            schemas: HashMap::new(),
+            header_seen: false,
+            in_hand: None,
+            collected: 0,
+            last_message: now,
+            last_feedback: now,
+            last_flush: now,
+            ping_sent: false,
+            reply_wanted: false,
+            rate: Rate { at: now, transactions: 0, rows: 0 },
+        };
+        entry.received_lsn.store(start, Ordering::Relaxed);
+        entry.applied_lsn.store(start, Ordering::Relaxed);
+        entry.flushed_lsn.store(start, Ordering::Relaxed);
+        stream.start_appliers(appliers, handle)?;
+        entry.set_activity(Activity::CatchingUp);
+        Ok(stream)
+    }
+
+    fn start_appliers(&mut self, appliers: usize, handle: u32) -> Result<(), End> {
+        for number in 0..appliers {
+            let arguments =
+                Arguments { subscription_id: self.subscription.id, number, handle };
+            let name = format!("braid applier {number} of subscription {}", self.subscription.name);
+            let started = worker::start(&worker::Worker {
+                name: &name,
+                kind: "braid applier",
+                function: "braid_applier_main",
+                argument: registry::my_database(),
+                extra: arguments.pack(),
+            });
+            let Some(handle) = started else {
+                self.stop_appliers();
+                return Err(End::Transient(
+                    PgError::new("53400", "no background worker is free to apply changes")
+                        .with_hint("Increase max_worker_processes and restart the server."),
+                ));
+            };
+            self.workers.push(handle);
+        }
+        Ok(())
+    }
+
+    fn stop_appliers(&mut self) {
+        self.group.ring.request_stop();
+        for latch in self.group.ring.all_appliers().iter() {
+            registry::set_latch(latch);
+        }
+        for worker in &self.workers {
+            worker.terminate();
+        }
+        for worker in std::mem::take(&mut self.workers) {
+            if !worker.wait_ended(Duration::from_secs(10)) {
+                pgrx::log!("an applier of subscription \"{}\" is slow to end", self.subscription.name);
+            }
+        }
+        self.coordinator.stop();
+    }
+
+    fn run(&mut self) -> Result<(), End> {
+        loop {
+            let more = self.receive(64)?;
+            self.tend()?;
+            if !more {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Take up to `most` messages from the socket. True when there may be more.
+    fn receive(&mut self, most: usize) -> Result<bool, End> {
+        for _ in 0..most {
+            match self.connection.try_copy_data()? {
+                CopyData::Message(message) => self.message(&message)?,
+                CopyData::Pending => return Ok(false),
+                CopyData::End => return Err(libpq::Error::EndOfStream.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What has to be done from time to time, also while waiting for room.
+    fn tend(&mut self) -> Result<(), End> {
+        pgrx::check_for_interrupts!();
+        worker::reload_settings();
+        self.check_appliers()?;
+        self.collect();
+        let copy = self.coordinator.poll()?;
+        if copy.changed {
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        self.confirm()?;
+        self.check_silence()?;
+        self.measure();
+        Ok(())
+    }
+
+    fn check_appliers(&mut self) -> Result<(), End> {
+        if let Some(failure) = self.group.ring.failure().get() {
+            self.collect();
+            let some = |text: String| (!text.is_empty()).then_some(text);
+            let error = PgError {
+                sqlstate: failure.sqlstate,
+                message: failure.message,
+                detail: some(failure.detail),
+                hint: some(failure.hint).or_else(|| {
+                    Some(
+                        "Remove the cause and run braid.enable_subscription, or leave this transaction out with \
+                         braid.skip_transaction."
+                            .to_owned(),
+                    )
+                }),
+            };
+            return Err(match policy::for_apply(&error.sqlstate) {
+                Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),
+                Policy::Retry | Policy::Reconnect => End::Transient(error),
+            });
+        }
+        if self.workers.iter().any(|worker| worker.status() == worker::Status::Ended) {
+            return Err(End::Transient(PgError::new("57P01", "an applier has ended")));
+        }
+        Ok(())
+    }
+
+    /// Take note of what is committed since the last time.
+    fn collect(&mut self) {
+        let committed = self.group.ring.committed();
+        let mut last_timestamp = None;
+        while self.collected < committed {
+            self.collected += 1;
+            let (remote_end, local_end, timestamp) = self.producer.committed_at(self.collected);
+            self.progress.applied(remote_end, local_end);
+            last_timestamp = Some(timestamp);
+        }
+        if let Some(timestamp) = last_timestamp {
+            let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            self.entry.last_commit_at.store(timestamp, Ordering::Relaxed);
+        }
+    }
+
+    fn in_flight(&self) -> bool {
+        self.in_hand.is_some() || self.collected < self.group.ring.published()
+    }
+
+    /// Report positions to the provider when they are wanted or have moved.
+    fn confirm(&mut self) -> Result<(), End> {
+        let now = Instant::now();
+        let idle = !self.in_flight();
+        if let Some(local_end) = self.progress.unflushed()
+            && (idle || self.reply_wanted)
+            && (idle || now.duration_since(self.last_flush) > FLUSH_INTERVAL)
+        {
+            // One flush here for all that was committed, instead of one in each commit; waiting for the WAL writer
+            // would hold up a provider whose commits wait for this node.
+            // SAFETY: flushes WAL that exists up to a position that a commit here returned.
+            unsafe { pg_sys::XLogFlush(local_end) };
+            self.last_flush = now;
+        }
+        // SAFETY: a read of shared memory.
+        let flushed_here = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+        let positions = self.progress.update(flushed_here, self.in_flight());
+        let entry = self.entry;
+        let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed) != positions.flushed
+            || entry.applied_lsn.load(Ordering::Relaxed) != positions.applied;
+        entry.applied_lsn.store(positions.applied, Ordering::Relaxed);
+        let interval = status_interval();
+        let since = now.duration_since(self.last_feedback);
+        let due = self.reply_wanted
+            || (moved && (idle || since > FLUSH_INTERVAL))
+            || interval.is_some_and(|interval| since > interval);
+        if !due {
+            return Ok(());
+        }
+        self.last_feedback = now;
+        self.reply_wanted = false;
+        self.send_status(positions.received, positions.flushed, positions.applied, false)
+    }
+
+    fn send_status(&mut self, write: u64, flush: u64, apply: u64, ping: bool) -> Result<(), End> {
+        let mut message = Vec::with_capacity(34);
+        message.push(b'r');
+        for position in [write, flush, apply] {
+            message.extend_from_slice(&position.to_be_bytes());
+        }
+        message.extend_from_slice(&registry::now().to_be_bytes());
+        message.push(u8::from(ping));
+        Ok(self.connection.put_copy_data(&message)?)
+    }
+
+    /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
+    fn check_silence(&mut self) -> Result<(), End> {
+        let Some(timeout) = receiver_timeout() else { return Ok(()) };
+        let silence = self.last_message.elapsed();
+        if silence > timeout {
+            return Err(End::Transient(PgError::new(
+                "08006",
+                "the provider has been silent for longer than wal_receiver_timeout",
+            )));
+        }
+        if silence > timeout / 2 && !self.ping_sent {
+            self.ping_sent = true;
+            let load = |position: &std::sync::atomic::AtomicU64| position.load(Ordering::Relaxed);
+            let entry = self.entry;
+            let (write, flush, apply) =
+                (load(&entry.received_lsn), load(&entry.flushed_lsn), load(&entry.applied_lsn));
+            self.send_status(write, flush, apply, true)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self) {
+        let elapsed = self.rate.at.elapsed();
+        if elapsed < RATE_INTERVAL {
+            return;
+        }
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let entry = self.entry;
+        let transactions = load(&entry.transactions);
+        let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let per_second = |now: u64, before: u64| {
+            now.saturating_sub(before) as f64 / elapsed.as_secs_f64()
+        };
+        let store = |place: &std::sync::atomic::AtomicU64, rate: f64| {
+            place.store(rate.to_bits(), Ordering::Relaxed);
+        };
+        store(&entry.transactions_per_second, per_second(transactions, self.rate.transactions));
+        store(&entry.rows_per_second, per_second(rows, self.rate.rows));
+        self.rate = Rate { at: Instant::now(), transactions, rows };
+        if entry.failures.load(Ordering::Relaxed) > 0 {
+            // It has streamed for a while: what was wrong is over.
+            entry.clear_error();
+        }
+    }
+
+    fn sleep(&mut self) {
+        self.group.ring.leader_will_wait();
+        if self.group.ring.committed() != self.collected {
+            return;
+        }
+        let timeout = if self.in_flight() || self.progress.unflushed().is_some() {
+            FLUSH_INTERVAL
+        } else {
+            RATE_INTERVAL
+        };
+        self.connection.wait(Interest::Read, Some(timeout));
+    }
+
+    fn message(&mut self, message: &[u8]) -> Result<(), End> {
+        self.last_message = Instant::now();
+        self.ping_sent = false;
+        let entry = self.entry;
+        entry.last_message_at.store(registry::now(), Ordering::Relaxed);
+        let position = |at: usize| {
+            message
+                .get(at..)
+                .and_then(<[u8]>::first_chunk::<8>)
+                .map(|raw| u64::from_be_bytes(*raw))
+                .ok_or(libpq::Error::Unexpected("START_REPLICATION"))
+        };
+        match message.first() {
+            Some(b'w') => {
+                let end = position(9)?;
+                entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
+                let frame = message.get(25..).unwrap_or_default();
+                entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+                self.frame(frame)
+            }
+            Some(b'k') => {
+                let end = position(1)?;
+                entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
+                // Everything before it was sent, so nothing is missing between.
+                if self.in_hand.is_none() {
+                    self.received(end);
+                }
+                self.reply_wanted |= message.get(17) == Some(&1);
+                if entry.activity() == Activity::CatchingUp && !self.in_flight() {
+                    entry.set_activity(Activity::Streaming);
+                }
+                Ok(())
+            }
+            _ => Err(libpq::Error::Unexpected("START_REPLICATION").into()),
+        }
+    }
+
+    fn received(&mut self, position: u64) {
+        self.progress.received(position);
+        self.entry.received_lsn.fetch_max(position, Ordering::Relaxed);
+    }
+
+    /// Take a frame apart into the pieces of transactions and store them.
+    fn frame(&mut self, frame: &[u8]) -> Result<(), End> {
+        let mut reader = Reader::new(frame);
+        // Where the records that belong to the transaction in hand start in this frame.
+        let mut start = 0;
+        let mut at = 0;
+        while let Some((tag, body)) = reader.next_raw()? {
+            let record_start = at;
+            at += 5 + body.len();
+            match tag {
+                Tag::StreamHeader => self.header(frame.get(record_start..at).unwrap_or_default())?,
+                Tag::Schema => {
+                    self.schema(body, frame.get(record_start..at).unwrap_or_default())?;
+                }
+                Tag::Begin => {
+                    let Record::Begin(begin) = Record::read(tag, body)? else { continue };
+                    start = record_start;
+                    self.begin(&begin)?;
+                }
+                Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
+                Tag::Truncate => self.truncate(tag, body)?,
+                Tag::Message => {
+                    if let Record::Message(message) = Record::read(tag, body)?
+                        && !message.transactional
+                        && self.in_hand.is_none()
+                    {
+                        self.received(message.lsn);
+                    }
+                }
+                Tag::Commit => {
+                    let Record::Commit(commit) = Record::read(tag, body)? else { continue };
+                    self.store(frame.get(start..at).unwrap_or_default())?;
+                    self.commit(&commit)?;
+                    start = at;
+                }
+            }
+        }
+        if self.in_hand.is_some() {
+            self.store(frame.get(start..at).unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    fn header(&mut self, record: &[u8]) -> Result<(), End> {
+        if self.header_seen {
+            return Err(out_of_order());
+        }
+        let mut reader = Reader::new(record);
+        let Some(Record::StreamHeader(header)) = reader.next_record()? else {
+            return Err(out_of_order());
+        };
+        if !header.node_name.is_empty() && header.node_name != self.subscription.provider {
+            return Err(End::Permanent(
+                PgError::new(
+                    "55000",
+                    format!(
+                        "the provider is node \"{}\", but the subscription was made for \"{}\"",
+                        header.node_name, self.subscription.provider
+                    ),
+                )
+                .with_hint("Correct the connection string with braid.alter_subscription."),
+                0,
+            ));
+        }
+        self.header_seen = true;
+        Ok(self.group.append(record)?)
+    }
+
+    fn schema(&mut self, body: &[u8], record: &[u8]) -> Result<(), End> {
+        if !self.header_seen {
+            return Err(out_of_order());
+        }
+        let Record::Schema(schema) = Record::read(Tag::Schema, body)? else {
+            return Err(out_of_order());
+        };
+        if schema.number.0 as usize != self.schemas.len() {
+            return Err(out_of_order());
+        }
+        self.schemas.insert(
+            schema.number.0,
+            (schema.relation_oid, schema.namespace.to_owned(), schema.name.to_owned()),
+        );
+        Ok(self.group.append(record)?)
+    }
+
+    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
+        if self.in_hand.is_some() || !self.header_seen {
+            return Err(out_of_order());
+        }
+        while !self.producer.has_descriptor() {
+            self.wait_for_commits()?;
+        }
+        self.tracker.begin(self.producer.sequence(), self.group.ring.committed());
+        let skip = self.subscription.skip_lsn;
+        self.in_hand = Some(InHand {
+            begin_commit_lsn: begin.commit_lsn,
+            changes: 0,
+            // A change never goes back to where it came from (I8), whatever a provider sends.
+            discard: begin.origin == self.local_node,
+            skip: skip != 0 && begin.commit_lsn == skip,
+            blocked_on: HashSet::new(),
+        });
+        Ok(())
+    }
+
+    fn table(&self, schema: u32) -> Result<(u32, bool), End> {
+        let Some((oid, namespace, name)) = self.schemas.get(&schema) else {
+            return Err(out_of_order());
+        };
+        Ok((*oid, self.coordinator.is_ready(namespace, name)))
+    }
+
+    fn change(&mut self, body: &[u8]) -> Result<(), End> {
+        let header = Record::read_change_header(body)?;
+        let (oid, ready) = self.table(header.schema.0)?;
+        let Some(in_hand) = self.in_hand.as_mut() else { return Err(out_of_order()) };
+        in_hand.changes = in_hand.changes.saturating_add(1);
+        if !ready {
+            in_hand.blocked_on.insert(header.schema.0);
+        }
+        if header.barrier {
+            self.tracker.barrier(oid);
+        }
+        self.tracker.change(oid, header.writeset.hashes());
+        Ok(())
+    }
+
+    fn truncate(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        let Record::Truncate(truncate) = Record::read(tag, body)? else {
+            return Err(out_of_order());
+        };
+        for schema in truncate.schemas() {
+            let (oid, ready) = self.table(schema.0)?;
+            self.tracker.barrier(oid);
+            let Some(in_hand) = self.in_hand.as_mut() else { return Err(out_of_order()) };
+            in_hand.changes = in_hand.changes.saturating_add(1);
+            if !ready {
+                in_hand.blocked_on.insert(schema.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hold the stream until the tables that the transaction in hand touches are copied.
+    fn wait_for_tables(&mut self) -> Result<(), End> {
+        loop {
+            let blocked = self.in_hand.as_ref().is_some_and(|in_hand| {
+                in_hand.blocked_on.iter().any(|schema| {
+                    self.schemas
+                        .get(schema)
+                        .is_some_and(|(_, namespace, name)| !self.coordinator.is_ready(namespace, name))
+                })
+            });
+            if !blocked {
+                if let Some(in_hand) = self.in_hand.as_mut() {
+                    in_hand.blocked_on.clear();
+                }
+                return Ok(());
+            }
+            self.tend()?;
+            latch::wait(Some(Duration::from_millis(50)));
+        }
+    }
+
+    /// Store records of the transaction in hand, in as many pieces as it takes.
+    fn store(&mut self, records: &[u8]) -> Result<(), End> {
+        if self.in_hand.as_ref().is_none_or(|in_hand| in_hand.discard) || records.is_empty() {
+            return Ok(());
+        }
+        let piece = self.producer.piece();
+        let mut rest = records;
+        let mut first = true;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(piece));
+            while !self.producer.store(now, first, later.is_empty()) {
+                self.wait_for_commits()?;
+            }
+            first = false;
+            rest = later;
+            if self.producer.should_open() {
+                // Too large to be held whole: it is applied as it comes, alone.
+                self.wait_for_tables()?;
+                self.tracker.barrier_for_all();
+                self.producer.publish_open();
+                let lsn = self.in_hand.as_ref().map_or(0, |in_hand| in_hand.begin_commit_lsn);
+                self.producer.announce(lsn);
+            }
+            if self.producer.is_open() {
+                self.producer.extend();
+                for latch in self.group.ring.all_appliers().iter() {
+                    registry::set_latch(latch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ring is full: wait for appliers, and keep the connection alive meanwhile.
+    fn wait_for_commits(&mut self) -> Result<(), End> {
+        self.tend()?;
+        self.group.ring.leader_will_wait();
+        if self.group.ring.committed() == self.collected {
+            latch::wait(Some(FLUSH_INTERVAL));
+        }
+        // What the provider sends lies in the socket: it is alive as far as anybody can tell.
+        self.last_message = Instant::now();
+        Ok(())
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<(), End> {
+        if self.in_hand.is_none() {
+            return Err(out_of_order());
+        }
+        self.wait_for_tables()?;
+        let Some(in_hand) = self.in_hand.take() else { return Err(out_of_order()) };
+        if in_hand.begin_commit_lsn != commit.commit_lsn {
+            return Err(out_of_order());
+        }
+        if in_hand.discard {
+            self.tracker.abandon();
+            self.producer.discard();
+        } else {
+            let edges = self.tracker.finish();
+            let skip = in_hand.skip
+                || (self.subscription.skip_lsn != 0
+                    && self.subscription.skip_lsn == commit.end_lsn);
+            self.producer.publish(&Complete {
+                depends_on: edges.latest,
+                commit_lsn: commit.commit_lsn,
+                end_lsn: commit.end_lsn,
+                commit_timestamp: commit.commit_timestamp,
+                changes: in_hand.changes,
+                skip,
+            });
+            for latch in self.group.ring.idle_appliers(1).iter() {
+                registry::set_latch(latch);
+            }
+        }
+        self.received(commit.end_lsn);
+        Ok(())
+    }
+}
+
+fn out_of_order() -> End {
+    End::Permanent(
+        PgError::new("08P01", "records from the provider are out of order")
+            .with_hint("The provider runs a version of braid that this one does not understand."),
+        0,
+    )
+}
+
+/// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
+fn check_provider(connection: &mut Connection, subscription: &Subscription) -> Result<(), End> {
+    let rows = connection.query(&format!(
+        "SELECT plugin, wal_status FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+        quote_literal(&subscription.slot)
+    ))?;
+    let permanent = |sqlstate: &str, message: String, hint: &str| {
+        Err(End::Permanent(PgError::new(sqlstate, message).with_hint(hint), 0))
+    };
+    if rows.is_empty() {
+        return permanent(
+            "42704",
+            format!("replication slot \"{}\" does not exist at the provider", subscription.slot),
+            policy::provider_hint("42704", "replication slot"),
+        );
+    }
+    if rows.get(0, 0) != Some("braid") {
+        return permanent(
+            "55000",
+            format!("replication slot \"{}\" at the provider is not braid's", subscription.slot),
+            "Drop the subscription and create it with another slot_name.",
+        );
+    }
+    if rows.get(0, 1) == Some("lost") {
+        return permanent(
+            "55000",
+            format!("the provider has removed WAL that slot \"{}\" needs", subscription.slot),
+            policy::provider_hint("55000", "removed"),
+        );
+    }
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT p FROM unnest(ARRAY[{names}]::text[]) p \
+         WHERE p NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"
+    ))?;
+    if let Some(missing) = rows.get(0, 0) {
+        return permanent(
+            "42704",
+            format!("publication \"{missing}\" does not exist at the provider"),
+            policy::provider_hint("42704", "publication"),
+        );
+    }
+    Ok(())
+}
+
+/// `wal_receiver_status_interval`; `None` when it is 0.
+fn status_interval() -> Option<Duration> {
+    // SAFETY: a setting of the server, in seconds.
+    let seconds = unsafe { pg_sys::wal_receiver_status_interval };
+    u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)
+}
+
+/// `wal_receiver_timeout`; `None` when it is 0.
+fn receiver_timeout() -> Option<Duration> {
+    // SAFETY: a setting of the server, in milliseconds.
+    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    u64::try_from(milliseconds).ok().filter(|time| *time > 0).map(Duration::from_millis)
+}

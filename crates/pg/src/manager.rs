@@ -1,0 +1,356 @@
+//! The manager process: one for each database that has the extension. It starts and stops the leaders of subscriptions as the
+//! catalog says, drops the slots that dropped subscriptions left at providers, and removes old history.
+//!
+//! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A leader that ended is started
+//! again after a pause that doubles with each failure in a row; one whose subscription has an error is not.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::policy;
+use pgrx::pg_sys;
+
+use crate::error::{self, PgError};
+use crate::registry::{self, Activity, ManagerEntry};
+use crate::subscription::{execute, rows};
+use crate::{latch, settings, supervisor, worker};
+
+/// The catalog is read again after this, in case a wake-up was lost.
+const INTERVAL: Duration = Duration::from_secs(10);
+const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// A leader that ran this long and ended without an error starts again at once.
+const SETTLED: Duration = Duration::from_secs(5);
+
+struct Led {
+    handle: worker::Handle,
+    started: Instant,
+    /// What its catalog row said when it was started; another one asks for a new leader.
+    fingerprint: String,
+    stopping: bool,
+}
+
+#[derive(Default)]
+struct Manager {
+    leaders: HashMap<u32, Led>,
+    not_before: HashMap<u32, Instant>,
+    cleanup: Option<worker::Handle>,
+    cleanup_not_before: Option<Instant>,
+    purged: Option<Instant>,
+}
+
+struct Wanted {
+    id: u32,
+    name: String,
+    fingerprint: String,
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    worker::connect(database);
+    let Some(entry) = registry::manager(database) else {
+        pgrx::log!("braid: too many databases");
+        return;
+    };
+    match error::transaction(has_extension) {
+        Ok(true) => {}
+        Ok(false) => {
+            entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
+            return;
+        }
+        Err(failure) => {
+            failure.log("braid manager");
+            return;
+        }
+    }
+    entry.latch.store(registry::my_latch(), Ordering::SeqCst);
+    entry.pid.store(registry::my_pid(), Ordering::SeqCst);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe {
+        let address = std::ptr::from_ref(entry).addr();
+        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(address));
+    }
+    worker::report_activity("watching subscriptions");
+    end_left_over_leaders(database);
+    let mut manager = Manager::default();
+    loop {
+        worker::reload_settings();
+        entry.poked.store(0, Ordering::SeqCst);
+        let wait = match error::transaction(|| if has_extension()? { read().map(Some) } else { Ok(None) }) {
+            Ok(Some((wanted, known, cleanup))) => manager.tend(&wanted, &known, cleanup),
+            Ok(None) => {
+                manager.stop_all();
+                entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
+                return;
+            }
+            Err(failure) => {
+                failure.log("braid manager");
+                Duration::from_secs(1)
+            }
+        };
+        if entry.poked.load(Ordering::SeqCst) == 0 {
+            latch::wait(Some(wait));
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
+    // SAFETY: the argument is the address of this manager's entry in the registry.
+    let entry = unsafe { &*std::ptr::with_exposed_provenance::<ManagerEntry>(argument.value()) };
+    if entry.pid.load(Ordering::SeqCst) == registry::my_pid() {
+        entry.pid.store(0, Ordering::SeqCst);
+    }
+    entry.latch.store(0, Ordering::SeqCst);
+}
+
+fn has_extension() -> Result<bool, PgError> {
+    // SAFETY: a catalog look-up in a transaction.
+    let oid = unsafe { pg_sys::get_extension_oid(c"braid".as_ptr(), true) };
+    Ok(oid != pg_sys::InvalidOid)
+}
+
+/// Leaders that a manager before this one has started: nobody watches them.
+fn end_left_over_leaders(database: u32) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let alive: Vec<i32> = registry::subscriptions()
+            .iter()
+            .filter(|entry| {
+                entry.subscription_id.load(Ordering::Acquire) != 0
+                    && entry.database.load(Ordering::Acquire) == database
+            })
+            .map(|entry| entry.leader_pid.load(Ordering::Acquire))
+            .filter(|pid| *pid > 0)
+            .collect();
+        if alive.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in alive {
+            worker::terminate_pid(pid);
+        }
+        latch::wait(Some(Duration::from_millis(50)));
+    }
+}
+
+type State = (Vec<Wanted>, Vec<u32>, bool);
+
+/// Subscriptions that should run, all that exist, and whether slots are to be cleaned up.
+fn read() -> Result<State, PgError> {
+    let found = rows(
+        "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
+         md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
+         disable_on_error, apply_mode, provider_name, subscription_owner)::text) from braid.subscription",
+        &[],
+    )?;
+    let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
+    let mut wanted = Vec::new();
+    let mut known = Vec::new();
+    for row in found {
+        let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+        let Ok(id) = text(0).parse::<u32>() else { continue };
+        known.push(id);
+        if text(2) == "true" {
+            wanted.push(Wanted { id, name: text(1), fingerprint: text(3) });
+        }
+    }
+    Ok((wanted, known, !cleanup.is_empty()))
+}
+
+impl Manager {
+    /// Bring what runs in line with what is wanted. Returns how long to wait.
+    fn tend(&mut self, wanted: &[Wanted], known: &[u32], cleanup: bool) -> Duration {
+        let mut wait = INTERVAL;
+        self.reap(wanted);
+        for (id, led) in &mut self.leaders {
+            let right = wanted
+                .iter()
+                .any(|wanted| wanted.id == *id && led.fingerprint == wanted.fingerprint);
+            if !right && !led.stopping {
+                led.handle.terminate();
+                led.stopping = true;
+            }
+            if led.stopping {
+                wait = wait.min(Duration::from_millis(100));
+            }
+        }
+        for wanted in wanted {
+            let Some(entry) = registry::take_subscription(wanted.id) else {
+                PgError::new("53400", "too many subscriptions run in this server")
+                    .with_hint("Increase braid.max_subscriptions and restart the server.")
+                    .log(&format!("subscription \"{}\"", wanted.name));
+                continue;
+            };
+            if self.leaders.contains_key(&wanted.id) {
+                // What it does not watch for itself: tables that are to be copied.
+                registry::set_latch(entry.leader_latch.load(Ordering::Acquire));
+                entry.catalog_version.fetch_add(1, Ordering::AcqRel);
+                continue;
+            }
+            let left = self
+                .not_before
+                .get(&wanted.id)
+                .map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+            if !left.is_zero() {
+                wait = wait.min(left);
+                continue;
+            }
+            match start_leader(wanted) {
+                Some(led) => {
+                    self.leaders.insert(wanted.id, led);
+                }
+                None => {
+                    entry.set_activity(Activity::Retrying);
+                    entry.set_error("no background worker is free: increase max_worker_processes");
+                    wait = wait.min(Duration::from_secs(2));
+                }
+            }
+        }
+        self.release(wanted, known);
+        self.clean_up(cleanup, &mut wait);
+        self.purge(&mut wait);
+        wait
+    }
+
+    /// Take note of leaders that have ended, and when each may start again.
+    fn reap(&mut self, wanted: &[Wanted]) {
+        let mut ended = Vec::new();
+        self.leaders.retain(|id, led| {
+            let over = led.handle.status() == worker::Status::Ended;
+            if over {
+                ended.push((*id, led.started, led.stopping));
+            }
+            !over
+        });
+        for (id, started, stopping) in ended {
+            let failures = registry::subscription(id).map_or(0, |entry| {
+                entry.set_activity(Activity::Stopped);
+                entry.failures.load(Ordering::Acquire)
+            });
+            if stopping {
+                self.not_before.remove(&id);
+                if let Some(entry) = registry::subscription(id) {
+                    entry.clear_error();
+                }
+                continue;
+            }
+            let first = u64::try_from(settings::retry_interval().as_millis()).unwrap_or(1000);
+            let most = u64::try_from(settings::retry_interval_max().as_millis()).unwrap_or(60_000);
+            let pause = if failures == 0 && started.elapsed() > SETTLED {
+                0
+            } else {
+                policy::backoff_ms(failures.max(1), first, most)
+            };
+            self.not_before.insert(id, Instant::now() + Duration::from_millis(pause));
+            if wanted.iter().any(|wanted| wanted.id == id)
+                && let Some(entry) = registry::subscription(id)
+            {
+                entry.set_activity(Activity::Retrying);
+            }
+        }
+    }
+
+    /// Give back the entries of subscriptions that are gone, and forget the pauses of those that do not run.
+    fn release(&mut self, wanted: &[Wanted], known: &[u32]) {
+        let database = registry::my_database();
+        for entry in registry::subscriptions() {
+            let id = entry.subscription_id.load(Ordering::Acquire);
+            if id == 0 || entry.database.load(Ordering::Acquire) != database {
+                continue;
+            }
+            if !known.contains(&id) && !self.leaders.contains_key(&id) {
+                registry::release_subscription(entry);
+            } else if !wanted.iter().any(|wanted| wanted.id == id)
+                && !self.leaders.contains_key(&id)
+            {
+                entry.set_activity(Activity::Stopped);
+            }
+        }
+        self.not_before.retain(|id, _| wanted.iter().any(|wanted| wanted.id == *id));
+    }
+
+    /// Have a worker of its own drop left-over slots: reaching a provider may take long.
+    fn clean_up(&mut self, needed: bool, wait: &mut Duration) {
+        if let Some(handle) = &self.cleanup {
+            if handle.status() != worker::Status::Ended {
+                return;
+            }
+            self.cleanup = None;
+            self.cleanup_not_before = Some(Instant::now() + Duration::from_secs(5));
+        }
+        // A slot is only free once the leader that used it is gone.
+        if !needed || self.leaders.values().any(|led| led.stopping) {
+            return;
+        }
+        if let Some(at) = self.cleanup_not_before {
+            let left = at.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                *wait = (*wait).min(left);
+                return;
+            }
+        }
+        self.cleanup = worker::start(&worker::Worker {
+            name: "braid slot cleanup",
+            kind: "braid cleanup",
+            function: "braid_cleanup_main",
+            argument: registry::my_database(),
+            extra: worker::Extra::pack(&[]),
+        });
+    }
+
+    fn purge(&mut self, wait: &mut Duration) {
+        if self.purged.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
+            return;
+        }
+        self.purged = Some(Instant::now());
+        let Some(minutes) = settings::conflict_history_retention_minutes() else { return };
+        let purged = error::transaction(|| {
+            execute(
+                "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
+                 where recorded_at < now() - make_interval(mins => $1) limit 10000)",
+                &[minutes.into()],
+            )
+        });
+        if let Err(failure) = purged {
+            failure.log("could not remove old conflicts");
+        }
+        *wait = (*wait).min(PURGE_INTERVAL);
+    }
+
+    fn stop_all(&mut self) {
+        for led in self.leaders.values() {
+            led.handle.terminate();
+        }
+        for (id, led) in std::mem::take(&mut self.leaders) {
+            if !led.handle.wait_ended(Duration::from_secs(10)) {
+                pgrx::log!("the leader of subscription {id} is slow to end");
+            }
+        }
+        let database = registry::my_database();
+        for entry in registry::subscriptions() {
+            if entry.subscription_id.load(Ordering::Acquire) != 0
+                && entry.database.load(Ordering::Acquire) == database
+            {
+                registry::release_subscription(entry);
+            }
+        }
+    }
+}
+
+fn start_leader(wanted: &Wanted) -> Option<Led> {
+    let handle = worker::start(&worker::Worker {
+        name: &format!("braid leader of subscription {}", wanted.name),
+        kind: "braid leader",
+        function: "braid_leader_main",
+        argument: registry::my_database(),
+        extra: worker::Extra::pack(&[u64::from(wanted.id)]),
+    })?;
+    Some(Led {
+        handle,
+        started: Instant::now(),
+        fingerprint: wanted.fingerprint.clone(),
+        stopping: false,
+    })
+}

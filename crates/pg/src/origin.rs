@@ -1,0 +1,134 @@
+//! Replication origins: under which a subscription's commits are stamped, and how far it has come.
+//!
+//! One origin for each pair of node and applier, named `braid/<node>/<number>`, because a process can only advance an origin
+//! that no other process holds. Commits are in the provider's order, and so are their WAL records: the largest position of a
+//! subscription's origins is where it stands, also after a crash (I1).
+
+use std::ffi::CString;
+
+use pgrx::pg_sys;
+
+use crate::compat;
+use crate::error::PgError;
+use crate::subscription::{execute, rows};
+
+/// An origin's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OriginId(pub pg_sys::RepOriginId);
+
+fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
+    rows.into_iter()
+        .filter_map(|row| row.into_iter().next().flatten()?.parse().ok().map(OriginId))
+        .collect()
+}
+
+/// The origins that a subscription uses for `node`, by number, at least `count` of them: those it has, those that a dropped
+/// subscription left, new ones. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<OriginId>, PgError> {
+    let id = i64::from(subscription_id);
+    // One at a time: two leaders that start at once must not take the same.
+    execute("lock table braid.origin in share row exclusive mode", &[])?;
+    let mine = || {
+        rows(
+            "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by number",
+            &[id.into(), node.into()],
+        )
+        .map(parse)
+    };
+    let mut origins = mine()?;
+    while origins.len() < count {
+        let left = rows(
+            "update braid.origin set subscription_id = $1 where origin_id = (select origin_id from braid.origin \
+             where subscription_id is null and node_name = $2::name order by number limit 1) returning origin_id::text",
+            &[id.into(), node.into()],
+        )
+        .map(parse)?;
+        match left.first() {
+            // What another subscription had applied says nothing of this one.
+            Some(origin) => advance(*origin, 0),
+            None => create(id, node)?,
+        }
+        origins = mine()?;
+    }
+    Ok(origins)
+}
+
+fn create(subscription_id: i64, node: &str) -> Result<(), PgError> {
+    let number = rows(
+        "select (coalesce(max(number), -1) + 1)::text from braid.origin where node_name = $1::name",
+        &[node.into()],
+    )?
+    .into_iter()
+    .next()
+    .and_then(|row| row.into_iter().next().flatten())
+    .unwrap_or_else(|| "0".to_owned());
+    let name = format!("braid/{node}/{number}");
+    let c_name = CString::new(name.as_str())
+        .map_err(|_| PgError::new("22023", "node name has a zero byte"))?;
+    // SAFETY: in a transaction; a name that exists already (from a dropped extension) is looked up, not an error.
+    let origin = unsafe {
+        let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
+        if found == 0 { pg_sys::replorigin_create(c_name.as_ptr()) } else { found }
+    };
+    advance(OriginId(origin), 0);
+    execute(
+        "insert into braid.origin (origin_id, node_name, number, subscription_id) \
+         values ($1::oid, $2::name, $3::integer, $4)",
+        &[
+            i64::from(origin).into(),
+            node.into(),
+            number.parse::<i64>().unwrap_or(0).into(),
+            subscription_id.into(),
+        ],
+    )
+}
+
+/// Set an origin's position, also backwards.
+pub fn advance(origin: OriginId, lsn: u64) {
+    // SAFETY: errors (held by another process) unwind; WAL-logged.
+    unsafe {
+        pg_sys::LockRelationOid(
+            pg_sys::ReplicationOriginRelationId,
+            i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3),
+        );
+        pg_sys::replorigin_advance(origin.0, lsn, 0, true, true);
+    }
+}
+
+/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. In a transaction of
+/// the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
+    let origins = rows(
+        "select origin_id::text from braid.origin where subscription_id = $1",
+        &[i64::from(subscription_id).into()],
+    )
+    .map(parse)?;
+    // SAFETY: a plain read of shared memory; an origin without a position gives 0.
+    Ok(origins
+        .into_iter()
+        .map(|origin| unsafe { pg_sys::replorigin_get_progress(origin.0, false) })
+        .max()
+        .unwrap_or(0))
+}
+
+/// Stamp what this process commits with `origin` from now on.
+pub fn use_for_commits(origin: OriginId) {
+    // SAFETY: errors (held by another process, no free state) unwind. The variables are read when a transaction commits.
+    unsafe {
+        if pg_sys::replorigin_session_origin == origin.0 {
+            return;
+        }
+        if pg_sys::replorigin_session_origin != 0 {
+            pg_sys::replorigin_session_reset();
+            pg_sys::replorigin_session_origin = 0;
+        }
+        compat::replorigin_session_setup(origin.0);
+        pg_sys::replorigin_session_origin = origin.0;
+    }
+}

@@ -1,0 +1,38 @@
+//! Main functions of the background workers, by the names under which they are registered.
+
+use pgrx::pg_sys;
+
+/// One for the server; started by `shared_preload_libraries`.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_supervisor_main(argument: pg_sys::Datum) {
+    braid_pg::supervisor::main(argument);
+}
+
+/// One for each database that has the extension; started by the supervisor.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_manager_main(argument: pg_sys::Datum) {
+    braid_pg::manager::main(argument);
+}
+
+/// One for each subscription that runs; started by the manager.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_leader_main(argument: pg_sys::Datum) {
+    braid_pg::leader::main(argument);
+}
+
+/// `braid.appliers_per_subscription` for each leader; started by it.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_applier_main(argument: pg_sys::Datum) {
+    braid_pg::applier::main(argument);
+}
+
+/// Started by the manager when slots of dropped subscriptions are left at providers.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
+    braid_pg::cleanup::main(argument);
+}
