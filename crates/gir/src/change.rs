@@ -1,7 +1,7 @@
 //! Insert, update and delete.
 //!
 //! Layout: u32 schema number, u8 flags (bits 0-1 before image: 0 none, 1 key, 2 whole row; bit 2: the change can't be keyed and is
-//! a barrier for its whole table), u8 number of key hashes, the hashes as u64, then the before image if there is one, then the
+//! a barrier for its whole table; an insert has no before image, a delete always has one), u8 number of key hashes, the hashes as u64, then the before image if there is one, then the
 //! after image for insert and update.
 //!
 //! The hashes are the writeset: one for each unique key of the before and after images. Equal keys have equal hashes. The
@@ -55,7 +55,11 @@ pub struct Writeset<'a> {
 impl<'a> Writeset<'a> {
     /// The hashes in the order in which they were written.
     pub fn hashes(&self) -> impl Iterator<Item = u64> + 'a {
-        self.bytes.as_chunks::<8>().0.iter().map(|raw| u64::from_le_bytes(*raw))
+        self.bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|raw| u64::from_le_bytes(*raw))
     }
 
     /// Number of hashes, at most 255.
@@ -93,14 +97,29 @@ impl<'a> ChangeHeader<'a> {
             0 => BeforeKind::Absent,
             1 => BeforeKind::Key,
             2 => BeforeKind::Row,
-            _ => return Err(Error::UnknownTag { what: "change flags", tag: flags }),
+            _ => {
+                return Err(Error::UnknownTag {
+                    what: "change flags",
+                    tag: flags,
+                });
+            }
         };
         if flags & !(3 | BARRIER) != 0 {
-            return Err(Error::UnknownTag { what: "change flags", tag: flags });
+            return Err(Error::UnknownTag {
+                what: "change flags",
+                tag: flags,
+            });
         }
         let count = usize::from(cursor.u8("writeset size")?);
-        let writeset = Writeset { bytes: cursor.take(count * 8, "writeset")? };
-        Ok(Self { schema, before, barrier: flags & BARRIER != 0, writeset })
+        let writeset = Writeset {
+            bytes: cursor.take(count * 8, "writeset")?,
+        };
+        Ok(Self {
+            schema,
+            before,
+            barrier: flags & BARRIER != 0,
+            writeset,
+        })
     }
 
     /// Append a change's header; the images follow it. Too many keys to list make the change a barrier.
@@ -127,6 +146,19 @@ impl<'a> ChangeHeader<'a> {
     }
 }
 
+/// A delete without a before image could not be applied, and an insert with one has no meaning.
+pub(crate) fn check_before(operation: Operation, before: BeforeKind) -> Result<()> {
+    let what = match (operation, before == BeforeKind::Absent) {
+        (Operation::Insert, false) => "before image of an insert",
+        (Operation::Delete, true) => "before image of a delete",
+        _ => return Ok(()),
+    };
+    Err(Error::OutOfRange {
+        what,
+        value: i64::from(before.bits()),
+    })
+}
+
 /// One changed row, borrowed from the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change<'a> {
@@ -134,7 +166,7 @@ pub struct Change<'a> {
     pub operation: Operation,
     /// Relation and keys.
     pub header: ChangeHeader<'a>,
-    /// The row, or its key, before the change.
+    /// The row, or its key, before the change; never there for insert, always for delete.
     pub before: Option<Image<'a>>,
     /// The row after it; always there for insert and update, never for delete.
     pub after: Option<Image<'a>>,
@@ -143,6 +175,7 @@ pub struct Change<'a> {
 impl<'a> Change<'a> {
     pub(crate) fn read(operation: Operation, cursor: &mut Cursor<'a>) -> Result<Self> {
         let header = ChangeHeader::read(cursor)?;
+        check_before(operation, header.before)?;
         let before = match header.before {
             BeforeKind::Absent => None,
             BeforeKind::Key | BeforeKind::Row => Some(Image::read(cursor)?),
@@ -151,6 +184,11 @@ impl<'a> Change<'a> {
             Operation::Insert | Operation::Update => Some(Image::read(cursor)?),
             Operation::Delete => None,
         };
-        Ok(Self { operation, header, before, after })
+        Ok(Self {
+            operation,
+            header,
+            before,
+            after,
+        })
     }
 }

@@ -39,6 +39,9 @@ pub enum Error {
     /// A name is not UTF-8.
     #[error("{0} is not valid UTF-8")]
     NotUtf8(&'static str),
+    /// A name has a zero byte in it, which no PostgreSQL name can have.
+    #[error("{0} contains a zero byte")]
+    NulInName(&'static str),
     /// A variable-length integer does not fit its type or is not in its shortest form.
     #[error("malformed variable-length integer in {0}")]
     BadVarint(&'static str),
@@ -50,7 +53,7 @@ pub enum Error {
         /// The value that was read.
         value: i64,
     },
-    /// Something is too large to be written.
+    /// Something is too large for the field that counts it.
     #[error("{0} is too large for a GIR record")]
     TooLarge(&'static str),
 }

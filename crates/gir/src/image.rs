@@ -3,7 +3,7 @@
 //! Layout: u16 number of columns, then one value each, in the schema record's column order. An image of the key alone has
 //! all columns too, with the value None for those that are not in the key.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::value::Value;
 use crate::wire::Cursor;
 
@@ -26,6 +26,11 @@ impl<'a> Image<'a> {
         Ok(Self { columns, values })
     }
 
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.columns.to_le_bytes());
+        out.extend_from_slice(self.values);
+    }
+
     /// Number of columns.
     #[must_use]
     pub fn columns(&self) -> u16 {
@@ -35,9 +40,11 @@ impl<'a> Image<'a> {
     /// The values in column order.
     #[must_use]
     pub fn values(&self) -> Values<'a> {
-        Values { left: self.columns, cursor: Cursor::new(self.values) }
+        Values {
+            left: self.columns,
+            cursor: Cursor::new(self.values),
+        }
     }
-
 }
 
 /// Iterator over an image's values. Ends after the first error.
@@ -65,32 +72,49 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// Writes a row image column by column; the count is filled in by [`ImageWriter::finish`].
+/// Writes a row image column by column; the count is filled in when the record ends.
 #[derive(Debug)]
 pub struct ImageWriter<'b> {
     out: &'b mut Vec<u8>,
     start: usize,
-    columns: u16,
+    columns: usize,
+    refused: Option<Error>,
 }
 
 impl<'b> ImageWriter<'b> {
     pub(crate) fn new(out: &'b mut Vec<u8>) -> Self {
         let start = out.len();
         out.extend_from_slice(&[0, 0]);
-        Self { out, start, columns: 0 }
+        Self {
+            out,
+            start,
+            columns: 0,
+            refused: None,
+        }
     }
 
-    /// Append the next column's value.
+    /// Append the next column's value. One that no reader would accept (a time of day outside its day) makes the whole
+    /// record an error.
     #[inline]
     pub fn put(&mut self, value: &Value<'_>) {
+        if let Value::DateTime(date_time) = value
+            && let Err(error) = date_time.check()
+        {
+            self.refused = Some(error);
+        }
         value.write(self.out);
         self.columns += 1;
     }
 
     /// Set the column count.
-    pub fn finish(self) {
-        if let Some(count) = self.out.get_mut(self.start..self.start + 2) {
-            count.copy_from_slice(&self.columns.to_le_bytes());
+    pub(crate) fn finish(self) -> Result<()> {
+        if let Some(error) = self.refused {
+            return Err(error);
         }
+        let columns = u16::try_from(self.columns).map_err(|_| Error::TooLarge("column count"))?;
+        if let Some(count) = self.out.get_mut(self.start..self.start + 2) {
+            count.copy_from_slice(&columns.to_le_bytes());
+        }
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! transactional stands outside of any transaction.
 
 use crate::error::{Error, Result};
-use crate::wire::{Cursor, put_byte_string};
+use crate::wire::{Cursor, put_byte_string, put_name};
 
 /// A logical message, borrowed from the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,10 @@ impl<'a> Message<'a> {
     pub(crate) fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
         let flags = cursor.u8("message flags")?;
         if flags & !1 != 0 {
-            return Err(Error::UnknownTag { what: "message flags", tag: flags });
+            return Err(Error::UnknownTag {
+                what: "message flags",
+                tag: flags,
+            });
         }
         Ok(Self {
             transactional: flags == 1,
@@ -33,10 +36,11 @@ impl<'a> Message<'a> {
         })
     }
 
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) -> Result<()> {
         out.push(u8::from(self.transactional));
         out.extend_from_slice(&self.lsn.to_le_bytes());
-        put_byte_string(out, self.prefix.as_bytes());
+        put_name(out, self.prefix, "message prefix")?;
         put_byte_string(out, self.content);
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 //! A record is a tag byte, the length of its body as u32, and the body. A frame is what one message of the replication
 //! protocol carries: one or more whole records. A transaction may span frames; a record never does.
 
-use crate::change::{BeforeKind, Change, ChangeHeader, Operation};
+use crate::change::{BeforeKind, Change, ChangeHeader, Operation, check_before};
 use crate::error::{Error, Result};
 use crate::image::ImageWriter;
 use crate::message::Message;
@@ -52,7 +52,12 @@ impl Tag {
             b'D' => Self::Delete,
             b'T' => Self::Truncate,
             b'M' => Self::Message,
-            _ => return Err(Error::UnknownTag { what: "record", tag }),
+            _ => {
+                return Err(Error::UnknownTag {
+                    what: "record",
+                    tag,
+                });
+            }
         })
     }
 }
@@ -86,7 +91,9 @@ impl<'a> Reader<'a> {
     /// Read `frame`, which holds whole records.
     #[must_use]
     pub fn new(frame: &'a [u8]) -> Self {
-        Self { cursor: Cursor::new(frame) }
+        Self {
+            cursor: Cursor::new(frame),
+        }
     }
 
     /// Whether the frame is used up.
@@ -132,15 +139,25 @@ impl<'a> Record<'a> {
     pub fn read(tag: Tag, body: &'a [u8]) -> Result<Self> {
         let mut cursor = Cursor::new(body);
         let (record, what) = match tag {
-            Tag::StreamHeader => {
-                (Self::StreamHeader(StreamHeader::read(&mut cursor)?), "stream header")
-            }
+            Tag::StreamHeader => (
+                Self::StreamHeader(StreamHeader::read(&mut cursor)?),
+                "stream header",
+            ),
             Tag::Schema => (Self::Schema(Schema::read(&mut cursor)?), "schema"),
             Tag::Begin => (Self::Begin(Begin::read(&mut cursor)?), "begin"),
             Tag::Commit => (Self::Commit(Commit::read(&mut cursor)?), "commit"),
-            Tag::Insert => (Self::Change(Change::read(Operation::Insert, &mut cursor)?), "insert"),
-            Tag::Update => (Self::Change(Change::read(Operation::Update, &mut cursor)?), "update"),
-            Tag::Delete => (Self::Change(Change::read(Operation::Delete, &mut cursor)?), "delete"),
+            Tag::Insert => (
+                Self::Change(Change::read(Operation::Insert, &mut cursor)?),
+                "insert",
+            ),
+            Tag::Update => (
+                Self::Change(Change::read(Operation::Update, &mut cursor)?),
+                "update",
+            ),
+            Tag::Delete => (
+                Self::Change(Change::read(Operation::Delete, &mut cursor)?),
+                "delete",
+            ),
             Tag::Truncate => (Self::Truncate(Truncate::read(&mut cursor)?), "truncate"),
             Tag::Message => (Self::Message(Message::read(&mut cursor)?), "message"),
         };
@@ -159,9 +176,14 @@ impl<'a> Record<'a> {
 }
 
 /// Appends records to a buffer that the caller owns, reuses and sends as frames.
+///
+/// Only whole records are ever seen: where a closure that fills in a row fails, or a PostgreSQL error unwinds through it,
+/// what it wrote is dropped.
 #[derive(Debug, Default)]
 pub struct Writer {
     out: Vec<u8>,
+    /// End of the last whole record; what lies behind it was left by a body that unwound.
+    whole: usize,
 }
 
 impl Writer {
@@ -174,46 +196,54 @@ impl Writer {
     /// The frame so far.
     #[must_use]
     pub fn frame(&self) -> &[u8] {
-        &self.out
+        self.out.get(..self.whole).unwrap_or_default()
     }
 
     /// Bytes so far.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.out.len()
+        self.whole
     }
 
     /// Whether nothing was written since the last [`Writer::clear`].
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.out.is_empty()
+        self.whole == 0
     }
 
     /// Start a new frame. Memory is kept, up to `keep` bytes.
     pub fn clear(&mut self, keep: usize) {
+        self.whole = 0;
         self.out.clear();
         self.out.shrink_to(keep);
     }
 
     /// Forget everything after `len` bytes, which must be where a record ended.
     pub fn truncate_to(&mut self, len: usize) {
-        self.out.truncate(len);
+        self.whole = self.whole.min(len);
+        self.out.truncate(self.whole);
     }
 
     #[inline]
-    fn record<T>(&mut self, tag: Tag, body: impl FnOnce(&mut Vec<u8>) -> Result<T>) -> Result<T> {
-        let start = self.out.len();
+    fn record<E: From<Error>>(
+        &mut self,
+        tag: Tag,
+        body: impl FnOnce(&mut Vec<u8>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let start = self.whole;
+        self.out.truncate(start);
         self.out.extend_from_slice(&[tag as u8, 0, 0, 0, 0]);
-        let written = body(&mut self.out).and_then(|value| {
+        let written = body(&mut self.out).and_then(|()| {
             let len = u32::try_from(self.out.len() - start - HEADER)
                 .map_err(|_| Error::TooLarge("record"))?;
             if let Some(field) = self.out.get_mut(start + 1..start + HEADER) {
                 field.copy_from_slice(&len.to_le_bytes());
             }
-            Ok(value)
+            Ok(())
         });
-        if written.is_err() {
-            self.out.truncate(start);
+        match &written {
+            Ok(()) => self.whole = self.out.len(),
+            Err(_) => self.out.truncate(start),
         }
         written
     }
@@ -221,18 +251,15 @@ impl Writer {
     /// Append a stream header.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
     pub fn stream_header(&mut self, header: &StreamHeader<'_>) -> Result<()> {
-        self.record(Tag::StreamHeader, |out| {
-            header.write(out);
-            Ok(())
-        })
+        self.record(Tag::StreamHeader, |out| header.write(out))
     }
 
     /// Append a schema; `names` are namespace and relation.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`], [`Error::NulInName`], or [`Error::UnknownTag`] for column flags that this version does not have.
     pub fn schema(
         &mut self,
         number: SchemaNumber,
@@ -249,12 +276,9 @@ impl Writer {
     /// Append a begin.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
     pub fn begin(&mut self, begin: &Begin<'_>) -> Result<()> {
-        self.record(Tag::Begin, |out| {
-            begin.write(out);
-            Ok(())
-        })
+        self.record(Tag::Begin, |out| begin.write(out))
     }
 
     /// Append a commit.
@@ -279,9 +303,13 @@ impl Writer {
         keys: &[u64],
         after: impl FnOnce(&mut ImageWriter<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        self.change(Tag::Insert, schema, (BeforeKind::Absent, barrier), keys, |out| {
-            write_image(out, after)
-        })
+        self.change(
+            Tag::Insert,
+            schema,
+            (BeforeKind::Absent, barrier),
+            keys,
+            |out| write_image(out, after),
+        )
     }
 
     /// Append an update. `before` is not called when `kind` is [`BeforeKind::Absent`].
@@ -305,10 +333,10 @@ impl Writer {
         })
     }
 
-    /// Append a delete, whose key or row `before` writes; `kind` is not [`BeforeKind::Absent`].
+    /// Append a delete, whose key or row `before` writes.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or whatever `before` returns. Nothing is left in the frame then.
+    /// [`Error::OutOfRange`] when `kind` is [`BeforeKind::Absent`], [`Error::TooLarge`], or whatever `before` returns. Nothing is left in the frame then.
     pub fn delete<E: From<Error>>(
         &mut self,
         schema: SchemaNumber,
@@ -318,9 +346,7 @@ impl Writer {
         before: impl FnOnce(&mut ImageWriter<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         self.change(Tag::Delete, schema, (kind, barrier), keys, |out| {
-            if kind == BeforeKind::Absent {
-                return Ok(());
-            }
+            check_before(Operation::Delete, kind)?;
             write_image(out, before)
         })
     }
@@ -335,18 +361,67 @@ impl Writer {
         restart_identity: bool,
         schemas: &[SchemaNumber],
     ) -> Result<()> {
-        self.record(Tag::Truncate, |out| Truncate::write(out, cascade, restart_identity, schemas))
+        self.record(Tag::Truncate, |out| {
+            Truncate::write(out, cascade, restart_identity, schemas)
+        })
     }
 
     /// Append a logical message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
     pub fn message(&mut self, message: &Message<'_>) -> Result<()> {
-        self.record(Tag::Message, |out| {
-            message.write(out);
-            Ok(())
-        })
+        self.record(Tag::Message, |out| message.write(out))
+    }
+
+    /// Append a record that was read. The bytes are those that it was read from: everything has exactly one encoding.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn copy(&mut self, record: &Record<'_>) -> Result<()> {
+        match record {
+            Record::StreamHeader(header) => self.stream_header(header),
+            Record::Schema(schema) => {
+                let columns: Vec<_> = schema.columns().collect();
+                self.schema(
+                    schema.number,
+                    schema.relation_oid,
+                    schema.replica_identity,
+                    (schema.namespace, schema.name),
+                    &columns,
+                )
+            }
+            Record::Begin(begin) => self.begin(begin),
+            Record::Commit(commit) => self.commit(commit),
+            Record::Change(change) => self.copy_change(change),
+            Record::Truncate(truncate) => {
+                let schemas: Vec<_> = truncate.schemas().collect();
+                self.truncate(truncate.cascade, truncate.restart_identity, &schemas)
+            }
+            Record::Message(message) => self.message(message),
+        }
+    }
+
+    fn copy_change(&mut self, change: &Change<'_>) -> Result<()> {
+        let tag = match change.operation {
+            Operation::Insert => Tag::Insert,
+            Operation::Update => Tag::Update,
+            Operation::Delete => Tag::Delete,
+        };
+        let header = change.header;
+        let keys: Vec<_> = header.writeset.hashes().collect();
+        self.change(
+            tag,
+            header.schema,
+            (header.before, header.barrier),
+            &keys,
+            |out| {
+                for image in [change.before, change.after].into_iter().flatten() {
+                    image.write(out);
+                }
+                Ok(())
+            },
+        )
     }
 
     #[inline]
@@ -358,31 +433,18 @@ impl Writer {
         keys: &[u64],
         images: impl FnOnce(&mut Vec<u8>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let start = self.out.len();
-        let mut failed = None;
         self.record(tag, |out| {
             ChangeHeader::write(out, schema, before, barrier, keys);
-            if let Err(error) = images(out) {
-                failed = Some(error);
-            }
-            Ok(())
-        })?;
-        match failed {
-            Some(error) => {
-                self.out.truncate(start);
-                Err(error)
-            }
-            None => Ok(()),
-        }
+            images(out)
+        })
     }
 }
 
-fn write_image<E>(
+fn write_image<E: From<Error>>(
     out: &mut Vec<u8>,
     fill: impl FnOnce(&mut ImageWriter<'_>) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let mut image = ImageWriter::new(out);
-    let filled = fill(&mut image);
-    image.finish();
-    filled
+    fill(&mut image)?;
+    Ok(image.finish()?)
 }

@@ -9,7 +9,7 @@
 //! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name.
 
 use crate::error::{Error, Result};
-use crate::wire::{Cursor, put_byte_string};
+use crate::wire::{Cursor, put_name};
 
 /// Number of a schema within its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +50,10 @@ impl ReplicaIdentity {
             b'i' => Ok(Self::Index),
             b'f' => Ok(Self::Full),
             b'n' => Ok(Self::Nothing),
-            _ => Err(Error::UnknownTag { what: "replica identity", tag }),
+            _ => Err(Error::UnknownTag {
+                what: "replica identity",
+                tag,
+            }),
         }
     }
 }
@@ -68,6 +71,8 @@ impl ColumnFlags {
     pub const NOT_NULL: u8 = 4;
     /// Generated at the source.
     pub const GENERATED: u8 = 8;
+    /// Every flag that this version knows.
+    const ALL: u8 = Self::IDENTITY | Self::PRIMARY_KEY | Self::NOT_NULL | Self::GENERATED;
 
     /// Part of the replica identity.
     #[must_use]
@@ -79,6 +84,29 @@ impl ColumnFlags {
     #[must_use]
     pub fn is_primary_key(self) -> bool {
         self.0 & Self::PRIMARY_KEY != 0
+    }
+
+    /// Declared not null.
+    #[must_use]
+    pub fn is_not_null(self) -> bool {
+        self.0 & Self::NOT_NULL != 0
+    }
+
+    /// Generated at the source.
+    #[must_use]
+    pub fn is_generated(self) -> bool {
+        self.0 & Self::GENERATED != 0
+    }
+
+    fn checked(self) -> Result<Self> {
+        if self.0 & !Self::ALL == 0 {
+            Ok(self)
+        } else {
+            Err(Error::UnknownTag {
+                what: "column flags",
+                tag: self.0,
+            })
+        }
     }
 }
 
@@ -99,11 +127,10 @@ pub struct Column<'a> {
     pub type_name: &'a str,
 }
 
-
 impl<'a> Column<'a> {
     fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
         Ok(Self {
-            flags: ColumnFlags(cursor.u8("column flags")?),
+            flags: ColumnFlags(cursor.u8("column flags")?).checked()?,
             type_oid: cursor.u32("type oid")?,
             type_modifier: cursor.i32("type modifier")?,
             name: cursor.name("column name")?,
@@ -112,13 +139,13 @@ impl<'a> Column<'a> {
         })
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
-        out.push(self.flags.0);
+    fn write(&self, out: &mut Vec<u8>) -> Result<()> {
+        out.push(self.flags.checked()?.0);
         out.extend_from_slice(&self.type_oid.to_le_bytes());
         out.extend_from_slice(&self.type_modifier.to_le_bytes());
-        put_byte_string(out, self.name.as_bytes());
-        put_byte_string(out, self.type_namespace.as_bytes());
-        put_byte_string(out, self.type_name.as_bytes());
+        put_name(out, self.name, "column name")?;
+        put_name(out, self.type_namespace, "type namespace")?;
+        put_name(out, self.type_name, "type name")
     }
 }
 
@@ -153,7 +180,15 @@ impl<'a> Schema<'a> {
         }
         let used = start.len() - cursor.rest().len();
         let column_bytes = start.get(..used).unwrap_or_default();
-        Ok(Self { number, relation_oid, replica_identity, namespace, name, columns, column_bytes })
+        Ok(Self {
+            number,
+            relation_oid,
+            replica_identity,
+            namespace,
+            name,
+            columns,
+            column_bytes,
+        })
     }
 
     /// Number of columns.
@@ -165,7 +200,10 @@ impl<'a> Schema<'a> {
     /// The columns in order.
     #[must_use]
     pub fn columns(&self) -> Columns<'a> {
-        Columns { left: self.columns, cursor: Cursor::new(self.column_bytes) }
+        Columns {
+            left: self.columns,
+            cursor: Cursor::new(self.column_bytes),
+        }
     }
 
     /// Append the body of a schema record.
@@ -181,11 +219,11 @@ impl<'a> Schema<'a> {
         out.extend_from_slice(&number.0.to_le_bytes());
         out.extend_from_slice(&relation_oid.to_le_bytes());
         out.push(replica_identity.as_byte());
-        put_byte_string(out, names.0.as_bytes());
-        put_byte_string(out, names.1.as_bytes());
+        put_name(out, names.0, "namespace")?;
+        put_name(out, names.1, "relation name")?;
         out.extend_from_slice(&count.to_le_bytes());
         for column in columns {
-            column.write(out);
+            column.write(out)?;
         }
         Ok(())
     }

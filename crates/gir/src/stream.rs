@@ -4,7 +4,7 @@
 //! name of the database, name of the charset (PostgreSQL's name of the server encoding).
 
 use crate::error::{Error, Result};
-use crate::wire::{Cursor, put_byte_string};
+use crate::wire::{Cursor, put_name};
 
 /// What the body of the first record starts with.
 pub const MAGIC: [u8; 4] = *b"GIR\n";
@@ -35,7 +35,10 @@ impl<'a> StreamHeader<'a> {
         }
         let found = cursor.u16("version")?;
         if found != PROTOCOL_VERSION {
-            return Err(Error::UnsupportedVersion { found, supported: PROTOCOL_VERSION });
+            return Err(Error::UnsupportedVersion {
+                found,
+                supported: PROTOCOL_VERSION,
+            });
         }
         Ok(Self {
             node_id: cursor.bytes16("node id")?,
@@ -47,14 +50,14 @@ impl<'a> StreamHeader<'a> {
         })
     }
 
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) -> Result<()> {
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         out.extend_from_slice(&self.node_id);
         out.extend_from_slice(&self.system_identifier.to_le_bytes());
         out.extend_from_slice(&self.server_version.to_le_bytes());
-        put_byte_string(out, self.node_name.as_bytes());
-        put_byte_string(out, self.database.as_bytes());
-        put_byte_string(out, self.charset.as_bytes());
+        put_name(out, self.node_name, "node name")?;
+        put_name(out, self.database, "database name")?;
+        put_name(out, self.charset, "charset")
     }
 }

@@ -6,7 +6,7 @@
 //! Commit: u64 LSN of the commit record, u64 LSN of the end of the commit record, i64 commit timestamp.
 
 use crate::error::Result;
-use crate::wire::{Cursor, put_byte_string};
+use crate::wire::{Cursor, put_name};
 
 /// Start of a committed transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,12 +34,13 @@ impl<'a> Begin<'a> {
         })
     }
 
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) -> Result<()> {
         out.extend_from_slice(&self.commit_lsn.to_le_bytes());
         out.extend_from_slice(&self.commit_timestamp.to_le_bytes());
         out.extend_from_slice(&self.xid.to_le_bytes());
-        put_byte_string(out, self.origin.as_bytes());
+        put_name(out, self.origin, "origin")?;
         out.extend_from_slice(&self.origin_lsn.to_le_bytes());
+        Ok(())
     }
 }
 

@@ -20,11 +20,18 @@ impl<'a> Truncate<'a> {
     pub(crate) fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
         let flags = cursor.u8("truncate flags")?;
         if flags & !3 != 0 {
-            return Err(Error::UnknownTag { what: "truncate flags", tag: flags });
+            return Err(Error::UnknownTag {
+                what: "truncate flags",
+                tag: flags,
+            });
         }
         let count = usize::from(cursor.u16("relation count")?);
         let schemas = cursor.take(count * 4, "schema numbers")?;
-        Ok(Self { cascade: flags & 1 != 0, restart_identity: flags & 2 != 0, schemas })
+        Ok(Self {
+            cascade: flags & 1 != 0,
+            restart_identity: flags & 2 != 0,
+            schemas,
+        })
     }
 
     pub(crate) fn write(
@@ -44,6 +51,10 @@ impl<'a> Truncate<'a> {
 
     /// The truncated relations.
     pub fn schemas(&self) -> impl Iterator<Item = SchemaNumber> + 'a {
-        self.schemas.as_chunks::<4>().0.iter().map(|raw| SchemaNumber(u32::from_le_bytes(*raw)))
+        self.schemas
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|raw| SchemaNumber(u32::from_le_bytes(*raw)))
     }
 }

@@ -158,13 +158,17 @@ impl<'a> Value<'a> {
 
 /// An arbitrary-precision decimal in the form of PostgreSQL's `numeric_send` (src/backend/utils/adt/numeric.c, 15 to 18),
 /// all fields big-endian 16-bit: number of base-10000 digits, weight of the first digit, sign (0x0000 plus, 0x4000 minus,
-/// 0xC000 NaN, 0xD000 infinity, 0xF000 minus infinity), decimal places to show, digits.
+/// 0xC000 NaN, 0xD000 infinity, 0xF000 minus infinity), decimal places to show (at most 16383; the infinities say 32 there,
+/// which means nothing), digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decimal<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Decimal<'a> {
+    /// Most decimal places that PostgreSQL's numeric can show (`NUMERIC_DSCALE_MAX`).
+    pub const MAX_SCALE: u16 = 0x3fff;
+
     /// Take bytes in `numeric_send` form.
     ///
     /// # Errors
@@ -180,21 +184,42 @@ impl<'a> Decimal<'a> {
         let digits = usize::from(field(0)?);
         field(1)?;
         let sign = field(2)?;
-        field(3)?;
+        let scale = field(3)?;
         let expected = 8 + digits * 2;
         if bytes.len() < expected {
             return Err(Error::Truncated("decimal"));
         }
         if bytes.len() > expected {
-            return Err(Error::TrailingBytes { what: "decimal", count: bytes.len() - expected });
+            return Err(Error::TrailingBytes {
+                what: "decimal",
+                count: bytes.len() - expected,
+            });
         }
         if !matches!(sign, 0x0000 | 0x4000 | 0xC000 | 0xD000 | 0xF000) {
-            return Err(Error::OutOfRange { what: "decimal sign", value: i64::from(sign) });
+            return Err(Error::OutOfRange {
+                what: "decimal sign",
+                value: i64::from(sign),
+            });
+        }
+        if scale > Self::MAX_SCALE {
+            return Err(Error::OutOfRange {
+                what: "decimal scale",
+                value: i64::from(scale),
+            });
+        }
+        if !matches!(sign, 0x0000 | 0x4000) && digits != 0 {
+            return Err(Error::OutOfRange {
+                what: "number of digits of a decimal that is not finite",
+                value: i64::try_from(digits).unwrap_or(i64::MAX),
+            });
         }
         for index in 0..digits {
             let digit = field(4 + index)?;
             if digit > 9999 {
-                return Err(Error::OutOfRange { what: "decimal digit", value: i64::from(digit) });
+                return Err(Error::OutOfRange {
+                    what: "decimal digit",
+                    value: i64::from(digit),
+                });
             }
         }
         Ok(Self { bytes })
@@ -246,29 +271,51 @@ impl DateTime {
             0 => DateTimeKind::Finite,
             1 => DateTimeKind::Infinity,
             2 => DateTimeKind::MinusInfinity,
-            _ => return Err(Error::UnknownTag { what: "date and time", tag }),
+            _ => {
+                return Err(Error::UnknownTag {
+                    what: "date and time",
+                    tag,
+                });
+            }
         };
         if tag & 0xe0 != 0 {
-            return Err(Error::UnknownTag { what: "date and time", tag });
+            return Err(Error::UnknownTag {
+                what: "date and time",
+                tag,
+            });
         }
-        let small = |what, value: i64| {
-            i32::try_from(value).map_err(|_| Error::OutOfRange { what, value })
-        };
+        let small =
+            |what, value: i64| i32::try_from(value).map_err(|_| Error::OutOfRange { what, value });
         let (mut days, mut micros) = (0, 0);
         if kind == DateTimeKind::Finite {
             days = small("days", cursor.zigzag("days")?)?;
             let raw = cursor.varint("microseconds of the day")?;
             micros = i64::try_from(raw).unwrap_or(i64::MAX);
-            if micros > Self::MAX_MICROS {
-                return Err(Error::OutOfRange { what: "microseconds of the day", value: micros });
-            }
         }
         let offset = if tag & 0x10 == 0 {
             None
         } else {
             Some(small("offset", cursor.zigzag("offset")?)?)
         };
-        Ok(Self { kind, days, micros, offset })
+        let value = Self {
+            kind,
+            days,
+            micros,
+            offset,
+        };
+        value.check()?;
+        Ok(value)
+    }
+
+    /// A time of day outside its day has no encoding.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.kind != DateTimeKind::Finite || (0..=Self::MAX_MICROS).contains(&self.micros) {
+            return Ok(());
+        }
+        Err(Error::OutOfRange {
+            what: "microseconds of the day",
+            value: self.micros,
+        })
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -280,7 +327,7 @@ impl DateTime {
         out.push(kind | if self.offset.is_some() { 0x10 } else { 0 });
         if self.kind == DateTimeKind::Finite {
             put_zigzag(out, i64::from(self.days));
-            put_varint(out, self.micros.clamp(0, Self::MAX_MICROS).cast_unsigned());
+            put_varint(out, self.micros.cast_unsigned());
         }
         if let Some(offset) = self.offset {
             put_zigzag(out, i64::from(offset));

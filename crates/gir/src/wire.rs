@@ -95,7 +95,11 @@ impl<'a> Cursor<'a> {
             }
             value |= bits << shift;
             if byte < 0x80 {
-                return if byte == 0 { Err(Error::BadVarint(what)) } else { Ok(value) };
+                return if byte == 0 {
+                    Err(Error::BadVarint(what))
+                } else {
+                    Ok(value)
+                };
             }
             shift += 7;
             if shift > 63 {
@@ -118,15 +122,29 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn name(&mut self, what: &'static str) -> Result<&'a str> {
-        std::str::from_utf8(self.byte_string(what)?).map_err(|_| Error::NotUtf8(what))
+        let name =
+            std::str::from_utf8(self.byte_string(what)?).map_err(|_| Error::NotUtf8(what))?;
+        checked_name(name, what)
     }
 
     pub(crate) fn finish(&self, what: &'static str) -> Result<()> {
         if self.rest.is_empty() {
             Ok(())
         } else {
-            Err(Error::TrailingBytes { what, count: self.rest.len() })
+            Err(Error::TrailingBytes {
+                what,
+                count: self.rest.len(),
+            })
         }
+    }
+}
+
+/// Names end up as C strings, where a zero byte would silently cut them: two different names could then be taken for one.
+fn checked_name<'n>(name: &'n str, what: &'static str) -> Result<&'n str> {
+    if name.as_bytes().contains(&0) {
+        Err(Error::NulInName(what))
+    } else {
+        Ok(name)
     }
 }
 
@@ -148,4 +166,9 @@ pub(crate) fn put_zigzag(out: &mut Vec<u8>, value: i64) {
 pub(crate) fn put_byte_string(out: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
+}
+
+pub(crate) fn put_name(out: &mut Vec<u8>, name: &str, what: &'static str) -> Result<()> {
+    put_byte_string(out, checked_name(name, what)?.as_bytes());
+    Ok(())
 }

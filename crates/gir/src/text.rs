@@ -1,0 +1,276 @@
+//! The text of portable values, as PostgreSQL's input functions take it.
+//!
+//! An applier uses it to bring a value into a column whose type is not the one at the source: the text goes through the
+//! local type's input function. Digits and dates are ASCII and look as PostgreSQL's own output does under
+//! `DateStyle = ISO` and `TimeZone = UTC`, so they mean the same under every setting.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use crate::calendar::Date;
+use crate::value::{DateTime, DateTimeKind, Decimal, Value};
+
+const MICROS_PER_SECOND: i64 = 1_000_000;
+const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
+
+/// Bytes of the widest integer that numeric can hold (131072 decimal digits). Wider ones would only take a peer's word for
+/// how long the conversion, which is quadratic, may run.
+const MAX_BIG_INTEGER_BYTES: usize = 54_427;
+
+impl<'a> Value<'a> {
+    /// The value as text that PostgreSQL's input functions accept: digits for the numbers, ISO dates and times, a string's own
+    /// bytes (in the stream's charset). `None` for Null, None and Binary, and for an integer too wide for numeric (more than
+    /// 131072 digits), which have no such text.
+    #[must_use]
+    pub fn to_text(&self) -> Option<Cow<'a, [u8]>> {
+        let text = match self {
+            Self::Null | Self::None | Self::Binary(_) => return None,
+            Self::String(bytes) | Self::BinaryText(bytes) => return Some(Cow::Borrowed(bytes)),
+            Self::Integer(value) => value.to_string(),
+            Self::BigInteger(bytes) => big_integer_text(bytes)?,
+            Self::Double(value) => double_text(*value),
+            Self::Single(value) => single_text(*value),
+            Self::Decimal(value) => value.to_text(),
+            Self::UnixTimestamp(micros) => unix_timestamp_text(*micros),
+            Self::DateTime(value) => value.to_text(),
+        };
+        Some(Cow::Owned(text.into_bytes()))
+    }
+}
+
+/// Microseconds since 1970-01-01 UTC as an ISO date and time with offset +00.
+pub(crate) fn unix_timestamp_text(micros: i64) -> String {
+    let date = Date::from_days(micros.div_euclid(MICROS_PER_DAY));
+    finite_text(date, micros.rem_euclid(MICROS_PER_DAY), Some(0))
+}
+
+impl DateTime {
+    /// Date and time, as timestamp and timestamptz take it: `2024-02-29 12:30:00.5+05:30`, `0044-03-15 00:00:00 BC`, `infinity`.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        match self.kind {
+            DateTimeKind::Infinity => "infinity".to_owned(),
+            DateTimeKind::MinusInfinity => "-infinity".to_owned(),
+            DateTimeKind::Finite => finite_text(
+                Date::from_days(i64::from(self.days)),
+                self.micros,
+                self.offset,
+            ),
+        }
+    }
+
+    /// The date alone, as the type date takes it: `2024-02-29`, `0044-03-15 BC`, `infinity`.
+    #[must_use]
+    pub fn date_text(&self) -> String {
+        if self.kind != DateTimeKind::Finite {
+            return self.to_text();
+        }
+        let date = Date::from_days(i64::from(self.days));
+        let mut text = String::new();
+        push_date(&mut text, date);
+        push_era(&mut text, date);
+        text
+    }
+
+    /// The time of day alone, with the offset if there is one, as time and timetz take it: `12:30:00.5+05:30`. `None` for the
+    /// infinities.
+    #[must_use]
+    pub fn time_text(&self) -> Option<String> {
+        if self.kind != DateTimeKind::Finite {
+            return None;
+        }
+        let mut text = String::new();
+        push_time(&mut text, self.micros);
+        push_offset(&mut text, self.offset);
+        Some(text)
+    }
+}
+
+fn finite_text(date: Date, micros: i64, offset: Option<i32>) -> String {
+    let mut text = String::with_capacity(40);
+    push_date(&mut text, date);
+    text.push(' ');
+    push_time(&mut text, micros);
+    push_offset(&mut text, offset);
+    push_era(&mut text, date);
+    text
+}
+
+// Writing to a String can't fail, which is why the results of write! are dropped below.
+
+fn push_date(text: &mut String, date: Date) {
+    let year = if date.year > 0 {
+        date.year
+    } else {
+        1 - date.year
+    };
+    let _ = write!(text, "{year:04}-{:02}-{:02}", date.month, date.day);
+}
+
+fn push_era(text: &mut String, date: Date) {
+    if date.year <= 0 {
+        text.push_str(" BC");
+    }
+}
+
+fn push_time(text: &mut String, micros: i64) {
+    let (seconds, fraction) = (micros / MICROS_PER_SECOND, micros % MICROS_PER_SECOND);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let _ = write!(text, "{hour:02}:{minute:02}:{second:02}");
+    if fraction != 0 {
+        let digits = format!("{fraction:06}");
+        text.push('.');
+        text.push_str(digits.trim_end_matches('0'));
+    }
+}
+
+fn push_offset(text: &mut String, offset: Option<i32>) {
+    let Some(offset) = offset else { return };
+    let sign = if offset < 0 { '-' } else { '+' };
+    let east = offset.unsigned_abs();
+    let (hours, minutes, seconds) = (east / 3600, east / 60 % 60, east % 60);
+    let _ = write!(text, "{sign}{hours:02}");
+    if minutes != 0 || seconds != 0 {
+        let _ = write!(text, ":{minutes:02}");
+    }
+    if seconds != 0 {
+        let _ = write!(text, ":{seconds:02}");
+    }
+}
+
+fn double_text(value: f64) -> String {
+    special_float(value)
+        .unwrap_or_else(|| float_text(&value.to_string(), &format!("{value:e}"), 15))
+}
+
+fn single_text(value: f32) -> String {
+    special_float(f64::from(value))
+        .unwrap_or_else(|| float_text(&value.to_string(), &format!("{value:e}"), 6))
+}
+
+fn special_float(value: f64) -> Option<String> {
+    let text = match () {
+        () if value.is_nan() => "NaN",
+        () if value == f64::INFINITY => "Infinity",
+        () if value == f64::NEG_INFINITY => "-Infinity",
+        () => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// The shortest digits that read back as the same number, laid out as PostgreSQL does (src/common/d2s.c and f2s.c): plain
+/// for exponents from -4 up to but without `limit`, else with an exponent of at least two digits.
+fn float_text(plain: &str, scientific: &str, limit: i32) -> String {
+    let split = scientific.split_once('e');
+    let Some((mantissa, Ok(exponent))) = split.map(|(m, e)| (m, e.parse::<i32>())) else {
+        return plain.to_owned();
+    };
+    if (-4..limit).contains(&exponent) {
+        return plain.to_owned();
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", exponent.unsigned_abs())
+}
+
+impl Decimal<'_> {
+    /// The number as `numeric_out` writes it: all decimal places of its scale, `NaN`, `Infinity`, `-Infinity`. At most
+    /// some 147,500 bytes.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let (fields, _) = self.as_bytes().as_chunks::<2>();
+        let [_, weight, sign, scale, digits @ ..] = fields else {
+            return "0".to_owned();
+        };
+        match u16::from_be_bytes(*sign) {
+            0xC000 => return "NaN".to_owned(),
+            0xD000 => return "Infinity".to_owned(),
+            0xF000 => return "-Infinity".to_owned(),
+            _ => {}
+        }
+        let weight = i32::from(i16::from_be_bytes(*weight));
+        let scale = usize::from(u16::from_be_bytes(*scale));
+        // Digit `index` counts from the most significant one that is stored; those outside are zero.
+        let digit = |index: i32| {
+            let stored = usize::try_from(index)
+                .ok()
+                .and_then(|index| digits.get(index));
+            stored.map_or(0, |raw| u16::from_be_bytes(*raw))
+        };
+        let mut whole = String::new();
+        for index in 0..=weight {
+            let _ = write!(whole, "{:04}", digit(index));
+        }
+        let mut fraction = String::new();
+        let mut index = weight;
+        while fraction.len() < scale {
+            index += 1;
+            let _ = write!(fraction, "{:04}", digit(index));
+        }
+        fraction.truncate(scale);
+        let whole = whole.trim_start_matches('0');
+        let zero = whole.is_empty() && fraction.bytes().all(|byte| byte == b'0');
+        let minus = if u16::from_be_bytes(*sign) == 0x4000 && !zero {
+            "-"
+        } else {
+            ""
+        };
+        let whole = if whole.is_empty() { "0" } else { whole };
+        let point = if scale == 0 { "" } else { "." };
+        format!("{minus}{whole}{point}{fraction}")
+    }
+}
+
+/// Decimal digits of a two's complement little-endian integer, by dividing by 10^9 again and again.
+fn big_integer_text(bytes: &[u8]) -> Option<String> {
+    let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+    let filler = if negative { 0xff } else { 0 };
+    // Without the bytes that only repeat the sign; -1 is left as nothing, which the filler below gives back.
+    let significant = bytes
+        .iter()
+        .rposition(|byte| *byte != filler)
+        .map_or(0, |last| last + 1);
+    let bytes = bytes.get(..significant)?;
+    if bytes.len() > MAX_BIG_INTEGER_BYTES {
+        return None;
+    }
+    let mut limbs: Vec<u32> = bytes
+        .chunks(4)
+        .map(|chunk| {
+            let mut raw = [filler; 4];
+            for (to, from) in raw.iter_mut().zip(chunk) {
+                *to = *from;
+            }
+            u32::from_le_bytes(raw)
+        })
+        .collect();
+    if negative {
+        let mut carry = true;
+        for limb in &mut limbs {
+            (*limb, carry) = (!*limb).overflowing_add(u32::from(carry));
+        }
+        if carry {
+            limbs.push(1);
+        }
+    }
+    let mut groups = Vec::new();
+    while let Some(top) = limbs.last() {
+        if *top == 0 {
+            limbs.pop();
+            continue;
+        }
+        let mut rest = 0_u64;
+        for limb in limbs.iter_mut().rev() {
+            let dividend = rest << 32 | u64::from(*limb);
+            // Below 2^32 because the rest is below the divisor.
+            *limb = u32::try_from(dividend / 1_000_000_000).ok()?;
+            rest = dividend % 1_000_000_000;
+        }
+        groups.push(rest);
+    }
+    let mut text = String::from(if negative { "-" } else { "" });
+    let _ = write!(text, "{}", groups.pop().unwrap_or(0));
+    for group in groups.iter().rev() {
+        let _ = write!(text, "{group:09}");
+    }
+    Some(text)
+}
