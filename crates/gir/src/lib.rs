@@ -5,7 +5,7 @@
 //! them in place with [`Reader`]. Reading borrows from the input and allocates nothing; any input, however broken, gives
 //! an [`Error`] and never a panic. The bytes are described in `docs/PROTOCOL.md`.
 //!
-//! [`render`] shows a record as a line of text, and [`Value::to_text`] gives a value the text that PostgreSQL's input functions
+//! [`render()`] shows a record as a line of text, and [`Value::to_text`] gives a value the text that PostgreSQL's input functions
 //! take.
 //!
 //! Not for: deciding anything about a change. What to emit is `decoder`'s, what to do with it `bgworker`'s.

@@ -1,0 +1,15 @@
+//! The codec from the outside. `GIR_SEED=n` repeats a run of the randomized tests; each prints its seed.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "test code"
+)]
+
+mod frozen_bytes;
+mod model;
+mod mutation;
+mod rejection;
+mod rendering;
+mod round_trip;
+mod text;
