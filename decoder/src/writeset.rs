@@ -78,13 +78,7 @@ impl KeyPlan {
             }
             same
         });
-        let identified = keys.iter().any(|key| key.in_identity);
-        Self {
-            keys,
-            incomputable,
-            identified,
-            whole_row,
-        }
+        Self { keys, incomputable }
     }
 }
 

@@ -2,6 +2,9 @@
 
 use pgrx::pg_sys;
 
+mod gir_functions;
+mod output_plugin;
+
 pgrx::pg_module_magic!();
 
 /// Called by PostgreSQL once when the library is loaded.
