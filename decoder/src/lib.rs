@@ -1,4 +1,35 @@
 //! What the output plugin emits: which change passes, how a row is identified, which keys order it.
 //!
-//! Pure Rust, run by the walsender on the provider through the ports that `crates/pg` implements.
+//! Pure Rust, run by the walsender on the provider (or by the backend that calls `pg_logical_slot_get_binary_changes`)
+//! through ports that `crates/pg` implements: [`Catalog`] for publications, [`KeyValues`] for the values of keys,
+//! [`FrameSink`] for finished frames.
+//!
+//! Not for: reading tuples or catalogs (`crates/pg`), the bytes of a record (`crates/gir`), applying (`bgworker`).
 #![forbid(unsafe_code)]
+
+mod calendar;
+mod error;
+mod hash;
+mod numeric;
+mod options;
+mod origin;
+mod outbox;
+mod publication;
+mod row_filter;
+mod shape;
+mod writeset;
+
+pub use calendar::{date_to_datetime, timestamp_to_datetime, timestamptz_to_value, to_unix_micros};
+pub use error::{Error, Result};
+pub use hash::KeyHasher;
+pub use numeric::Numeric;
+pub use options::{OptionText, Options};
+pub use origin::{OriginPolicy, Source, classify};
+pub use outbox::{FrameSink, Outbox, Transaction};
+pub use publication::{
+    Actions, Catalog, Columns, Filter, GeneratedColumns, Publication, Publishing, RelationFacts,
+    publishing,
+};
+pub use row_filter::{Passed, transform};
+pub use shape::{Shape, ShapeColumn};
+pub use writeset::{Fed, Images, KeyPlan, KeyValues, UniqueKey, collect};

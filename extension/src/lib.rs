@@ -3,6 +3,9 @@
 
 mod workers;
 
+mod gir_functions;
+mod output_plugin;
+
 pgrx::pg_module_magic!();
 
 /// Called by PostgreSQL once when the library is loaded.

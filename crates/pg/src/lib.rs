@@ -5,6 +5,8 @@ pub mod applier;
 pub mod apply;
 pub mod cleanup;
 mod compat;
+pub mod copy;
+pub mod decoding;
 pub mod error;
 mod ffi;
 mod group;

@@ -1,0 +1,205 @@
+//! Takes a heap tuple apart, once, without a call into PostgreSQL.
+//!
+//! The layout is that of src/include/access/htup_details.h and src/include/varatt.h (15 to 18) on a little-endian machine.
+
+use pgrx::pg_sys;
+
+#[cfg(target_endian = "big")]
+compile_error!("the layout of varlena headers is that of a little-endian machine");
+
+/// `HEAP_HASNULL` of `t_infomask`.
+const HAS_NULL: u16 = 0x0001;
+/// `HEAP_NATTS_MASK` of `t_infomask2`.
+const NATTS_MASK: u16 = 0x07FF;
+/// `offsetof(HeapTupleHeaderData, t_bits)`.
+const BITS_OFFSET: usize = 23;
+
+/// First byte of a value that is stored elsewhere (`VARATT_IS_1B_E`).
+const EXTERNAL: u8 = 0x01;
+/// `VARTAG_INDIRECT`: a pointer in memory.
+pub(super) const TAG_INDIRECT: u8 = 1;
+/// `VARTAG_ONDISK`: a TOAST pointer.
+const TAG_ON_DISK: u8 = 18;
+
+/// How one attribute of a relation is stored.
+#[derive(Debug)]
+pub(super) struct Attribute {
+    /// `attlen`: bytes, -1 for a varlena, -2 for a C string.
+    pub(super) len: i16,
+    /// Alignment in bytes: 1, 2, 4 or 8.
+    pub(super) align: usize,
+    /// The stored form of the value that rows have which are older than the attribute.
+    pub(super) missing: Option<Box<[u8]>>,
+}
+
+/// A tuple does not fit its relation's attributes.
+#[derive(Debug)]
+pub(super) struct Corrupt;
+
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Null,
+    Unavailable,
+    Stored { start: *const u8, len: usize },
+}
+
+/// One field of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Field<'r> {
+    /// Null.
+    Null,
+    /// An unchanged TOAST value, which is not in WAL.
+    Unavailable,
+    /// The bytes as they are stored, a varlena with its header.
+    Stored(&'r [u8]),
+}
+
+/// The fields of the tuple that was taken apart last. Reused from change to change; valid until [`Row::clear`], which the
+/// plugin calls before a change's memory goes away.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    slots: Vec<Slot>,
+}
+
+impl Row {
+    /// Field `index` (from 0); null if there is none.
+    #[inline]
+    pub(super) fn field(&self, index: usize) -> Field<'_> {
+        match self.slots.get(index) {
+            Some(Slot::Stored { start, len }) => {
+                // SAFETY: set by `fill` from the tuple or the attribute's missing value; both outlive the borrow of `self`,
+                // because the row is cleared before they go.
+                Field::Stored(unsafe { std::slice::from_raw_parts(*start, *len) })
+            }
+            Some(Slot::Unavailable) => Field::Unavailable,
+            Some(Slot::Null) | None => Field::Null,
+        }
+    }
+
+    /// Forget the fields.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.slots.clear();
+    }
+
+    /// Take `tuple` apart.
+    ///
+    /// # Safety
+    /// `tuple` is valid; it and `attributes` stay so until [`Row::clear`].
+    #[inline]
+    pub(super) unsafe fn fill(
+        &mut self,
+        tuple: pg_sys::HeapTuple,
+        attributes: &[Attribute],
+    ) -> Result<(), Corrupt> {
+        self.slots.clear();
+        // SAFETY: a valid tuple has a header and `t_len` bytes from there on.
+        let (bytes, header) = unsafe {
+            let len = usize::try_from((*tuple).t_len).map_err(|_| Corrupt)?;
+            let header = (*tuple).t_data;
+            (
+                std::slice::from_raw_parts(header.cast::<u8>().cast_const(), len),
+                &*header,
+            )
+        };
+        let nulls = if header.t_infomask & HAS_NULL == 0 {
+            None
+        } else {
+            Some(bytes.get(BITS_OFFSET..).ok_or(Corrupt)?)
+        };
+        let stored = usize::from(header.t_infomask2 & NATTS_MASK);
+        let mut rest = usize::from(header.t_hoff);
+        for (index, attribute) in attributes.iter().enumerate() {
+            if index >= stored {
+                self.slots
+                    .push(
+                        attribute
+                            .missing
+                            .as_deref()
+                            .map_or(Slot::Null, |value| Slot::Stored {
+                                start: value.as_ptr(),
+                                len: value.len(),
+                            }),
+                    );
+                continue;
+            }
+            if let Some(nulls) = nulls {
+                let byte = nulls.get(index / 8).ok_or(Corrupt)?;
+                if byte & (1 << (index % 8)) == 0 {
+                    self.slots.push(Slot::Null);
+                    continue;
+                }
+            }
+            let start = match attribute.len {
+                // A varlena with a short header is not aligned; padding is zero, a short header never is.
+                -1 if *bytes.get(rest).ok_or(Corrupt)? != 0 => rest,
+                _ => rest.next_multiple_of(attribute.align),
+            };
+            let value = bytes.get(start..).ok_or(Corrupt)?;
+            let len = match usize::try_from(attribute.len) {
+                Ok(len) => len,
+                Err(_) if attribute.len == -1 => varlena_len(value).ok_or(Corrupt)?,
+                Err(_) => value.iter().position(|byte| *byte == 0).ok_or(Corrupt)? + 1,
+            };
+            let value = value.get(..len).ok_or(Corrupt)?;
+            let on_disk = attribute.len == -1 && matches!(value, [EXTERNAL, TAG_ON_DISK, ..]);
+            self.slots.push(if on_disk {
+                Slot::Unavailable
+            } else {
+                Slot::Stored {
+                    start: value.as_ptr(),
+                    len,
+                }
+            });
+            rest = start + len;
+        }
+        Ok(())
+    }
+}
+
+/// `VARSIZE_ANY`: bytes of a varlena, its header included. `None` for what is none.
+#[inline]
+pub(super) fn varlena_len(bytes: &[u8]) -> Option<usize> {
+    let first = *bytes.first()?;
+    if first == EXTERNAL {
+        return match *bytes.get(1)? {
+            TAG_ON_DISK => Some(18),
+            // Pointers in memory: indirect, or an expanded object.
+            1..=3 => Some(10),
+            _ => None,
+        };
+    }
+    if first & 1 == 1 {
+        return Some(usize::from(first >> 1));
+    }
+    let header = u32::from_le_bytes(*bytes.first_chunk::<4>()?);
+    usize::try_from(header >> 2).ok().filter(|len| *len >= 4)
+}
+
+/// What a varlena's bytes are.
+#[derive(Debug)]
+pub(super) enum Varlena<'v> {
+    /// Its content, in place.
+    Plain(&'v [u8]),
+    /// A pointer to another varlena in memory.
+    Indirect(*const u8),
+    /// Compressed, or something else that has to be fetched by PostgreSQL.
+    Fetch,
+}
+
+/// Look at a varlena's header; `bytes` are the whole of it.
+#[inline]
+pub(super) fn open(bytes: &[u8]) -> Varlena<'_> {
+    match *bytes {
+        [EXTERNAL, TAG_INDIRECT, ref pointer @ ..] => match pointer.first_chunk::<8>() {
+            Some(raw) => Varlena::Indirect(std::ptr::with_exposed_provenance(
+                usize::from_ne_bytes(*raw),
+            )),
+            None => Varlena::Fetch,
+        },
+        [EXTERNAL, ..] => Varlena::Fetch,
+        [short, ref content @ ..] if short & 1 == 1 => Varlena::Plain(content),
+        [long, _, _, _, ref content @ ..] if long & 3 == 0 => Varlena::Plain(content),
+        _ => Varlena::Fetch,
+    }
+}

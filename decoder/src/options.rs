@@ -1,0 +1,165 @@
+//! The plugin's options, as START_REPLICATION or `pg_logical_slot_get_binary_changes` gives them.
+
+use crate::error::{Error, Result};
+use crate::origin::OriginPolicy;
+
+/// Name and value of one option; an option may come without a value.
+pub type OptionText = (String, Option<String>);
+
+/// What the subscriber asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Publications whose tables are sent (`publication_names`).
+    pub publications: Vec<String>,
+    /// Whose changes are sent (`origin`).
+    pub origin: OriginPolicy,
+    /// Name of the subscriber's node, to which nothing of its own is sent back (`node`).
+    pub node: Option<String>,
+    /// Logical messages are sent (`messages`).
+    pub messages: bool,
+}
+
+impl Options {
+    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is not one.
+    ///
+    /// # Errors
+    /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`], [`Error::UnsupportedVersion`].
+    pub fn parse(
+        given: Vec<OptionText>,
+        split: impl Fn(&str) -> Option<Vec<String>>,
+    ) -> Result<Self> {
+        let mut version = None;
+        let mut publications = None;
+        let mut options = Self {
+            publications: Vec::new(),
+            origin: OriginPolicy::Local,
+            node: None,
+            messages: false,
+        };
+        for (name, value) in given {
+            let value = value.unwrap_or_default();
+            match name.as_str() {
+                "proto_version" => version = Some(value),
+                "publication_names" => publications = Some(split_names(value, &split)?),
+                "origin" => options.origin = parse_origin(value)?,
+                "node" => options.node = Some(value).filter(|node| !node.is_empty()),
+                "messages" => options.messages = parse_switch("messages", value)?,
+                _ => return Err(Error::UnknownOption(name)),
+            }
+        }
+        match version {
+            None => return Err(Error::MissingOption("proto_version")),
+            Some(version) if version != "1" => return Err(Error::UnsupportedVersion(version)),
+            Some(_) => {}
+        }
+        options.publications = publications.ok_or(Error::MissingOption("publication_names"))?;
+        Ok(options)
+    }
+}
+
+fn split_names(value: String, split: impl Fn(&str) -> Option<Vec<String>>) -> Result<Vec<String>> {
+    match split(&value) {
+        Some(names) if !names.is_empty() => Ok(names),
+        _ => Err(Error::InvalidOption {
+            option: "publication_names",
+            value,
+            hint: "Give a list of publication names, separated by commas.",
+        }),
+    }
+}
+
+fn parse_origin(value: String) -> Result<OriginPolicy> {
+    match value.as_str() {
+        "none" => Ok(OriginPolicy::Local),
+        "any" => Ok(OriginPolicy::Any),
+        _ => Err(Error::InvalidOption {
+            option: "origin",
+            value,
+            hint: "Valid values are \"none\" and \"any\".",
+        }),
+    }
+}
+
+fn parse_switch(option: &'static str, value: String) -> Result<bool> {
+    match value.as_str() {
+        "on" | "true" => Ok(true),
+        "off" | "false" => Ok(false),
+        _ => Err(Error::InvalidOption {
+            option,
+            value,
+            hint: "Valid values are \"on\" and \"off\".",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(given: &[(&str, &str)]) -> Result<Options> {
+        let given = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), Some((*value).to_owned())));
+        Options::parse(given.collect(), |list| {
+            (!list.contains(' ')).then(|| {
+                list.split(',')
+                    .filter(|name| !name.is_empty())
+                    .map(str::to_owned)
+                    .collect()
+            })
+        })
+    }
+
+    #[test]
+    fn defaults() {
+        let options = parse(&[("proto_version", "1"), ("publication_names", "a,b")]).unwrap();
+        assert_eq!(options.publications, ["a", "b"]);
+        assert_eq!(options.origin, OriginPolicy::Local);
+        assert_eq!(options.node, None);
+        assert!(!options.messages);
+    }
+
+    #[test]
+    fn all_given() {
+        let options = parse(&[
+            ("messages", "on"),
+            ("node", "tokyo"),
+            ("origin", "any"),
+            ("publication_names", "a"),
+            ("proto_version", "1"),
+        ])
+        .unwrap();
+        assert_eq!(options.origin, OriginPolicy::Any);
+        assert_eq!(options.node.as_deref(), Some("tokyo"));
+        assert!(options.messages);
+    }
+
+    #[test]
+    fn refusals() {
+        let version = ("proto_version", "1");
+        let names = ("publication_names", "a");
+        assert_eq!(parse(&[names]), Err(Error::MissingOption("proto_version")));
+        assert_eq!(
+            parse(&[version]),
+            Err(Error::MissingOption("publication_names"))
+        );
+        assert_eq!(
+            parse(&[("proto_version", "2"), names]),
+            Err(Error::UnsupportedVersion("2".to_owned()))
+        );
+        assert_eq!(
+            parse(&[version, names, ("streaming", "on")]),
+            Err(Error::UnknownOption("streaming".to_owned()))
+        );
+        for wrong in [
+            ("origin", "all"),
+            ("messages", ""),
+            ("publication_names", ""),
+            ("publication_names", "a b"),
+        ] {
+            assert!(
+                matches!(parse(&[version, names, wrong]), Err(Error::InvalidOption { option, .. }) if option == wrong.0)
+            );
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Whose transactions are sent.
+//!
+//! Braid's own replication origins are named `braid/<node>/<number>`, where the node is the one on which the change was
+//! first committed. A node name has no slash.
+
+/// Which transactions a subscriber asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OriginPolicy {
+    /// Only what was first committed here (`none`: without a replication origin).
+    Local,
+    /// What was received from others too (`any`).
+    Any,
+}
+
+/// Where a transaction comes from, as its Begin record says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// This node, or nobody that is known.
+    Here,
+    /// A node of Braid, by its name.
+    Node(&'a str),
+    /// Another replication system, by the name of its origin.
+    Foreign(&'a str),
+}
+
+impl<'a> Source<'a> {
+    /// The name for a Begin record: empty for this node.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        match self {
+            Self::Here => "",
+            Self::Node(name) | Self::Foreign(name) => name,
+        }
+    }
+
+    /// Whether `node` is where the transaction comes from, so that it must not be sent back there.
+    #[must_use]
+    pub fn is_node(&self, node: Option<&str>) -> bool {
+        matches!((self, node), (Self::Node(name), Some(node)) if *name == node)
+    }
+}
+
+/// What a replication origin's name says. An empty name is an origin that is not known any more.
+#[must_use]
+pub fn classify(origin: &str) -> Source<'_> {
+    if origin.is_empty() {
+        return Source::Here;
+    }
+    let node = origin
+        .strip_prefix("braid/")
+        .and_then(|rest| rest.rsplit_once('/'))
+        .filter(|(node, number)| {
+            !node.is_empty()
+                && !node.contains('/')
+                && !number.is_empty()
+                && number.bytes().all(|byte| byte.is_ascii_digit())
+        })
+        .map(|(node, _)| node);
+    node.map_or(Source::Foreign(origin), Source::Node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!(classify("braid/tokyo/12"), Source::Node("tokyo"));
+        assert_eq!(classify("pg_16409"), Source::Foreign("pg_16409"));
+        for foreign in [
+            "braid/tokyo",
+            "braid//1",
+            "braid/tokyo/",
+            "braid/tokyo/x",
+            "braid/a/b/1",
+        ] {
+            assert_eq!(classify(foreign), Source::Foreign(foreign));
+        }
+        assert_eq!(classify("").name(), "");
+    }
+
+    #[test]
+    fn nothing_goes_back_to_its_node() {
+        assert!(classify("braid/tokyo/12").is_node(Some("tokyo")));
+        assert!(!classify("braid/tokyo/12").is_node(Some("paris")));
+        assert!(!classify("braid/tokyo/12").is_node(None));
+        assert!(!classify("tokyo").is_node(Some("tokyo")));
+        assert!(!Source::Here.is_node(Some("")));
+    }
+}

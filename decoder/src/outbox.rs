@@ -1,0 +1,236 @@
+//! Frames: one for each transaction, cut where a large one fills it.
+//!
+//! Records gather in one buffer that lives as long as the stream. It becomes a frame at the end of the transaction, or once
+//! it has more than [`FRAME_BYTES`]. The stream header is written before the very first record, a Begin before the first
+//! record of its transaction: a transaction of which nothing is sent costs no bytes.
+
+use braid_gir::{Begin, Commit, Message, SchemaNumber, Writer};
+
+use crate::error::Result;
+
+/// From how many bytes on a frame is sent before its transaction ends.
+const FRAME_BYTES: usize = 256 * 1024;
+/// How many bytes the buffer keeps between frames.
+const KEPT_BYTES: usize = 2 * FRAME_BYTES;
+
+/// Port: takes finished frames. An error leaves through unwinding, as all of PostgreSQL's do.
+pub trait FrameSink {
+    /// Send `frame` as one message.
+    fn send(&mut self, frame: &[u8]);
+}
+
+/// What a Begin record will say, should there be one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transaction {
+    /// LSN of the commit record.
+    pub commit_lsn: u64,
+    /// Commit timestamp, microseconds since 1970-01-01 UTC.
+    pub commit_timestamp: i64,
+    /// Transaction id.
+    pub xid: u32,
+    /// Name of the node of origin, empty for the sender.
+    pub origin: String,
+    /// LSN of the commit at the origin, 0 for the sender.
+    pub origin_lsn: u64,
+}
+
+/// The frame in the making and the state of the stream.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    writer: Writer,
+    headed: bool,
+    begun: bool,
+    transaction: Transaction,
+    next_schema: u32,
+}
+
+impl Outbox {
+    /// An empty stream.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the stream's header is still to be written with [`Outbox::writer`].
+    #[must_use]
+    pub fn wants_header(&self) -> bool {
+        !self.headed
+    }
+
+    /// Say that the header was written.
+    pub fn header_written(&mut self) {
+        self.headed = true;
+    }
+
+    /// Whether something of this transaction was written.
+    #[must_use]
+    pub fn begun(&self) -> bool {
+        self.begun
+    }
+
+    /// The buffer, for records that stand outside of transactions or after [`Outbox::ensure_begun`].
+    pub fn writer(&mut self) -> &mut Writer {
+        &mut self.writer
+    }
+
+    /// A new transaction starts; nothing is written yet. The caller fills in what its Begin will say.
+    pub fn start(&mut self) -> &mut Transaction {
+        self.begun = false;
+        &mut self.transaction
+    }
+
+    /// Write the Begin unless it is there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    #[inline]
+    pub fn ensure_begun(&mut self) -> Result<()> {
+        if self.begun {
+            return Ok(());
+        }
+        let transaction = &self.transaction;
+        self.writer.begin(&Begin {
+            commit_lsn: transaction.commit_lsn,
+            commit_timestamp: transaction.commit_timestamp,
+            xid: transaction.xid,
+            origin: &transaction.origin,
+            origin_lsn: transaction.origin_lsn,
+        })?;
+        self.begun = true;
+        Ok(())
+    }
+
+    /// A number that no schema of this stream had.
+    pub fn number_schema(&mut self) -> SchemaNumber {
+        let number = SchemaNumber(self.next_schema);
+        self.next_schema = self.next_schema.wrapping_add(1);
+        number
+    }
+
+    /// Send what there is, if it is enough for a frame.
+    #[inline]
+    pub fn flush_if_large(&mut self, sink: &mut impl FrameSink) {
+        if self.writer.len() >= FRAME_BYTES {
+            self.flush(sink);
+        }
+    }
+
+    fn flush(&mut self, sink: &mut impl FrameSink) {
+        if !self.writer.is_empty() {
+            sink.send(self.writer.frame());
+            self.writer.clear(KEPT_BYTES);
+        }
+    }
+
+    /// The transaction ends at `end_lsn`. Returns whether anything of it was sent.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    #[inline]
+    pub fn commit(&mut self, end_lsn: u64, sink: &mut impl FrameSink) -> Result<bool> {
+        if !self.begun {
+            return Ok(false);
+        }
+        self.writer.commit(&Commit {
+            commit_lsn: self.transaction.commit_lsn,
+            end_lsn,
+            commit_timestamp: self.transaction.commit_timestamp,
+        })?;
+        self.begun = false;
+        self.flush(sink);
+        Ok(true)
+    }
+
+    /// Send a message that belongs to no transaction, at once and in a frame of its own.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn lone_message(&mut self, message: &Message<'_>, sink: &mut impl FrameSink) -> Result<()> {
+        self.writer.message(message)?;
+        self.flush(sink);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_gir::{Reader, Tag, Value};
+
+    #[derive(Default)]
+    struct Frames(Vec<Vec<u8>>);
+
+    impl FrameSink for Frames {
+        fn send(&mut self, frame: &[u8]) {
+            self.0.push(frame.to_vec());
+        }
+    }
+
+    fn tags(frame: &[u8]) -> Vec<Tag> {
+        let mut reader = Reader::new(frame);
+        std::iter::from_fn(|| reader.next_raw().unwrap())
+            .map(|(tag, _)| tag)
+            .collect()
+    }
+
+    fn insert(outbox: &mut Outbox, bytes: usize) {
+        let body = vec![b'x'; bytes];
+        outbox
+            .writer()
+            .insert::<crate::Error>(SchemaNumber(0), false, &[], |image| {
+                image.put(&Value::String(&body));
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_transaction_without_records_sends_nothing() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.start().xid = 7;
+        assert!(!outbox.commit(9, &mut frames).unwrap());
+        assert!(frames.0.is_empty());
+    }
+
+    #[test]
+    fn one_frame_a_transaction() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        for _ in 0..2 {
+            outbox.start();
+            outbox.ensure_begun().unwrap();
+            insert(&mut outbox, 1);
+            outbox.ensure_begun().unwrap();
+            insert(&mut outbox, 1);
+            outbox.flush_if_large(&mut frames);
+            assert!(outbox.commit(9, &mut frames).unwrap());
+        }
+        assert_eq!(frames.0.len(), 2);
+        assert_eq!(
+            tags(&frames.0[1]),
+            [Tag::Begin, Tag::Insert, Tag::Insert, Tag::Commit]
+        );
+    }
+
+    #[test]
+    fn a_large_transaction_is_cut_and_memory_given_back() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.start();
+        outbox.ensure_begun().unwrap();
+        for _ in 0..3 {
+            insert(&mut outbox, 5 * FRAME_BYTES);
+            outbox.flush_if_large(&mut frames);
+        }
+        assert!(outbox.commit(9, &mut frames).unwrap());
+        let kinds: Vec<_> = frames.0.iter().map(|frame| tags(frame)).collect();
+        assert_eq!(
+            kinds,
+            [
+                vec![Tag::Begin, Tag::Insert],
+                vec![Tag::Insert],
+                vec![Tag::Insert],
+                vec![Tag::Commit]
+            ]
+        );
+        assert!(outbox.writer.is_empty());
+    }
+}
