@@ -65,7 +65,7 @@ same_tables([ $tokyo, $paris ], @tables);
 
 # From one partition to another, on either side or both.
 $tokyo->safe_psql('postgres', q[
-	update leafwise set id = 150 where id = 50;
+	update leafwise set id = 151 where id = 50;
 	update rootwise set region = 'us' where id = 22;
 	update rootwise set id = 90 where id = 36;
 	update flat set id = 1000 + id where id between 10 and 13;

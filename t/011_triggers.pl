@@ -27,7 +27,7 @@ $paris->safe_psql('postgres', q[
 	create table fired (seq serial, what text);
 	create function note_it() returns trigger language plpgsql as $$
 	begin
-		insert into fired (what) values (format('%s %s %s %s', tg_argv[0], tg_when, tg_op, tg_level));
+		insert into public.fired (what) values (format('%s %s %s %s', tg_argv[0], tg_when, tg_op, tg_level));
 		if tg_op = 'DELETE' then return old; end if;
 		if tg_argv[0] = 'change' then new.v := new.v || '!'; end if;
 		return new;

@@ -234,21 +234,26 @@ sub BAIL_OUT_of_test
 # Runs before Cluster's own END, so the servers are still there to be asked.
 END
 {
-	if (!PostgreSQL::Test::Utils::all_tests_passing())
+	my $status = $?;
+	if ($status != 0 || !PostgreSQL::Test::Utils::all_tests_passing())
 	{
-		my $status = $?;
 		for my $node (@nodes)
 		{
 			my ($ok, $out) = eval { $node->psql('postgres', 'select * from braid.subscription_status', extra_params => ['-x'], timeout => 5) };
 			diag '--- ' . $node->name . ': braid.subscription_status';
 			diag $out // '(not available)';
-			my @log = grep { /(WARNING|ERROR|FATAL|PANIC|DETAIL|HINT|terminated by signal)/ } split /\n/, slurp_file($node->logfile);
-			my $from = @log > 25 ? @log - 25 : 0;
-			diag '--- ' . $node->name . ': end of the errors in its log';
-			diag $_ for @log[ $from .. $#log ];
+			# Each message once, the last ones first found: a loop of retries would hide what came before it.
+			my (%seen, @log);
+			for my $line (reverse split /\n/, slurp_file($node->logfile))
+			{
+				my ($message) = $line =~ /((?:WARNING|ERROR|FATAL|PANIC|HINT):.*|.*terminated by signal.*)/ or next;
+				unshift @log, $line unless $seen{$message}++ || @log >= 25;
+			}
+			diag '--- ' . $node->name . ': the last errors in its log';
+			diag $_ for @log;
 		}
-		$? = $status;
 	}
+	$? = $status;
 }
 
 1;
