@@ -217,7 +217,8 @@ sub wait_until
 sub restart_crashed
 {
 	my ($node) = @_;
-	my $started = wait_until(sub { $node->start(fail_ok => 1) }, 30);
+	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be running.
+	my $started = wait_until(sub { $node->{_pid} = undef; $node->start(fail_ok => 1) }, 30);
 	BAIL_OUT_of_test($node->name . ' does not start again') unless $started;
 	return;
 }
