@@ -40,6 +40,8 @@ max_connections = 60
 max_wal_size = 1GB
 log_statement = none
 restart_after_crash = on
+braid.retry_interval = 100ms
+braid.retry_interval_max = 1s
 CONF
 	$node->append_conf('postgresql.conf', $opt{conf}) if $opt{conf};
 	$node->start;
