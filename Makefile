@@ -6,10 +6,13 @@
 #
 # The library is built by cargo; PGXS says where things go.
 
-debian_pg_config := /usr/lib/postgresql/15/bin/pg_config
-PG_CONFIG ?= $(or $(wildcard $(debian_pg_config)),pg_config)
-# cargo and the scripts see the same choice.
+ifeq ($(PG_CONFIG),)
+# Not exported: set-up may bring a better default. scripts/server.sh has the same.
+PG_CONFIG := $(or $(wildcard /usr/lib/postgresql/15/bin/pg_config),$(shell command -v pg_config),pg_config)
+else
+override PG_CONFIG := $(or $(shell command -v $(PG_CONFIG)),$(PG_CONFIG))
 export PG_CONFIG
+endif
 
 CARGO ?= $(or $(shell command -v cargo),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
 export CARGO
@@ -41,13 +44,13 @@ clean:
 endif
 
 .DEFAULT_GOAL := all
-.PHONY: setup test unit regress tap lint demo bench soak check-versions test-installed
+.PHONY: setup test unit regress tap lint demo bench soak check-versions test-installed demo-installed bench-installed soak-installed
 
 rust_sources := $(shell find crates decoder bgworker extension -name target -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print) Cargo.toml Cargo.lock
 
 # A file target, so that `sudo make install` after `make` needs no cargo of root's own.
 $(library): $(rust_sources)
-	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH="$$(command -v $(PG_CONFIG))" \
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
 	    $(CARGO) build --release --locked -p braid --no-default-features --features pg$(major)
 	cp $(target)/release/libbraid.so $@.new
 	mv $@.new $@
@@ -91,22 +94,30 @@ tap: install
 	scripts/test tap
 
 demo: setup
-	scripts/demo
+	$(MAKE) --no-print-directory demo-installed
+
+# Builds and installs by itself, quietly.
+demo-installed:
+	@scripts/demo
 
 bench: setup
-	$(MAKE) --no-print-directory install
-	bench/run
+	$(MAKE) --no-print-directory bench-installed
+
+bench-installed: install
+	@bench/run
 
 # The tests that find rare faults, for longer: SOAK_MINUTES (default 10) each.
 soak: setup
-	$(MAKE) --no-print-directory install
+	$(MAKE) --no-print-directory soak-installed
+
+soak-installed: install
 	scripts/soak
 
 lint:
 	$(CARGO) fmt --all --check
-	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH="$$(command -v $(PG_CONFIG))" \
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
 	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
-	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH="$$(command -v $(PG_CONFIG))" RUSTDOCFLAGS="-D warnings" \
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
 	    $(CARGO) doc --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi

@@ -2,7 +2,10 @@
 # How the scripts here run PostgreSQL: which one, as whom, with which settings. Sourced, from anywhere.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PG_CONFIG=${PG_CONFIG:-$([ -x /usr/lib/postgresql/15/bin/pg_config ] && echo /usr/lib/postgresql/15/bin/pg_config || echo pg_config)}
+# The Makefile's default, when none was named.
+if [ -z "${PG_CONFIG:-}" ]; then
+    if [ -x /usr/lib/postgresql/15/bin/pg_config ]; then PG_CONFIG=/usr/lib/postgresql/15/bin/pg_config; else PG_CONFIG=pg_config; fi
+fi
 export PG_CONFIG
 bindir=$("$PG_CONFIG" --bindir) || { echo "$0: cannot run '$PG_CONFIG'; try 'make setup'" >&2; exit 1; }
 pgxs=$(dirname "$(dirname "$(dirname "$("$PG_CONFIG" --pgxs)")")")    # .../pgxs
