@@ -1,0 +1,130 @@
+# Braid's one entry: build, install, test, demonstrate, measure.
+#
+#   make && make install          with the PostgreSQL that pg_config belongs to
+#   make test [PG_CONFIG=...]     every test; installs what is missing first
+#   make demo [KEEP=1]            two writable nodes that converge, before your eyes
+#
+# The library is built by cargo; PGXS says where things go.
+
+ifeq ($(PG_CONFIG),)
+# Not exported: set-up may bring a better default. scripts/server.sh has the same.
+PG_CONFIG := $(or $(wildcard /usr/lib/postgresql/15/bin/pg_config),$(shell command -v pg_config),pg_config)
+else
+override PG_CONFIG := $(or $(shell command -v $(PG_CONFIG)),$(PG_CONFIG))
+export PG_CONFIG
+endif
+
+CARGO ?= $(or $(shell command -v cargo),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
+export CARGO
+
+major := $(shell $(PG_CONFIG) --version 2>/dev/null | sed -E 's/^[^0-9]*([0-9]+).*/\1/')
+target_base := $(abspath $(or $(CARGO_TARGET_DIR),target))
+# One target directory for each major version: they share no artefact that depends on the bindings.
+target := $(target_base)/pg$(major)
+library := $(target)/braid.so
+
+EXTENSION = extension/braid
+DATA = $(wildcard extension/sql/*.sql)
+
+PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))
+ifneq ($(PGXS),)
+include $(PGXS)
+# An ordinary user installs through sudo where the directories are not that user's.
+ifeq ($(DESTDIR),)
+sudo := $(shell [ -w "$(pkglibdir)" ] && [ -w "$(datadir)/extension" ] || [ "$$(id -u)" = 0 ] || echo sudo)
+endif
+ifneq ($(sudo),)
+INSTALL := sudo $(install_bin)
+MKDIR_P := sudo $(MKDIR_P)
+endif
+else
+all install uninstall:
+	@echo "make: '$(PG_CONFIG)' does not lead to PostgreSQL's server headers: run 'make setup', or name another pg_config with PG_CONFIG=..." >&2; exit 1
+clean:
+endif
+
+.DEFAULT_GOAL := all
+.PHONY: setup test unit regress tap lint demo bench soak check-versions test-installed demo-installed bench-installed soak-installed
+
+rust_sources := $(shell find crates decoder bgworker extension -name target -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print) Cargo.toml Cargo.lock
+
+# A file target, so that `sudo make install` after `make` needs no cargo of root's own.
+$(library): $(rust_sources)
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
+	    $(CARGO) build --release --locked -p braid --no-default-features --features pg$(major)
+	cp $(target)/release/libbraid.so $@.new
+	mv $@.new $@
+
+all: $(library)
+
+install: install-library
+.PHONY: install-library uninstall-library
+# install(1) replaces the file: servers that have the old one loaded keep it until they restart.
+install-library: all
+	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)'
+	$(INSTALL) -m 755 $(library) '$(DESTDIR)$(pkglibdir)/braid.so'
+
+uninstall: uninstall-library
+uninstall-library:
+	$(sudo) rm -f '$(DESTDIR)$(pkglibdir)/braid.so'
+
+clean: clean-braid
+.PHONY: clean-braid
+clean-braid:
+	rm -rf $(target) tmp_check
+
+setup:
+	scripts/setup
+
+# Set-up may be what brings the default pg_config, so the rest is read by a make of its own.
+test: setup
+	$(MAKE) --no-print-directory test-installed
+
+test-installed: install
+	scripts/test unit regress tap
+
+unit:
+	scripts/test unit
+
+regress: install
+	scripts/test regress
+
+# make tap TESTS=t/003_kill.pl
+tap: install
+	scripts/test tap
+
+demo: setup
+	$(MAKE) --no-print-directory demo-installed
+
+# Builds and installs by itself, quietly.
+demo-installed:
+	@scripts/demo
+
+bench: setup
+	$(MAKE) --no-print-directory bench-installed
+
+bench-installed: install
+	@bench/run
+
+# The tests that find rare faults, for longer: SOAK_MINUTES (default 10) each.
+soak: setup
+	$(MAKE) --no-print-directory soak-installed
+
+soak-installed: install
+	scripts/soak
+
+lint:
+	$(CARGO) fmt --all --check
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
+	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
+	    $(CARGO) doc --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
+	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
+
+# The majors that neither Debian 12 nor scripts/build-postgres carries are type-checked against the bindings that pgrx ships.
+check-versions:
+	for v in 16 17; do \
+	    DOCS_RS=1 RUSTC_WRAPPER=$(abspath scripts/rustc-shipped-bindings) CARGO_TARGET_DIR=$(target_base)/versions \
+	        $(CARGO) check --locked -p braid --no-default-features --features pg$$v || exit 1; \
+	done

@@ -1,0 +1,72 @@
+# A server that stops in any of the three ways stops promptly with subscriptions at work, and goes on where it was. Workers
+# follow the state of their subscription at once.
+
+use strict;
+use warnings;
+
+use Braid;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $tokyo = new_node('tokyo');
+my $paris = new_node('paris');
+my @nodes = ($tokyo, $paris);
+on_all('create table item (id bigint primary key, node text); create sequence item_id', @nodes);
+my $to_paris = subscribe($paris, $tokyo, copy_data => 'false');
+my $to_tokyo = subscribe($tokyo, $paris, copy_data => 'false');
+
+my $dir = PostgreSQL::Test::Utils::tempdir();
+for my $node (@nodes)
+{
+	my ($name, $offset) = ($node->name, $node == $tokyo ? 0 : 1_000_000_000);
+	PostgreSQL::Test::Utils::append_to_file("$dir/$name.sql", "insert into item values ($offset + nextval('item_id'), '$name');\n");
+}
+
+# Writers on the other node keep the workers busy during each stop.
+for my $mode (qw(fast immediate smart))
+{
+	for my $node (@nodes)
+	{
+		my ($other) = grep { $_ != $node } @nodes;
+		my $bench = start_pgbench($other, '-c', '2', '-R', '500', '-T', '2', '-f', "$dir/" . $other->name . '.sql');
+		sleep 1;
+		my $start = time;
+		# A smart stop of a server that feeds a subscriber waits for it to confirm: neither may keep it from stopping.
+		$node->stop($mode);
+		my $took = time - $start;
+		cmp_ok($took, '<', 6, sprintf '%s stops (%s) in %.1f s', $node->name, $mode, $took);
+		$node->start;
+		finish_pgbench($bench);
+	}
+	converged(@nodes);
+	same_tables(\@nodes, 'item');
+}
+
+# Disabling, enabling and dropping take effect within a second, at commit, and not when rolled back.
+$paris->safe_psql('postgres', "begin; select braid.disable_subscription('$to_paris'); rollback");
+sleep 1;
+is(scalar(worker_pids($paris, 'braid leader')), 1, 'disabling that is rolled back stops nothing');
+$paris->safe_psql('postgres', "select braid.disable_subscription('$to_paris')");
+ok(wait_until(sub { !worker_pids($paris, 'braid leader') && !worker_pids($paris, 'braid applier') }, 1.5), 'disabled: the workers are gone within a second');
+$paris->safe_psql('postgres', "select braid.enable_subscription('$to_paris')");
+ok(wait_until(sub { scalar worker_pids($paris, 'braid leader') }, 5), 'enabled: they are back');
+caught_up($paris, $tokyo);
+
+# The postmaster alone dies: no worker outlives it.
+my @pids = map { worker_pids($paris, $_) } 'braid supervisor', 'braid manager', 'braid leader', 'braid applier';
+cmp_ok(scalar(@pids), '>=', 4, 'supervisor, manager, leader and appliers are there');
+$paris->kill9;
+ok(wait_until(sub { !grep { kill 0, $_ } @pids }, 5), 'workers notice that the postmaster is dead');
+restart_crashed($paris);
+$tokyo->safe_psql('postgres', q[insert into item values (nextval('item_id'), 'last')]);
+converged(@nodes);
+same_tables(\@nodes, 'item');
+
+# Dropping leaves no slot behind at the provider.
+$paris->safe_psql('postgres', "select braid.drop_subscription('$to_paris')");
+ok(wait_until(sub { $tokyo->safe_psql('postgres', q[select count(*) from pg_replication_slots where plugin = 'braid']) eq '0' }, 10), 'the slot is dropped with the subscription');
+is(scalar(worker_pids($paris, 'braid leader')), 0, 'and its workers are gone');
+
+done_testing();

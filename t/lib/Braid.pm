@@ -1,0 +1,262 @@
+# What the scenario tests share: nodes with the right settings, subscriptions between them, waiting until they have
+# caught up, and comparing them.
+
+package Braid;
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use IPC::Run ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+our @EXPORT = qw(
+  new_server new_node subscribe on_all
+  caught_up converged status
+  digest same_tables
+  worker_pids wait_for_worker
+  start_pgbench finish_pgbench
+  wait_until restart_crashed
+);
+
+# Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
+my @nodes;
+my %subscription;
+
+# A running server with Braid's settings and no extension yet.
+#   init => [arguments of initdb]   conf => "more settings"
+sub new_server
+{
+	my ($name, %opt) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+	$node->init(allows_streaming => 'logical', extra => $opt{init} // []);
+	$node->append_conf('postgresql.conf', slurp_file($ENV{BRAID_NODE_CONF}));
+	$node->append_conf('postgresql.conf', <<'CONF');
+shared_buffers = 32MB
+max_connections = 60
+max_wal_size = 1GB
+log_statement = none
+restart_after_crash = on
+braid.retry_interval = 100ms
+braid.retry_interval_max = 1s
+CONF
+	$node->append_conf('postgresql.conf', $opt{conf}) if $opt{conf};
+	$node->start;
+	push @nodes, $node;
+	return $node;
+}
+
+# A node: the extension, its name, and a publication of all tables unless publication => '' or another clause is given.
+sub new_node
+{
+	my ($name, %opt) = @_;
+	my $node = new_server($name, %opt);
+	my $dsn = dsn($node);
+	my $publication = $opt{publication} // 'for all tables';
+	$node->safe_psql('postgres', qq[
+		create extension braid;
+		select braid.create_node('$name', \$dsn\$$dsn\$dsn\$);
+	]);
+	$node->safe_psql('postgres', "create publication braid $publication") if $publication ne '';
+	return $node;
+}
+
+sub dsn
+{
+	my ($node) = @_;
+	return $node->connstr('postgres');
+}
+
+# Subscribe and wait until the copy is done and changes stream. What else is given becomes a named argument of
+# create_subscription, as SQL text; name => and wait => 0 are this function's own.
+sub subscribe
+{
+	my ($subscriber, $provider, %opt) = @_;
+	my $name = delete $opt{name} // $subscriber->name . '_from_' . $provider->name;
+	my $wait = delete $opt{wait} // 1;
+	my $dsn = dsn($provider);
+	my $arguments = join '', map { ", $_ => $opt{$_}" } sort keys %opt;
+	$subscriber->safe_psql('postgres', "select braid.create_subscription('$name', \$dsn\$$dsn\$dsn\$$arguments)");
+	$subscription{ $subscriber->name }{ $provider->name } = $name;
+	$subscriber->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => 60) if $wait;
+	return $name;
+}
+
+# The same SQL on each node.
+sub on_all
+{
+	my ($sql, @on) = @_;
+	$_->safe_psql('postgres', $sql) for @on;
+	return;
+}
+
+# Wait until the subscriber has confirmed everything that is committed at the provider now.
+sub caught_up
+{
+	my ($subscriber, $provider) = @_;
+	my $name = $subscription{ $subscriber->name }{ $provider->name };
+	my $ok = eval { $provider->wait_for_catchup($name); 1 };
+	BAIL_OUT_of_test("$name has not caught up: $@") unless $ok;
+	return;
+}
+
+# Wait until every one of these nodes has what every other one of them has committed.
+sub converged
+{
+	my (@among) = @_;
+	for my $provider (@among)
+	{
+		for my $subscriber (@among)
+		{
+			caught_up($subscriber, $provider) if $subscription{ $subscriber->name }{ $provider->name };
+		}
+	}
+	return;
+}
+
+# A row of braid.subscription_status, by column name.
+sub status
+{
+	my ($node, $name) = @_;
+	my $row = $node->safe_psql('postgres',
+		"select key || '=' || coalesce(value, '') from braid.subscription_status s, jsonb_each_text(to_jsonb(s)) where s.name = '$name'");
+	return { map { /^([^=]+)=(.*)$/s ? ($1 => $2) : () } split /\n/, $row };
+}
+
+# Number of rows and a checksum of a table's contents, whatever the order of rows.
+sub digest
+{
+	my ($node, $table) = @_;
+	return $node->safe_psql('postgres',
+		"select count(*), md5(coalesce(string_agg(r, E'\\n' order by r collate \"C\"), '')) from (select t::text as r from $table t) t");
+}
+
+# One test for each table: the same on all of these nodes.
+sub same_tables
+{
+	my ($on, @tables) = @_;
+	my ($first, @others) = @$on;
+	for my $table (@tables)
+	{
+		my $expected = digest($first, $table);
+		for my $node (@others)
+		{
+			is(digest($node, $table), $expected, "$table is the same on " . $first->name . ' and ' . $node->name)
+			  or diag_difference($first, $node, $table);
+		}
+	}
+	return;
+}
+
+sub diag_difference
+{
+	my ($one, $other, $table) = @_;
+	my %rows;
+	$rows{$_}++ for split /\n/, $one->safe_psql('postgres', "select t::text from $table t");
+	$rows{$_}-- for split /\n/, $other->safe_psql('postgres', "select t::text from $table t");
+	my @differ = sort grep { $rows{$_} } keys %rows;
+	my $shown = @differ > 10 ? 9 : $#differ;
+	diag sprintf '%s %+d %s', $rows{$_} > 0 ? 'only ' . $one->name : 'only ' . $other->name, $rows{$_}, $_ for @differ[ 0 .. $shown ];
+	diag scalar(@differ) . ' rows differ';
+	return;
+}
+
+# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor', 'walsender'.
+sub worker_pids
+{
+	my ($node, $type) = @_;
+	my ($status, $out) = $node->psql('postgres', "select pid from pg_stat_activity where backend_type = '$type' order by pid");
+	return $status == 0 ? split /\n/, $out : ();
+}
+
+# The processes of that type, once there are any; none when there are none after so many seconds.
+sub wait_for_worker
+{
+	my ($node, $type, $seconds) = @_;
+	my @pids;
+	wait_until(sub { @pids = worker_pids($node, $type); @pids > 0 }, $seconds // 20);
+	return @pids;
+}
+
+# pgbench in the background; -n because a vacuum would truncate pgbench_history.
+sub start_pgbench
+{
+	my ($node, @arguments) = @_;
+	my ($out, $err) = ('', '');
+	my $run = IPC::Run::start(
+		[ 'pgbench', '-n', '--max-tries=1000', '-h', $node->host, '-p', $node->port, @arguments, 'postgres' ],
+		'<', \undef, '>', \$out, '2>', \$err);
+	return { run => $run, out => \$out, err => \$err, node => $node };
+}
+
+# Wait for it, test that it went well, return the number of its transactions.
+sub finish_pgbench
+{
+	my ($bench) = @_;
+	my $ok = $bench->{run}->finish;
+	my ($n) = ${ $bench->{out} } =~ /number of transactions actually processed: (\d+)/;
+	ok($ok && $n, 'pgbench on ' . $bench->{node}->name . ' (' . ($n // 0) . ' transactions)') or diag ${ $bench->{err} };
+	return $n // 0;
+}
+
+# Whether the condition came true within so many seconds.
+sub wait_until
+{
+	my ($condition, $seconds) = @_;
+	my $end = time + $seconds;
+	while (1)
+	{
+		return 1 if $condition->();
+		return 0 if time > $end;
+		sleep 0.05;
+	}
+}
+
+# Start a node whose postmaster was killed: its orphans hold shared memory for a moment.
+sub restart_crashed
+{
+	my ($node) = @_;
+	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be running.
+	my $started = wait_until(sub { $node->{_pid} = undef; $node->start(fail_ok => 1) }, 30);
+	BAIL_OUT_of_test($node->name . ' does not start again') unless $started;
+	return;
+}
+
+# Give this file up, not the whole run.
+sub BAIL_OUT_of_test
+{
+	my ($why) = @_;
+	fail($why);
+	done_testing();
+	exit 1;
+}
+
+# Runs before Cluster's own END, so the servers are still there to be asked.
+END
+{
+	my $status = $?;
+	if ($status != 0 || !PostgreSQL::Test::Utils::all_tests_passing())
+	{
+		for my $node (@nodes)
+		{
+			my ($ok, $out) = eval { $node->psql('postgres', 'select * from braid.subscription_status', extra_params => ['-x'], timeout => 5) };
+			diag '--- ' . $node->name . ': braid.subscription_status';
+			diag $out // '(not available)';
+			# Each message once, the last ones first found: a loop of retries would hide what came before it.
+			my (%seen, @log);
+			for my $line (reverse split /\n/, slurp_file($node->logfile))
+			{
+				my ($message) = $line =~ /((?:WARNING|ERROR|FATAL|PANIC|HINT):.*|.*terminated by signal.*)/ or next;
+				unshift @log, $line unless $seen{$message}++ || @log >= 25;
+			}
+			diag '--- ' . $node->name . ': the last errors in its log';
+			diag $_ for @log;
+		}
+	}
+	$? = $status;
+}
+
+1;
