@@ -1,5 +1,8 @@
 //! The extension's library: what PostgreSQL loads and calls.
 
+#[allow(unsafe_code, reason = "what pg_extern expands to")]
+mod functions;
+
 use pgrx::pg_sys;
 
 pgrx::pg_module_magic!();

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 pub mod apply;
+pub mod catalog;
 mod compat;
+pub mod drop_command;
 pub mod error;
 mod ffi;
 pub mod latch;
