@@ -1,4 +1,4 @@
--- Braid: install script. Everything lives in schema braid, which this script creates through the control file.
+-- Braid: install script. Everything lives in schema braid, which belongs to the extension and goes with it.
 \echo Use "CREATE EXTENSION braid" to load this file. \quit
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -20,6 +20,8 @@ begin
 end
 $$;
 
+create schema braid;
+comment on schema braid is 'multi-primary replication';
 grant usage on schema braid to braid_admin, braid_monitor;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ as $$
            current_setting('track_commit_timestamp')::boolean,
            l.libraries,
            -- Servers that do not know the setting allow every plugin.
-           l.libraries is null or l.libraries ~ '(^|[,/])\s*"?braid(\.so)?"?\s*(,|$)',
+           l.libraries is null or l.libraries ~ '(^|,)\s*"?braid"?\s*(,|$)',
            current_setting('max_replication_slots')::integer - (select count(*) from pg_replication_slots)::integer,
            current_setting('max_wal_senders')::integer
                - (select count(*) from pg_stat_activity where backend_type = 'walsender')::integer
@@ -516,7 +518,7 @@ create function braid.guard_drop() returns event_trigger
 comment on function braid.guard_drop is 'refuses to drop the extension while there are subscriptions';
 
 create event trigger braid_guard_drop on ddl_command_start
-    when tag in ('DROP EXTENSION', 'DROP SCHEMA', 'DROP OWNED')
+    when tag in ('DROP EXTENSION', 'DROP OWNED')
     execute function braid.guard_drop();
 comment on event trigger braid_guard_drop is 'refuses to drop extension braid while there are subscriptions';
 

@@ -11,8 +11,6 @@ use crate::catalog::utf8_string;
 pub enum DropCommand {
     /// DROP EXTENSION of these names.
     Extensions(Vec<String>),
-    /// DROP SCHEMA of these names.
-    Schemas(Vec<String>),
     /// DROP OWNED BY these roles.
     OwnedBy(Vec<pg_sys::Oid>),
     /// Something else.
@@ -38,10 +36,10 @@ pub unsafe fn from_event_trigger(fcinfo: pg_sys::FunctionCallInfo) -> Option<Dro
         Some(match (*parsetree).type_ {
             pg_sys::NodeTag::T_DropStmt => {
                 let statement = parsetree.cast::<pg_sys::DropStmt>();
-                let names = || strings((*statement).objects);
                 match (*statement).removeType {
-                    pg_sys::ObjectType::OBJECT_EXTENSION => DropCommand::Extensions(names()),
-                    pg_sys::ObjectType::OBJECT_SCHEMA => DropCommand::Schemas(names()),
+                    pg_sys::ObjectType::OBJECT_EXTENSION => {
+                        DropCommand::Extensions(strings((*statement).objects))
+                    }
                     _ => DropCommand::Other,
                 }
             }

@@ -1,7 +1,8 @@
 //! The event trigger that keeps the extension from being dropped while subscriptions are alive: their slots at the providers would
 //! stay and hold back WAL there for ever.
 //!
-//! PostgreSQL calls it before DROP EXTENSION, DROP SCHEMA and DROP OWNED, of whatever; all but ours pass at once.
+//! PostgreSQL calls it before DROP EXTENSION and DROP OWNED, of whatever; all but ours pass at once. DROP SCHEMA braid needs no guard:
+//! PostgreSQL refuses it, the schema being the extension's.
 
 use braid_pg::catalog::query;
 use braid_pg::drop_command::{DropCommand, from_event_trigger};
@@ -27,9 +28,7 @@ fn guard(command: Option<DropCommand>) -> Outcome<()> {
             )
             .hint("There is no need to call it."));
         }
-        Some(DropCommand::Extensions(names) | DropCommand::Schemas(names)) => {
-            names.iter().any(|name| name == "braid")
-        }
+        Some(DropCommand::Extensions(names)) => names.iter().any(|name| name == "braid"),
         Some(DropCommand::OwnedBy(roles)) => owns_extension(&roles),
         Some(DropCommand::Other) => false,
     };

@@ -17,14 +17,25 @@ pub struct LocalNode {
     pub identity_valid: bool,
 }
 
-/// The local node if there is one, whatever its identity. Its row stays locked until the transaction ends, so that commands that
-/// change nodes and subscriptions come one after the other.
+/// The local node if there is one, whatever its identity.
 pub fn find_node() -> Option<LocalNode> {
+    find("")
+}
+
+/// The same, its row locked until the transaction ends, so that commands that create and drop nodes and subscriptions come one
+/// after the other.
+pub fn lock_node() -> Option<LocalNode> {
+    find("for update of n")
+}
+
+fn find(locking: &str) -> Option<LocalNode> {
     let rows = query(
-        "select n.node_name, n.node_id, \
-                n.system_identifier = (select c.system_identifier::text from pg_control_system() c) \
-                and n.database_oid = (select d.oid from pg_database d where d.datname = current_database()) \
-           from braid.node n where n.is_local for update of n",
+        &format!(
+            "select n.node_name, n.node_id, \
+                    n.system_identifier = (select c.system_identifier::text from pg_control_system() c) \
+                    and n.database_oid = (select d.oid from pg_database d where d.datname = current_database()) \
+               from braid.node n where n.is_local {locking}"
+        ),
         &[],
     );
     Some(LocalNode {
@@ -36,7 +47,12 @@ pub fn find_node() -> Option<LocalNode> {
 
 /// The local node, which must be there and must be itself.
 pub fn require_node() -> Outcome<LocalNode> {
-    let Some(node) = find_node() else {
+    check_node(find_node())
+}
+
+/// That a node was found and is itself.
+pub fn check_node(node: Option<LocalNode>) -> Outcome<LocalNode> {
+    let Some(node) = node else {
         return Err(Failure::state("this database is not a node")
             .hint("Make it one with braid.create_node(node_name, dsn)."));
     };

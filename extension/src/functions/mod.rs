@@ -6,12 +6,16 @@
 //!
 //! The install script is kept by hand; `scripts/check-sql` compares it with what the library exports.
 
+mod alter;
+mod create;
 mod drop_guard;
 mod failure;
 mod local;
 mod node;
+mod options;
 mod position;
 mod provider;
+mod slot;
 mod subscription;
 mod table_set;
 mod waiting;

@@ -97,7 +97,7 @@ fn check_server_settings() -> Outcome<()> {
             .detail("Commit timestamps are the versions that conflicts are resolved by.")
             .hint("Set track_commit_timestamp = on in postgresql.conf and restart the server."));
     }
-    if !lists_library(&local::setting("shared_preload_libraries").unwrap_or_default()) {
+    if !loads_library(&local::setting("shared_preload_libraries").unwrap_or_default()) {
         return Err(
             Failure::state("braid must be loaded when the server starts").hint(
                 "Add braid to shared_preload_libraries in postgresql.conf and restart the server.",
@@ -108,43 +108,51 @@ fn check_server_settings() -> Outcome<()> {
         return Err(Failure::state("max_replication_slots must be greater than zero")
             .hint("Set max_replication_slots to at least the number of peers in postgresql.conf and restart the server."));
     }
-    // Only the newest minor releases know this setting.
-    if let Some(listed) =
-        local::setting("output_plugin_libraries").filter(|list| !lists_library(list))
+    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
+    if let Some(listed) = local::setting("output_plugin_libraries")
+        .filter(|list| elements(list).all(|item| item != "braid"))
     {
         return Err(
             Failure::state("output_plugin_libraries does not list braid")
                 .detail(
                     "The server refuses replication slots for an output plugin that is not listed.",
                 )
-                .hint(output_plugin_hint(&listed)),
+                .hint(format!(
+                    "To allow them, {}.",
+                    output_plugin_setting(&listed)
+                )),
         );
     }
     Ok(())
 }
 
-/// The line to set so that slots for the output plugin are allowed, given what is listed now.
-pub fn output_plugin_hint(listed: &str) -> String {
-    let list = if listed.trim().is_empty() {
+/// What to set so that slots for the output plugin are allowed, given what is listed now.
+pub fn output_plugin_setting(listed: &str) -> String {
+    // An empty list reads as one empty name.
+    let list = if listed.trim_matches(['"', ' ']).is_empty() {
         "braid".to_owned()
     } else {
         format!("{listed}, braid")
     };
     format!(
-        "Set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration."
+        "set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration"
     )
 }
 
-/// Whether a list of libraries, as settings write it, has braid, by name or by path.
-fn lists_library(list: &str) -> bool {
-    list.split(',')
-        .map(|item| item.trim().trim_matches('"'))
+/// Elements of a list as settings write it.
+fn elements(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(|item| item.trim().trim_matches('"'))
+}
+
+/// Whether a list of libraries to load has ours, by name or by path.
+fn loads_library(list: &str) -> bool {
+    elements(list)
         .map(|item| item.rsplit('/').next().unwrap_or(item))
         .any(|item| item == "braid" || item == "braid.so")
 }
 
 fn drop(name: &str) -> Outcome<()> {
-    let local = local::find_node();
+    let local = local::lock_node();
     match local.filter(|node| node.name == name) {
         Some(node) if node.identity_valid => drop_local(name),
         Some(_) => {
@@ -175,16 +183,16 @@ fn drop_local(name: &str) -> Outcome<()> {
 
 /// The node is a copy of another: its subscriptions' slots belong to the original and stay.
 fn drop_copy(name: &str) {
-    let dropped = query(
+    let dropped = local::column(&query(
         "delete from braid.subscription returning subscription_name",
         &[],
-    )
-    .len();
+    ));
     query("delete from braid.slot_cleanup", &[]);
     query("delete from braid.node", &[]);
-    if dropped > 0 {
+    if !dropped.is_empty() {
         notice(format!(
-            "{dropped} subscriptions copied from node \"{name}\" were dropped; their replication slots belong to the original and stay"
+            "subscriptions that were copied from node \"{name}\" are dropped too: {}",
+            dropped.join(", ")
         ));
     }
     wake_manager();

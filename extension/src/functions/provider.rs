@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode, Subscription};
-use super::node::output_plugin_hint;
+use super::node::output_plugin_setting;
 
 /// A connection to a provider, and the node that it turned out to be.
 pub struct Provider {
@@ -214,8 +214,8 @@ impl Provider {
                 "the provider's output_plugin_libraries does not list braid",
             )
             .hint(format!(
-                "At the provider: {}",
-                output_plugin_hint(rows.get(0, 1).unwrap_or_default())
+                "At the provider, {}.",
+                output_plugin_setting(rows.get(0, 1).unwrap_or_default())
             )));
         }
         if rows.get(0, 5) != Some("t") {
