@@ -12,4 +12,5 @@ pgrx::pg_module_magic!();
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     let _ = pg_sys::PG_VERSION_NUM;
+    braid_pg::secrecy::hide_connection_strings();
 }

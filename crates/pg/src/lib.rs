@@ -10,6 +10,7 @@ mod ffi;
 pub mod latch;
 pub mod libpq;
 pub mod registry;
+pub mod secrecy;
 pub mod settings;
 pub mod subscription;
 pub mod wake;
