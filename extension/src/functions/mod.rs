@@ -47,4 +47,6 @@ fn required<T>(value: Option<T>, argument: &str) -> Outcome<T> {
 }
 
 /// Have the manager look at the catalog once this transaction has committed.
-fn wake_manager() {}
+fn wake_manager() {
+    braid_pg::wake::manager_at_commit();
+}
