@@ -1,9 +1,28 @@
--- Braid: install script. Everything lives in schema braid, which this script creates through the control file.
+-- Braid: install script. Everything lives in schema braid, which belongs to the extension and goes with it.
 \echo Use "CREATE EXTENSION braid" to load this file. \quit
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Roles
 ------------------------------------------------------------------------------------------------------------------------
+
+-- Cluster-wide: another database may have made them, and they stay when the extension goes.
+do $$
+declare
+    wanted name;
+begin
+    foreach wanted in array array['braid_admin', 'braid_monitor'] loop
+        begin
+            execute format('create role %I nologin', wanted);
+        exception when duplicate_object or unique_violation then
+            null;
+        end;
+    end loop;
+end
+$$;
+
+create schema braid;
+comment on schema braid is 'multi-primary replication';
+grant usage on schema braid to braid_admin, braid_monitor;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Catalog
@@ -67,6 +86,12 @@ create table braid.subscription_table (
     copy_lsn pg_lsn,
     rows_copied bigint,
     bytes_copied bigint,
+    -- What the provider estimates that there is to copy.
+    rows_total bigint,
+    bytes_total bigint,
+    -- Whether the copy worker truncates the table in the transaction that copies it. That transaction carries the provider's
+    -- origin, so that the truncation is not sent on to other nodes.
+    truncate_first boolean not null default false,
     copy_error text,
     ready_at timestamptz,
     primary key (subscription_id, relation)
@@ -117,3 +142,422 @@ create table braid.conflict (
 );
 create index conflict_recorded_at on braid.conflict (recorded_at);
 comment on table braid.conflict is 'conflicts as they were resolved, with both rows';
+
+-- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
+-- subscriptions' slots. Hence no pg_extension_config_dump.
+revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict
+    from public;
+
+------------------------------------------------------------------------------------------------------------------------
+-- Nodes
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.create_node(node_name name, dsn text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'create_node_wrapper';
+comment on function braid.create_node is 'makes this database a node, under a name that no other node has; peers reach it at the connection string';
+
+create function braid.drop_node(node_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'drop_node_wrapper';
+comment on function braid.drop_node is 'makes this database no node any more, or forgets a peer';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Subscriptions
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.create_subscription(
+    subscription_name name,
+    dsn text,
+    publications text[] default '{braid}',
+    copy_data boolean default true,
+    enabled boolean default true,
+    create_slot boolean default true,
+    slot_name name default null,
+    origin text default 'none',
+    synchronous_commit text default 'off',
+    run_as_owner boolean default false,
+    disable_on_error boolean default false,
+    apply_mode text default 'parallel',
+    streaming text default 'off',
+    two_phase boolean default false
+) returns integer
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'create_subscription_wrapper';
+comment on function braid.create_subscription is 'subscribes this node to publications of another; takes effect at commit; returns the number of the subscription';
+
+create function braid.alter_subscription(
+    subscription_name name,
+    dsn text default null,
+    publications text[] default null,
+    slot_name name default null,
+    origin text default null,
+    synchronous_commit text default null,
+    run_as_owner boolean default null,
+    disable_on_error boolean default null,
+    apply_mode text default null
+) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
+comment on function braid.alter_subscription is 'changes a subscription; what is not named stays as it is';
+
+create function braid.enable_subscription(subscription_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enable_subscription_wrapper';
+comment on function braid.enable_subscription is 'lets a subscription run, also one that an error stopped';
+
+create function braid.disable_subscription(subscription_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'disable_subscription_wrapper';
+comment on function braid.disable_subscription is 'stops a subscription; its slot keeps its place';
+
+create function braid.rename_subscription(subscription_name name, new_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'rename_subscription_wrapper';
+comment on function braid.rename_subscription is 'renames a subscription; its slot keeps its name';
+
+create function braid.drop_subscription(subscription_name name, drop_slot boolean default true) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'drop_subscription_wrapper';
+comment on function braid.drop_subscription is 'drops a subscription, and its replication slot at the provider once that can be reached';
+
+create function braid.refresh_subscription(subscription_name name, copy_data boolean default true, out relation regclass, out action text) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'refresh_subscription_wrapper';
+comment on function braid.refresh_subscription is 'brings the tables of a subscription in step with its publications; returns what was added and removed';
+
+create function braid.resync_table(subscription_name name, relation regclass, truncate_first boolean default true) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'resync_table_wrapper';
+comment on function braid.resync_table is 'copies a table of a subscription anew';
+
+create function braid.skip_transaction(subscription_name name, lsn pg_lsn) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'skip_transaction_wrapper';
+comment on function braid.skip_transaction is 'leaves out the transaction that stopped a subscription';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Positions and waiting
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.wait_for_subscription(subscription_name name, timeout interval default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'wait_for_subscription_wrapper';
+comment on function braid.wait_for_subscription is 'waits until a subscription has copied its tables and is streaming';
+
+create function braid.sync_event() returns pg_lsn
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'sync_event_wrapper';
+comment on function braid.sync_event is 'returns a position of this node that lies behind everything committed so far';
+
+create function braid.wait_for_event(origin_node name, "position" pg_lsn, timeout interval default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'wait_for_event_wrapper';
+comment on function braid.wait_for_event is 'waits until everything up to a position of another node is applied here';
+
+------------------------------------------------------------------------------------------------------------------------
+-- What a peer asks
+------------------------------------------------------------------------------------------------------------------------
+
+-- Subscribers look at this before they subscribe. It runs with the owner's rights because the settings of output plugins are not for
+-- every role to see.
+create function braid.node_info(
+    out node_name name,
+    out node_id uuid,
+    out identity_valid boolean,
+    out system_identifier text,
+    out database_oid oid,
+    out extension_version text,
+    out wal_level text,
+    out track_commit_timestamp boolean,
+    out output_plugin_libraries text,
+    out output_plugin_allowed boolean,
+    out free_slots integer,
+    out free_walsenders integer
+) returns setof record
+    language sql stable parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select n.node_name,
+           n.node_id,
+           n.system_identifier = c.system_identifier::text and n.database_oid = d.oid,
+           n.system_identifier,
+           n.database_oid,
+           e.extversion,
+           current_setting('wal_level'),
+           current_setting('track_commit_timestamp')::boolean,
+           l.libraries,
+           -- Servers that do not know the setting allow every plugin.
+           l.libraries is null or l.libraries ~ '(^|,)\s*"?braid"?\s*(,|$)',
+           current_setting('max_replication_slots')::integer - (select count(*) from pg_replication_slots)::integer,
+           current_setting('max_wal_senders')::integer
+               - (select count(*) from pg_stat_activity where backend_type = 'walsender')::integer
+      from braid.node n,
+           pg_control_system() c,
+           pg_database d,
+           pg_extension e,
+           current_setting('output_plugin_libraries', true) as l (libraries)
+     where n.is_local and d.datname = current_database() and e.extname = 'braid'
+$$;
+comment on function braid.node_info is 'which node this database is, and whether it can be subscribed to';
+
+create function braid.gir_records(frame bytea) returns setof text
+language c volatile strict parallel safe as 'MODULE_PATHNAME', 'gir_records_wrapper';
+comment on function braid.gir_records is 'the records of a GIR frame, one a line, without what differs from run to run';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Activity of the workers
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.subscription_activity() returns table (
+    subscription_id integer, state text, leader_pid integer, applier_pids integer[], received_lsn pg_lsn, applied_lsn pg_lsn,
+    flushed_lsn pg_lsn, provider_lsn pg_lsn, last_message_at timestamptz, last_commit_at timestamptz, transactions bigint,
+    inserts bigint, updates bigint, deletes bigint, truncates bigint, bytes bigint, conflicts bigint, retries bigint,
+    transactions_per_second double precision, rows_per_second double precision, started_at timestamptz, stats_since timestamptz,
+    last_error text, last_error_at timestamptz, failures integer
+) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
+comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
+
+create function braid.applier_activity() returns table (
+    subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
+    retries bigint, busy_fraction double precision
+) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'applier_activity_wrapper';
+comment on function braid.applier_activity is 'what each applier is doing';
+
+create function braid.table_activity() returns table (
+    subscription_id integer, relation oid, inserts bigint, updates bigint, deletes bigint, truncates bigint, conflicts bigint,
+    copy_rows bigint, copy_bytes bigint
+) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'table_activity_wrapper';
+comment on function braid.table_activity is 'what was applied to each table since its subscription started';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Views
+------------------------------------------------------------------------------------------------------------------------
+
+create view braid.subscription_status as
+select s.subscription_name as name,
+       s.provider_name as provider,
+       case when s.error_sqlstate is not null then 'error'
+            when not s.enabled then 'disabled'
+            else coalesce(a.state, 'starting') end as state,
+       case when a.provider_lsn is not null and a.applied_lsn is not null
+            then greatest(a.provider_lsn - a.applied_lsn, 0)::bigint end as lag_bytes,
+       case when a.applied_lsn >= a.provider_lsn then interval '0'
+            when a.last_commit_at is not null
+            then date_trunc('milliseconds', greatest(clock_timestamp() - a.last_commit_at, interval '0')) end as lag_time,
+       (select count(*) filter (where t.state = 'ready') || '/' || count(*)
+          from braid.subscription_table t where t.subscription_id = s.subscription_id) as tables,
+       round(a.transactions_per_second)::bigint as tx_per_s,
+       round(a.rows_per_second)::bigint as rows_per_s,
+       a.received_lsn,
+       a.applied_lsn,
+       coalesce(s.error_message, case when a.failures > 0 then a.last_error end) as last_error,
+       s.error_lsn,
+       s.error_hint
+  from braid.subscription s
+  left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+ order by s.subscription_name;
+comment on view braid.subscription_status is 'state, lag and last error of each subscription';
+
+create view braid.subscription_detail as
+select s.subscription_id,
+       s.subscription_name as name,
+       s.subscription_owner as owner,
+       s.provider_name as provider,
+       s.provider_id,
+       s.publications,
+       s.slot_name,
+       s.enabled,
+       s.phase,
+       s.start_lsn,
+       s.origin,
+       s.apply_mode,
+       s.synchronous_commit,
+       s.run_as_owner,
+       s.disable_on_error,
+       s.copy_data,
+       s.created_at,
+       a.state as activity,
+       a.leader_pid,
+       a.applier_pids,
+       a.received_lsn,
+       a.applied_lsn,
+       a.flushed_lsn,
+       a.provider_lsn,
+       a.last_message_at,
+       a.last_commit_at,
+       a.transactions,
+       a.inserts,
+       a.updates,
+       a.deletes,
+       a.truncates,
+       a.bytes,
+       a.conflicts,
+       a.retries,
+       a.started_at,
+       a.stats_since,
+       a.failures,
+       a.last_error as last_failure,
+       a.last_error_at as last_failure_at,
+       s.error_sqlstate,
+       s.error_message,
+       s.error_detail,
+       s.error_hint,
+       s.error_lsn,
+       s.error_at,
+       s.skip_lsn
+  from braid.subscription s
+  left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+ order by s.subscription_name;
+comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
+
+create view braid.subscription_tables as
+select s.subscription_name as subscription,
+       t.relation,
+       t.state,
+       coalesce(t.rows_copied, a.copy_rows) as rows_copied,
+       t.rows_total,
+       coalesce(t.bytes_copied, a.copy_bytes) as bytes_copied,
+       t.bytes_total,
+       a.inserts,
+       a.updates,
+       a.deletes,
+       a.truncates,
+       a.conflicts,
+       t.ready_at,
+       t.copy_error
+  from braid.subscription_table t
+  join braid.subscription s on s.subscription_id = t.subscription_id
+  left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
+ order by s.subscription_name, t.relation::text;
+comment on view braid.subscription_tables is 'tables of each subscription: how far each is copied and what was applied to it';
+
+create view braid.apply_workers as
+select s.subscription_name as subscription,
+       w.worker,
+       w.pid,
+       w.state,
+       w.busy_percent,
+       w.transactions,
+       w.changes,
+       w.retries,
+       w.commit_lsn
+  from (select subscription_id, 0 as number, 'leader' as worker, leader_pid as pid, state, null::integer as busy_percent,
+               transactions, inserts + updates + deletes + truncates as changes, retries, applied_lsn as commit_lsn
+          from braid.subscription_activity()
+         union all
+        select subscription_id, number, 'applier ' || number, pid, state, round(busy_fraction * 100)::integer,
+               transactions, changes, retries, commit_lsn
+          from braid.applier_activity()) w
+  join braid.subscription s on s.subscription_id = w.subscription_id
+ order by s.subscription_name, w.worker <> 'leader', w.number;
+comment on view braid.apply_workers is 'leader and appliers of each running subscription';
+
+create view braid.conflict_history as
+select recorded_at,
+       subscription_name as subscription,
+       relation,
+       kind,
+       resolution,
+       winner,
+       reason,
+       key,
+       local_row,
+       remote_row,
+       local_timestamp,
+       local_origin,
+       remote_timestamp,
+       remote_origin,
+       remote_lsn,
+       remote_xid,
+       conflict_id
+  from braid.conflict
+ order by conflict_id;
+comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, oldest first';
+
+create view braid.conflict_stats as
+select subscription_name as subscription,
+       relation,
+       kind,
+       resolution,
+       winner,
+       count(*) as conflicts,
+       min(recorded_at) as first_at,
+       max(recorded_at) as last_at
+  from braid.conflict
+ group by subscription_name, relation, kind, resolution, winner
+ order by subscription_name, relation::text, kind, resolution, winner;
+comment on view braid.conflict_stats is 'how many conflicts of each kind are in the history';
+
+create view braid.nodes as
+select n.node_name as name,
+       n.is_local,
+       n.node_id,
+       array(select s.subscription_name from braid.subscription s where s.provider_name = n.node_name order by 1) as subscriptions,
+       n.created_at
+  from braid.node n
+ order by n.is_local desc, n.node_name;
+comment on view braid.nodes is 'this node and the peers that are known here';
+
+create view braid.pending_cleanup as
+select slot_name,
+       provider_name as provider,
+       since,
+       attempts,
+       last_error
+  from braid.slot_cleanup
+ order by since, slot_name;
+comment on view braid.pending_cleanup is 'slots of dropped subscriptions that are still to be dropped at their providers';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Dropping the extension
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.guard_drop() returns event_trigger
+    language c set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'guard_drop_wrapper';
+comment on function braid.guard_drop is 'refuses to drop the extension while there are subscriptions';
+
+create event trigger braid_guard_drop on ddl_command_start
+    when tag in ('DROP EXTENSION', 'DROP OWNED')
+    execute function braid.guard_drop();
+comment on event trigger braid_guard_drop is 'refuses to drop extension braid while there are subscriptions';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Privileges
+------------------------------------------------------------------------------------------------------------------------
+
+revoke all on all functions in schema braid from public;
+
+grant execute on function
+    braid.create_node,
+    braid.drop_node,
+    braid.create_subscription,
+    braid.alter_subscription,
+    braid.enable_subscription,
+    braid.disable_subscription,
+    braid.rename_subscription,
+    braid.drop_subscription,
+    braid.refresh_subscription,
+    braid.resync_table,
+    braid.skip_transaction
+    to braid_admin;
+grant execute on function
+    braid.wait_for_subscription,
+    braid.sync_event,
+    braid.wait_for_event,
+    braid.node_info,
+    braid.subscription_activity,
+    braid.applier_activity,
+    braid.table_activity
+    to braid_admin, braid_monitor;
+
+grant select on
+    braid.subscription_status,
+    braid.subscription_detail,
+    braid.subscription_tables,
+    braid.apply_workers,
+    braid.conflict_history,
+    braid.conflict_stats,
+    braid.nodes,
+    braid.pending_cleanup
+    to braid_admin, braid_monitor;

@@ -1,10 +1,10 @@
 //! The extension's library: what PostgreSQL loads and calls.
 #![allow(unsafe_code)]
 
-mod workers;
-
+mod functions;
 mod gir_functions;
 mod output_plugin;
+mod workers;
 
 pgrx::pg_module_magic!();
 
@@ -13,6 +13,7 @@ pgrx::pg_module_magic!();
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     braid_pg::settings::register();
+    braid_pg::secrecy::hide_connection_strings();
     // SAFETY: reads a variable of the process.
     if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
         braid_pg::registry::install();

@@ -3,10 +3,12 @@
 
 pub mod applier;
 pub mod apply;
+pub mod catalog;
 pub mod cleanup;
 mod compat;
 pub mod copy;
 pub mod decoding;
+pub mod drop_command;
 pub mod error;
 mod ffi;
 mod group;
@@ -16,6 +18,7 @@ pub mod libpq;
 pub mod manager;
 mod origin;
 pub mod registry;
+pub mod secrecy;
 pub mod settings;
 pub mod subscription;
 pub mod supervisor;

@@ -78,6 +78,7 @@ unsafe extern "C" {
         errmsg: *mut *mut c_char,
     ) -> *mut PQconninfoOption;
     fn PQconninfoFree(options: *mut PQconninfoOption);
+    fn PQconnectionUsedPassword(conn: *const PGconn) -> c_int;
     fn PQserverVersion(conn: *const PGconn) -> c_int;
 }
 
@@ -137,6 +138,11 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// Rows of `columns` cells each, row by row.
+    pub(crate) fn new(columns: usize, cells: Vec<Option<String>>) -> Self {
+        Self { columns, cells }
+    }
+
     /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -253,9 +259,16 @@ pub fn check_connection_string(dsn: &str) -> Result<()> {
 /// Value of one keyword of a connection string, if it is set there; never a password.
 #[must_use]
 pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
-    if keyword == "password" {
-        return None;
-    }
+    if keyword == "password" { None } else { keyword_value(dsn, keyword) }
+}
+
+/// Whether the connection string itself has a password that is not empty.
+#[must_use]
+pub fn has_password(dsn: &str) -> bool {
+    keyword_value(dsn, "password").is_some_and(|password| !password.is_empty())
+}
+
+fn keyword_value(dsn: &str, keyword: &str) -> Option<String> {
     let dsn = CString::new(dsn).ok()?;
     let mut message = std::ptr::null_mut();
     let mut found = None;
@@ -373,6 +386,13 @@ impl Connection {
     pub fn server_version(&self) -> i32 {
         // SAFETY: `raw` is live.
         unsafe { PQserverVersion(self.raw) }
+    }
+
+    /// Whether the peer asked for a password. One that did not let this server's operating system user in, or anybody.
+    #[must_use]
+    pub fn used_password(&self) -> bool {
+        // SAFETY: `raw` is live.
+        unsafe { PQconnectionUsedPassword(self.raw) != 0 }
     }
 
     fn lost(&self) -> Error {

@@ -1,0 +1,119 @@
+//! alter_subscription.
+
+use std::ffi::CStr;
+
+use braid_pg::catalog::{current_role, is_superuser, query, utf8_string};
+use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
+
+use super::failure::{Failure, Outcome};
+use super::local;
+use super::options::{Options, flag, texts};
+use super::provider::Provider;
+use super::slot::slot_in_use;
+use super::{required_name, run, table_set, wake_manager};
+
+/// braid.alter_subscription(...): null leaves an option as it is.
+#[pg_extern(sql = false)]
+#[expect(clippy::too_many_arguments, reason = "the SQL function's arguments")]
+fn alter_subscription(
+    subscription_name: Option<&CStr>,
+    dsn: Option<String>,
+    publications: Option<Vec<Option<String>>>,
+    slot_name: Option<&CStr>,
+    origin: Option<String>,
+    synchronous_commit: Option<String>,
+    run_as_owner: Option<bool>,
+    disable_on_error: Option<bool>,
+    apply_mode: Option<String>,
+) {
+    let caller = current_role();
+    run(|| {
+        let name = required_name(subscription_name, "subscription_name")?;
+        let options = Options {
+            publications: texts(publications, "publications")?,
+            slot_name: slot_name.map(utf8_string),
+            origin,
+            synchronous_commit,
+            apply_mode,
+            run_as_owner,
+            disable_on_error,
+        };
+        alter(&name, dsn.as_deref(), &options, caller)
+    });
+}
+
+fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
+    options.check()?;
+    local::check_node(local::lock_node())?;
+    let mut subscription = local::lock_subscription(name)?;
+    if options.slot_name.is_some() && subscription.enabled {
+        return Err(
+            Failure::state("cannot change the slot of an enabled subscription")
+                .hint(format!("Run braid.disable_subscription('{name}') first.")),
+        );
+    }
+    let owner = pg_sys::Oid::from_u32(subscription.owner);
+    if (dsn.is_some() || options.run_as_owner.is_some())
+        && is_superuser(owner)
+        && !is_superuser(caller)
+    {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("permission denied to change dsn or run_as_owner of subscription \"{name}\""),
+        )
+        .detail("Its owner is a superuser, whose rights another connection string could lend to somebody else.")
+        .hint("Ask a superuser, or drop the subscription and create one of your own."));
+    }
+    if dsn.is_some() || options.publications.is_some() || options.slot_name.is_some() {
+        // A new connection string is the caller's; the one that is there is the owner's.
+        let mut provider = match dsn {
+            Some(dsn) => Provider::open(dsn, caller)?,
+            None => Provider::open(&subscription.dsn, owner)?,
+        };
+        provider.check_is(&subscription)?;
+        if let Some(dsn) = dsn {
+            provider.record(dsn);
+        }
+        if let Some(slot) = &options.slot_name {
+            let used = query(
+                "select 1 from braid.subscription where provider_name = $1::name and slot_name = $2::name \
+                    and subscription_id <> $3::integer",
+                &[
+                    Some(&subscription.provider_name),
+                    Some(slot),
+                    Some(&subscription.id),
+                ],
+            );
+            if !used.is_empty() {
+                return Err(slot_in_use(slot));
+            }
+            provider.require_slot(slot)?;
+        }
+        if let Some(publications) = &options.publications {
+            provider.check_publications(publications)?;
+            subscription.publications.clone_from(publications);
+            table_set::refresh(&subscription, &mut provider, subscription.copy_data)?;
+        }
+    }
+    let publications = options.publications.as_deref().map(local::array_literal);
+    query(
+        "update braid.subscription set dsn = coalesce($2, dsn), publications = coalesce($3::text[], publications), \
+                slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
+                synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
+                disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode) \
+          where subscription_id = $1::integer",
+        &[
+            Some(&subscription.id),
+            dsn,
+            publications.as_deref(),
+            options.slot_name.as_deref(),
+            options.origin.as_deref(),
+            options.synchronous_commit.as_deref(),
+            options.run_as_owner.map(flag),
+            options.disable_on_error.map(flag),
+            options.apply_mode.as_deref(),
+        ],
+    );
+    wake_manager();
+    Ok(())
+}

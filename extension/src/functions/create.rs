@@ -1,0 +1,237 @@
+//! create_subscription.
+
+use std::ffi::CStr;
+
+use braid_pg::catalog::{current_role, query, utf8_string};
+use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
+
+use super::failure::{Failure, Outcome};
+use super::local;
+use super::node::check_name;
+use super::options::{Options, flag, one_of, texts};
+use super::provider::Provider;
+use super::slot::{ChosenSlot, choose_slot};
+use super::{required, required_name, run, table_set, wake_manager};
+
+/// What create_subscription is asked for.
+struct Request {
+    name: String,
+    dsn: String,
+    options: Options,
+    copy_data: bool,
+    enabled: bool,
+    create_slot: bool,
+}
+
+/// braid.create_subscription(...): see the install script for the names and defaults.
+#[pg_extern(sql = false)]
+#[expect(clippy::too_many_arguments, reason = "the SQL function's arguments")]
+fn create_subscription(
+    subscription_name: Option<&CStr>,
+    dsn: Option<String>,
+    publications: Option<Vec<Option<String>>>,
+    copy_data: Option<bool>,
+    enabled: Option<bool>,
+    create_slot: Option<bool>,
+    slot_name: Option<&CStr>,
+    origin: Option<String>,
+    synchronous_commit: Option<String>,
+    run_as_owner: Option<bool>,
+    disable_on_error: Option<bool>,
+    apply_mode: Option<String>,
+    streaming: Option<String>,
+    two_phase: Option<bool>,
+) -> i32 {
+    let caller = current_role();
+    run(|| {
+        let request = Request {
+            name: required_name(subscription_name, "subscription_name")?,
+            dsn: required(dsn, "dsn")?,
+            options: Options {
+                publications: Some(required(
+                    texts(publications, "publications")?,
+                    "publications",
+                )?),
+                slot_name: slot_name.map(utf8_string),
+                origin: Some(required(origin, "origin")?),
+                synchronous_commit: Some(required(synchronous_commit, "synchronous_commit")?),
+                apply_mode: Some(required(apply_mode, "apply_mode")?),
+                run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
+                disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
+            },
+            copy_data: required(copy_data, "copy_data")?,
+            enabled: required(enabled, "enabled")?,
+            create_slot: required(create_slot, "create_slot")?,
+        };
+        check_unsupported(
+            &required(streaming, "streaming")?,
+            required(two_phase, "two_phase")?,
+        )?;
+        let id = create(&request, caller)?;
+        id.parse()
+            .map_err(|_| Failure::state("the subscription was not stored").hint("Try again."))
+    })
+}
+
+fn check_unsupported(streaming: &str, two_phase: bool) -> Outcome<()> {
+    let unsupported = |option: &str, hint: &str| {
+        Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("{option} is not supported yet"),
+        )
+        .hint(hint))
+    };
+    one_of("streaming", Some(streaming), &["off", "on", "parallel"])?;
+    if streaming != "off" {
+        return unsupported(
+            "streaming",
+            "Use streaming => 'off': transactions are sent once they have committed.",
+        );
+    }
+    if two_phase {
+        return unsupported(
+            "two_phase",
+            "Use two_phase => false: prepared transactions are sent once they have committed.",
+        );
+    }
+    Ok(())
+}
+
+fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
+    let name = &request.name;
+    check_name(name, "subscription")?;
+    request.options.check()?;
+    let node = local::check_node(local::lock_node())?;
+    let taken = query(
+        "select 1 from braid.subscription where subscription_name = $1::name",
+        &[Some(name)],
+    );
+    if !taken.is_empty() {
+        return Err(
+            Failure::duplicate(format!("subscription \"{name}\" already exists"))
+                .hint("Choose another name, or change that one with braid.alter_subscription."),
+        );
+    }
+    let publications = request.options.publications.as_deref().unwrap_or_default();
+    let mut provider = Provider::open(&request.dsn, caller)?;
+    provider.check_identity(&node)?;
+    provider.check_server(request.create_slot)?;
+    provider.check_publications(publications)?;
+    let slot = choose_slot(
+        name,
+        request.options.slot_name.as_deref(),
+        request.create_slot,
+        &node,
+        &mut provider,
+    )?;
+    let tables = provider.published_tables(publications, request.copy_data)?;
+    let targets = table_set::find_targets(&tables, request.copy_data)?;
+    check_room()?;
+    if targets.is_empty() {
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            "the publications have no tables yet",
+        )
+        .hint("Once they have, run braid.refresh_subscription.")
+        .warn();
+    }
+    provider.record(&request.dsn);
+    let id = insert(request, &provider, &slot, caller);
+    for target in &targets {
+        table_set::add(&id, target, request.copy_data);
+    }
+    wake_manager();
+    Ok(id)
+}
+
+/// That one more subscription fits into what this server has set aside.
+fn check_room() -> Outcome<()> {
+    let full = |message: &str, setting: &str, needed: i64| {
+        Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            message,
+        )
+        .hint(format!(
+            "Set {setting} to at least {needed} in postgresql.conf and restart the server."
+        )))
+    };
+    let counts = query(
+        "select (select count(*) from braid.subscription), (select count(*) from pg_subscription)",
+        &[],
+    );
+    let count = |column| {
+        counts
+            .get(0, column)
+            .and_then(|text| text.parse::<i64>().ok())
+            .unwrap_or(0)
+    };
+    let subscriptions = count(0).saturating_add(1);
+    if subscriptions > local::number_setting("braid.max_subscriptions", 64) {
+        return full(
+            "this node has no room for another subscription",
+            "braid.max_subscriptions",
+            subscriptions,
+        );
+    }
+    // Each applier has a replication origin of its own in use. Before version 18, max_replication_slots limits these.
+    let appliers = local::number_setting("braid.appliers_per_subscription", 2);
+    let origins = subscriptions
+        .saturating_mul(appliers)
+        .saturating_add(count(1));
+    let slots = local::number_setting("max_replication_slots", 0);
+    let (setting, limit) = match local::number_setting("max_active_replication_origins", -1) {
+        -1 => ("max_replication_slots", slots),
+        limit => ("max_active_replication_origins", limit),
+    };
+    if origins > limit {
+        return full(
+            "not enough replication origins for another subscription",
+            setting,
+            origins,
+        );
+    }
+    Ok(())
+}
+
+fn insert(
+    request: &Request,
+    provider: &Provider,
+    slot: &ChosenSlot,
+    caller: pg_sys::Oid,
+) -> String {
+    let options = &request.options;
+    let phase = match (request.create_slot, request.copy_data) {
+        (true, _) => "slot",
+        (false, true) => "copy",
+        (false, false) => "stream",
+    };
+    let owner = caller.to_u32().to_string();
+    let publications = local::array_literal(options.publications.as_deref().unwrap_or_default());
+    let rows = query(
+        "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
+             publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
+             disable_on_error, apply_mode, phase, start_lsn) \
+         values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn) returning subscription_id",
+        &[
+            Some(&request.name),
+            Some(&owner),
+            Some(&request.dsn),
+            Some(&provider.name),
+            Some(&provider.id),
+            Some(&publications),
+            options.origin.as_deref(),
+            Some(&slot.name),
+            Some(flag(request.create_slot)),
+            Some(flag(request.copy_data)),
+            Some(flag(request.enabled)),
+            options.synchronous_commit.as_deref(),
+            options.run_as_owner.map(flag),
+            options.disable_on_error.map(flag),
+            options.apply_mode.as_deref(),
+            Some(phase),
+            slot.start_lsn.as_deref(),
+        ],
+    );
+    rows.get(0, 0).unwrap_or_default().to_owned()
+}

@@ -1,0 +1,146 @@
+//! Errors of the SQL functions: an SQLSTATE, a message, and a hint for whatever a user can cause.
+
+use braid_pg::libpq;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
+
+/// Result of a function's work.
+pub type Outcome<T> = Result<T, Failure>;
+
+/// An error that is still to be raised.
+#[derive(Debug)]
+pub struct Failure(Box<ErrorReport>);
+
+impl Failure {
+    /// An error with a message.
+    #[track_caller]
+    pub fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Self {
+        Self(Box::new(ErrorReport::new(code, message.into(), "braid")))
+    }
+
+    /// 55000: something must be done or be so first.
+    #[track_caller]
+    pub fn state(message: impl Into<String>) -> Self {
+        Self::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            message,
+        )
+    }
+
+    /// 42704: no such object.
+    #[track_caller]
+    pub fn undefined(message: impl Into<String>) -> Self {
+        Self::new(PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT, message)
+    }
+
+    /// 42710: an object of this name exists.
+    #[track_caller]
+    pub fn duplicate(message: impl Into<String>) -> Self {
+        Self::new(PgSqlErrorCode::ERRCODE_DUPLICATE_OBJECT, message)
+    }
+
+    /// 22023: a value that is not among those allowed.
+    #[track_caller]
+    pub fn parameter(message: impl Into<String>) -> Self {
+        Self::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message)
+    }
+
+    /// 22004: an argument that must be there.
+    #[track_caller]
+    pub fn null_argument(argument: &str) -> Self {
+        Self::new(
+            PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            format!("{argument} must not be null"),
+        )
+        .hint("Give it a value.")
+    }
+
+    /// What a provider or the way there reported, as the detail of `message`.
+    #[track_caller]
+    pub fn provider(message: impl Into<String>, error: &libpq::Error) -> Self {
+        match error {
+            libpq::Error::MalformedConnectionString => Self::malformed_dsn(),
+            libpq::Error::Server {
+                sqlstate,
+                message: words,
+                ..
+            } => {
+                let code = sqlstate_code(sqlstate);
+                Self::new(code, message).detail(words.clone())
+            }
+            _ => {
+                let code = match error.sqlstate() {
+                    "08P01" => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
+                    _ => PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
+                };
+                Self::new(code, message).detail(error.to_string())
+            }
+        }
+    }
+
+    /// 22023 for a connection string. Quotes nothing of it.
+    #[track_caller]
+    pub fn malformed_dsn() -> Self {
+        Self::parameter("connection string is malformed").hint(
+            "Write it as keywords and values, like 'host=node1 dbname=app user=braid', or as a postgresql:// URI.",
+        )
+    }
+
+    /// Add a detail: sentences.
+    pub fn detail(self, detail: impl Into<String>) -> Self {
+        Self(Box::new(self.0.set_detail(detail)))
+    }
+
+    /// Add a hint: sentences.
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        Self(Box::new(self.0.set_hint(hint)))
+    }
+
+    /// The same, as the detail of a message about something less.
+    #[track_caller]
+    pub fn into_warning(self, message: impl Into<String>) -> Self {
+        let reason = match self.0.detail() {
+            Some(detail) => detail.to_owned(),
+            None => self.0.message().to_owned(),
+        };
+        Self::new(PgSqlErrorCode::ERRCODE_WARNING, message).detail(reason)
+    }
+
+    /// Raise it as an ERROR.
+    pub fn raise(self) -> ! {
+        self.0.report(PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+
+    /// Send it to the client as a WARNING.
+    pub fn warn(self) {
+        self.0.report(PgLogLevel::WARNING);
+    }
+
+    /// Send it to the client as a NOTICE.
+    pub fn notice(self) {
+        self.0.report(PgLogLevel::NOTICE);
+    }
+}
+
+/// The code of five characters; what is not known here is 58000, an error of something outside.
+fn sqlstate_code(sqlstate: &str) -> PgSqlErrorCode {
+    let bytes = sqlstate.as_bytes();
+    if bytes.len() != 5
+        || !bytes
+            .iter()
+            .all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
+    {
+        return PgSqlErrorCode::ERRCODE_SYSTEM_ERROR;
+    }
+    // MAKE_SQLSTATE of utils/elog.h: six bits a character, the first lowest.
+    let packed = bytes.iter().rev().fold(0_i32, |packed, byte| {
+        (packed << 6) + ((i32::from(*byte) - i32::from(b'0')) & 0x3f)
+    });
+    PgSqlErrorCode::from(packed)
+}
+
+/// A message for the client that is no error.
+pub fn notice(message: impl Into<String>) {
+    Failure::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).notice();
+}

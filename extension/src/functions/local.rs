@@ -1,0 +1,167 @@
+//! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
+
+use braid_pg::catalog::query;
+use braid_pg::libpq::Rows;
+
+use super::failure::{Failure, Outcome};
+
+/// The local node.
+#[derive(Debug, Clone)]
+pub struct LocalNode {
+    /// Its name.
+    pub name: String,
+    /// Its identity, a UUID.
+    pub id: String,
+    /// Whether the server and database are still those that the node was created on. They are not in a database that was
+    /// restored from a dump or created from a template: that is a copy and must not speak for the node.
+    pub identity_valid: bool,
+}
+
+/// The local node if there is one, whatever its identity.
+pub fn find_node() -> Option<LocalNode> {
+    find("")
+}
+
+/// The same, its row locked until the transaction ends, so that commands that create and drop nodes and subscriptions come one
+/// after the other.
+pub fn lock_node() -> Option<LocalNode> {
+    find("for update of n")
+}
+
+fn find(locking: &str) -> Option<LocalNode> {
+    let rows = query(
+        &format!(
+            "select n.node_name, n.node_id, \
+                    n.system_identifier = (select c.system_identifier::text from pg_control_system() c) \
+                    and n.database_oid = (select d.oid from pg_database d where d.datname = current_database()) \
+               from braid.node n where n.is_local {locking}"
+        ),
+        &[],
+    );
+    Some(LocalNode {
+        name: rows.get(0, 0)?.to_owned(),
+        id: rows.get(0, 1)?.to_owned(),
+        identity_valid: rows.get(0, 2) == Some("t"),
+    })
+}
+
+/// The local node, which must be there and must be itself.
+pub fn require_node() -> Outcome<LocalNode> {
+    check_node(find_node())
+}
+
+/// That a node was found and is itself.
+pub fn check_node(node: Option<LocalNode>) -> Outcome<LocalNode> {
+    let Some(node) = node else {
+        return Err(Failure::state("this database is not a node")
+            .hint("Make it one with braid.create_node(node_name, dsn)."));
+    };
+    if node.identity_valid {
+        return Ok(node);
+    }
+    Err(Failure::state(format!(
+        "node \"{}\" was created on another server or in another database",
+        node.name
+    ))
+    .detail("This database is a copy, for example from a dump or a template: it must not act as the node it was copied from.")
+    .hint(format!(
+        "Run braid.drop_node('{}') and then braid.create_node with a name of its own.",
+        node.name
+    )))
+}
+
+/// A row of braid.subscription, as the functions need it.
+#[derive(Debug, Clone)]
+pub struct Subscription {
+    /// Key.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Connection string: never in a message.
+    pub dsn: String,
+    /// Name of the provider's node.
+    pub provider_name: String,
+    /// Identity of the provider's node.
+    pub provider_id: String,
+    /// Names of publications.
+    pub publications: Vec<String>,
+    /// Slot at the provider.
+    pub slot_name: String,
+    /// Whether tables are copied.
+    pub copy_data: bool,
+    /// Whether it runs.
+    pub enabled: bool,
+    /// Where the transaction ends that could not be applied.
+    pub error_lsn: Option<String>,
+    /// Owner, a role's number.
+    pub owner: u32,
+}
+
+/// A subscription by name, its row locked until the transaction ends.
+pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
+    let rows = query(
+        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid \
+           from braid.subscription s where s.subscription_name = $1::name for update",
+        &[Some(name)],
+    );
+    let text = |column| rows.get(0, column).unwrap_or_default().to_owned();
+    if rows.is_empty() {
+        return Err(undefined_subscription(name));
+    }
+    let id = text(0);
+    let publications = column(&query(
+        "select p from braid.subscription s, unnest(s.publications) p where s.subscription_id = $1::integer",
+        &[Some(&id)],
+    ));
+    Ok(Subscription {
+        id,
+        name: text(1),
+        dsn: text(2),
+        provider_name: text(3),
+        provider_id: text(4),
+        publications,
+        slot_name: text(5),
+        copy_data: rows.get(0, 6) == Some("t"),
+        enabled: rows.get(0, 7) == Some("t"),
+        error_lsn: rows.get(0, 8).map(str::to_owned),
+        owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
+    })
+}
+
+/// 42704 for a subscription.
+pub fn undefined_subscription(name: &str) -> Failure {
+    Failure::undefined(format!("subscription \"{name}\" does not exist"))
+        .hint("The view braid.subscription_status lists the subscriptions of this node.")
+}
+
+/// First column of rows, without nulls.
+pub fn column(rows: &Rows) -> Vec<String> {
+    rows.iter().filter_map(|row| row.first()?.clone()).collect()
+}
+
+/// A setting's value; `None` when there is no such setting.
+pub fn setting(name: &str) -> Option<String> {
+    query("select current_setting($1, true)", &[Some(name)])
+        .get(0, 0)
+        .map(str::to_owned)
+}
+
+/// A setting that is a number; `default` when there is no such setting.
+pub fn number_setting(name: &str, default: i64) -> i64 {
+    let rows = query(
+        "select setting from pg_settings where name = $1",
+        &[Some(name)],
+    );
+    rows.get(0, 0)
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+/// Elements as the text form of an array.
+pub fn array_literal(elements: &[String]) -> String {
+    let quoted: Vec<String> = elements
+        .iter()
+        .map(|element| format!("\"{}\"", element.replace('\\', "\\\\").replace('"', "\\\"")))
+        .collect();
+    format!("{{{}}}", quoted.join(","))
+}

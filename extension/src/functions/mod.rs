@@ -1,0 +1,53 @@
+//! The SQL functions. Run in the session that calls them.
+//!
+//! Each function checks its arguments with the caller's rights, then does its work with those of the extension's owner: who may
+//! call it at all is said by GRANT in the install script. search_path is pinned there as well, for every function.
+//! What a function changes takes effect at commit: nothing is created or dropped at a provider before it.
+//!
+//! The install script is kept by hand; `scripts/check-sql` compares it with what the library exports.
+
+mod activity;
+mod alter;
+mod create;
+mod drop_guard;
+mod failure;
+mod local;
+mod node;
+mod options;
+mod position;
+mod provider;
+mod slot;
+mod subscription;
+mod table_set;
+mod waiting;
+
+use std::ffi::CStr;
+
+use braid_pg::catalog::{Rights, utf8_string, with_rights};
+
+use failure::{Failure, Outcome};
+
+/// Run a function's work with the rights of the extension's owner and raise what it fails with.
+fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
+    match with_rights(Rights::ExtensionOwner, work) {
+        Ok(value) => value,
+        Err(failure) => failure.raise(),
+    }
+}
+
+/// An argument of type name that must be there.
+fn required_name(value: Option<&CStr>, argument: &str) -> Outcome<String> {
+    value
+        .map(utf8_string)
+        .ok_or_else(|| Failure::null_argument(argument))
+}
+
+/// An argument that must be there.
+fn required<T>(value: Option<T>, argument: &str) -> Outcome<T> {
+    value.ok_or_else(|| Failure::null_argument(argument))
+}
+
+/// Have the manager look at the catalog once this transaction has committed.
+fn wake_manager() {
+    braid_pg::wake::manager_at_commit();
+}

@@ -1,0 +1,225 @@
+//! Creating and dropping nodes.
+
+use std::ffi::CStr;
+
+use braid_pg::catalog::query;
+use braid_pg::libpq;
+use pgrx::pg_extern;
+
+use super::failure::{Failure, Outcome, notice};
+use super::{local, required, required_name, run, wake_manager};
+
+/// braid.create_node(node_name name, dsn text)
+#[pg_extern(sql = false)]
+fn create_node(node_name: Option<&CStr>, dsn: Option<String>) {
+    run(|| {
+        create(
+            &required_name(node_name, "node_name")?,
+            &required(dsn, "dsn")?,
+        )
+    });
+}
+
+/// braid.drop_node(node_name name)
+#[pg_extern(sql = false)]
+fn drop_node(node_name: Option<&CStr>) {
+    run(|| drop(&required_name(node_name, "node_name")?));
+}
+
+fn create(name: &str, dsn: &str) -> Outcome<()> {
+    check_name(name, "node")?;
+    libpq::check_connection_string(dsn).map_err(|_| Failure::malformed_dsn())?;
+    check_server_settings()?;
+    // One at a time: two sessions that both find no local node would meet in the unique index with a less helpful error.
+    query("lock table braid.node in share row exclusive mode", &[]);
+    if let Some(node) = local::find_node() {
+        return Err(
+            Failure::duplicate(format!("this database already is node \"{}\"", node.name)).hint(
+                format!(
+                    "To give it another name, run braid.drop_node('{}') first.",
+                    node.name
+                ),
+            ),
+        );
+    }
+    let peers = query(
+        "select 1 from braid.node where node_name = $1::name",
+        &[Some(name)],
+    );
+    if !peers.is_empty() {
+        return Err(
+            Failure::duplicate(format!("a peer is known here as node \"{name}\""))
+                .hint("Choose a name that no other node has."),
+        );
+    }
+    query(
+        "insert into braid.node (node_name, node_id, is_local, dsn, system_identifier, database_oid) \
+         select $1::name, gen_random_uuid(), true, $2, c.system_identifier::text, d.oid \
+           from pg_control_system() c, pg_database d where d.datname = current_database()",
+        &[Some(name), Some(dsn)],
+    );
+    wake_manager();
+    Ok(())
+}
+
+/// A name of a node or a subscription: it becomes part of replication origins' names, where '/' separates, and of messages.
+pub fn check_name(name: &str, what: &str) -> Outcome<()> {
+    let hint = "Choose a name without slashes and control characters.";
+    if name.is_empty() {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            format!("{what} name must not be empty"),
+        )
+        .hint(hint));
+    }
+    if name
+        .chars()
+        .any(|letter| letter == '/' || letter.is_control())
+    {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            format!("{what} name contains a character that is not allowed"),
+        )
+        .hint(hint));
+    }
+    Ok(())
+}
+
+/// What a node needs of its server, as far as it can be known when the node is created.
+fn check_server_settings() -> Outcome<()> {
+    let has_setting = |name: &str, wanted: &str| local::setting(name).as_deref() == Some(wanted);
+    if !has_setting("wal_level", "logical") {
+        return Err(Failure::state("wal_level must be logical")
+            .hint("Set wal_level = logical in postgresql.conf and restart the server."));
+    }
+    if !has_setting("track_commit_timestamp", "on") {
+        return Err(Failure::state("track_commit_timestamp must be on")
+            .detail("Commit timestamps are the versions that conflicts are resolved by.")
+            .hint("Set track_commit_timestamp = on in postgresql.conf and restart the server."));
+    }
+    if !loads_library(&local::setting("shared_preload_libraries").unwrap_or_default()) {
+        return Err(
+            Failure::state("braid must be loaded when the server starts").hint(
+                "Add braid to shared_preload_libraries in postgresql.conf and restart the server.",
+            ),
+        );
+    }
+    if local::number_setting("max_replication_slots", 0) == 0 {
+        return Err(Failure::state("max_replication_slots must be greater than zero")
+            .hint("Set max_replication_slots to at least the number of peers in postgresql.conf and restart the server."));
+    }
+    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
+    if let Some(listed) = local::setting("output_plugin_libraries")
+        .filter(|list| elements(list).all(|item| item != "braid"))
+    {
+        return Err(
+            Failure::state("output_plugin_libraries does not list braid")
+                .detail(
+                    "The server refuses replication slots for an output plugin that is not listed.",
+                )
+                .hint(format!(
+                    "To allow them, {}.",
+                    output_plugin_setting(&listed)
+                )),
+        );
+    }
+    Ok(())
+}
+
+/// What to set so that slots for the output plugin are allowed, given what is listed now.
+pub fn output_plugin_setting(listed: &str) -> String {
+    // An empty list reads as one empty name.
+    let list = if listed.trim_matches(['"', ' ']).is_empty() {
+        "braid".to_owned()
+    } else {
+        format!("{listed}, braid")
+    };
+    format!(
+        "set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration"
+    )
+}
+
+/// Elements of a list as settings write it.
+fn elements(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(|item| item.trim().trim_matches('"'))
+}
+
+/// Whether a list of libraries to load has ours, by name or by path.
+fn loads_library(list: &str) -> bool {
+    elements(list)
+        .map(|item| item.rsplit('/').next().unwrap_or(item))
+        .any(|item| item == "braid" || item == "braid.so")
+}
+
+fn drop(name: &str) -> Outcome<()> {
+    let local = local::lock_node();
+    match local.filter(|node| node.name == name) {
+        Some(node) if node.identity_valid => drop_local(name),
+        Some(_) => {
+            drop_copy(name);
+            Ok(())
+        }
+        None => drop_peer(name),
+    }
+}
+
+fn drop_local(name: &str) -> Outcome<()> {
+    let subscriptions = local::column(&query(
+        "select subscription_name from braid.subscription order by 1",
+        &[],
+    ));
+    if !subscriptions.is_empty() {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            format!("node \"{name}\" still has subscriptions"),
+        )
+        .detail(format!("Subscriptions: {}.", subscriptions.join(", ")))
+        .hint("Drop them first, each with braid.drop_subscription(subscription_name)."));
+    }
+    query("delete from braid.node", &[]);
+    wake_manager();
+    Ok(())
+}
+
+/// The node is a copy of another: its subscriptions' slots belong to the original and stay.
+fn drop_copy(name: &str) {
+    let dropped = local::column(&query(
+        "delete from braid.subscription returning subscription_name",
+        &[],
+    ));
+    query("delete from braid.slot_cleanup", &[]);
+    query("delete from braid.node", &[]);
+    if !dropped.is_empty() {
+        notice(format!(
+            "subscriptions that were copied from node \"{name}\" are dropped too: {}",
+            dropped.join(", ")
+        ));
+    }
+    wake_manager();
+}
+
+fn drop_peer(name: &str) -> Outcome<()> {
+    let used = local::column(&query(
+        "select subscription_name from braid.subscription where provider_name = $1::name order by 1",
+        &[Some(name)],
+    ));
+    if !used.is_empty() {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            format!("node \"{name}\" is in use by subscriptions"),
+        )
+        .detail(format!("Subscriptions: {}.", used.join(", ")))
+        .hint("Drop them first, each with braid.drop_subscription(subscription_name)."));
+    }
+    let deleted = query(
+        "delete from braid.node where node_name = $1::name returning 1",
+        &[Some(name)],
+    );
+    if deleted.is_empty() {
+        return Err(
+            Failure::undefined(format!("node \"{name}\" does not exist"))
+                .hint("The view braid.nodes lists the nodes that are known here."),
+        );
+    }
+    Ok(())
+}

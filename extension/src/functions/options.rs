@@ -1,0 +1,98 @@
+//! The options of a subscription that create_subscription and alter_subscription have in common, and what they may be.
+
+use pgrx::PgSqlErrorCode;
+
+use super::failure::{Failure, Outcome};
+
+/// Options that alter_subscription can change too; what is not there stays, or has its default.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Names of publications.
+    pub publications: Option<Vec<String>>,
+    /// Slot at the provider.
+    pub slot_name: Option<String>,
+    /// 'none' or 'any'.
+    pub origin: Option<String>,
+    /// The setting of this name for the workers.
+    pub synchronous_commit: Option<String>,
+    /// 'parallel' or 'serial'.
+    pub apply_mode: Option<String>,
+    /// Whether changes are applied as the subscription's owner instead of the tables'.
+    pub run_as_owner: Option<bool>,
+    /// Whether an error disables the subscription.
+    pub disable_on_error: Option<bool>,
+}
+
+impl Options {
+    /// That each value is one of those allowed.
+    pub fn check(&self) -> Outcome<()> {
+        if let Some(publications) = &self.publications {
+            check_publication_names(publications)?;
+        }
+        one_of("origin", self.origin.as_deref(), &["none", "any"])?;
+        one_of(
+            "apply_mode",
+            self.apply_mode.as_deref(),
+            &["parallel", "serial"],
+        )?;
+        one_of(
+            "synchronous_commit",
+            self.synchronous_commit.as_deref(),
+            &["off", "local", "on", "remote_write", "remote_apply"],
+        )?;
+        self.slot_name.as_deref().map_or(Ok(()), check_slot_name)
+    }
+}
+
+/// 22023 unless an option, if it is there, has one of these values.
+pub fn one_of(option: &str, value: Option<&str>, allowed: &[&str]) -> Outcome<()> {
+    match value {
+        Some(value) if !allowed.contains(&value) => Err(Failure::parameter(format!(
+            "unrecognized value for {option}: \"{value}\""
+        ))
+        .hint(format!("Use one of: {}.", allowed.join(", ")))),
+        _ => Ok(()),
+    }
+}
+
+fn check_publication_names(names: &[String]) -> Outcome<()> {
+    let hint = "Name the publications as an array, like '{braid}'.";
+    if names.is_empty() || names.iter().any(String::is_empty) {
+        return Err(
+            Failure::parameter("publications must name at least one publication").hint(hint),
+        );
+    }
+    let mut sorted = names.to_vec();
+    sorted.sort();
+    sorted.dedup();
+    if sorted.len() == names.len() {
+        return Ok(());
+    }
+    Err(Failure::duplicate("a publication is named twice").hint(hint))
+}
+
+fn check_slot_name(name: &str) -> Outcome<()> {
+    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    if !name.is_empty() && name.len() < 64 && name.bytes().all(valid) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_INVALID_NAME,
+        format!("replication slot name \"{name}\" is not valid"),
+    )
+    .hint("Replication slot names have up to 63 lower case letters, digits and underscores."))
+}
+
+/// Elements of a text array argument; null elements are an error.
+pub fn texts(array: Option<Vec<Option<String>>>, argument: &str) -> Outcome<Option<Vec<String>>> {
+    let Some(array) = array else { return Ok(None) };
+    let elements: Option<Vec<String>> = array.into_iter().collect();
+    elements
+        .map(Some)
+        .ok_or_else(|| Failure::null_argument(argument))
+}
+
+/// A truth value as PostgreSQL writes it.
+pub fn flag(value: bool) -> &'static str {
+    if value { "t" } else { "f" }
+}

@@ -1,0 +1,165 @@
+//! Enabling, disabling, renaming and dropping subscriptions, and skipping what cannot be applied. What is done here takes effect at
+//! commit.
+
+use std::ffi::CStr;
+
+use braid_pg::catalog::query;
+use pgrx::{pg_extern, pg_sys};
+
+use super::failure::{Failure, Outcome, notice};
+use super::local;
+use super::node::check_name;
+use super::provider;
+use super::{required, required_name, run, wake_manager};
+
+/// braid.enable_subscription(subscription_name name)
+#[pg_extern(sql = false)]
+fn enable_subscription(subscription_name: Option<&CStr>) {
+    run(|| {
+        local::require_node()?;
+        let subscription =
+            local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        query(
+            "update braid.subscription set enabled = true, error_sqlstate = null, error_message = null, \
+                    error_detail = null, error_hint = null, error_lsn = null, error_at = null \
+              where subscription_id = $1::integer",
+            &[Some(&subscription.id)],
+        );
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// braid.disable_subscription(subscription_name name)
+#[pg_extern(sql = false)]
+fn disable_subscription(subscription_name: Option<&CStr>) {
+    run(|| {
+        let subscription =
+            local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        query(
+            "update braid.subscription set enabled = false where subscription_id = $1::integer",
+            &[Some(&subscription.id)],
+        );
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// braid.rename_subscription(subscription_name name, new_name name)
+#[pg_extern(sql = false)]
+fn rename_subscription(subscription_name: Option<&CStr>, new_name: Option<&CStr>) {
+    run(|| {
+        let new_name = required_name(new_name, "new_name")?;
+        check_name(&new_name, "subscription")?;
+        local::require_node()?;
+        let subscription =
+            local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        let taken = query(
+            "select 1 from braid.subscription where subscription_name = $1::name",
+            &[Some(&new_name)],
+        );
+        if !taken.is_empty() {
+            return Err(
+                Failure::duplicate(format!("subscription \"{new_name}\" already exists"))
+                    .hint("Choose another name."),
+            );
+        }
+        query(
+            "update braid.subscription set subscription_name = $2::name where subscription_id = $1::integer",
+            &[Some(&subscription.id), Some(&new_name)],
+        );
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// braid.drop_subscription(subscription_name name, drop_slot boolean)
+#[pg_extern(sql = false)]
+fn drop_subscription(subscription_name: Option<&CStr>, drop_slot: Option<bool>) {
+    run(|| {
+        let name = required_name(subscription_name, "subscription_name")?;
+        drop(&name, required(drop_slot, "drop_slot")?)
+    });
+}
+
+fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
+    let node = local::find_node();
+    let subscription = local::lock_subscription(name)?;
+    let slot = &subscription.slot_name;
+    if !node.is_some_and(|node| node.identity_valid) {
+        notice(format!(
+            "replication slot \"{slot}\" belongs to the node that this database is a copy of and stays at node \"{}\"",
+            subscription.provider_name
+        ));
+    } else if drop_slot {
+        leave_slot_to_manager(&subscription);
+    } else {
+        notice(format!(
+            "replication slot \"{slot}\" stays at node \"{}\"",
+            subscription.provider_name
+        ));
+    }
+    query(
+        "delete from braid.subscription where subscription_id = $1::integer",
+        &[Some(&subscription.id)],
+    );
+    wake_manager();
+    Ok(())
+}
+
+/// Note the slot down for the manager, which drops it after commit: even if it was still to be created, for a worker may be at it.
+fn leave_slot_to_manager(subscription: &local::Subscription) {
+    let (slot, provider) = (&subscription.slot_name, &subscription.provider_name);
+    query(
+        "insert into braid.slot_cleanup (slot_name, dsn, provider_name) values ($1::name, $2, $3::name) \
+         on conflict (slot_name, provider_name) do update set dsn = excluded.dsn, attempts = 0, last_error = null",
+        &[Some(slot), Some(&subscription.dsn), Some(provider)],
+    );
+    // Whoever drops the subscription need not be who created it: the owner is who connects.
+    if let Err(failure) =
+        provider::connect(&subscription.dsn, pg_sys::Oid::from_u32(subscription.owner))
+    {
+        failure
+            .into_warning(format!("could not reach node \"{provider}\" to drop replication slot \"{slot}\""))
+            .hint(format!(
+                "It will be dropped once the node can be reached; until then it holds back WAL there. To drop it by hand, run \
+                 select pg_drop_replication_slot('{slot}') there."
+            ))
+            .warn();
+    }
+}
+
+/// braid.skip_transaction(subscription_name name, lsn pg_lsn)
+#[pg_extern(sql = false)]
+fn skip_transaction(subscription_name: Option<&CStr>, lsn: Option<i64>) {
+    run(|| {
+        local::require_node()?;
+        let subscription =
+            local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        let lsn = super::position::lsn_text(required(lsn, "lsn")?);
+        let Some(error_lsn) = &subscription.error_lsn else {
+            return Err(Failure::state(format!(
+                "subscription \"{}\" has no transaction that could not be applied",
+                subscription.name
+            ))
+            .hint("Only the transaction that stopped a subscription can be skipped: see last_error and error_lsn in braid.subscription_status."));
+        };
+        if *error_lsn != lsn {
+            return Err(Failure::parameter(format!(
+                "subscription \"{}\" did not stop at the transaction that ends at {lsn}",
+                subscription.name
+            ))
+            .hint(format!(
+                "The transaction that could not be applied ends at {error_lsn}."
+            )));
+        }
+        query(
+            "update braid.subscription set skip_lsn = $2::pg_lsn, enabled = enabled or disable_on_error, error_sqlstate = null, error_message = null, \
+                    error_detail = null, error_hint = null, error_lsn = null, error_at = null \
+              where subscription_id = $1::integer",
+            &[Some(&subscription.id), Some(&lsn)],
+        );
+        wake_manager();
+        Ok(())
+    });
+}

@@ -1,0 +1,313 @@
+//! Which tables a subscription has: their counterparts here, and keeping braid.subscription_table in step with the publications.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+
+use braid_pg::catalog::{Rights, query, with_rights};
+use braid_pg::libpq::quote_identifier;
+use pgrx::iter::TableIterator;
+use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
+
+use super::failure::{Failure, Outcome, notice};
+use super::local::{self, Subscription};
+use super::provider::{Provider, PublishedTables};
+use super::{required, required_name, run, wake_manager};
+
+/// A local table that changes are to be applied to.
+pub struct Target {
+    /// Its number as text.
+    pub oid: String,
+    /// Schema-qualified and quoted.
+    pub qualified: String,
+    /// For messages.
+    pub shown: String,
+    owner: u32,
+    partitioned: bool,
+}
+
+/// braid.refresh_subscription(subscription_name name, copy_data boolean)
+#[pg_extern(sql = false)]
+fn refresh_subscription(
+    subscription_name: Option<&CStr>,
+    copy_data: Option<bool>,
+) -> TableIterator<'static, (name!(relation, pg_sys::Oid), name!(action, &'static str))> {
+    let changes = run(|| {
+        let name = required_name(subscription_name, "subscription_name")?;
+        let copy_data = required(copy_data, "copy_data")?;
+        local::require_node()?;
+        let subscription = local::lock_subscription(&name)?;
+        let mut provider =
+            Provider::open(&subscription.dsn, pg_sys::Oid::from_u32(subscription.owner))?;
+        provider.check_is(&subscription)?;
+        provider.check_publications(&subscription.publications)?;
+        let changes = refresh(&subscription, &mut provider, copy_data)?;
+        if !changes.is_empty() {
+            wake_manager();
+        }
+        Ok(changes)
+    });
+    TableIterator::new(changes)
+}
+
+/// braid.resync_table(subscription_name name, relation regclass, truncate_first boolean)
+#[pg_extern(sql = false)]
+fn resync_table(
+    subscription_name: Option<&CStr>,
+    relation: Option<pg_sys::Oid>,
+    truncate_first: Option<bool>,
+) {
+    run(|| {
+        let name = required_name(subscription_name, "subscription_name")?;
+        let relation = required(relation, "relation")?.to_u32().to_string();
+        let truncate_first = required(truncate_first, "truncate_first")?;
+        local::require_node()?;
+        let subscription = local::lock_subscription(&name)?;
+        resync(&subscription, &relation, truncate_first)
+    });
+}
+
+fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> Outcome<()> {
+    let rows = query(
+        "select t.state, t.relation::text, c.oid is not null \
+           from braid.subscription_table t left join pg_class c on c.oid = t.relation \
+          where t.subscription_id = $1::integer and t.relation = $2::oid for update of t",
+        &[Some(&subscription.id), Some(relation)],
+    );
+    let shown = query("select $1::oid::regclass::text", &[Some(relation)]);
+    let shown = shown.get(0, 0).unwrap_or_default();
+    if rows.is_empty() {
+        return Err(Failure::undefined(format!(
+            "table {shown} is not in subscription \"{}\"",
+            subscription.name
+        ))
+        .hint("The view braid.subscription_tables lists the tables of each subscription; braid.refresh_subscription brings new ones in."));
+    }
+    if rows.get(0, 2) != Some("t") {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            format!("table {shown} does not exist any more"),
+        )
+        .hint(format!(
+            "Create the table and run braid.refresh_subscription('{}').",
+            subscription.name
+        )));
+    }
+    if rows.get(0, 0) == Some("copying") {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("table {shown} is being copied"),
+        )
+        .hint("Wait until it is ready, or disable the subscription first."));
+    }
+    if truncate_first {
+        notice(format!(
+            "table {shown} will be truncated here before it is copied"
+        ));
+    } else {
+        let target = find_target(&shown_name(relation)?, &[])?;
+        check_empty(&target)?;
+    }
+    query(
+        "update braid.subscription_table set state = 'waiting', copy_lsn = null, rows_copied = null, bytes_copied = null, \
+                rows_total = null, bytes_total = null, copy_error = null, ready_at = null, truncate_first = $3::boolean \
+          where subscription_id = $1::integer and relation = $2::oid",
+        &[
+            Some(&subscription.id),
+            Some(relation),
+            Some(if truncate_first { "t" } else { "f" }),
+        ],
+    );
+    wake_manager();
+    Ok(())
+}
+
+fn shown_name(relation: &str) -> Outcome<(String, String)> {
+    let rows = query(
+        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid",
+        &[Some(relation)],
+    );
+    match (rows.get(0, 0), rows.get(0, 1)) {
+        (Some(schema), Some(table)) => Ok((schema.to_owned(), table.to_owned())),
+        _ => Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            "table does not exist any more",
+        )
+        .hint("Create the table and refresh the subscription.")),
+    }
+}
+
+/// The local counterparts of published tables. They must all be there, with all columns; to be copied into, they must be empty.
+pub fn find_targets(published: &PublishedTables, to_copy: bool) -> Outcome<Vec<Target>> {
+    let missing: Vec<String> = published
+        .keys()
+        .filter(|(schema, table)| resolve(schema, table).is_empty())
+        .map(|(schema, table)| format!("\"{schema}.{table}\""))
+        .collect();
+    if !missing.is_empty() {
+        let (noun, verb) = if missing.len() == 1 {
+            ("table", "does")
+        } else {
+            ("tables", "do")
+        };
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            format!("published {noun} {} {verb} not exist here", missing.join(", ")),
+        )
+        .hint("Create them first, for example from pg_dump --schema-only at the provider, or publish fewer tables."));
+    }
+    let mut targets = Vec::with_capacity(published.len());
+    for (table, columns) in published {
+        let target = find_target(table, columns)?;
+        if to_copy {
+            check_empty(&target)?;
+        }
+        targets.push(target);
+    }
+    Ok(targets)
+}
+
+fn qualify(schema: &str, table: &str) -> String {
+    format!("{}.{}", quote_identifier(schema), quote_identifier(table))
+}
+
+fn resolve(schema: &str, table: &str) -> braid_pg::libpq::Rows {
+    query(
+        "select c.oid, c.relkind, c.relowner::oid from pg_class c where c.oid = to_regclass($1)",
+        &[Some(&qualify(schema, table))],
+    )
+}
+
+fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> {
+    let (schema, name) = table;
+    let shown = format!("{schema}.{name}");
+    let rows = resolve(schema, name);
+    let kind = rows.get(0, 1);
+    if kind != Some("r") && kind != Some("p") {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+            format!("cannot replicate into \"{shown}\", which is not a table here"),
+        )
+        .hint("Rename it and create a table, or publish fewer tables."));
+    }
+    let oid = rows.get(0, 0).unwrap_or_default().to_owned();
+    let attributes = query(
+        "select attname, attgenerated <> '' from pg_attribute \
+          where attrelid = $1::oid and attnum > 0 and not attisdropped",
+        &[Some(&oid)],
+    );
+    let here: BTreeMap<String, bool> = attributes
+        .iter()
+        .filter_map(|row| Some((row.first()?.clone()?, row.get(1)?.as_deref() == Some("t"))))
+        .collect();
+    let quoted = |names: Vec<&String>| {
+        names
+            .iter()
+            .map(|name| format!("\"{name}\""))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let missing: Vec<&String> = columns
+        .iter()
+        .filter(|name| !here.contains_key(*name))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
+            format!(
+                "table \"{shown}\" lacks published columns: {}",
+                quoted(missing)
+            ),
+        )
+        .hint("Add the columns here, or publish the table with a column list."));
+    }
+    let generated: Vec<&String> = columns
+        .iter()
+        .filter(|name| here.get(*name) == Some(&true))
+        .collect();
+    if !generated.is_empty() {
+        return Err(Failure::state(format!(
+            "published columns of table \"{shown}\" are generated columns here: {}",
+            quoted(generated)
+        ))
+        .hint("Make them ordinary columns here, or publish the table with a column list."));
+    }
+    Ok(Target {
+        qualified: qualify(schema, name),
+        owner: rows
+            .get(0, 2)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0),
+        partitioned: kind == Some("p"),
+        shown,
+        oid,
+    })
+}
+
+/// That a table has no rows. Looked at as the table's owner: should the name have come to mean something else by now, for example a view
+/// with functions in it, these run with no more rights than that.
+fn check_empty(target: &Target) -> Outcome<()> {
+    let only = if target.partitioned { "" } else { "only " };
+    let sql = format!("select exists (select from {only}{})", target.qualified);
+    let owner = pg_sys::Oid::from_u32(target.owner);
+    let rows = with_rights(Rights::Confined(owner), || query(&sql, &[]));
+    if rows.get(0, 0) == Some("f") {
+        return Ok(());
+    }
+    Err(Failure::state(format!("table \"{}\" already contains rows", target.shown))
+        .detail("The initial copy would meet rows that are already here.")
+        .hint("Truncate the table, or use copy_data => false if it already agrees with the provider."))
+}
+
+/// Put a table into a subscription.
+pub fn add(subscription_id: &str, target: &Target, to_copy: bool) {
+    query(
+        "insert into braid.subscription_table (subscription_id, relation, state, ready_at) \
+         values ($1::integer, $2::oid, $3, case when $3 = 'ready' then now() end)",
+        &[
+            Some(subscription_id),
+            Some(&target.oid),
+            Some(if to_copy { "waiting" } else { "ready" }),
+        ],
+    );
+}
+
+/// Bring braid.subscription_table in step with what is published. Returns what changed.
+pub fn refresh(
+    subscription: &Subscription,
+    provider: &mut Provider,
+    to_copy: bool,
+) -> Outcome<Vec<(pg_sys::Oid, &'static str)>> {
+    let published = provider.published_tables(&subscription.publications, to_copy)?;
+    let present = local::column(&query(
+        "select relation::oid from braid.subscription_table where subscription_id = $1::integer",
+        &[Some(&subscription.id)],
+    ));
+    // Tables that are there already may have rows.
+    let (old, new): (PublishedTables, PublishedTables) =
+        published.into_iter().partition(|((schema, table), _)| {
+            resolve(schema, table)
+                .get(0, 0)
+                .is_some_and(|oid| present.iter().any(|known| known == oid))
+        });
+    let mut kept: Vec<String> = Vec::new();
+    for target in find_targets(&old, false)? {
+        kept.push(target.oid);
+    }
+    let mut changes = Vec::new();
+    for target in find_targets(&new, to_copy)? {
+        add(&subscription.id, &target, to_copy);
+        changes.push((oid(&target.oid), "added"));
+    }
+    for relation in present.iter().filter(|relation| !kept.contains(relation)) {
+        query(
+            "delete from braid.subscription_table where subscription_id = $1::integer and relation = $2::oid",
+            &[Some(&subscription.id), Some(relation)],
+        );
+        changes.push((oid(relation), "removed"));
+    }
+    Ok(changes)
+}
+
+fn oid(text: &str) -> pg_sys::Oid {
+    pg_sys::Oid::from_u32(text.parse().unwrap_or(0))
+}

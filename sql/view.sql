@@ -1,0 +1,55 @@
+-- The views: their columns, and that the one looked at most fits on a screen.
+\a
+\t
+set client_min_messages = warning;
+create database braid_here;
+create database braid_there;
+\set server 'host=' :HOST ' port=' :PORT ' user=' :USER ' connect_timeout=10 dbname='
+\set here :server 'braid_here'
+\set there :server 'braid_there'
+\c braid_there
+set client_min_messages = warning;
+create extension braid;
+select braid.create_node('there', :'there');
+create table t (id int primary key);
+create publication braid for all tables;
+\c braid_here
+set client_min_messages = warning;
+create extension braid;
+select table_name, string_agg(column_name || ' ' || data_type, ', ' order by ordinal_position)
+  from information_schema.columns where table_schema = 'braid'
+   and table_name in (select viewname from pg_views where schemaname = 'braid') group by 1 order by table_name collate "C";
+-- the signatures
+select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
+  from pg_proc p where pronamespace = 'braid'::regnamespace order by p.proname collate "C";
+\a
+\t
+select braid.create_node('here', :'here');
+create table t (id int primary key);
+select braid.create_subscription('from_there', :'there', enabled => false) is not null;
+select * from braid.subscription_status;
+select * from braid.subscription_tables;
+-- conflicts
+insert into braid.conflict (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
+    local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn)
+select '2030-01-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'from_there', 't', kind, 'last_update_wins', 'remote', 'newer',
+    '{"id": 1}', '{"id": 1}', '{"id": 1}', '2030-01-01', '2030-01-02', 'here', 'there', '7', '0/AB'
+  from (values (1, 'insert_exists'), (2, 'delete_missing'), (3, 'insert_exists')) v (n, kind);
+set timezone = 'UTC';
+select subscription, relation, kind, resolution, winner, reason, key, local_row, remote_row from braid.conflict_history;
+select * from braid.conflict_stats;
+-- what the catalog does not take
+\set VERBOSITY sqlstate
+insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason) values ('s', 't', 'k', 'r', 'nobody', 'x');
+update braid.subscription set origin = 'some';
+update braid.subscription set phase = 'some';
+update braid.subscription_table set state = 'some';
+insert into braid.node values ('second', gen_random_uuid(), true, '', '1', '1');
+\set VERBOSITY default
+-- nothing travels in a dump
+select count(*) from pg_extension where extname = 'braid' and extconfig is not null;
+
+\c postgres
+set client_min_messages = warning;
+drop database braid_here with (force);
+drop database braid_there with (force);
