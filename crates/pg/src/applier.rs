@@ -607,9 +607,18 @@ fn new_session(
 ) -> Result<Session, PgError> {
     let name = std::ffi::CString::new(header.charset)
         .map_err(|_| PgError::new("08P01", "charset of the stream has a zero byte"))?;
-    // SAFETY: a look-up by name; setting client_encoding to what was found, for the types' receive functions.
+    // SAFETY: a look-up by name, through the SQL function that all versions have, which takes a NameData;
+    // setting client_encoding to what was found, for the types' receive functions.
     let charset = unsafe {
-        let charset = pg_sys::pg_char_to_encoding(name.as_ptr());
+        let mut padded = pg_sys::NameData::default();
+        for (place, byte) in padded.data.iter_mut().take(63).zip(name.as_bytes()) {
+            *place = byte.cast_signed();
+        }
+        let charset = pgrx::direct_function_call::<i32>(
+            pg_sys::PG_char_to_encoding,
+            &[Some(pg_sys::Datum::from(&raw mut padded))],
+        )
+        .unwrap_or(-1);
         if charset < 0 {
             return Err(PgError::new(
                 "08P01",

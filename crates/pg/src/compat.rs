@@ -224,3 +224,20 @@ pub(crate) unsafe fn list_length(list: *const pg_sys::List) -> usize {
     // SAFETY: as the caller says.
     usize::try_from(unsafe { (*list).length }).unwrap_or(0)
 }
+
+/// `pqsignal`: a macro for `pqsignal_be` since 18.
+///
+/// # Safety
+/// As the PostgreSQL function.
+pub(crate) unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
+    #[cfg(not(feature = "pg18"))]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::pqsignal(signal, handler);
+    }
+    #[cfg(feature = "pg18")]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::pqsignal_be(signal, handler);
+    }
+}

@@ -368,7 +368,7 @@ pub fn poke(database: u32) {
     };
     if let Some(entry) = manager(database) {
         entry.poked.store(1, Ordering::SeqCst);
-        if entry.pid.load(Ordering::SeqCst) != 0 {
+        if entry.pid.load(Ordering::SeqCst) > 0 {
             set_latch(entry.latch.load(Ordering::Acquire));
             return;
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
-use crate::{ffi, latch};
+use crate::{compat, ffi, latch};
 
 /// What a worker is started with: `bgw_extra`, 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,8 +179,8 @@ unsafe extern "C" {
 pub fn initialize() {
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
     unsafe {
-        pg_sys::pqsignal(15, Some(ffi::die));
-        pg_sys::pqsignal(1, Some(ffi::SignalHandlerForConfigReload));
+        compat::pqsignal(15, Some(ffi::die));
+        compat::pqsignal(1, Some(ffi::SignalHandlerForConfigReload));
         pg_sys::BackgroundWorkerUnblockSignals();
     }
 }
