@@ -24,15 +24,20 @@ fn infinite(kind: DateTimeKind, offset: Option<i32>) -> DateTime {
     }
 }
 
-/// A `timestamptz`: an instant when finite; infinities are calendar values at offset 0, because an instant has none.
+/// A `timestamptz`: an instant when finite. What an instant can't be, the infinities and the last thirty years of PostgreSQL's range
+/// (microseconds since 1970 end in the year 294247), is a calendar value at offset 0.
 #[must_use]
 pub fn timestamptz_to_value(timestamp: i64) -> Value<'static> {
-    match timestamp {
-        i64::MAX => Value::DateTime(infinite(DateTimeKind::Infinity, Some(0))),
-        i64::MIN => Value::DateTime(infinite(DateTimeKind::MinusInfinity, Some(0))),
-        // The latest timestamp of PostgreSQL is some 262,000 years before the range of i64 ends, on the 1970 scale too.
-        finite => Value::UnixTimestamp(to_unix_micros(finite)),
+    if timestamp != i64::MAX
+        && timestamp != i64::MIN
+        && let Some(micros) = timestamp.checked_add(EPOCH_MICROS)
+    {
+        return Value::UnixTimestamp(micros);
     }
+    Value::DateTime(DateTime {
+        offset: Some(0),
+        ..timestamp_to_datetime(timestamp)
+    })
 }
 
 /// A `timestamp`, without offset.

@@ -31,5 +31,5 @@ pub use publication::{
     publishing,
 };
 pub use row_filter::{Passed, transform};
-pub use shape::{Shape, ShapeColumn};
+pub use shape::{SchemaBook, Shape, ShapeColumn};
 pub use writeset::{Fed, Images, KeyPlan, KeyValues, UniqueKey, collect};

@@ -4,7 +4,7 @@
 //! it has more than [`FRAME_BYTES`]. The stream header is written before the very first record, a Begin before the first
 //! record of its transaction: a transaction of which nothing is sent costs no bytes.
 
-use braid_gir::{Begin, Commit, Message, SchemaNumber, Writer};
+use braid_gir::{Begin, Commit, Message, Writer};
 
 use crate::error::Result;
 
@@ -41,7 +41,6 @@ pub struct Outbox {
     headed: bool,
     begun: bool,
     transaction: Transaction,
-    next_schema: u32,
 }
 
 impl Outbox {
@@ -100,13 +99,6 @@ impl Outbox {
         Ok(())
     }
 
-    /// A number that no schema of this stream had.
-    pub fn number_schema(&mut self) -> SchemaNumber {
-        let number = SchemaNumber(self.next_schema);
-        self.next_schema = self.next_schema.wrapping_add(1);
-        number
-    }
-
     /// Send what there is, if it is enough for a frame.
     #[inline]
     pub fn flush_if_large(&mut self, sink: &mut impl FrameSink) {
@@ -155,7 +147,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_gir::{Reader, Tag, Value};
+    use braid_gir::{Reader, SchemaNumber, Tag, Value};
 
     #[derive(Default)]
     struct Frames(Vec<Vec<u8>>);

@@ -1,6 +1,11 @@
 //! A relation's shape as it is sent, kept so that it is only sent again when it really changed.
 
+use std::collections::HashMap;
+
 use braid_gir::{Column, ColumnFlags, ReplicaIdentity, Result, SchemaNumber, Writer};
+
+/// How many shapes of one relation are remembered.
+const REMEMBERED_SHAPES: usize = 8;
 
 /// One column of a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,5 +64,79 @@ impl Shape {
             (&self.namespace, &self.name),
             &columns,
         )
+    }
+}
+
+/// Which shapes were sent in a stream, and under which numbers. Partitions that are sent under their root's name share its
+/// numbers as long as they agree in everything that a schema record says.
+#[derive(Debug, Default)]
+pub struct SchemaBook {
+    next: u32,
+    sent: HashMap<u32, Vec<(SchemaNumber, Shape)>>,
+}
+
+impl SchemaBook {
+    /// The number of `shape`; its record is written first if the stream does not have it.
+    ///
+    /// # Errors
+    /// [`braid_gir::Error::TooLarge`].
+    pub fn announce(&mut self, shape: &Shape, writer: &mut Writer) -> Result<SchemaNumber> {
+        let known = self.sent.entry(shape.relation_oid).or_default();
+        if let Some((number, _)) = known.iter().find(|(_, other)| other == shape) {
+            return Ok(*number);
+        }
+        let number = SchemaNumber(self.next);
+        shape.write(number, writer)?;
+        self.next = self.next.wrapping_add(1);
+        if known.len() >= REMEMBERED_SHAPES {
+            known.remove(0);
+        }
+        known.push((number, shape.clone()));
+        Ok(number)
+    }
+
+    /// Forget what was sent: it will be sent again, under new numbers.
+    pub fn forget(&mut self) {
+        self.sent.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_gir::{Reader, Tag};
+
+    fn shape(relation_oid: u32, name: &str) -> Shape {
+        Shape {
+            relation_oid,
+            namespace: "public".to_owned(),
+            name: name.to_owned(),
+            identity: ReplicaIdentity::Default,
+            columns: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_shape_is_sent_once_and_a_number_never_means_two() {
+        let (mut book, mut writer) = (SchemaBook::default(), Writer::new());
+        let mut announce = |shape: &Shape| book.announce(shape, &mut writer).unwrap().0;
+        assert_eq!(announce(&shape(1, "a")), 0);
+        assert_eq!(announce(&shape(1, "a")), 0);
+        assert_eq!(announce(&shape(2, "a")), 1);
+        assert_eq!(announce(&shape(1, "b")), 2);
+        assert_eq!(announce(&shape(1, "a")), 0);
+        for other in 0..10 {
+            assert_eq!(announce(&shape(1, &format!("x{other}"))), 3 + other);
+        }
+        assert_eq!(announce(&shape(1, "a")), 13);
+        book.forget();
+        assert_eq!(book.announce(&shape(2, "a"), &mut writer).unwrap().0, 14);
+        let mut reader = Reader::new(writer.frame());
+        let mut records = 0;
+        while let Some((tag, _)) = reader.next_raw().unwrap() {
+            assert_eq!(tag, Tag::Schema);
+            records += 1;
+        }
+        assert_eq!(records, 15);
     }
 }

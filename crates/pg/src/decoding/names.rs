@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_char};
 
 use pgrx::pg_sys;
 
-const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
-const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
+const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
+const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
 
 /// A name as UTF-8. What is not valid (possible where the server's encoding is SQL_ASCII) becomes U+FFFD.
 ///

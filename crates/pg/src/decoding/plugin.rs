@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use braid_decoder::{
-    FrameSink, Images, Options, OriginPolicy, Outbox, Passed, Publication, Shape, classify,
-    collect, to_unix_micros, transform,
+    FrameSink, Images, Options, OriginPolicy, Outbox, Passed, Publication, SchemaBook, Shape,
+    classify, collect, to_unix_micros, transform,
 };
 use braid_gir::{
     BeforeKind, ImageWriter, Message, Operation, ReplicaIdentity, SchemaNumber, Value,
@@ -55,8 +55,8 @@ pub unsafe fn install(callbacks: *mut c_void) {
 struct Entry {
     stale: bool,
     compiled: Option<Compiled>,
-    /// Under which number the shape was sent; a new number once it differs.
-    sent: Option<(SchemaNumber, Shape)>,
+    /// Under which number the shape was sent.
+    number: Option<SchemaNumber>,
 }
 
 /// The state of a stream.
@@ -66,6 +66,7 @@ struct Plugin {
     /// Loaded with the first change, and again after an invalidation.
     publications: Option<Vec<Publication>>,
     relations: HashMap<u32, Entry>,
+    book: SchemaBook,
     origins: HashMap<u16, String>,
     tools: Tools,
     old: Row,
@@ -131,6 +132,7 @@ unsafe extern "C-unwind" fn startup(
             outbox: Outbox::new(),
             publications: None,
             relations: HashMap::new(),
+            book: SchemaBook::default(),
             origins: HashMap::new(),
             tools: Tools::new(scratch),
             old: Row::default(),
@@ -488,6 +490,7 @@ impl Plugin {
     #[cold]
     unsafe fn compile(&mut self, relation: pg_sys::Relation, oid: u32) {
         if self.relations.len() >= REMEMBERED_RELATIONS {
+            self.book.forget();
             self.relations
                 .drain()
                 .filter_map(|(_, entry)| entry.compiled)
@@ -517,11 +520,7 @@ impl Plugin {
         if let Some(before) = std::mem::replace(&mut entry.compiled, compiled) {
             before.release();
         }
-        if let (Some((_, shape)), Some(compiled)) = (&entry.sent, &entry.compiled)
-            && *shape != compiled.shape
-        {
-            entry.sent = None;
-        }
+        entry.number = None;
     }
 
     /// Write a row's change, unless nothing of it is published. Returns whether something was written.
@@ -539,6 +538,7 @@ impl Plugin {
         let oid = unsafe { self.refresh(relation) };
         let Self {
             outbox,
+            book,
             relations,
             tools,
             old: old_row,
@@ -568,7 +568,7 @@ impl Plugin {
         // moment, so it was not, and pgoutput leaves it out as well. An update or insert always has its new row.
         let has_old = !old.is_null() && operation != Operation::Insert;
         let has_new = !new.is_null() && operation != Operation::Delete;
-        if !published || (operation == Operation::Delete) != !has_new || !(has_old || has_new) {
+        if !published || (operation == Operation::Delete) == has_new || !(has_old || has_new) {
             return false;
         }
         // SAFETY: the tuples are valid for the time of the change, and the rows are cleared at its end.
@@ -603,7 +603,7 @@ impl Plugin {
             or_raise(outbox.writer().stream_header(&identity.header()));
             outbox.header_written();
         }
-        let schema = announce(outbox, &mut entry.sent, &compiled.shape);
+        let schema = announce(outbox, book, &mut entry.number, &compiled.shape);
         or_raise(outbox.ensure_begun());
         let _encoding = if compiled.sends_text {
             ServerEncoding::enter()
@@ -641,11 +641,16 @@ impl Plugin {
             unsafe { self.ensure_header() };
             if let Some(Entry {
                 compiled: Some(compiled),
-                sent,
+                number,
                 ..
             }) = self.relations.get_mut(&oid)
             {
-                numbers.push(announce(&mut self.outbox, sent, &compiled.shape));
+                numbers.push(announce(
+                    &mut self.outbox,
+                    &mut self.book,
+                    number,
+                    &compiled.shape,
+                ));
             }
         }
         if numbers.is_empty() {
@@ -657,20 +662,15 @@ impl Plugin {
     }
 }
 
-/// The schema's number; its record is written if it is not in the stream yet.
+/// The number of the relation's schema, announced before its first use.
 #[inline]
 fn announce(
     outbox: &mut Outbox,
-    sent: &mut Option<(SchemaNumber, Shape)>,
+    book: &mut SchemaBook,
+    number: &mut Option<SchemaNumber>,
     shape: &Shape,
 ) -> SchemaNumber {
-    if let Some((number, _)) = sent {
-        return *number;
-    }
-    let number = outbox.number_schema();
-    or_raise(shape.write(number, outbox.writer()));
-    *sent = Some((number, shape.clone()));
-    number
+    *number.get_or_insert_with(|| or_raise(book.announce(shape, outbox.writer())))
 }
 
 /// One change of a row that was taken apart.

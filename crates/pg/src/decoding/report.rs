@@ -1,8 +1,8 @@
 //! The one map from the decoder's errors to SQLSTATEs and hints.
 
 use braid_decoder::Error;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode};
 
 /// Raise `error`; it leaves by unwinding.
 #[cold]
@@ -45,13 +45,16 @@ pub(super) fn raise(error: &Error) -> ! {
 
 /// Raise an error that has no variant of its own.
 #[cold]
+#[expect(
+    clippy::panic,
+    reason = "the guard around each callback makes PostgreSQL's error of it"
+)]
 pub(super) fn fail(code: PgSqlErrorCode, message: String, hint: Option<&str>) -> ! {
     let mut report = ErrorReport::new(code, message, "braid output plugin");
     if let Some(hint) = hint {
         report = report.set_hint(hint);
     }
-    report.report(PgLogLevel::ERROR);
-    unreachable!("an error report does not return")
+    std::panic::panic_any(report)
 }
 
 /// The value of a decision, or its error raised.

@@ -4,11 +4,13 @@ use std::ffi::{CStr, CString};
 
 use pgrx::pg_sys;
 
-/// Everything that output functions look at. A timestamp's offset is in its ISO form, so TimeZone does not matter.
-const SETTINGS: [(&CStr, &CStr); 6] = [
+/// Everything that output functions look at. A timestamp has its offset in the ISO form, so any TimeZone would do, but the same
+/// row should be the same bytes.
+const SETTINGS: [(&CStr, &CStr); 7] = [
     (c"datestyle", c"ISO"),
     (c"intervalstyle", c"postgres"),
     (c"extra_float_digits", c"3"),
+    (c"timezone", c"GMT"),
     (c"bytea_output", c"hex"),
     (c"lc_monetary", c"C"),
     (c"search_path", c"pg_catalog"),
