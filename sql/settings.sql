@@ -16,21 +16,14 @@ set braid.conflict_history = off;
 set braid.nonsense = 1;
 \echo :SQLSTATE
 -- limits
+\set VERBOSITY sqlstate
 alter system set braid.appliers_per_subscription = 0;
-\echo :SQLSTATE
 alter system set braid.appliers_per_subscription = 65;
-\echo :SQLSTATE
 alter system set braid.copy_workers_per_subscription = 0;
-\echo :SQLSTATE
 alter system set braid.apply_buffer_size = 0;
-\echo :SQLSTATE
 alter system set braid.max_subscriptions = 0;
-\echo :SQLSTATE
 alter system set braid.conflict_history_retention = -1;
-\echo :SQLSTATE
 alter system set braid.retry_interval = 1;
-\echo :SQLSTATE
 alter system set braid.retry_interval_max = 1;
-\echo :SQLSTATE
 alter system set braid.conflict_history = 'perhaps';
-\echo :SQLSTATE
+\set VERBOSITY default
