@@ -36,6 +36,7 @@ select '2030-01-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'from_ther
     '{"id": 1}', '{"id": 1}', '{"id": 1}', '2030-01-01', '2030-01-02', 'here', 'there', '7', '0/AB'
   from (values (1, 'insert_exists'), (2, 'delete_missing'), (3, 'insert_exists')) v (n, kind);
 set timezone = 'UTC';
+set datestyle = 'ISO, YMD';
 select subscription, relation, kind, resolution, winner, reason, key, local_row, remote_row from braid.conflict_history;
 select * from braid.conflict_stats;
 -- what the catalog does not take

@@ -301,7 +301,8 @@ $$;
 comment on function braid.node_info is 'which node this database is, and whether it can be subscribed to';
 
 create function braid.gir_records(frame bytea) returns setof text
-language c volatile strict parallel safe as 'MODULE_PATHNAME', 'gir_records_wrapper';
+    language c immutable strict parallel safe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'gir_records_wrapper';
 comment on function braid.gir_records is 'the records of a GIR frame, one a line, without what differs from run to run';
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -314,19 +315,22 @@ create function braid.subscription_activity() returns table (
     inserts bigint, updates bigint, deletes bigint, truncates bigint, bytes bigint, conflicts bigint, retries bigint,
     transactions_per_second double precision, rows_per_second double precision, started_at timestamptz, stats_since timestamptz,
     last_error text, last_error_at timestamptz, failures integer
-) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
 comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
 
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
     retries bigint, busy_fraction double precision
-) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'applier_activity_wrapper';
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'applier_activity_wrapper';
 comment on function braid.applier_activity is 'what each applier is doing';
 
 create function braid.table_activity() returns table (
     subscription_id integer, relation oid, inserts bigint, updates bigint, deletes bigint, truncates bigint, conflicts bigint,
     copy_rows bigint, copy_bytes bigint
-) language c volatile strict parallel restricted as 'MODULE_PATHNAME', 'table_activity_wrapper';
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'table_activity_wrapper';
 comment on function braid.table_activity is 'what was applied to each table since its subscription started';
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -539,7 +543,8 @@ grant execute on function
     braid.drop_subscription,
     braid.refresh_subscription,
     braid.resync_table,
-    braid.skip_transaction
+    braid.skip_transaction,
+    braid.gir_records
     to braid_admin;
 grant execute on function
     braid.wait_for_subscription,

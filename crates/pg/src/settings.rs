@@ -93,7 +93,13 @@ pub fn register() {
             flags: GucFlags::UNIT_MS,
         },
     ];
+    // SAFETY: reads a variable of the process.
+    let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
     for int in ints {
+        // Too late for it when a session loads the library by itself: create_node then says what to do.
+        if matches!(int.context, GucContext::Postmaster) && !preloading {
+            continue;
+        }
         GucRegistry::define_int_guc(
             int.name,
             int.short,
@@ -113,6 +119,9 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    // A misspelled name is an error then, and not a setting of its own that nothing reads.
+    // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
+    unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"braid".as_ptr()) };
 }
 
 fn size(value: i32) -> usize {

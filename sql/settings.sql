@@ -1,0 +1,29 @@
+-- The settings: names, units, limits and when they take effect. Not changed here, so that no running worker notices.
+\a
+\t
+select name, setting, unit, vartype, min_val, max_val, context, boot_val, category
+  from pg_settings where name like 'braid.%' order by name collate "C";
+-- each says what changes
+select name from pg_settings where name like 'braid.%' and short_desc = '';
+-- not for a session to change
+set braid.appliers_per_subscription = 4;
+\echo :SQLSTATE
+set braid.max_subscriptions = 4;
+\echo :SQLSTATE
+set braid.conflict_history = off;
+\echo :SQLSTATE
+-- no such setting
+set braid.nonsense = 1;
+\echo :SQLSTATE
+-- limits
+\set VERBOSITY sqlstate
+alter system set braid.appliers_per_subscription = 0;
+alter system set braid.appliers_per_subscription = 65;
+alter system set braid.copy_workers_per_subscription = 0;
+alter system set braid.apply_buffer_size = 0;
+alter system set braid.max_subscriptions = 0;
+alter system set braid.conflict_history_retention = -1;
+alter system set braid.retry_interval = 1;
+alter system set braid.retry_interval_max = 1;
+alter system set braid.conflict_history = 'perhaps';
+\set VERBOSITY default
