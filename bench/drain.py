@@ -166,8 +166,6 @@ def drain(way, case, transactions, number, provider, subscriber, postmasters):
 
     provider.ask(f"call backlog_{case}_{way.name}({transactions})")
     sentinel(2 * number + 1)
-    provider.ask("checkpoint")
-    subscriber.ask("checkpoint")
 
     before = {side: reaped(pid) for side, pid in postmasters.items()}
     start = time.monotonic()
