@@ -27,7 +27,7 @@ sub stopped
 $paris->safe_psql('postgres', 'alter table item drop column note');
 $tokyo->safe_psql('postgres', q[insert into item values (1, 'one', 'first')]);
 my $status = stopped('a column is missing');
-like($status->{error_message}, qr/note/, 'the message names the column');
+like($status->{last_error}, qr/note/, 'the message names the column');
 isnt($status->{error_hint}, '', 'there is a hint');
 like($status->{error_lsn}, qr{^[0-9A-F]+/[0-9A-F]+$}, 'and the position of the transaction');
 
@@ -42,7 +42,7 @@ $paris->safe_psql('postgres', 'alter table item add column note text');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item plain));
-is(status($paris, $name)->{error_message}, '', 'no error is shown any more');
+is(status($paris, $name)->{last_error}, '', 'no error is shown any more');
 
 # A missing table.
 on_all('create table late (id int primary key)', $tokyo, $paris);
@@ -51,7 +51,7 @@ $paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')");
 $paris->safe_psql('postgres', 'drop table late');
 $tokyo->safe_psql('postgres', 'insert into late values (1)');
 $status = stopped('a table is missing');
-like($status->{error_message}, qr/late/, 'the message names the table');
+like($status->{last_error}, qr/late/, 'the message names the table');
 $paris->safe_psql('postgres', 'create table late (id int primary key)');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
@@ -62,7 +62,7 @@ $paris->safe_psql('postgres', q[alter table plain add constraint short check (le
 $tokyo->safe_psql('postgres', q[begin; insert into plain values (2, 'fine'); insert into plain values (3, 'not fine at all'); commit]);
 $tokyo->safe_psql('postgres', q[insert into plain values (4, 'next')]);
 $status = stopped('a check constraint is violated');
-like($status->{error_message}, qr/short/, 'the message names the constraint');
+like($status->{last_error}, qr/short/, 'the message names the constraint');
 isnt($paris->psql('postgres', "select braid.skip_transaction('$name', '0/1')"), 0, 'another position is refused');
 $paris->safe_psql('postgres', "select braid.skip_transaction('$name', '$status->{error_lsn}')");
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") if status($paris, $name)->{state} eq 'error';

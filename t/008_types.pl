@@ -178,6 +178,6 @@ is($paris->safe_psql('postgres', join(' + ', 'select 0', map { "(select count(*)
 # A character that the other encoding lacks is an error that says so, not a question mark.
 $tokyo->safe_psql('postgres', $as_utf8 . "insert into $table_of{text} values (999, '日本', null, null)");
 ok(wait_until(sub { status($paris, 'paris_from_tokyo')->{state} eq 'error' }, 20), 'a character without equivalent stops the subscription');
-like(status($paris, 'paris_from_tokyo')->{error_message}, qr/encoding|character/, 'with a message about it');
+like(status($paris, 'paris_from_tokyo')->{last_error}, qr/encoding|character/, 'with a message about it');
 
 done_testing();
