@@ -228,7 +228,13 @@ fn create_slot(connection: &mut Connection, subscription: &Subscription) -> Resu
 
 /// Have every table that waits copied, before anything is streamed.
 fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<(), End> {
+    let mut seen = entry.catalog_version.load(Ordering::Acquire);
     loop {
+        let catalog_version = entry.catalog_version.load(Ordering::Acquire);
+        if catalog_version != seen {
+            seen = catalog_version;
+            coordinator.rescan();
+        }
         let progress = coordinator.poll()?;
         if progress.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
@@ -268,6 +274,8 @@ struct Stream {
     in_hand: Option<InHand>,
     /// Commits that were taken note of.
     collected: u64,
+    /// Version of the catalog that the coordinator has read.
+    catalog_version: u32,
     last_message: Instant,
     last_feedback: Instant,
     last_flush: Instant,
@@ -328,6 +336,7 @@ impl Stream {
             header_seen: false,
             in_hand: None,
             collected: 0,
+            catalog_version: entry.catalog_version.load(Ordering::Acquire),
             last_message: now,
             last_feedback: now,
             last_flush: now,
@@ -411,6 +420,14 @@ impl Stream {
         worker::reload_settings();
         self.check_appliers()?;
         self.collect();
+        let catalog_version = self.entry.catalog_version.load(Ordering::Acquire);
+        if catalog_version != self.catalog_version {
+            // Tables may have come or gone. Nothing of what is in flight depends on it: a table that has just come is
+            // skipped up to its copy.
+            self.catalog_version = catalog_version;
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
         let copy = self.coordinator.poll()?;
         if copy.changed {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);

@@ -25,6 +25,8 @@ pub struct IndexLookup {
     table: pg_sys::Relation,
     keys: Vec<pg_sys::ScanKeyData>,
     scan: pg_sys::IndexScanDesc,
+    /// Where the scan allocates: access methods allocate some of their state only when they first need it, and keep it.
+    context: pg_sys::MemoryContext,
     /// The scan's snapshot points here.
     dirty: Box<pg_sys::SnapshotData>,
 }
@@ -38,7 +40,8 @@ impl IndexLookup {
     /// Prepare look-ups by `key`.
     ///
     /// # Safety
-    /// `table` stays open and locked for as long as the look-up is used; `index` too. Both end with the transaction.
+    /// `table` stays open and locked for as long as the look-up is used; `index` too. Both end with the transaction, and so
+    /// does the current memory context.
     pub unsafe fn new(table: pg_sys::Relation, index: pg_sys::Relation, key: &Key) -> Self {
         let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
         dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
@@ -63,7 +66,9 @@ impl IndexLookup {
             let count = i32::try_from(keys.len()).unwrap_or(0);
             crate::compat::index_beginscan(table, index, &raw mut *dirty, count)
         };
-        Self { table, keys, scan, dirty }
+        // SAFETY: reads a process-local variable.
+        let context = unsafe { pg_sys::CurrentMemoryContext };
+        Self { table, keys, scan, context, dirty }
     }
 
     /// End the scan. To be called before the table is closed.
@@ -87,6 +92,15 @@ impl IndexLookup {
             };
             key.sk_argument = *value;
         }
+        // SAFETY: the context lives as long as the scan.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
+        let found = self.find_prepared(slot);
+        // SAFETY: as above.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        found
+    }
+
+    fn find_prepared(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Result<Found, PgError> {
         loop {
             match self.scan_once(slot) {
                 Outcome::Visible => {
