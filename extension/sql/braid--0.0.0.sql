@@ -92,7 +92,11 @@ create table braid.subscription_table (
     -- Whether the copy worker truncates the table in the transaction that copies it. That transaction carries the provider's
     -- origin, so that the truncation is not sent on to other nodes.
     truncate_first boolean not null default false,
+    -- Why the last attempt failed; written by the copy worker together with state 'waiting'.
     copy_error text,
+    copy_error_sqlstate text,
+    copy_error_detail text,
+    copy_error_hint text,
     ready_at timestamptz,
     primary key (subscription_id, relation)
 );

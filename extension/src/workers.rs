@@ -36,3 +36,10 @@ pub extern "C-unwind" fn braid_applier_main(argument: pg_sys::Datum) {
 pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
     braid_pg::cleanup::main(argument);
 }
+
+/// One for each table that is copied; started by the leader.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
+    braid_pg::copy::worker_main(argument);
+}

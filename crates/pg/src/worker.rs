@@ -22,6 +22,25 @@ impl Extra {
         Self(bytes)
     }
 
+    /// Pack `N` small numbers and a text, which is cut where it does not fit.
+    #[must_use]
+    pub fn pack_with_text<const N: usize>(words: [u64; N], text: &str) -> Self {
+        let mut packed = Self::pack(&words);
+        let room = packed.0.iter_mut().skip(N * 8);
+        for (place, byte) in room.zip(text.bytes()) {
+            *place = byte;
+        }
+        packed
+    }
+
+    /// The text behind `N` numbers.
+    #[must_use]
+    pub fn text<const N: usize>(&self) -> String {
+        let bytes: Vec<u8> =
+            self.0.iter().skip(N * 8).copied().take_while(|byte| *byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// Number `index` of those that were packed.
     #[must_use]
     pub fn word(&self, index: usize) -> u64 {

@@ -15,7 +15,7 @@ mod lookup;
 mod partition;
 mod relation;
 mod truncate;
-mod user;
+pub(crate) mod user;
 mod version;
 mod write;
 

@@ -1,0 +1,395 @@
+//! This side of a copy: the table is checked and filled by PostgreSQL's own COPY. Run by the copy workers, in the
+//! transaction that also makes the table ready.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use pgrx::pg_sys;
+
+use super::source::{Published, Source};
+use crate::apply::user::UserSwitch;
+use crate::compat;
+use crate::error::PgError;
+use crate::libpq::{CopyData, CopyMessage, quote_identifier};
+use crate::registry::TableEntry;
+use crate::subscription;
+
+/// A local table, locked.
+#[derive(Debug)]
+pub struct Target {
+    oid: pg_sys::Oid,
+    /// Its schema.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    owner: pg_sys::Oid,
+    partitioned: bool,
+}
+
+/// How much was copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Rows.
+    pub rows: u64,
+    /// Bytes received.
+    pub bytes: u64,
+}
+
+/// Where COPY's rows come from. COPY's callback has no argument of its own.
+struct Feed {
+    source: Source,
+    message: Option<CopyMessage>,
+    /// Bytes of `message` that COPY has.
+    taken: usize,
+    ended: bool,
+    copied: Copied,
+    counters: Option<&'static TableEntry>,
+}
+
+thread_local! {
+    static FEED: RefCell<Option<Feed>> = const { RefCell::new(None) };
+}
+
+/// Text in this database's encoding, as UTF-8.
+///
+/// # Safety
+/// `raw` is a valid C string in this database's encoding.
+unsafe fn utf8(raw: *const c_char) -> String {
+    // SAFETY: as the caller says; a converted copy is in the current memory context.
+    unsafe {
+        let len = c_int::try_from(CStr::from_ptr(raw).to_bytes().len()).unwrap_or(0);
+        let encoding = pg_sys::pg_enc::PG_UTF8;
+        let converted = pg_sys::pg_server_to_any(raw, len, c_int::try_from(encoding).unwrap_or(6));
+        CStr::from_ptr(converted).to_string_lossy().into_owned()
+    }
+}
+
+fn gone() -> PgError {
+    PgError::new("42P01", "a table of the subscription does not exist any more").with_hint(
+        "Create it again and run braid.refresh_subscription, or take it out of the publication, then run \
+         braid.enable_subscription.",
+    )
+}
+
+impl Target {
+    /// Lock a table for the transaction, for a copy or, when it is to be truncated first, for that.
+    ///
+    /// # Errors
+    /// 42P01 when it was dropped, 42809 when it is not a table.
+    pub fn lock(oid: u32, truncate: bool) -> Result<Self, PgError> {
+        let oid = pg_sys::Oid::from(oid);
+        let mode = if truncate { pg_sys::AccessExclusiveLock } else { pg_sys::RowExclusiveLock };
+        // SAFETY: in a transaction; the relation is closed again, the lock stays.
+        unsafe {
+            let relation = pg_sys::try_relation_open(oid, i32::try_from(mode).unwrap_or(8));
+            if relation.is_null() {
+                return Err(gone());
+            }
+            let form = (*relation).rd_rel;
+            let kind = (*form).relkind.cast_unsigned();
+            let namespace = pg_sys::get_namespace_name((*form).relnamespace);
+            if namespace.is_null() {
+                return Err(gone());
+            }
+            let target = Self {
+                oid,
+                namespace: utf8(namespace),
+                name: utf8((*form).relname.data.as_ptr()),
+                owner: (*form).relowner,
+                partitioned: kind == b'p',
+            };
+            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            if kind != b'r' && kind != b'p' {
+                return Err(PgError::new("42809", format!("\"{}\" is not a table here", target.shown()))
+                    .with_hint("Changes are applied to ordinary and partitioned tables only."));
+            }
+            Ok(target)
+        }
+    }
+
+    /// Name for messages.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        format!("{}.{}", self.namespace, self.name)
+    }
+
+    fn quoted(&self) -> String {
+        let only = if self.partitioned { "" } else { "only " };
+        format!("{only}{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+    }
+
+    /// That it has no rows.
+    ///
+    /// # Errors
+    /// 55000 when it has.
+    pub fn check_empty(&self) -> Result<(), PgError> {
+        let rows = subscription::rows(&format!("select 1::text from {} limit 1", self.quoted()), &[])?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        Err(PgError::new("55000", format!("table \"{}\" already contains rows", self.shown()))
+            .with_detail("The initial copy would meet rows that are already here.")
+            .with_hint(
+                "Truncate the table, or run braid.resync_table with truncate_first => true, then run \
+                 braid.enable_subscription; use copy_data => false if it already agrees with the provider.",
+            ))
+    }
+
+    /// Remove all rows, as the user that this process works as.
+    fn clear(&self) -> Result<(), PgError> {
+        // TRUNCATE is refused where foreign keys refer to the table, which are not checked while rows are deleted.
+        let referenced = !subscription::rows(
+            "select 1::text from pg_catalog.pg_constraint where contype = 'f' and confrelid = $1::oid limit 1",
+            &[i64::from(self.oid.to_u32()).into()],
+        )?
+        .is_empty();
+        let command = if referenced { "delete from" } else { "truncate" };
+        subscription::execute(&format!("{command} {}", self.quoted()), &[])
+    }
+
+    /// That the user whom this process works as may insert what COPY writes.
+    fn check_rights(&self) -> Result<(), PgError> {
+        let mode = pg_sys::AclMode::from(pg_sys::ACL_INSERT);
+        // SAFETY: catalog look-ups in a transaction.
+        let (allowed, policies) = unsafe {
+            let rights = pg_sys::pg_class_aclcheck(self.oid, pg_sys::GetUserId(), mode);
+            let policies = pg_sys::check_enable_rls(self.oid, pg_sys::InvalidOid, true);
+            (rights == pg_sys::AclResult::ACLCHECK_OK, policies)
+        };
+        if !allowed {
+            return Err(PgError::new("42501", format!("permission denied for table {}", self.name))
+                .with_hint("Grant INSERT on the table to the role that changes are applied as."));
+        }
+        // COPY does not look at policies, so it must not be a way around them.
+        if u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED) {
+            return Err(PgError::new(
+                "42501",
+                format!("cannot copy into table \"{}\", whose row-level security applies to its owner", self.shown()),
+            )
+            .with_hint("Turn FORCE ROW LEVEL SECURITY off, or let the owner bypass row-level security."));
+        }
+        Ok(())
+    }
+
+    /// Fill the table from the provider. Ends with the process's own user again.
+    ///
+    /// # Errors
+    /// Those of the provider and of COPY; 42703 when a published column is missing here.
+    pub fn fill(
+        &self,
+        mut source: Source,
+        published: &Published,
+        run_as: Option<u32>,
+        truncate: bool,
+        counters: Option<&'static TableEntry>,
+    ) -> Result<Copied, PgError> {
+        let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
+        let mut user = UserSwitch::default();
+        user.work_as(run_as.map_or(self.owner, pg_sys::Oid::from));
+        self.check_rights()?;
+        if truncate {
+            self.clear()?;
+        }
+        // SAFETY: the table is locked since `lock`; opened and closed in this transaction.
+        unsafe {
+            let relation = pg_sys::relation_open(self.oid, lock);
+            let (columns, names) = self.map_columns(relation, &published.columns)?;
+            source.start(published, &columns)?;
+            let feed =
+                Feed { source, message: None, taken: 0, ended: false, copied: Copied::default(), counters };
+            FEED.with(|cell| cell.replace(Some(feed)));
+            let rows = copy_from(relation, names);
+            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            pg_sys::CommandCounterIncrement();
+            user.restore();
+            let copied = FEED.with(|cell| cell.take()).map(|feed| feed.copied).unwrap_or_default();
+            Ok(Copied { rows, bytes: copied.bytes })
+        }
+    }
+
+    /// The published columns that are filled, and their names here as a List for COPY. A column that is generated here is
+    /// left out.
+    ///
+    /// # Safety
+    /// `relation` is open.
+    unsafe fn map_columns(
+        &self,
+        relation: pg_sys::Relation,
+        published: &[String],
+    ) -> Result<(Vec<String>, *mut pg_sys::List), PgError> {
+        // SAFETY: the caller keeps the relation open; the List and its strings are in the current memory context.
+        unsafe {
+            let descriptor = (*relation).rd_att;
+            let mut here = Vec::new();
+            for index in 0..usize::try_from((*descriptor).natts).unwrap_or(0) {
+                let attribute = compat::TupleDescAttr(descriptor, index);
+                if !(*attribute).attisdropped {
+                    here.push((utf8((*attribute).attname.data.as_ptr()), attribute));
+                }
+            }
+            let mut columns = Vec::with_capacity(published.len());
+            let mut missing = Vec::new();
+            let mut names = std::ptr::null_mut();
+            for name in published {
+                match here.iter().find(|(known, _)| known == name) {
+                    Some((_, attribute)) if (**attribute).attgenerated != 0 => {}
+                    Some((_, attribute)) => {
+                        let copy = pg_sys::pstrdup((**attribute).attname.data.as_ptr());
+                        names = pg_sys::lappend(names, pg_sys::makeString(copy).cast());
+                        columns.push(name.clone());
+                    }
+                    None => missing.push(format!("\"{name}\"")),
+                }
+            }
+            if !missing.is_empty() {
+                let plural = if missing.len() == 1 { "column" } else { "columns" };
+                return Err(PgError::new(
+                    "42703",
+                    format!(
+                        "table \"{}\" lacks {plural} {} that the provider sends",
+                        self.shown(),
+                        missing.join(", ")
+                    ),
+                )
+                .with_hint(
+                    "Add what is missing here, or leave it out of the publication with a column list, then run \
+                     braid.enable_subscription.",
+                ));
+            }
+            // To COPY, no list means all columns.
+            if columns.is_empty() && here.iter().any(|(_, attribute)| (**attribute).attgenerated == 0) {
+                return Err(PgError::new(
+                    "0A000",
+                    format!("cannot copy table \"{}\", of which no column is published", self.shown()),
+                )
+                .with_hint("Publish a column, or use copy_data => false."));
+            }
+            Ok((columns, names))
+        }
+    }
+}
+
+/// COPY relation (names) FROM the feed. Gives the number of rows.
+///
+/// # Safety
+/// In a transaction with an active snapshot; `relation` is open and locked; `names` is a List of Strings.
+unsafe fn copy_from(relation: pg_sys::Relation, names: *mut pg_sys::List) -> u64 {
+    let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+    // SAFETY: as the caller says; everything is allocated in the transaction's memory.
+    unsafe {
+        let state = pg_sys::make_parsestate(std::ptr::null_mut());
+        let _ = pg_sys::addRangeTableEntryForRelation(
+            state,
+            relation,
+            share,
+            std::ptr::null_mut(),
+            false,
+            false,
+        );
+        let encoding = pg_sys::pstrdup(pg_sys::GetDatabaseEncodingName());
+        let option = pg_sys::makeDefElem(
+            pg_sys::pstrdup(c"encoding".as_ptr()),
+            pg_sys::makeString(encoding).cast(),
+            -1,
+        );
+        let copy = pg_sys::BeginCopyFrom(
+            state,
+            relation,
+            std::ptr::null_mut(),
+            std::ptr::null(),
+            false,
+            Some(read_feed),
+            names,
+            pg_sys::lappend(std::ptr::null_mut(), option.cast()),
+        );
+        let rows = pg_sys::CopyFrom(copy);
+        pg_sys::EndCopyFrom(copy);
+        pg_sys::free_parsestate(state);
+        rows
+    }
+}
+
+/// COPY's data source (src/include/commands/copy.h, `copy_data_source_cb`): at least `minimum` bytes unless the data ends.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn read_feed(out: *mut c_void, minimum: c_int, maximum: c_int) -> c_int {
+    let room = usize::try_from(maximum).unwrap_or(0);
+    // SAFETY: COPY gives `maximum` bytes of room.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), room) };
+    let minimum = usize::try_from(minimum).unwrap_or(0).max(1);
+    let read = FEED.with(|cell| match cell.borrow_mut().as_mut() {
+        Some(feed) => feed.read(out, minimum),
+        None => Ok(0),
+    });
+    match read {
+        Ok(count) => c_int::try_from(count).unwrap_or(0),
+        Err(error) => error.raise(),
+    }
+}
+
+impl Feed {
+    /// Fill `out` with what is there; wait only while it has less than `minimum` bytes.
+    fn read(&mut self, out: &mut [u8], minimum: usize) -> Result<usize, PgError> {
+        let mut filled = 0;
+        while let Some(room) = out.get_mut(filled..).filter(|room| !room.is_empty()) {
+            if let Some(message) = &self.message {
+                let rest = message.get(self.taken..).unwrap_or_default();
+                let count = rest.len().min(room.len());
+                for (to, from) in room.iter_mut().zip(rest) {
+                    *to = *from;
+                }
+                filled += count;
+                self.taken += count;
+                if count == rest.len() {
+                    self.message = None;
+                }
+                continue;
+            }
+            if self.ended {
+                break;
+            }
+            let next = match self.source.connection.try_copy_data()? {
+                CopyData::Message(message) => Some(message),
+                CopyData::Pending if filled >= minimum => break,
+                CopyData::Pending => self.source.connection.copy_data()?,
+                CopyData::End => None,
+            };
+            match next {
+                Some(message) => self.accept(message),
+                None => self.ended = true,
+            }
+        }
+        if let Some(counters) = self.counters {
+            counters.copy_rows.store(self.copied.rows, Ordering::Relaxed);
+            counters.copy_bytes.store(self.copied.bytes, Ordering::Relaxed);
+        }
+        Ok(filled)
+    }
+
+    fn accept(&mut self, message: CopyMessage) {
+        // In COPY's text form a line feed inside a value is escaped, so each one ends a row.
+        let rows = message.iter().filter(|byte| **byte == b'\n').count();
+        self.copied.rows += u64::try_from(rows).unwrap_or(0);
+        self.copied.bytes += u64::try_from(message.len()).unwrap_or(0);
+        self.message = Some(message);
+        self.taken = 0;
+    }
+}
+
+/// A setting of this process for as long as it runs.
+///
+/// # Errors
+/// 22023 when the text has a zero byte.
+pub fn set(name: &CStr, value: &str) -> Result<(), PgError> {
+    let value = CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
+    // SAFETY: both strings are copied.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+    Ok(())
+}

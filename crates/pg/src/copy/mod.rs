@@ -1,0 +1,50 @@
+//! The initial copy: every table of a subscription as it was at one position of the provider's WAL, from which on its changes are
+//! applied.
+//!
+//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is what such a worker runs. A table that
+//! was there when the slot was created is copied under the slot's own snapshot, for as long as the leader keeps that open; any
+//! other, and one that has to start again after that, under a snapshot that its worker takes, at a later position.
+//!
+//! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit, so a copy happens once,
+//! whatever dies and whenever; two workers never copy the same table (each holds a lock that stands for it); what a copy writes
+//! carries the origin `COPIED`, so it is neither sent on nor taken for a change made here.
+//!
+//! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's position, and holds back those
+//! that come while it is not ready.
+
+mod coordinator;
+mod load;
+mod source;
+mod worker;
+
+pub use coordinator::{Coordinator, Progress};
+pub use worker::worker_main;
+
+use pgrx::pg_sys;
+
+/// The worker's exported function.
+pub const WORKER_FUNCTION: &str = "braid_copy_main";
+/// Shown as `backend_type` of the worker.
+pub const WORKER_KIND: &str = "braid copy";
+
+// PostgreSQL's own advisory locks have 1 and 2 here (src/backend/utils/adt/lockfuncs.c).
+const LOCK_CLASS: u16 = 0xb41d;
+// src/include/storage/lock.h, 15 to 18.
+const USER_LOCKMETHOD: u8 = 2;
+
+/// Take the lock that stands for the copy of a table, without waiting: until this process ends, or until its transaction does. False
+/// when another process has it.
+fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: crate::registry::my_database(),
+        locktag_field2: subscription,
+        locktag_field3: relation,
+        locktag_field4: LOCK_CLASS,
+        locktag_type: u8::try_from(pg_sys::LockTagType::LOCKTAG_ADVISORY).unwrap_or(10),
+        locktag_lockmethodid: USER_LOCKMETHOD,
+    };
+    let mode = i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7);
+    // SAFETY: in a transaction; the tag is copied.
+    let got = unsafe { pg_sys::LockAcquire(&raw const tag, mode, for_session, true) };
+    got != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}

@@ -1,0 +1,213 @@
+//! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
+
+use pgrx::pg_sys;
+
+use crate::error::PgError;
+use crate::libpq::{Connection, Mode, Rows, quote_identifier, quote_literal};
+use crate::subscription::{Subscription, parse_lsn, publication_literals};
+
+/// A connection to the provider in a transaction that sees the database as it was at `lsn`.
+#[derive(Debug)]
+pub struct Source {
+    /// In the middle of the transaction.
+    pub connection: Connection,
+    /// Transactions whose commit lies before this are seen, later ones not.
+    pub lsn: u64,
+}
+
+/// What is published of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    namespace: String,
+    name: String,
+    /// Names of the columns that are sent.
+    pub columns: Vec<String>,
+    /// Rows for which one of these is true; all rows when there is none.
+    filters: Vec<String>,
+    partitioned: bool,
+    /// A generated column is among the columns.
+    generated: bool,
+    /// Estimated rows, if the provider has an estimate.
+    pub rows: Option<i64>,
+    /// Bytes on the provider's disk.
+    pub bytes: Option<i64>,
+}
+
+const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
+     set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
+
+impl Source {
+    /// Connect, and import `snapshot`, or take a new one when it is empty.
+    ///
+    /// # Errors
+    /// The provider's, or 08006. A snapshot that is gone is 57P01: another attempt takes a new one.
+    pub fn open(subscription: &Subscription, snapshot: &str, lsn: u64) -> Result<Self, PgError> {
+        let mode = if snapshot.is_empty() { Mode::Replication } else { Mode::Sql };
+        let application_name = format!("{} copy", subscription.name);
+        let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
+        connection.query(SETTINGS)?;
+        if connection.server_version() >= 170_000 {
+            connection.query("set transaction_timeout = 0")?;
+        }
+        connection.query("begin isolation level repeatable read read only")?;
+        let lsn = if snapshot.is_empty() {
+            take_snapshot(&mut connection)?
+        } else {
+            let import = format!("set transaction snapshot {}", quote_literal(snapshot));
+            connection.query(&import).map_err(|error| {
+                let error = PgError::from(error);
+                if error.sqlstate.starts_with("08") {
+                    return error;
+                }
+                PgError::new("57P01", "the provider no longer has the snapshot of the copy")
+                    .with_detail(error.message)
+            })?;
+            lsn
+        };
+        Ok(Self { connection, lsn })
+    }
+
+    /// What the subscription's publications publish of a table.
+    ///
+    /// # Errors
+    /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
+    pub fn published(
+        &mut self,
+        publications: &[String],
+        namespace: &str,
+        name: &str,
+    ) -> Result<Published, PgError> {
+        let table = format!("{namespace}.{name}");
+        let rows = self.connection.query(&format!(
+            "select c.oid, c.relkind, t.attnames::text, t.rowfilter \
+               from pg_publication_tables t \
+               join pg_namespace n on n.nspname = t.schemaname \
+               join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+              where t.pubname in ({}) and t.schemaname = {} and t.tablename = {} order by t.pubname",
+            publication_literals(publications),
+            quote_literal(namespace),
+            quote_literal(name)
+        ))?;
+        let (Some(oid), Some(names)) = (rows.get(0, 0), rows.get(0, 2)) else {
+            return Err(PgError::new("42P01", format!("the provider does not publish table \"{table}\""))
+                .with_hint(
+                    "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
+                     braid.enable_subscription.",
+                ));
+        };
+        if rows.iter().any(|row| row.get(2).and_then(Option::as_deref) != Some(names)) {
+            return Err(PgError::new(
+                "0A000",
+                format!("cannot use different column lists for table \"{table}\" in different publications"),
+            )
+            .with_hint("Give the table the same column list in all publications of the subscription."));
+        }
+        let filters = filters(&rows);
+        let partitioned = rows.get(0, 1) == Some("p");
+        let (oid, names) = (oid.to_owned(), names.to_owned());
+        // Before 18, generated columns are listed in some cases but never sent.
+        let sent = if self.connection.server_version() < 180_000 { "and attgenerated = ''" } else { "" };
+        let columns = self.connection.query(&format!(
+            "select attname, attgenerated <> '' from pg_attribute \
+              where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
+              order by attnum",
+            quote_literal(&names)
+        ))?;
+        let (rows, bytes) = self.size(&oid)?;
+        Ok(Published {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
+            filters,
+            partitioned,
+            generated: columns
+                .iter()
+                .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
+            rows,
+            bytes,
+        })
+    }
+
+    /// Rows and bytes of a table, its partitions included. A table that was never analyzed has no estimate of its rows.
+    fn size(&mut self, oid: &str) -> Result<(Option<i64>, Option<i64>), PgError> {
+        let rows = self.connection.query(&format!(
+            "select case when min(reltuples) >= 0 then sum(reltuples)::bigint end, sum(pg_table_size(oid))::bigint \
+               from pg_class where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
+        ))?;
+        let number = |column| rows.get(0, column).and_then(|text| text.parse().ok());
+        Ok((number(0), number(1)))
+    }
+
+    /// Let the rows come.
+    ///
+    /// # Errors
+    /// The provider's, with a hint.
+    pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
+        self.connection.start_copy(&published.command(columns, &local_encoding())).map_err(|error| {
+            let error = PgError::from(error);
+            match error.sqlstate.as_str() {
+                "42501" => error.with_hint(
+                    "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS \
+                     if the table has row-level security; then run braid.enable_subscription.",
+                ),
+                _ => error,
+            }
+        })
+    }
+}
+
+/// A temporary slot is only made for the snapshot that comes with it, and for the position that belongs to that.
+fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
+    // SAFETY: reads shared state that is set when the server starts.
+    let system = unsafe { pg_sys::GetSystemIdentifier() };
+    // Many nodes may copy from one provider.
+    let slot = quote_identifier(&format!("braid_tmp_{system:x}_{}", crate::registry::my_pid()));
+    let rows = connection
+        .query(&format!("CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"))?;
+    let lsn = rows
+        .get(0, 1)
+        .and_then(parse_lsn)
+        .ok_or_else(|| PgError::new("08P01", "unexpected answer from the provider to CREATE_REPLICATION_SLOT"))?;
+    // The transaction keeps the snapshot; the slot would only keep WAL.
+    connection.query(&format!("DROP_REPLICATION_SLOT {slot}"))?;
+    Ok(lsn)
+}
+
+/// A publication without a filter publishes all rows, whatever the others filter.
+fn filters(rows: &Rows) -> Vec<String> {
+    let all: Option<Vec<String>> = rows.iter().map(|row| row.get(3).cloned().flatten()).collect();
+    let mut filters = all.unwrap_or_default();
+    filters.sort();
+    filters.dedup();
+    filters
+}
+
+fn local_encoding() -> String {
+    // SAFETY: a static string of PostgreSQL's.
+    unsafe { std::ffi::CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+impl Published {
+    /// The COPY command. Its encoding is given apart from the connection's, in which names travel.
+    fn command(&self, columns: &[String], encoding: &str) -> String {
+        let table = format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name));
+        let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
+        let columns = columns.join(", ");
+        let encoding = quote_literal(encoding);
+        if self.filters.is_empty() && !self.partitioned && !self.generated && !columns.is_empty() {
+            return format!("copy {table} ({columns}) to stdout (encoding {encoding})");
+        }
+        // Tables that inherit from an ordinary table are published, and copied, on their own.
+        let only = if self.partitioned { "" } else { "only " };
+        let condition = if self.filters.is_empty() {
+            String::new()
+        } else {
+            let filters: Vec<String> =
+                self.filters.iter().map(|filter| format!("({filter})")).collect();
+            format!(" where {}", filters.join(" or "))
+        };
+        format!("copy (select {columns} from {only}{table}{condition}) to stdout (encoding {encoding})")
+    }
+}
