@@ -33,14 +33,21 @@ impl Session {
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let schema = change.header.schema.0;
         let remote = self.remote(schema)?;
-        let route = self.route(schema, &remote)?;
         let Some(current) = self.current.clone() else {
             return Err(PgError::new("08P01", "change outside of a transaction from the provider"));
         };
-        if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
-            return Ok(());
-        }
-        let key = self.open_table(schema, &remote, route.oid)?;
+        let key = loop {
+            let route = self.route(schema, &remote)?;
+            if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
+                return Ok(());
+            }
+            let key = self.open_table(schema, &remote, route.oid)?;
+            // Taking the lock may have shown that the table was truncated and copied anew meanwhile.
+            if self.is_current(&route) {
+                break key;
+            }
+            self.close_tables();
+        };
         self.work_as_owner_of(key);
         // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
         unsafe {

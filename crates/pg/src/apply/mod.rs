@@ -350,6 +350,11 @@ impl Session {
         Ok(route)
     }
 
+    /// Whether nothing was invalidated since a route was found.
+    fn is_current(&self, route: &Route) -> bool {
+        route.generation == GENERATION.load(Ordering::Relaxed)
+    }
+
     /// Make sure that a table is open under the current plan.
     fn open_table(
         &mut self,
@@ -403,13 +408,15 @@ impl Session {
     }
 }
 
-/// From which position on a table's changes are applied; `None` when it is not part of the subscription.
+/// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
+/// to be copied, nothing is: the leader lets through only what is older than the copy will be.
 fn table_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<u64>, PgError> {
     let subscription = i64::from(subscription_id);
     let relation = i64::from(oid.to_u32());
     pgrx::Spi::connect(|client| {
         let rows = client.select(
-            "select (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
+            "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
+             else '18446744073709551615' end \
              from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
             Some(1),
             &[subscription.into(), relation.into()],

@@ -3,7 +3,11 @@
 use pgrx::pg_sys;
 
 use crate::error::PgError;
+<<<<<<< HEAD
 use crate::libpq::{Connection, Mode, Rows, quote_identifier, quote_literal};
+=======
+use crate::libpq::{self, Connection, Mode, Rows, quote_identifier, quote_literal};
+>>>>>>> copy
 use crate::subscription::{Subscription, parse_lsn, publication_literals};
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
@@ -27,12 +31,22 @@ pub struct Published {
     partitioned: bool,
     /// A generated column is among the columns.
     generated: bool,
+<<<<<<< HEAD
     /// Estimated rows, if the provider has an estimate.
+=======
+    /// Rows, by an estimate.
+>>>>>>> copy
     pub rows: Option<i64>,
     /// Bytes on the provider's disk.
     pub bytes: Option<i64>,
 }
 
+<<<<<<< HEAD
+=======
+/// Tables of at most this many bytes are counted.
+const COUNTED: i64 = 1024 * 1024;
+
+>>>>>>> copy
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
 
@@ -113,8 +127,12 @@ impl Source {
               order by attnum",
             quote_literal(&names)
         ))?;
+<<<<<<< HEAD
         let (rows, bytes) = self.size(&oid)?;
         Ok(Published {
+=======
+        let mut published = Published {
+>>>>>>> copy
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
@@ -123,6 +141,7 @@ impl Source {
             generated: columns
                 .iter()
                 .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
+<<<<<<< HEAD
             rows,
             bytes,
         })
@@ -136,6 +155,33 @@ impl Source {
         ))?;
         let number = |column| rows.get(0, column).and_then(|text| text.parse().ok());
         Ok((number(0), number(1)))
+=======
+            rows: None,
+            bytes: None,
+        };
+        self.measure(&oid, &mut published).map_err(unreadable)?;
+        Ok(published)
+    }
+
+    /// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
+    /// size and filters also when it was never analyzed.
+    fn measure(&mut self, oid: &str, published: &mut Published) -> libpq::Result<()> {
+        let sizes = self.connection.query(&format!(
+            "select sum(pg_table_size(oid))::bigint, sum(pg_relation_size(oid))::bigint from pg_class \
+              where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
+        ))?;
+        let number = |column| sizes.get(0, column).and_then(|text| text.parse().ok());
+        published.bytes = number(0);
+        let rows = published.rows_clause();
+        published.rows = if number(1).unwrap_or(0) <= COUNTED {
+            let count = self.connection.query(&format!("select count(*) {rows}"))?;
+            count.get(0, 0).and_then(|text| text.parse().ok())
+        } else {
+            let plan = self.connection.query(&format!("explain select {rows}"))?;
+            plan.get(0, 0).and_then(planned_rows)
+        };
+        Ok(())
+>>>>>>> copy
     }
 
     /// Let the rows come.
@@ -143,6 +189,7 @@ impl Source {
     /// # Errors
     /// The provider's, with a hint.
     pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
+<<<<<<< HEAD
         self.connection.start_copy(&published.command(columns, &local_encoding())).map_err(|error| {
             let error = PgError::from(error);
             match error.sqlstate.as_str() {
@@ -153,6 +200,22 @@ impl Source {
                 _ => error,
             }
         })
+=======
+        self.connection
+            .start_copy(&published.command(columns, &local_encoding()))
+            .map_err(unreadable)
+    }
+}
+
+fn unreadable(error: libpq::Error) -> PgError {
+    let error = PgError::from(error);
+    match error.sqlstate.as_str() {
+        "42501" => error.with_hint(
+            "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
+             table has row-level security; then run braid.enable_subscription.",
+        ),
+        _ => error,
+>>>>>>> copy
     }
 }
 
@@ -192,13 +255,30 @@ fn local_encoding() -> String {
 impl Published {
     /// The COPY command. Its encoding is given apart from the connection's, in which names travel.
     fn command(&self, columns: &[String], encoding: &str) -> String {
+<<<<<<< HEAD
         let table = format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name));
+=======
+>>>>>>> copy
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
         let columns = columns.join(", ");
         let encoding = quote_literal(encoding);
         if self.filters.is_empty() && !self.partitioned && !self.generated && !columns.is_empty() {
+<<<<<<< HEAD
             return format!("copy {table} ({columns}) to stdout (encoding {encoding})");
         }
+=======
+            return format!("copy {} ({columns}) to stdout (encoding {encoding})", self.qualified());
+        }
+        format!("copy (select {columns} {}) to stdout (encoding {encoding})", self.rows_clause())
+    }
+
+    fn qualified(&self) -> String {
+        format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+    }
+
+    /// FROM and WHERE.
+    fn rows_clause(&self) -> String {
+>>>>>>> copy
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
         let condition = if self.filters.is_empty() {
@@ -208,6 +288,66 @@ impl Published {
                 self.filters.iter().map(|filter| format!("({filter})")).collect();
             format!(" where {}", filters.join(" or "))
         };
+<<<<<<< HEAD
         format!("copy (select {columns} from {only}{table}{condition}) to stdout (encoding {encoding})")
+=======
+        format!("from {only}{}{condition}", self.qualified())
+    }
+}
+
+/// The estimate in the first line of a plan: `Seq Scan on t  (cost=0.00..1.00 rows=100 width=4)`.
+fn planned_rows(line: &str) -> Option<i64> {
+    let (_, rest) = line.split_once(" rows=")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Published, planned_rows};
+
+    fn published() -> Published {
+        Published {
+            namespace: "public".to_owned(),
+            name: "odd \"one\"".to_owned(),
+            columns: vec!["a".to_owned(), "B".to_owned()],
+            filters: Vec::new(),
+            partitioned: false,
+            generated: false,
+            rows: None,
+            bytes: None,
+        }
+    }
+
+    #[test]
+    fn a_plain_table_is_copied_without_a_query() {
+        let published = published();
+        assert_eq!(
+            published.command(&published.columns, "LATIN1"),
+            r#"copy "public"."odd ""one""" ("a", "B") to stdout (encoding 'LATIN1')"#
+        );
+    }
+
+    #[test]
+    fn filters_are_alternatives_and_children_stay_out() {
+        let mut published = published();
+        published.filters = vec!["a > 1".to_owned(), "(b IS NULL)".to_owned()];
+        assert_eq!(
+            published.command(&published.columns, "UTF8"),
+            r#"copy (select "a", "B" from only "public"."odd ""one""" where (a > 1) or ((b IS NULL))) to stdout (encoding 'UTF8')"#
+        );
+        published.partitioned = true;
+        published.filters.clear();
+        assert_eq!(
+            published.command(&published.columns, "UTF8"),
+            r#"copy (select "a", "B" from "public"."odd ""one""") to stdout (encoding 'UTF8')"#
+        );
+    }
+
+    #[test]
+    fn the_planner_estimates() {
+        let line = "Seq Scan on pgbench_accounts  (cost=0.00..26394.00 rows=1000000 width=97)";
+        assert_eq!(planned_rows(line), Some(1_000_000));
+        assert_eq!(planned_rows("Seq Scan on t"), None);
+>>>>>>> copy
     }
 }
