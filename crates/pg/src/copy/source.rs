@@ -3,11 +3,7 @@
 use pgrx::pg_sys;
 
 use crate::error::PgError;
-<<<<<<< HEAD
-use crate::libpq::{Connection, Mode, Rows, quote_identifier, quote_literal};
-=======
 use crate::libpq::{self, Connection, Mode, Rows, quote_identifier, quote_literal};
->>>>>>> copy
 use crate::subscription::{Subscription, parse_lsn, publication_literals};
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
@@ -31,22 +27,15 @@ pub struct Published {
     partitioned: bool,
     /// A generated column is among the columns.
     generated: bool,
-<<<<<<< HEAD
-    /// Estimated rows, if the provider has an estimate.
-=======
     /// Rows, by an estimate.
->>>>>>> copy
     pub rows: Option<i64>,
     /// Bytes on the provider's disk.
     pub bytes: Option<i64>,
 }
 
-<<<<<<< HEAD
-=======
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
 
->>>>>>> copy
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
 
@@ -127,12 +116,7 @@ impl Source {
               order by attnum",
             quote_literal(&names)
         ))?;
-<<<<<<< HEAD
-        let (rows, bytes) = self.size(&oid)?;
-        Ok(Published {
-=======
         let mut published = Published {
->>>>>>> copy
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
@@ -141,21 +125,6 @@ impl Source {
             generated: columns
                 .iter()
                 .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
-<<<<<<< HEAD
-            rows,
-            bytes,
-        })
-    }
-
-    /// Rows and bytes of a table, its partitions included. A table that was never analyzed has no estimate of its rows.
-    fn size(&mut self, oid: &str) -> Result<(Option<i64>, Option<i64>), PgError> {
-        let rows = self.connection.query(&format!(
-            "select case when min(reltuples) >= 0 then sum(reltuples)::bigint end, sum(pg_table_size(oid))::bigint \
-               from pg_class where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
-        ))?;
-        let number = |column| rows.get(0, column).and_then(|text| text.parse().ok());
-        Ok((number(0), number(1)))
-=======
             rows: None,
             bytes: None,
         };
@@ -181,7 +150,6 @@ impl Source {
             plan.get(0, 0).and_then(planned_rows)
         };
         Ok(())
->>>>>>> copy
     }
 
     /// Let the rows come.
@@ -189,18 +157,6 @@ impl Source {
     /// # Errors
     /// The provider's, with a hint.
     pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
-<<<<<<< HEAD
-        self.connection.start_copy(&published.command(columns, &local_encoding())).map_err(|error| {
-            let error = PgError::from(error);
-            match error.sqlstate.as_str() {
-                "42501" => error.with_hint(
-                    "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS \
-                     if the table has row-level security; then run braid.enable_subscription.",
-                ),
-                _ => error,
-            }
-        })
-=======
         self.connection
             .start_copy(&published.command(columns, &local_encoding()))
             .map_err(unreadable)
@@ -215,7 +171,6 @@ fn unreadable(error: libpq::Error) -> PgError {
              table has row-level security; then run braid.enable_subscription.",
         ),
         _ => error,
->>>>>>> copy
     }
 }
 
@@ -255,18 +210,10 @@ fn local_encoding() -> String {
 impl Published {
     /// The COPY command. Its encoding is given apart from the connection's, in which names travel.
     fn command(&self, columns: &[String], encoding: &str) -> String {
-<<<<<<< HEAD
-        let table = format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name));
-=======
->>>>>>> copy
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
         let columns = columns.join(", ");
         let encoding = quote_literal(encoding);
         if self.filters.is_empty() && !self.partitioned && !self.generated && !columns.is_empty() {
-<<<<<<< HEAD
-            return format!("copy {table} ({columns}) to stdout (encoding {encoding})");
-        }
-=======
             return format!("copy {} ({columns}) to stdout (encoding {encoding})", self.qualified());
         }
         format!("copy (select {columns} {}) to stdout (encoding {encoding})", self.rows_clause())
@@ -278,7 +225,6 @@ impl Published {
 
     /// FROM and WHERE.
     fn rows_clause(&self) -> String {
->>>>>>> copy
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
         let condition = if self.filters.is_empty() {
@@ -288,9 +234,6 @@ impl Published {
                 self.filters.iter().map(|filter| format!("({filter})")).collect();
             format!(" where {}", filters.join(" or "))
         };
-<<<<<<< HEAD
-        format!("copy (select {columns} from {only}{table}{condition}) to stdout (encoding {encoding})")
-=======
         format!("from {only}{}{condition}", self.qualified())
     }
 }
@@ -348,6 +291,5 @@ mod tests {
         let line = "Seq Scan on pgbench_accounts  (cost=0.00..26394.00 rows=1000000 width=97)";
         assert_eq!(planned_rows(line), Some(1_000_000));
         assert_eq!(planned_rows("Seq Scan on t"), None);
->>>>>>> copy
     }
 }
