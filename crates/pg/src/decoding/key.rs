@@ -3,7 +3,8 @@
 use braid_decoder::{Fed, KeyHasher, KeyValues, Numeric};
 use pgrx::pg_sys;
 
-use super::column::{self, Encoder, Tools, TypeFunction};
+use super::column::{self, Tools};
+use super::names;
 use super::tuple::{Field, Row};
 use super::type_facts::TypeFacts;
 
@@ -18,6 +19,10 @@ const PATTERN_FAMILIES: [pg_sys::Oid; 2] = [
 pub(super) struct KeyColumn {
     /// Index of the attribute (from 0).
     pub(super) attribute: usize,
+    /// OID of the type: values of another type have other hashes.
+    pub(super) type_oid: u32,
+    /// What sets this comparison apart from the type's usual one; empty if nothing does.
+    pub(super) comparison: String,
     form: Form,
 }
 
@@ -26,6 +31,7 @@ pub(super) struct KeyColumn {
 enum Form {
     /// Integers of any width: as 64 bits, so that int4 here and int8 elsewhere agree.
     Signed,
+    /// OIDs, among them those of an enum's values: a label may be renamed between two changes.
     Unsigned,
     /// Equal exactly if bytewise equal, of fixed length.
     Fixed,
@@ -37,7 +43,6 @@ enum Form {
     /// Characters without the blanks at their end.
     Padded,
     CString,
-    Label(TypeFunction),
     /// The type's own extended hash function, under the index's collation.
     Function {
         info: *mut pg_sys::FmgrInfo,
@@ -51,13 +56,12 @@ impl KeyColumn {
     /// there is no hash that agrees with that index's equality.
     ///
     /// # Safety
-    /// In a transaction with a snapshot for catalogs; `context` outlives the result.
+    /// In a transaction with a snapshot for catalogs.
     pub(super) unsafe fn new(
         attribute: usize,
         facts: &TypeFacts,
         by_value: bool,
         (family, collation): (pg_sys::Oid, pg_sys::Oid),
-        context: pg_sys::MemoryContext,
     ) -> Option<Self> {
         let flags = pg_sys::TYPECACHE_BTREE_OPFAMILY | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
         // SAFETY: the entry lives as long as the process.
@@ -94,13 +98,7 @@ impl KeyColumn {
             pg_sys::BPCHAROID if bytewise => Form::Padded,
             pg_sys::BYTEAOID => Form::Content,
             pg_sys::NAMEOID if bytewise => Form::CString,
-            _ if facts.kind == pg_sys::TYPTYPE_ENUM => {
-                // SAFETY: as the caller says.
-                match unsafe { Encoder::new(facts, by_value, context) } {
-                    Encoder::Enum(function) => Form::Label(function),
-                    _ => return None,
-                }
-            }
+            _ if facts.kind == pg_sys::TYPTYPE_ENUM => Form::Unsigned,
             _ if cached.hash_extended_proc != pg_sys::InvalidOid => Form::Function {
                 info: &raw mut cached.hash_extended_proc_finfo,
                 collation,
@@ -108,7 +106,18 @@ impl KeyColumn {
             },
             _ => return None,
         };
-        Some(Self { attribute, form })
+        let comparison = if bytewise {
+            String::new()
+        } else {
+            // SAFETY: as the caller says; the name is in the current memory context.
+            unsafe { names::from_server(pg_sys::get_collation_name(collation)) }
+        };
+        Some(Self {
+            attribute,
+            type_oid: facts.oid.to_u32(),
+            comparison,
+            form,
+        })
     }
 
     #[inline]
@@ -137,9 +146,6 @@ impl KeyColumn {
                 hasher.bytes(content.get(..len).unwrap_or_default());
             }),
             Form::CString => hasher.bytes(column::until_zero(bytes)),
-            Form::Label(function) => {
-                column::with_label(function, bytes, tools, |label| hasher.bytes(label));
-            }
             Form::Function {
                 info,
                 collation,

@@ -19,7 +19,7 @@ use super::column::Tools;
 use super::invalidation;
 use super::key::RowKeys;
 use super::node::Identity;
-use super::relation::{Compiled, SentColumn};
+use super::relation::{Compiled, Hashed, SentColumn};
 use super::report::{self, or_raise};
 use super::row_filter::Of;
 use super::session::{ServerEncoding, Session};
@@ -57,6 +57,10 @@ struct Entry {
     compiled: Option<Compiled>,
     /// Under which number the shape was sent.
     number: Option<SchemaNumber>,
+    /// What the hashes of the last changes were made of.
+    hashed: Option<Hashed>,
+    /// The relation has other keys than before, so hashes from before and after do not meet: the next change is a barrier.
+    fence: bool,
 }
 
 /// The state of a stream.
@@ -67,6 +71,8 @@ struct Plugin {
     publications: Option<Vec<Publication>>,
     relations: HashMap<u32, Entry>,
     book: SchemaBook,
+    /// Relations were forgotten for want of room.
+    forgot: bool,
     origins: HashMap<u16, String>,
     tools: Tools,
     old: Row,
@@ -133,6 +139,7 @@ unsafe extern "C-unwind" fn startup(
             publications: None,
             relations: HashMap::new(),
             book: SchemaBook::default(),
+            forgot: false,
             origins: HashMap::new(),
             tools: Tools::new(scratch),
             old: Row::default(),
@@ -491,6 +498,7 @@ impl Plugin {
     unsafe fn compile(&mut self, relation: pg_sys::Relation, oid: u32) {
         if self.relations.len() >= REMEMBERED_RELATIONS {
             self.book.forget();
+            self.forgot = true;
             self.relations
                 .drain()
                 .filter_map(|(_, entry)| entry.compiled)
@@ -499,6 +507,7 @@ impl Plugin {
         let Self {
             publications,
             relations,
+            forgot,
             tools,
             options,
             context,
@@ -521,6 +530,12 @@ impl Plugin {
             before.release();
         }
         entry.number = None;
+        let hashed = entry.compiled.as_ref().map(Compiled::hashed);
+        if hashed.is_some() && entry.hashed != hashed {
+            // What was forgotten may have had any keys.
+            entry.fence |= entry.hashed.is_some() || *forgot;
+            entry.hashed = hashed;
+        }
     }
 
     /// Write a row's change, unless nothing of it is published. Returns whether something was written.
@@ -596,7 +611,7 @@ impl Plugin {
         let Some(operation) = change.passes() else {
             return false;
         };
-        let barrier = change.collect_keys(keys);
+        let barrier = change.collect_keys(keys) | std::mem::take(&mut entry.fence);
         // SAFETY: as the caller says.
         if outbox.wants_header() {
             let identity = tools.scratch.run(|| unsafe { Identity::read() });

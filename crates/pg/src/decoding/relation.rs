@@ -31,6 +31,9 @@ pub(super) struct SentColumn {
     pub(super) encoder: Encoder,
 }
 
+/// Keys, and the types of their columns.
+pub(super) type Hashed = (KeyPlan, Vec<u32>);
+
 /// A relation of which something is published.
 #[derive(Debug)]
 pub(super) struct Compiled {
@@ -234,18 +237,16 @@ impl Compiled {
                     *(*index).rd_opfamily.add(position),
                     *(*index).rd_indcollation.add(position),
                 );
-                let column = KeyColumn::new(
-                    self::index(number),
-                    &facts,
-                    attribute.attbyval,
-                    order,
-                    self.context,
-                )?;
+                let column =
+                    KeyColumn::new(self::index(number), &facts, attribute.attbyval, order)?;
                 self.type_hashes.extend(&facts.hashes);
-                columns.push((
-                    self.key_columns.len(),
-                    names::from_server(attribute.attname.data.as_ptr()),
-                ));
+                let mut name = names::from_server(attribute.attname.data.as_ptr());
+                if !column.comparison.is_empty() {
+                    // Another key than that of an index which compares the same column as usual. No name has a zero byte.
+                    name.push('\0');
+                    name.push_str(&column.comparison);
+                }
+                columns.push((self.key_columns.len(), name));
                 self.key_columns.push(column);
             }
             let in_identity = key_numbers(index)
@@ -259,6 +260,12 @@ impl Compiled {
                 in_identity,
             ))
         }
+    }
+
+    /// What its hashes are made of. Those that are made of something else do not meet them.
+    pub(super) fn hashed(&self) -> Hashed {
+        let types = self.key_columns.iter().map(|key| key.type_oid);
+        (self.keys.clone(), types.collect())
     }
 
     /// Whether a change of `relation` concerns this.
