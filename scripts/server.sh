@@ -29,12 +29,12 @@ new_stage() {
     echo "$dir"
 }
 
-# as_server COMMAND...: run as the server user, in $stage.
+# as_server COMMAND...: run as the server user, in $stage. With RUST_BACKTRACE a server would put backtraces into errors.
 as_server() {
     if [ "$(id -u)" = 0 ]; then
-        (cd "$stage" && exec runuser -u "$server_user" -- env HOME="$stage" LOGNAME="$server_user" USER="$server_user" "$@")
+        (cd "$stage" && exec runuser -u "$server_user" -- env -u RUST_BACKTRACE HOME="$stage" LOGNAME="$server_user" USER="$server_user" "$@")
     else
-        (cd "$stage" && exec "$@")
+        (cd "$stage" && exec env -u RUST_BACKTRACE "$@")
     fi
 }
 

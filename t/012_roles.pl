@@ -1,0 +1,85 @@
+# A role that is no superuser sets up and runs replication with braid_admin alone, over a connection that has a password; nobody's
+# password reaches a log.
+
+use strict;
+use warnings;
+
+use Braid;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $tokyo = new_server('tokyo');
+my $paris = new_server('paris');
+my $password = 'pw-4-the-peer';
+for my $node ($tokyo, $paris)
+{
+	$node->safe_psql('postgres', qq[
+		create extension braid;
+		create role operator login in role braid_admin;
+		create role watcher login in role braid_monitor;
+		create role peer login replication password '$password';
+		grant braid_monitor to peer;
+		create table item (id int primary key, name text);
+		grant select on item to peer;
+		create publication braid for all tables;
+	]);
+	# Sockets: the local roles are trusted, the peer is asked.
+	my $hba = $node->data_dir . '/pg_hba.conf';
+	my $rules = slurp_file($hba);
+	unlink $hba;
+	append_to_file($hba, "local all peer scram-sha-256\nhost all peer all scram-sha-256\n$rules");
+	$node->reload;
+}
+
+sub as_operator
+{
+	my ($node, $sql, %opt) = @_;
+	my ($code, $out, $error) = $node->psql('postgres', $sql, extra_params => [ '-U', 'operator' ], %opt);
+	return ($code, $out, $error);
+}
+
+sub succeeds
+{
+	my ($node, $sql, $name) = @_;
+	my ($code, $out, $error) = as_operator($node, $sql, timeout => 60);
+	is($code, 0, $name) or diag($error);
+	return $out;
+}
+
+my %dsn = map { $_->name => $_->connstr('postgres') . " user=peer password=$password" } $tokyo, $paris;
+succeeds($_, "select braid.create_node('" . $_->name . "', \$\$" . $dsn{ $_->name } . '$$)', $_->name . ' is made a node') for $tokyo, $paris;
+$tokyo->safe_psql('postgres', q[insert into item select n, 'copied' from generate_series(1, 100) n]);
+succeeds($paris, "select braid.create_subscription('from_tokyo', \$\$$dsn{tokyo}\$\$)", 'the operator subscribes');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'it copies and streams');
+
+my $position = $tokyo->safe_psql('postgres', q[
+	insert into item values (0, 'streamed');
+	select braid.sync_event();
+]);
+succeeds($paris, "select braid.wait_for_event('tokyo', '$position', '50 s')", 'the position is reached');
+same_tables([ $tokyo, $paris ], 'item');
+
+# Without the password, or with one that nobody asks for, it is refused.
+my ($code, undef, $error) = as_operator($paris, "select braid.alter_subscription('from_tokyo', dsn => \$\$" . $tokyo->connstr('postgres') . ' user=peer$$)');
+like($error, qr/password is required/, 'a connection string without a password is refused');
+($code, undef, $error) = as_operator($paris, "select braid.alter_subscription('from_tokyo', dsn => \$\$" . $tokyo->connstr('postgres') . " user=watcher password=$password\$\$)");
+like($error, qr/without asking for the password/, 'a password that is not asked for is refused');
+($code, undef, $error) = as_operator($paris, "select braid.alter_subscription('from_tokyo', dsn => \$\$" . $tokyo->connstr('postgres') . " user=peer password=$password-wrong\$\$)");
+like($error, qr/could not connect/, 'a wrong password is refused');
+unlike($error, qr/$password/, 'and not quoted');
+
+# Day to day.
+succeeds($paris, q[select braid.disable_subscription('from_tokyo')], 'disable');
+succeeds($paris, q[select braid.enable_subscription('from_tokyo')], 'enable');
+succeeds($paris, q[select braid.refresh_subscription('from_tokyo')], 'refresh');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'streaming again');
+my ($status) = $paris->safe_psql('postgres', q[select state from braid.subscription_status where name = 'from_tokyo'], extra_params => [ '-U', 'watcher' ]);
+is($status, 'streaming', 'the watcher sees it');
+succeeds($paris, q[select braid.drop_subscription('from_tokyo')], 'drop');
+ok(wait_until(sub { $tokyo->safe_psql('postgres', 'select count(*) from pg_replication_slots') eq '0' }, 30), 'the slot goes too');
+succeeds($paris, q[select braid.drop_node('paris')], 'the operator drops the node');
+
+unlike(slurp_file($_->logfile), qr{\Q$password\E}, "no password in the log of " . $_->name) for $tokyo, $paris;
+
+done_testing();
