@@ -358,7 +358,7 @@ select s.subscription_name as name,
        round(a.rows_per_second)::bigint as rows_per_s,
        a.received_lsn,
        a.applied_lsn,
-       coalesce(s.error_message, case when a.failures > 0 then a.last_error end) as last_error,
+       coalesce(s.error_message, case when a.failures > 0 and a.state <> 'streaming' then a.last_error end) as last_error,
        s.error_lsn,
        s.error_hint
   from braid.subscription s

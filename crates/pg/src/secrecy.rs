@@ -9,7 +9,11 @@ use std::sync::OnceLock;
 use pgrx::pg_sys;
 
 /// Functions that take a connection string.
-const FUNCTIONS: [&[u8]; 3] = [b"create_subscription", b"alter_subscription", b"create_node"];
+const FUNCTIONS: [&[u8]; 3] = [
+    b"create_subscription",
+    b"alter_subscription",
+    b"create_node",
+];
 
 /// The hook that was there before.
 static PREVIOUS: OnceLock<pg_sys::emit_log_hook_type> = OnceLock::new();
@@ -41,6 +45,8 @@ unsafe extern "C-unwind" fn hide_statement(error: *mut pg_sys::ErrorData) {
 
 fn names_a_function(statement: &[u8]) -> bool {
     FUNCTIONS.iter().any(|function| {
-        statement.windows(function.len()).any(|window| window.eq_ignore_ascii_case(function))
+        statement
+            .windows(function.len())
+            .any(|window| window.eq_ignore_ascii_case(function))
     })
 }
