@@ -47,3 +47,21 @@ select pg_drop_replication_slot('dec_stream');
 set client_min_messages = warning;
 drop publication dec_stream;
 drop schema dec_stream cascade;
+
+-- The stream says which node speaks, once there is one.
+create database dec_stream;
+\c dec_stream
+\set ECHO none
+\i :prelude
+\set ECHO all
+\set dsn 'host=' :HOST ' port=' :PORT ' user=' :USER ' dbname=dec_stream'
+set client_min_messages = warning;
+select braid.create_node('tokyo', :'dsn') is not null as created;
+create table t (id int primary key);
+create publication dec_stream for all tables;
+select 1 from pg_create_logical_replication_slot('dec_stream', 'braid');
+insert into t values (1);
+select records('dec_stream', 'dec_stream');
+select pg_drop_replication_slot('dec_stream');
+\c regression
+drop database dec_stream with (force);

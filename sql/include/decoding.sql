@@ -1,8 +1,6 @@
 -- What the decoding tests share; included by each, so that each can run alone.
 set client_min_messages = warning;
-create schema if not exists braid;
-create or replace function braid.gir_records(frame bytea) returns setof text
-    language c immutable strict parallel safe as 'braid', 'gir_records_wrapper';
+create extension if not exists braid;
 
 -- What the slot has decoded since the last time, as lines. Options come after those that every caller gives.
 create or replace function records(slot name, publications text, variadic options text[] default '{}')
