@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::policy;
 use pgrx::pg_sys;
 
 use super::worker::Task;
-use super::{WORKER_FUNCTION, WORKER_KIND, try_lock};
+use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
 use crate::error::{self, PgError};
 use crate::libpq::Connection;
 use crate::subscription::{self, Subscription};
@@ -96,6 +96,8 @@ pub struct Coordinator {
     tables: HashMap<u32, Table>,
     names: HashMap<(String, String), u32>,
     running: Vec<Running>,
+    /// Workers that have ended while the catalog could not be read.
+    unreaped: Vec<u32>,
     adopted: Option<Adopted>,
     /// The next read of the catalog finds the tables that the slot's snapshot is for.
     adopting: bool,
@@ -117,6 +119,7 @@ impl Coordinator {
             tables: HashMap::new(),
             names: HashMap::new(),
             running: Vec::new(),
+            unreaped: Vec::new(),
             adopted: None,
             adopting: false,
             stale: true,
@@ -156,7 +159,7 @@ impl Coordinator {
     /// Start and reap workers. Cheap when there is nothing to do.
     ///
     /// # Errors
-    /// The first failure of a copy that will not pass by itself, with a hint. The other workers go on.
+    /// Always one that does not pass by itself: the first such failure of a copy, with a hint. The other workers go on.
     pub fn poll(&mut self) -> Result<Progress, PgError> {
         let now = Instant::now();
         self.progress.changed = false;
@@ -166,7 +169,8 @@ impl Coordinator {
             return Ok(self.progress);
         }
         self.looked_at = Some(now);
-        let ended = self.reap();
+        let mut ended = self.reap();
+        ended.append(&mut self.unreaped);
         // A table that is being copied without a worker of ours belongs to one that an earlier leader has left.
         let orphans = self.progress.copying > self.running.len() + ended.len()
             && self.read_at.is_none_or(|at| now.duration_since(at) >= AGAIN);
@@ -213,9 +217,17 @@ impl Coordinator {
 
     /// Learn the tables' states, and what came of the workers that have ended.
     fn read_catalog(&mut self, ended: &[u32], now: Instant) -> Result<(), PgError> {
-        let rows = error::transaction(|| self.load_rows())?;
-        self.stale = false;
         self.read_at = Some(now);
+        let rows = match error::transaction(|| self.load_rows()) {
+            Ok(rows) => rows,
+            Err(error) if is_permanent(&error, false) => return Err(error),
+            Err(error) => {
+                error.log("could not read the states of tables");
+                self.unreaped.extend_from_slice(ended);
+                return Ok(());
+            }
+        };
+        self.stale = false;
         let mut before = std::mem::take(&mut self.tables);
         self.names.clear();
         let mut failed = None;
@@ -242,7 +254,7 @@ impl Coordinator {
             } else if ended.contains(&row.relation) {
                 table.failures = table.failures.saturating_add(1);
                 table.retry_at = Some(now + pause(table.failures));
-                if let Some(error) = row.error.filter(|error| self.is_permanent(error)) {
+                if let Some(error) = row.error.filter(|error| is_permanent(error, self.subscription.disable_on_error)) {
                     failed.get_or_insert(error);
                 }
             }
@@ -297,17 +309,6 @@ impl Coordinator {
     fn is_copied(&self, relation: u32) -> bool {
         self.running.iter().any(|running| running.relation == relation)
             || !try_lock(self.subscription.id, relation, false)
-    }
-
-    fn is_permanent(&self, error: &PgError) -> bool {
-        let sqlstate = error.sqlstate.as_str();
-        let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
-        // What was broken on the way stays broken.
-        if sqlstate == "08P01" {
-            return true;
-        }
-        let connection = here == Policy::Reconnect || there == Policy::Reconnect;
-        !connection && (here != Policy::Retry || self.subscription.disable_on_error)
     }
 
     fn start_workers(&mut self, now: Instant) {

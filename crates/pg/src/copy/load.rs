@@ -27,6 +27,17 @@ pub struct Target {
     partitioned: bool,
 }
 
+/// What a table is locked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To find out that it is empty while nobody writes.
+    CheckEmpty,
+    /// To copy into it while others may write.
+    Fill,
+    /// To empty it first.
+    Truncate,
+}
+
 /// How much was copied.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Copied {
@@ -73,13 +84,17 @@ fn gone() -> PgError {
 }
 
 impl Target {
-    /// Lock a table for the transaction, for a copy or, when it is to be truncated first, for that.
+    /// Lock a table for the transaction.
     ///
     /// # Errors
     /// 42P01 when it was dropped, 42809 when it is not a table.
-    pub fn lock(oid: u32, truncate: bool) -> Result<Self, PgError> {
+    pub fn lock(oid: u32, purpose: Purpose) -> Result<Self, PgError> {
         let oid = pg_sys::Oid::from(oid);
-        let mode = if truncate { pg_sys::AccessExclusiveLock } else { pg_sys::RowExclusiveLock };
+        let mode = match purpose {
+            Purpose::CheckEmpty => pg_sys::ShareLock,
+            Purpose::Fill => pg_sys::RowExclusiveLock,
+            Purpose::Truncate => pg_sys::AccessExclusiveLock,
+        };
         // SAFETY: in a transaction; the relation is closed again, the lock stays.
         unsafe {
             let relation = pg_sys::try_relation_open(oid, i32::try_from(mode).unwrap_or(8));
@@ -119,13 +134,26 @@ impl Target {
         format!("{only}{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
     }
 
+    /// Whether it has no rows, as of now.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn is_empty(&self) -> Result<bool, PgError> {
+        // The transaction's first snapshot is older than the lock.
+        // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
+        unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
+        let rows = subscription::rows(&format!("select 1::text from {} limit 1", self.quoted()), &[])?;
+        // SAFETY: as above.
+        unsafe { pg_sys::PopActiveSnapshot() };
+        Ok(rows.is_empty())
+    }
+
     /// That it has no rows.
     ///
     /// # Errors
     /// 55000 when it has.
     pub fn check_empty(&self) -> Result<(), PgError> {
-        let rows = subscription::rows(&format!("select 1::text from {} limit 1", self.quoted()), &[])?;
-        if rows.is_empty() {
+        if self.is_empty()? {
             return Ok(());
         }
         Err(PgError::new("55000", format!("table \"{}\" already contains rows", self.shown()))

@@ -25,6 +25,8 @@ pub struct Published {
     /// Rows for which one of these is true; all rows when there is none.
     filters: Vec<String>,
     partitioned: bool,
+    /// Rows that are not copied.
+    own: Option<OwnRows>,
     /// A generated column is among the columns.
     generated: bool,
     /// Rows, by an estimate.
@@ -35,6 +37,15 @@ pub struct Published {
 
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
+
+/// Rows of which this node has written the latest version after a time: it has them, whatever became of them since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnRows {
+    /// Name of this node.
+    pub node: String,
+    /// The time, as PostgreSQL writes it in ISO style.
+    pub since: String,
+}
 
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
@@ -70,7 +81,7 @@ impl Source {
         Ok(Self { connection, lsn })
     }
 
-    /// What the subscription's publications publish of a table.
+    /// What the subscription's publications publish of a table, without this node's own rows.
     ///
     /// # Errors
     /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
@@ -79,6 +90,7 @@ impl Source {
         publications: &[String],
         namespace: &str,
         name: &str,
+        own: Option<OwnRows>,
     ) -> Result<Published, PgError> {
         let table = format!("{namespace}.{name}");
         let rows = self.connection.query(&format!(
@@ -122,6 +134,7 @@ impl Source {
             columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
             filters,
             partitioned,
+            own,
             generated: columns
                 .iter()
                 .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
@@ -213,7 +226,8 @@ impl Published {
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
         let columns = columns.join(", ");
         let encoding = quote_literal(encoding);
-        if self.filters.is_empty() && !self.partitioned && !self.generated && !columns.is_empty() {
+        let plain = self.filters.is_empty() && self.own.is_none();
+        if plain && !self.partitioned && !self.generated && !columns.is_empty() {
             return format!("copy {} ({columns}) to stdout (encoding {encoding})", self.qualified());
         }
         format!("copy (select {columns} {}) to stdout (encoding {encoding})", self.rows_clause())
@@ -227,14 +241,30 @@ impl Published {
     fn rows_clause(&self) -> String {
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
-        let condition = if self.filters.is_empty() {
-            String::new()
-        } else {
-            let filters: Vec<String> =
-                self.filters.iter().map(|filter| format!("({filter})")).collect();
-            format!(" where {}", filters.join(" or "))
-        };
-        format!("from {only}{}{condition}", self.qualified())
+        let filters: Vec<String> =
+            self.filters.iter().map(|filter| format!("({filter})")).collect();
+        let published = (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")));
+        let foreign = self.own.as_ref().map(|own| own.condition(&self.qualified()));
+        let conditions: Vec<String> = published.into_iter().chain(foreign).collect();
+        let condition = if conditions.is_empty() { "" } else { " where " };
+        format!("from {only}{}{condition}{}", self.qualified(), conditions.join(" and "))
+    }
+}
+
+impl OwnRows {
+    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps the timestamp that it had where it
+    /// was made, so that all of this is by this node's clock.
+    fn condition(&self, table: &str) -> String {
+        let origin = format!("braid/{}/", self.node);
+        let digits = origin.chars().count() + 1;
+        format!(
+            "not exists (select from pg_xact_commit_timestamp_origin({table}.xmin) as written \
+             join pg_replication_origin as origin on origin.roident = written.roident \
+             where written.timestamp >= {} and starts_with(origin.roname, {}) \
+             and substr(origin.roname, {digits}) ~ '^[0-9]+$')",
+            quote_literal(&self.since),
+            quote_literal(&origin),
+        )
     }
 }
 
@@ -246,7 +276,7 @@ fn planned_rows(line: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Published, planned_rows};
+    use super::{OwnRows, Published, planned_rows};
 
     fn published() -> Published {
         Published {
@@ -255,6 +285,7 @@ mod tests {
             columns: vec!["a".to_owned(), "B".to_owned()],
             filters: Vec::new(),
             partitioned: false,
+            own: None,
             generated: false,
             rows: None,
             bytes: None,
@@ -276,7 +307,7 @@ mod tests {
         published.filters = vec!["a > 1".to_owned(), "(b IS NULL)".to_owned()];
         assert_eq!(
             published.command(&published.columns, "UTF8"),
-            r#"copy (select "a", "B" from only "public"."odd ""one""" where (a > 1) or ((b IS NULL))) to stdout (encoding 'UTF8')"#
+            r#"copy (select "a", "B" from only "public"."odd ""one""" where ((a > 1) or ((b IS NULL)))) to stdout (encoding 'UTF8')"#
         );
         published.partitioned = true;
         published.filters.clear();
@@ -284,6 +315,17 @@ mod tests {
             published.command(&published.columns, "UTF8"),
             r#"copy (select "a", "B" from "public"."odd ""one""") to stdout (encoding 'UTF8')"#
         );
+    }
+
+    #[test]
+    fn own_rows_are_told_by_time_and_origin() {
+        let mut published = published();
+        published.filters = vec!["a > 1".to_owned()];
+        published.own = Some(OwnRows { node: "pa'ris".to_owned(), since: "2026-01-01 00:00:00+00".to_owned() });
+        let command = published.command(&published.columns, "UTF8");
+        assert!(command.contains(r#"where ((a > 1)) and not exists (select from pg_xact_commit_timestamp_origin("public"."odd ""one""".xmin)"#));
+        assert!(command.contains("starts_with(origin.roname, 'braid/pa''ris/')"));
+        assert!(command.contains("substr(origin.roname, 14)"));
     }
 
     #[test]
