@@ -15,6 +15,11 @@ use crate::libpq::{CopyData, CopyMessage, quote_identifier};
 use crate::registry::TableEntry;
 use crate::subscription;
 
+/// Where rows wait that are merged with those that are here.
+const STAGING: &str = "pg_temp.braid_copied";
+// src/include/storage/lockdefs.h, 15 to 18.
+const NO_LOCK: i32 = 0;
+
 /// A local table, locked.
 #[derive(Debug)]
 pub struct Target {
@@ -36,6 +41,17 @@ pub enum Purpose {
     Fill,
     /// To empty it first.
     Truncate,
+}
+
+/// What is in the table that is to be filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filling {
+    /// Nothing; what others write meanwhile has other keys, or is an error.
+    Empty,
+    /// Rows that go first.
+    Truncate,
+    /// Rows that were written here since the first attempt, and stay.
+    Beside,
 }
 
 /// How much was copied.
@@ -76,6 +92,11 @@ unsafe fn utf8(raw: *const c_char) -> String {
     }
 }
 
+fn quoted_list(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
+    quoted.join(", ")
+}
+
 fn gone() -> PgError {
     PgError::new("42P01", "a table of the subscription does not exist any more").with_hint(
         "Create it again and run braid.refresh_subscription, or take it out of the publication, then run \
@@ -114,7 +135,7 @@ impl Target {
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
             };
-            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            pg_sys::relation_close(relation, NO_LOCK);
             if kind != b'r' && kind != b'p' {
                 return Err(PgError::new("42809", format!("\"{}\" is not a table here", target.shown()))
                     .with_hint("Changes are applied to ordinary and partitioned tables only."));
@@ -208,32 +229,78 @@ impl Target {
         &self,
         mut source: Source,
         published: &Published,
+        filling: Filling,
         run_as: Option<u32>,
-        truncate: bool,
         counters: Option<&'static TableEntry>,
     ) -> Result<Copied, PgError> {
-        let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-        let mut user = UserSwitch::default();
-        user.work_as(run_as.map_or(self.owner, pg_sys::Oid::from));
-        self.check_rights()?;
-        if truncate {
-            self.clear()?;
-        }
-        // SAFETY: the table is locked since `lock`; opened and closed in this transaction.
+        let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
+        // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
         unsafe {
-            let relation = pg_sys::relation_open(self.oid, lock);
+            let relation = pg_sys::relation_open(self.oid, NO_LOCK);
             let (columns, names) = self.map_columns(relation, &published.columns)?;
+            pg_sys::relation_close(relation, NO_LOCK);
+            let staging = match filling {
+                Filling::Beside => Some(self.create_staging(&columns, user_id)?),
+                Filling::Empty | Filling::Truncate => None,
+            };
+            let mut user = UserSwitch::default();
+            user.work_as(user_id);
+            self.check_rights()?;
+            if filling == Filling::Truncate {
+                self.clear()?;
+            }
             source.start(published, &columns)?;
             let feed =
                 Feed { source, message: None, taken: 0, ended: false, copied: Copied::default(), counters };
             FEED.with(|cell| cell.replace(Some(feed)));
-            let rows = copy_from(relation, names);
-            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
+            let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
+            let mut rows = copy_from(relation, names);
+            pg_sys::relation_close(relation, NO_LOCK);
             pg_sys::CommandCounterIncrement();
+            if staging.is_some() {
+                rows = self.merge(&columns)?;
+            }
             user.restore();
             let copied = FEED.with(|cell| cell.take()).map(|feed| feed.copied).unwrap_or_default();
             Ok(Copied { rows, bytes: copied.bytes })
         }
+    }
+
+    /// A place for what is to be merged. Made with this process's own rights, which read no row, for the user who fills it.
+    fn create_staging(&self, columns: &[String], user: pg_sys::Oid) -> Result<pg_sys::Oid, PgError> {
+        subscription::execute(
+            &format!(
+                "create temporary table {STAGING} on commit drop as select {} from {} with no data",
+                quoted_list(columns),
+                self.quoted()
+            ),
+            &[],
+        )?;
+        let found = subscription::rows(
+            &format!("select '{STAGING}'::regclass::oid::text, quote_ident(rolname) from pg_roles where oid = $1::oid"),
+            &[i64::from(user.to_u32()).into()],
+        )?;
+        let text = |index: usize| found.first().and_then(|row| row.get(index).cloned().flatten());
+        let (Some(oid), Some(role)) = (text(0).and_then(|oid| oid.parse::<u32>().ok()), text(1)) else {
+            return Err(PgError::new("42704", format!("the owner of table \"{}\" does not exist", self.shown())));
+        };
+        subscription::execute(&format!("grant select, insert on {STAGING} to {role}"), &[])?;
+        Ok(pg_sys::Oid::from(oid))
+    }
+
+    /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.
+    fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
+        let columns = quoted_list(columns);
+        let table = format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name));
+        subscription::execute_counting(
+            &format!(
+                "insert into {table} ({columns}) overriding system value select {columns} from {STAGING} \
+                 on conflict do nothing"
+            ),
+            &[],
+        )
+        .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
     /// The published columns that are filled, and their names here as a List for COPY. A column that is generated here is

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use super::load::{self, Copied, Purpose, Target};
+use super::load::{self, Copied, Filling, Purpose, Target};
 use super::source::{OwnRows, Published, Source};
 use super::{is_permanent, try_lock};
 use crate::apply::COPIED;
@@ -122,14 +122,15 @@ fn run(task: &Task) -> Result<(), PgError> {
     error::transaction(|| {
         let purpose = if start.truncate { Purpose::Truncate } else { Purpose::Fill };
         let target = Target::lock(task.relation, purpose)?;
-        // Rows that were written here since the first attempt may have been changed at the provider before this one's
-        // snapshot. The changes since the first one's were held back, and all of them are applied.
-        let lsn = match start.first_lsn {
-            Some(first) if !target.is_empty()? => first.min(lsn),
-            _ => lsn,
+        let (filling, lsn) = match start.first_lsn {
+            _ if start.truncate => (Filling::Truncate, lsn),
+            // Rows that were written here since the first attempt may have been changed at the provider before this one's
+            // snapshot. The changes since the first one's were held back, and all of them are applied.
+            Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
+            _ => (Filling::Empty, lsn),
         };
         let run_as = start.subscription.run_as_owner.then_some(start.subscription.owner);
-        let copied = target.fill(source, &published, run_as, start.truncate, counters)?;
+        let copied = target.fill(source, &published, filling, run_as, counters)?;
         finish(task, lsn, copied)
     })
 }
@@ -183,7 +184,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     start.namespace = target.namespace;
     start.name = target.name;
     // The clock is read while nobody can write to the table: whatever commits in it from now on does so later.
-    update(
+    subscription::execute_counting(
         "update braid.subscription_table set state = 'copying', rows_copied = null, bytes_copied = null, \
          rows_total = null, bytes_total = null, ready_at = null, copy_error_sqlstate = null, \
          copy_began_at = case when not truncate_first then coalesce(copy_began_at, clock_timestamp()) end \
@@ -202,7 +203,7 @@ fn record_plan(task: &Task, published: &Published, first_lsn: u64) -> Result<(),
         published.bytes.into(),
         lsn_text(first_lsn).into(),
     ];
-    update(
+    subscription::execute_counting(
         "update braid.subscription_table set rows_total = $3, bytes_total = $4, copy_lsn = $5::pg_lsn \
          where subscription_id = $1 and relation = $2::oid",
         &arguments,
@@ -221,7 +222,7 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         number(copied.rows).into(),
         number(copied.bytes).into(),
     ];
-    let made = update(
+    let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, rows_copied = $4, bytes_copied = $5, \
          truncate_first = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
          copy_error_detail = null, copy_error_hint = null \
@@ -248,7 +249,7 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
         failure.hint.as_deref().or_else(|| hint(&failure.sqlstate)).into(),
         starts_anew.into(),
     ];
-    update(
+    subscription::execute_counting(
         "update braid.subscription_table set state = 'waiting', copy_error = $3, copy_error_sqlstate = $4, \
          copy_error_detail = $5, copy_error_hint = $6, copy_began_at = case when not $7 then copy_began_at end \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
@@ -273,10 +274,4 @@ fn hint(sqlstate: &str) -> Option<&'static str> {
 
 fn key(task: &Task) -> [DatumWithOid<'static>; 2] {
     [i64::from(task.subscription).into(), i64::from(task.relation).into()]
-}
-
-/// Run a statement and give the number of its rows.
-fn update(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
-    pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|table| table.len()))
-        .map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
 }
