@@ -137,8 +137,11 @@ impl Target {
             };
             pg_sys::relation_close(relation, NO_LOCK);
             if kind != b'r' && kind != b'p' {
-                return Err(PgError::new("42809", format!("\"{}\" is not a table here", target.shown()))
-                    .with_hint("Changes are applied to ordinary and partitioned tables only."));
+                return Err(PgError::new(
+                    "42809",
+                    format!("\"{}\" is not a table here", target.shown()),
+                )
+                .with_hint("Changes are applied to ordinary and partitioned tables only."));
             }
             Ok(target)
         }
@@ -152,7 +155,11 @@ impl Target {
 
     fn quoted(&self) -> String {
         let only = if self.partitioned { "" } else { "only " };
-        format!("{only}{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+        format!(
+            "{only}{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        )
     }
 
     /// Whether it has no rows, as of now.
@@ -163,7 +170,10 @@ impl Target {
         // The transaction's first snapshot is older than the lock.
         // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
         unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
-        let rows = subscription::rows(&format!("select 1::text from {} limit 1", self.quoted()), &[])?;
+        let rows = subscription::rows(
+            &format!("select 1::text from {} limit 1", self.quoted()),
+            &[],
+        )?;
         // SAFETY: as above.
         unsafe { pg_sys::PopActiveSnapshot() };
         Ok(rows.is_empty())
@@ -193,7 +203,11 @@ impl Target {
             &[i64::from(self.oid.to_u32()).into()],
         )?
         .is_empty();
-        let command = if referenced { "delete from" } else { "truncate" };
+        let command = if referenced {
+            "delete from"
+        } else {
+            "truncate"
+        };
         subscription::execute(&format!("{command} {}", self.quoted()), &[])
     }
 
@@ -207,16 +221,24 @@ impl Target {
             (rights == pg_sys::AclResult::ACLCHECK_OK, policies)
         };
         if !allowed {
-            return Err(PgError::new("42501", format!("permission denied for table {}", self.name))
-                .with_hint("Grant INSERT on the table to the role that changes are applied as."));
+            return Err(PgError::new(
+                "42501",
+                format!("permission denied for table {}", self.name),
+            )
+            .with_hint("Grant INSERT on the table to the role that changes are applied as."));
         }
         // COPY does not look at policies, so it must not be a way around them.
         if u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED) {
             return Err(PgError::new(
                 "42501",
-                format!("cannot copy into table \"{}\", whose row-level security applies to its owner", self.shown()),
+                format!(
+                    "cannot copy into table \"{}\", whose row-level security applies to its owner",
+                    self.shown()
+                ),
             )
-            .with_hint("Turn FORCE ROW LEVEL SECURITY off, or let the owner bypass row-level security."));
+            .with_hint(
+                "Turn FORCE ROW LEVEL SECURITY off, or let the owner bypass row-level security.",
+            ));
         }
         Ok(())
     }
@@ -250,8 +272,14 @@ impl Target {
                 self.clear()?;
             }
             source.start(published, &columns)?;
-            let feed =
-                Feed { source, message: None, taken: 0, ended: false, copied: Copied::default(), counters };
+            let feed = Feed {
+                source,
+                message: None,
+                taken: 0,
+                ended: false,
+                copied: Copied::default(),
+                counters,
+            };
             FEED.with(|cell| cell.replace(Some(feed)));
             let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
             let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
@@ -262,13 +290,23 @@ impl Target {
                 rows = self.merge(&columns)?;
             }
             user.restore();
-            let copied = FEED.with(|cell| cell.take()).map(|feed| feed.copied).unwrap_or_default();
-            Ok(Copied { rows, bytes: copied.bytes })
+            let copied = FEED
+                .with(|cell| cell.take())
+                .map(|feed| feed.copied)
+                .unwrap_or_default();
+            Ok(Copied {
+                rows,
+                bytes: copied.bytes,
+            })
         }
     }
 
     /// A place for what is to be merged. Made with this process's own rights, which read no row, for the user who fills it.
-    fn create_staging(&self, columns: &[String], user: pg_sys::Oid) -> Result<pg_sys::Oid, PgError> {
+    fn create_staging(
+        &self,
+        columns: &[String],
+        user: pg_sys::Oid,
+    ) -> Result<pg_sys::Oid, PgError> {
         subscription::execute(
             &format!(
                 "create temporary table {STAGING} on commit drop as select {} from {} with no data",
@@ -278,12 +316,22 @@ impl Target {
             &[],
         )?;
         let found = subscription::rows(
-            &format!("select '{STAGING}'::regclass::oid::text, quote_ident(rolname) from pg_roles where oid = $1::oid"),
+            &format!(
+                "select '{STAGING}'::regclass::oid::text, quote_ident(rolname) from pg_roles where oid = $1::oid"
+            ),
             &[i64::from(user.to_u32()).into()],
         )?;
-        let text = |index: usize| found.first().and_then(|row| row.get(index).cloned().flatten());
-        let (Some(oid), Some(role)) = (text(0).and_then(|oid| oid.parse::<u32>().ok()), text(1)) else {
-            return Err(PgError::new("42704", format!("the owner of table \"{}\" does not exist", self.shown())));
+        let text = |index: usize| {
+            found
+                .first()
+                .and_then(|row| row.get(index).cloned().flatten())
+        };
+        let (Some(oid), Some(role)) = (text(0).and_then(|oid| oid.parse::<u32>().ok()), text(1))
+        else {
+            return Err(PgError::new(
+                "42704",
+                format!("the owner of table \"{}\" does not exist", self.shown()),
+            ));
         };
         subscription::execute(&format!("grant select, insert on {STAGING} to {role}"), &[])?;
         Ok(pg_sys::Oid::from(oid))
@@ -292,7 +340,11 @@ impl Target {
     /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.
     fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
         let columns = quoted_list(columns);
-        let table = format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name));
+        let table = format!(
+            "{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        );
         subscription::execute_counting(
             &format!(
                 "insert into {table} ({columns}) overriding system value select {columns} from {STAGING} \
@@ -338,7 +390,11 @@ impl Target {
                 }
             }
             if !missing.is_empty() {
-                let plural = if missing.len() == 1 { "column" } else { "columns" };
+                let plural = if missing.len() == 1 {
+                    "column"
+                } else {
+                    "columns"
+                };
                 return Err(PgError::new(
                     "42703",
                     format!(
@@ -353,10 +409,17 @@ impl Target {
                 ));
             }
             // To COPY, no list means all columns.
-            if columns.is_empty() && here.iter().any(|(_, attribute)| (**attribute).attgenerated == 0) {
+            if columns.is_empty()
+                && here
+                    .iter()
+                    .any(|(_, attribute)| (**attribute).attgenerated == 0)
+            {
                 return Err(PgError::new(
                     "0A000",
-                    format!("cannot copy table \"{}\", of which no column is published", self.shown()),
+                    format!(
+                        "cannot copy table \"{}\", of which no column is published",
+                        self.shown()
+                    ),
                 )
                 .with_hint("Publish a column, or use copy_data => false."));
             }
@@ -455,8 +518,12 @@ impl Feed {
             }
         }
         if let Some(counters) = self.counters {
-            counters.copy_rows.store(self.copied.rows, Ordering::Relaxed);
-            counters.copy_bytes.store(self.copied.bytes, Ordering::Relaxed);
+            counters
+                .copy_rows
+                .store(self.copied.rows, Ordering::Relaxed);
+            counters
+                .copy_bytes
+                .store(self.copied.bytes, Ordering::Relaxed);
         }
         Ok(filled)
     }
@@ -476,7 +543,8 @@ impl Feed {
 /// # Errors
 /// 22023 when the text has a zero byte.
 pub fn set(name: &CStr, value: &str) -> Result<(), PgError> {
-    let value = CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
+    let value =
+        CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
     // SAFETY: both strings are copied.
     unsafe {
         pg_sys::SetConfigOption(

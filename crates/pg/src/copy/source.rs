@@ -56,7 +56,11 @@ impl Source {
     /// # Errors
     /// The provider's, or 08006. A snapshot that is gone is 57P01: another attempt takes a new one.
     pub fn open(subscription: &Subscription, snapshot: &str, lsn: u64) -> Result<Self, PgError> {
-        let mode = if snapshot.is_empty() { Mode::Replication } else { Mode::Sql };
+        let mode = if snapshot.is_empty() {
+            Mode::Replication
+        } else {
+            Mode::Sql
+        };
         let application_name = format!("{} copy", subscription.name);
         let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
         connection.query(SETTINGS)?;
@@ -73,8 +77,11 @@ impl Source {
                 if error.sqlstate.starts_with("08") {
                     return error;
                 }
-                PgError::new("57P01", "the provider no longer has the snapshot of the copy")
-                    .with_detail(error.message)
+                PgError::new(
+                    "57P01",
+                    "the provider no longer has the snapshot of the copy",
+                )
+                .with_detail(error.message)
             })?;
             lsn
         };
@@ -110,7 +117,10 @@ impl Source {
                      braid.enable_subscription.",
                 ));
         };
-        if rows.iter().any(|row| row.get(2).and_then(Option::as_deref) != Some(names)) {
+        if rows
+            .iter()
+            .any(|row| row.get(2).and_then(Option::as_deref) != Some(names))
+        {
             return Err(PgError::new(
                 "0A000",
                 format!("cannot use different column lists for table \"{table}\" in different publications"),
@@ -121,7 +131,11 @@ impl Source {
         let partitioned = rows.get(0, 1) == Some("p");
         let (oid, names) = (oid.to_owned(), names.to_owned());
         // Before 18, generated columns are listed in some cases but never sent.
-        let sent = if self.connection.server_version() < 180_000 { "and attgenerated = ''" } else { "" };
+        let sent = if self.connection.server_version() < 180_000 {
+            "and attgenerated = ''"
+        } else {
+            ""
+        };
         let columns = self.connection.query(&format!(
             "select attname, attgenerated <> '' from pg_attribute \
               where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
@@ -131,7 +145,10 @@ impl Source {
         let mut published = Published {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
+            columns: columns
+                .iter()
+                .filter_map(|row| row.first().cloned().flatten())
+                .collect(),
             filters,
             partitioned,
             own,
@@ -192,13 +209,19 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     // SAFETY: reads shared state that is set when the server starts.
     let system = unsafe { pg_sys::GetSystemIdentifier() };
     // Many nodes may copy from one provider.
-    let slot = quote_identifier(&format!("braid_tmp_{system:x}_{}", crate::registry::my_pid()));
-    let rows = connection
-        .query(&format!("CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"))?;
-    let lsn = rows
-        .get(0, 1)
-        .and_then(parse_lsn)
-        .ok_or_else(|| PgError::new("08P01", "unexpected answer from the provider to CREATE_REPLICATION_SLOT"))?;
+    let slot = quote_identifier(&format!(
+        "braid_tmp_{system:x}_{}",
+        crate::registry::my_pid()
+    ));
+    let rows = connection.query(&format!(
+        "CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"
+    ))?;
+    let lsn = rows.get(0, 1).and_then(parse_lsn).ok_or_else(|| {
+        PgError::new(
+            "08P01",
+            "unexpected answer from the provider to CREATE_REPLICATION_SLOT",
+        )
+    })?;
     // The transaction keeps the snapshot; the slot would only keep WAL.
     connection.query(&format!("DROP_REPLICATION_SLOT {slot}"))?;
     Ok(lsn)
@@ -206,7 +229,10 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
 
 /// A publication without a filter publishes all rows, whatever the others filter.
 fn filters(rows: &Rows) -> Vec<String> {
-    let all: Option<Vec<String>> = rows.iter().map(|row| row.get(3).cloned().flatten()).collect();
+    let all: Option<Vec<String>> = rows
+        .iter()
+        .map(|row| row.get(3).cloned().flatten())
+        .collect();
     let mut filters = all.unwrap_or_default();
     filters.sort();
     filters.dedup();
@@ -228,26 +254,46 @@ impl Published {
         let encoding = quote_literal(encoding);
         let plain = self.filters.is_empty() && self.own.is_none();
         if plain && !self.partitioned && !self.generated && !columns.is_empty() {
-            return format!("copy {} ({columns}) to stdout (encoding {encoding})", self.qualified());
+            return format!(
+                "copy {} ({columns}) to stdout (encoding {encoding})",
+                self.qualified()
+            );
         }
-        format!("copy (select {columns} {}) to stdout (encoding {encoding})", self.rows_clause())
+        format!(
+            "copy (select {columns} {}) to stdout (encoding {encoding})",
+            self.rows_clause()
+        )
     }
 
     fn qualified(&self) -> String {
-        format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+        format!(
+            "{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        )
     }
 
     /// FROM and WHERE.
     fn rows_clause(&self) -> String {
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
-        let filters: Vec<String> =
-            self.filters.iter().map(|filter| format!("({filter})")).collect();
+        let filters: Vec<String> = self
+            .filters
+            .iter()
+            .map(|filter| format!("({filter})"))
+            .collect();
         let published = (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")));
-        let foreign = self.own.as_ref().map(|own| own.condition(&self.qualified()));
+        let foreign = self
+            .own
+            .as_ref()
+            .map(|own| own.condition(&self.qualified()));
         let conditions: Vec<String> = published.into_iter().chain(foreign).collect();
         let condition = if conditions.is_empty() { "" } else { " where " };
-        format!("from {only}{}{condition}{}", self.qualified(), conditions.join(" and "))
+        format!(
+            "from {only}{}{condition}{}",
+            self.qualified(),
+            conditions.join(" and ")
+        )
     }
 }
 
@@ -321,7 +367,10 @@ mod tests {
     fn own_rows_are_told_by_time_and_origin() {
         let mut published = published();
         published.filters = vec!["a > 1".to_owned()];
-        published.own = Some(OwnRows { node: "pa'ris".to_owned(), since: "2026-01-01 00:00:00+00".to_owned() });
+        published.own = Some(OwnRows {
+            node: "pa'ris".to_owned(),
+            since: "2026-01-01 00:00:00+00".to_owned(),
+        });
         let command = published.command(&published.columns, "UTF8");
         assert!(command.contains(r#"where ((a > 1)) and not exists (select from pg_xact_commit_timestamp_origin("public"."odd ""one""".xmin)"#));
         assert!(command.contains("starts_with(origin.roname, 'braid/pa''ris/')"));

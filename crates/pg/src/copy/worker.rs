@@ -11,9 +11,9 @@ use super::source::{OwnRows, Published, Source};
 use super::{is_permanent, try_lock};
 use crate::apply::COPIED;
 use crate::error::{self, PgError};
+use crate::registry;
 use crate::subscription::{self, Subscription, lsn_text, parse_lsn};
 use crate::worker::{self, Extra};
-use crate::registry;
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,11 @@ impl Task {
     /// As a worker's `bgw_extra`.
     #[must_use]
     pub fn pack(&self) -> Extra {
-        let words = [u64::from(self.subscription), u64::from(self.relation), self.lsn];
+        let words = [
+            u64::from(self.subscription),
+            u64::from(self.relation),
+            self.lsn,
+        ];
         Extra::pack_with_text(words, &self.snapshot)
     }
 
@@ -56,7 +60,12 @@ pub fn worker_main(argument: pg_sys::Datum) {
     if let Err(mut failure) = outcome {
         error::abort();
         // libpq's messages have line breaks.
-        failure.message = failure.message.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        failure.message = failure
+            .message
+            .lines()
+            .map(str::trim)
+            .collect::<Vec<_>>()
+            .join(" ");
         failure.log(&format!("{} failed", my_name()));
         if let Err(second) = error::transaction(|| record_failure(&task, &failure)) {
             second.log("could not record why copying a table failed");
@@ -69,7 +78,9 @@ fn my_name() -> String {
     // SAFETY: MyBgworkerEntry is this worker's own registration; PostgreSQL ends the name with a zero byte.
     unsafe {
         let name = (*pg_sys::MyBgworkerEntry).bgw_name.as_ptr();
-        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
+        std::ffi::CStr::from_ptr(name)
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
@@ -107,8 +118,10 @@ fn run(task: &Task) -> Result<(), PgError> {
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
     let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
     let since = match &start.began_at {
-        Some(began_at) => error::transaction(subscription::local_node)?
-            .map(|node| OwnRows { node, since: began_at.clone() }),
+        Some(began_at) => error::transaction(subscription::local_node)?.map(|node| OwnRows {
+            node,
+            since: began_at.clone(),
+        }),
         None => None,
     };
     let publications = &start.subscription.publications;
@@ -120,7 +133,11 @@ fn run(task: &Task) -> Result<(), PgError> {
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
     error::transaction(|| {
-        let purpose = if start.truncate { Purpose::Truncate } else { Purpose::Fill };
+        let purpose = if start.truncate {
+            Purpose::Truncate
+        } else {
+            Purpose::Fill
+        };
         let target = Target::lock(task.relation, purpose)?;
         let (filling, lsn) = match start.first_lsn {
             _ if start.truncate => (Filling::Truncate, lsn),
@@ -129,7 +146,10 @@ fn run(task: &Task) -> Result<(), PgError> {
             Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
             _ => (Filling::Empty, lsn),
         };
-        let run_as = start.subscription.run_as_owner.then_some(start.subscription.owner);
+        let run_as = start
+            .subscription
+            .run_as_owner
+            .then_some(start.subscription.owner);
         let copied = target.fill(source, &published, filling, run_as, counters)?;
         finish(task, lsn, copied)
     })
@@ -160,7 +180,9 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &key(task),
     )?;
-    let Some(row) = found.into_iter().next() else { return Ok(None) };
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
     let text = |index: usize| row.get(index).cloned().flatten();
     let truncate = text(0).as_deref() == Some("true");
     let mut start = Start {
@@ -173,8 +195,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     };
     let target = if truncate || start.began_at.is_some() {
         // Cut off before it had one: every change that was held back is applied then.
-        start.first_lsn =
-            (!truncate).then(|| text(2).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0));
+        start.first_lsn = (!truncate).then(|| text(2).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0));
         Target::lock(task.relation, Purpose::Fill)?
     } else {
         let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
@@ -233,7 +254,10 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         return Ok(());
     }
     // Dropped, refreshed or resynced meanwhile: what was copied must not stay.
-    Err(PgError::new("40001", "the table's state was changed while it was copied"))
+    Err(PgError::new(
+        "40001",
+        "the table's state was changed while it was copied",
+    ))
 }
 
 fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
@@ -246,7 +270,11 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
         failure.message.as_str().into(),
         failure.sqlstate.as_str().into(),
         failure.detail.as_deref().into(),
-        failure.hint.as_deref().or_else(|| hint(&failure.sqlstate)).into(),
+        failure
+            .hint
+            .as_deref()
+            .or_else(|| hint(&failure.sqlstate))
+            .into(),
         starts_anew.into(),
     ];
     subscription::execute_counting(
@@ -273,5 +301,8 @@ fn hint(sqlstate: &str) -> Option<&'static str> {
 }
 
 fn key(task: &Task) -> [DatumWithOid<'static>; 2] {
-    [i64::from(task.subscription).into(), i64::from(task.relation).into()]
+    [
+        i64::from(task.subscription).into(),
+        i64::from(task.relation).into(),
+    ]
 }
