@@ -82,8 +82,11 @@ create table braid.subscription_table (
     relation regclass not null,
     -- 'waiting' (to be copied), 'copying', 'ready'. Moved by the leader and the copy workers.
     state text not null check (state in ('waiting', 'copying', 'ready')),
-    -- Position of the snapshot that was copied: changes of transactions that committed before it are in the copy.
+    -- Position of the snapshot that was copied: changes of transactions that committed before it are in the copy. Until the table is
+    -- ready, that of the first attempt's snapshot.
     copy_lsn pg_lsn,
+    -- When the table was found empty and its copy began; null again once it is ready or somebody has to look after it.
+    copy_began_at timestamptz,
     rows_copied bigint,
     bytes_copied bigint,
     -- What the provider estimates that there is to copy.

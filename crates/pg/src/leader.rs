@@ -235,7 +235,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
             seen = catalog_version;
             coordinator.rescan();
         }
-        let progress = coordinator.poll()?;
+        let progress = coordinator.poll().map_err(|error| End::Permanent(error, 0))?;
         if progress.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
@@ -428,7 +428,7 @@ impl Stream {
             self.coordinator.rescan();
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
-        let copy = self.coordinator.poll()?;
+        let copy = self.coordinator.poll().map_err(|error| End::Permanent(error, 0))?;
         if copy.changed {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }

@@ -71,6 +71,14 @@ pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError>
     spi(pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|_| ())))
 }
 
+/// Run one statement and give the number of rows that it touched.
+///
+/// # Errors
+/// As [`execute`].
+pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
+    spi(pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|table| table.len())))
+}
+
 /// Run one query and give its rows as text.
 ///
 /// # Errors

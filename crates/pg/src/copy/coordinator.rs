@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::policy;
 use pgrx::pg_sys;
 
 use super::worker::Task;
-use super::{WORKER_FUNCTION, WORKER_KIND, try_lock};
+use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
 use crate::error::{self, PgError};
 use crate::libpq::Connection;
 use crate::subscription::{self, Subscription};
@@ -96,6 +96,8 @@ pub struct Coordinator {
     tables: HashMap<u32, Table>,
     names: HashMap<(String, String), u32>,
     running: Vec<Running>,
+    /// Workers that have ended while the catalog could not be read.
+    unreaped: Vec<u32>,
     adopted: Option<Adopted>,
     /// The next read of the catalog finds the tables that the slot's snapshot is for.
     adopting: bool,
@@ -117,6 +119,7 @@ impl Coordinator {
             tables: HashMap::new(),
             names: HashMap::new(),
             running: Vec::new(),
+            unreaped: Vec::new(),
             adopted: None,
             adopting: false,
             stale: true,
@@ -130,7 +133,11 @@ impl Coordinator {
     /// Copy the tables that wait at this moment under the slot's own snapshot, exported on `connection`, at `lsn`, where the slot
     /// starts. To be called before the stream is received: a change that was already applied is not in that snapshot.
     pub fn adopt(&mut self, connection: Connection, snapshot: String, lsn: u64) {
-        self.adopted = Some(Adopted { connection, snapshot, lsn });
+        self.adopted = Some(Adopted {
+            connection,
+            snapshot,
+            lsn,
+        });
         self.adopting = true;
         self.stale = true;
     }
@@ -156,20 +163,25 @@ impl Coordinator {
     /// Start and reap workers. Cheap when there is nothing to do.
     ///
     /// # Errors
-    /// The first failure of a copy that will not pass by itself, with a hint. The other workers go on.
+    /// Always one that does not pass by itself: the first such failure of a copy, with a hint. The other workers go on.
     pub fn poll(&mut self) -> Result<Progress, PgError> {
         let now = Instant::now();
         self.progress.changed = false;
         if !self.stale
-            && self.looked_at.is_some_and(|at| now.duration_since(at) < LOOK_INTERVAL)
+            && self
+                .looked_at
+                .is_some_and(|at| now.duration_since(at) < LOOK_INTERVAL)
         {
             return Ok(self.progress);
         }
         self.looked_at = Some(now);
-        let ended = self.reap();
+        let mut ended = self.reap();
+        ended.append(&mut self.unreaped);
         // A table that is being copied without a worker of ours belongs to one that an earlier leader has left.
         let orphans = self.progress.copying > self.running.len() + ended.len()
-            && self.read_at.is_none_or(|at| now.duration_since(at) >= AGAIN);
+            && self
+                .read_at
+                .is_none_or(|at| now.duration_since(at) >= AGAIN);
         if self.stale || !ended.is_empty() || orphans {
             self.read_catalog(&ended, now)?;
         }
@@ -185,8 +197,14 @@ impl Coordinator {
         }
         let deadline = Instant::now() + STOP_LIMIT;
         for running in &self.running {
-            if !running.handle.wait_ended(deadline.saturating_duration_since(Instant::now())) {
-                pgrx::log!("a copy worker of subscription \"{}\" does not end", self.subscription.name);
+            if !running
+                .handle
+                .wait_ended(deadline.saturating_duration_since(Instant::now()))
+            {
+                pgrx::log!(
+                    "a copy worker of subscription \"{}\" does not end",
+                    self.subscription.name
+                );
             }
         }
         self.running.clear();
@@ -203,7 +221,9 @@ impl Coordinator {
             if over {
                 ended.push(running.relation);
                 STARTED.with(|started| {
-                    started.borrow_mut().retain(|handle| !Rc::ptr_eq(handle, &running.handle));
+                    started
+                        .borrow_mut()
+                        .retain(|handle| !Rc::ptr_eq(handle, &running.handle));
                 });
             }
             !over
@@ -213,17 +233,25 @@ impl Coordinator {
 
     /// Learn the tables' states, and what came of the workers that have ended.
     fn read_catalog(&mut self, ended: &[u32], now: Instant) -> Result<(), PgError> {
-        let rows = error::transaction(|| self.load_rows())?;
-        self.stale = false;
         self.read_at = Some(now);
+        let rows = match error::transaction(|| self.load_rows()) {
+            Ok(rows) => rows,
+            Err(error) if is_permanent(&error, false) => return Err(error),
+            Err(error) => {
+                error.log("could not read the states of tables");
+                self.unreaped.extend_from_slice(ended);
+                return Ok(());
+            }
+        };
+        self.stale = false;
         let mut before = std::mem::take(&mut self.tables);
         self.names.clear();
         let mut failed = None;
         for row in rows {
             let old = before.remove(&row.relation);
-            self.progress.changed |= old.as_ref().is_none_or(|old| {
-                (old.state == State::Ready) != (row.state == State::Ready)
-            });
+            self.progress.changed |= old
+                .as_ref()
+                .is_none_or(|old| (old.state == State::Ready) != (row.state == State::Ready));
             let mut table = Table {
                 state: row.state,
                 namespace: row.namespace,
@@ -242,7 +270,10 @@ impl Coordinator {
             } else if ended.contains(&row.relation) {
                 table.failures = table.failures.saturating_add(1);
                 table.retry_at = Some(now + pause(table.failures));
-                if let Some(error) = row.error.filter(|error| self.is_permanent(error)) {
+                if let Some(error) = row
+                    .error
+                    .filter(|error| is_permanent(error, self.subscription.disable_on_error))
+                {
                     failed.get_or_insert(error);
                 }
             }
@@ -290,24 +321,21 @@ impl Coordinator {
             hint: text(7),
         });
         let (namespace, name) = (text(1)?, text(2)?);
-        Some(CatalogRow { relation, state, namespace, name, error })
+        Some(CatalogRow {
+            relation,
+            state,
+            namespace,
+            name,
+            error,
+        })
     }
 
     /// Whether a worker, of ours or left behind by an earlier leader, copies a table. In a transaction.
     fn is_copied(&self, relation: u32) -> bool {
-        self.running.iter().any(|running| running.relation == relation)
+        self.running
+            .iter()
+            .any(|running| running.relation == relation)
             || !try_lock(self.subscription.id, relation, false)
-    }
-
-    fn is_permanent(&self, error: &PgError) -> bool {
-        let sqlstate = error.sqlstate.as_str();
-        let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
-        // What was broken on the way stays broken.
-        if sqlstate == "08P01" {
-            return true;
-        }
-        let connection = here == Policy::Reconnect || there == Policy::Reconnect;
-        !connection && (here != Policy::Retry || self.subscription.disable_on_error)
     }
 
     fn start_workers(&mut self, now: Instant) {
@@ -322,7 +350,10 @@ impl Coordinator {
             .filter(|(relation, table)| {
                 table.state == State::Waiting
                     && table.retry_at.is_none_or(|at| at <= now)
-                    && !self.running.iter().any(|running| running.relation == **relation)
+                    && !self
+                        .running
+                        .iter()
+                        .any(|running| running.relation == **relation)
             })
             .map(|(relation, _)| *relation)
             .collect();
@@ -348,11 +379,16 @@ impl Coordinator {
         let task = Task {
             subscription: self.subscription.id,
             relation,
-            snapshot: adopted.map(|adopted| adopted.snapshot.clone()).unwrap_or_default(),
+            snapshot: adopted
+                .map(|adopted| adopted.snapshot.clone())
+                .unwrap_or_default(),
             lsn: adopted.map_or(0, |adopted| adopted.lsn),
         };
         worker::start(&Worker {
-            name: &format!("braid copy {} {}.{}", self.subscription.name, table.namespace, table.name),
+            name: &format!(
+                "braid copy {} {}.{}",
+                self.subscription.name, table.namespace, table.name
+            ),
             kind: WORKER_KIND,
             function: WORKER_FUNCTION,
             argument: registry::my_database(),
@@ -361,13 +397,19 @@ impl Coordinator {
     }
 
     fn count(&mut self, now: Instant) {
-        let unready = self.tables.iter().filter(|(_, table)| table.state != State::Ready);
+        let unready = self
+            .tables
+            .iter()
+            .filter(|(_, table)| table.state != State::Ready);
         let (mut waiting, mut copying, mut next) = (0, 0, None::<Duration>);
         let mut sooner = |time: Duration| {
             next = Some(next.map_or(time, |next| next.min(time)));
         };
         for (relation, table) in unready {
-            let ours = self.running.iter().any(|running| running.relation == *relation);
+            let ours = self
+                .running
+                .iter()
+                .any(|running| running.relation == *relation);
             if ours || table.state == State::Copying {
                 copying += 1;
                 if !ours {

@@ -15,6 +15,11 @@ use crate::libpq::{CopyData, CopyMessage, quote_identifier};
 use crate::registry::TableEntry;
 use crate::subscription;
 
+/// Where rows wait that are merged with those that are here.
+const STAGING: &str = "pg_temp.braid_copied";
+// src/include/storage/lockdefs.h, 15 to 18.
+const NO_LOCK: i32 = 0;
+
 /// A local table, locked.
 #[derive(Debug)]
 pub struct Target {
@@ -25,6 +30,28 @@ pub struct Target {
     pub name: String,
     owner: pg_sys::Oid,
     partitioned: bool,
+}
+
+/// What a table is locked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To find out that it is empty while nobody writes.
+    CheckEmpty,
+    /// To copy into it while others may write.
+    Fill,
+    /// To empty it first.
+    Truncate,
+}
+
+/// What is in the table that is to be filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filling {
+    /// Nothing; what others write meanwhile has other keys, or is an error.
+    Empty,
+    /// Rows that go first.
+    Truncate,
+    /// Rows that were written here since the first attempt, and stay.
+    Beside,
 }
 
 /// How much was copied.
@@ -65,6 +92,11 @@ unsafe fn utf8(raw: *const c_char) -> String {
     }
 }
 
+fn quoted_list(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
+    quoted.join(", ")
+}
+
 fn gone() -> PgError {
     PgError::new("42P01", "a table of the subscription does not exist any more").with_hint(
         "Create it again and run braid.refresh_subscription, or take it out of the publication, then run \
@@ -73,13 +105,17 @@ fn gone() -> PgError {
 }
 
 impl Target {
-    /// Lock a table for the transaction, for a copy or, when it is to be truncated first, for that.
+    /// Lock a table for the transaction.
     ///
     /// # Errors
     /// 42P01 when it was dropped, 42809 when it is not a table.
-    pub fn lock(oid: u32, truncate: bool) -> Result<Self, PgError> {
+    pub fn lock(oid: u32, purpose: Purpose) -> Result<Self, PgError> {
         let oid = pg_sys::Oid::from(oid);
-        let mode = if truncate { pg_sys::AccessExclusiveLock } else { pg_sys::RowExclusiveLock };
+        let mode = match purpose {
+            Purpose::CheckEmpty => pg_sys::ShareLock,
+            Purpose::Fill => pg_sys::RowExclusiveLock,
+            Purpose::Truncate => pg_sys::AccessExclusiveLock,
+        };
         // SAFETY: in a transaction; the relation is closed again, the lock stays.
         unsafe {
             let relation = pg_sys::try_relation_open(oid, i32::try_from(mode).unwrap_or(8));
@@ -99,10 +135,13 @@ impl Target {
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
             };
-            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            pg_sys::relation_close(relation, NO_LOCK);
             if kind != b'r' && kind != b'p' {
-                return Err(PgError::new("42809", format!("\"{}\" is not a table here", target.shown()))
-                    .with_hint("Changes are applied to ordinary and partitioned tables only."));
+                return Err(PgError::new(
+                    "42809",
+                    format!("\"{}\" is not a table here", target.shown()),
+                )
+                .with_hint("Changes are applied to ordinary and partitioned tables only."));
             }
             Ok(target)
         }
@@ -116,7 +155,28 @@ impl Target {
 
     fn quoted(&self) -> String {
         let only = if self.partitioned { "" } else { "only " };
-        format!("{only}{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+        format!(
+            "{only}{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        )
+    }
+
+    /// Whether it has no rows, as of now.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn is_empty(&self) -> Result<bool, PgError> {
+        // The transaction's first snapshot is older than the lock.
+        // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
+        unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
+        let rows = subscription::rows(
+            &format!("select 1::text from {} limit 1", self.quoted()),
+            &[],
+        )?;
+        // SAFETY: as above.
+        unsafe { pg_sys::PopActiveSnapshot() };
+        Ok(rows.is_empty())
     }
 
     /// That it has no rows.
@@ -124,8 +184,7 @@ impl Target {
     /// # Errors
     /// 55000 when it has.
     pub fn check_empty(&self) -> Result<(), PgError> {
-        let rows = subscription::rows(&format!("select 1::text from {} limit 1", self.quoted()), &[])?;
-        if rows.is_empty() {
+        if self.is_empty()? {
             return Ok(());
         }
         Err(PgError::new("55000", format!("table \"{}\" already contains rows", self.shown()))
@@ -144,7 +203,11 @@ impl Target {
             &[i64::from(self.oid.to_u32()).into()],
         )?
         .is_empty();
-        let command = if referenced { "delete from" } else { "truncate" };
+        let command = if referenced {
+            "delete from"
+        } else {
+            "truncate"
+        };
         subscription::execute(&format!("{command} {}", self.quoted()), &[])
     }
 
@@ -158,16 +221,24 @@ impl Target {
             (rights == pg_sys::AclResult::ACLCHECK_OK, policies)
         };
         if !allowed {
-            return Err(PgError::new("42501", format!("permission denied for table {}", self.name))
-                .with_hint("Grant INSERT on the table to the role that changes are applied as."));
+            return Err(PgError::new(
+                "42501",
+                format!("permission denied for table {}", self.name),
+            )
+            .with_hint("Grant INSERT on the table to the role that changes are applied as."));
         }
         // COPY does not look at policies, so it must not be a way around them.
         if u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED) {
             return Err(PgError::new(
                 "42501",
-                format!("cannot copy into table \"{}\", whose row-level security applies to its owner", self.shown()),
+                format!(
+                    "cannot copy into table \"{}\", whose row-level security applies to its owner",
+                    self.shown()
+                ),
             )
-            .with_hint("Turn FORCE ROW LEVEL SECURITY off, or let the owner bypass row-level security."));
+            .with_hint(
+                "Turn FORCE ROW LEVEL SECURITY off, or let the owner bypass row-level security.",
+            ));
         }
         Ok(())
     }
@@ -180,32 +251,108 @@ impl Target {
         &self,
         mut source: Source,
         published: &Published,
+        filling: Filling,
         run_as: Option<u32>,
-        truncate: bool,
         counters: Option<&'static TableEntry>,
     ) -> Result<Copied, PgError> {
-        let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-        let mut user = UserSwitch::default();
-        user.work_as(run_as.map_or(self.owner, pg_sys::Oid::from));
-        self.check_rights()?;
-        if truncate {
-            self.clear()?;
-        }
-        // SAFETY: the table is locked since `lock`; opened and closed in this transaction.
+        let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
+        // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
         unsafe {
-            let relation = pg_sys::relation_open(self.oid, lock);
+            let relation = pg_sys::relation_open(self.oid, NO_LOCK);
             let (columns, names) = self.map_columns(relation, &published.columns)?;
+            pg_sys::relation_close(relation, NO_LOCK);
+            let staging = match filling {
+                Filling::Beside => Some(self.create_staging(&columns, user_id)?),
+                Filling::Empty | Filling::Truncate => None,
+            };
+            let mut user = UserSwitch::default();
+            user.work_as(user_id);
+            self.check_rights()?;
+            if filling == Filling::Truncate {
+                self.clear()?;
+            }
             source.start(published, &columns)?;
-            let feed =
-                Feed { source, message: None, taken: 0, ended: false, copied: Copied::default(), counters };
+            let feed = Feed {
+                source,
+                message: None,
+                taken: 0,
+                ended: false,
+                copied: Copied::default(),
+                counters,
+            };
             FEED.with(|cell| cell.replace(Some(feed)));
-            let rows = copy_from(relation, names);
-            pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
+            let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
+            let mut rows = copy_from(relation, names);
+            pg_sys::relation_close(relation, NO_LOCK);
             pg_sys::CommandCounterIncrement();
+            if staging.is_some() {
+                rows = self.merge(&columns)?;
+            }
             user.restore();
-            let copied = FEED.with(|cell| cell.take()).map(|feed| feed.copied).unwrap_or_default();
-            Ok(Copied { rows, bytes: copied.bytes })
+            let copied = FEED
+                .with(|cell| cell.take())
+                .map(|feed| feed.copied)
+                .unwrap_or_default();
+            Ok(Copied {
+                rows,
+                bytes: copied.bytes,
+            })
         }
+    }
+
+    /// A place for what is to be merged. Made with this process's own rights, which read no row, for the user who fills it.
+    fn create_staging(
+        &self,
+        columns: &[String],
+        user: pg_sys::Oid,
+    ) -> Result<pg_sys::Oid, PgError> {
+        subscription::execute(
+            &format!(
+                "create temporary table {STAGING} on commit drop as select {} from {} with no data",
+                quoted_list(columns),
+                self.quoted()
+            ),
+            &[],
+        )?;
+        let found = subscription::rows(
+            &format!(
+                "select '{STAGING}'::regclass::oid::text, quote_ident(rolname) from pg_roles where oid = $1::oid"
+            ),
+            &[i64::from(user.to_u32()).into()],
+        )?;
+        let text = |index: usize| {
+            found
+                .first()
+                .and_then(|row| row.get(index).cloned().flatten())
+        };
+        let (Some(oid), Some(role)) = (text(0).and_then(|oid| oid.parse::<u32>().ok()), text(1))
+        else {
+            return Err(PgError::new(
+                "42704",
+                format!("the owner of table \"{}\" does not exist", self.shown()),
+            ));
+        };
+        subscription::execute(&format!("grant select, insert on {STAGING} to {role}"), &[])?;
+        Ok(pg_sys::Oid::from(oid))
+    }
+
+    /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.
+    fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
+        let columns = quoted_list(columns);
+        let table = format!(
+            "{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        );
+        subscription::execute_counting(
+            &format!(
+                "insert into {table} ({columns}) overriding system value select {columns} from {STAGING} \
+                 on conflict do nothing"
+            ),
+            &[],
+        )
+        .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
     /// The published columns that are filled, and their names here as a List for COPY. A column that is generated here is
@@ -243,7 +390,11 @@ impl Target {
                 }
             }
             if !missing.is_empty() {
-                let plural = if missing.len() == 1 { "column" } else { "columns" };
+                let plural = if missing.len() == 1 {
+                    "column"
+                } else {
+                    "columns"
+                };
                 return Err(PgError::new(
                     "42703",
                     format!(
@@ -258,10 +409,17 @@ impl Target {
                 ));
             }
             // To COPY, no list means all columns.
-            if columns.is_empty() && here.iter().any(|(_, attribute)| (**attribute).attgenerated == 0) {
+            if columns.is_empty()
+                && here
+                    .iter()
+                    .any(|(_, attribute)| (**attribute).attgenerated == 0)
+            {
                 return Err(PgError::new(
                     "0A000",
-                    format!("cannot copy table \"{}\", of which no column is published", self.shown()),
+                    format!(
+                        "cannot copy table \"{}\", of which no column is published",
+                        self.shown()
+                    ),
                 )
                 .with_hint("Publish a column, or use copy_data => false."));
             }
@@ -360,8 +518,12 @@ impl Feed {
             }
         }
         if let Some(counters) = self.counters {
-            counters.copy_rows.store(self.copied.rows, Ordering::Relaxed);
-            counters.copy_bytes.store(self.copied.bytes, Ordering::Relaxed);
+            counters
+                .copy_rows
+                .store(self.copied.rows, Ordering::Relaxed);
+            counters
+                .copy_bytes
+                .store(self.copied.bytes, Ordering::Relaxed);
         }
         Ok(filled)
     }
@@ -381,7 +543,8 @@ impl Feed {
 /// # Errors
 /// 22023 when the text has a zero byte.
 pub fn set(name: &CStr, value: &str) -> Result<(), PgError> {
-    let value = CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
+    let value =
+        CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
     // SAFETY: both strings are copied.
     unsafe {
         pg_sys::SetConfigOption(

@@ -20,7 +20,10 @@ mod worker;
 pub use coordinator::{Coordinator, Progress};
 pub use worker::worker_main;
 
+use braid_bgworker::policy::{self, Policy};
 use pgrx::pg_sys;
+
+use crate::error::PgError;
 
 /// The worker's exported function.
 pub const WORKER_FUNCTION: &str = "braid_copy_main";
@@ -47,4 +50,16 @@ fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
     // SAFETY: in a transaction; the tag is copied.
     let got = unsafe { pg_sys::LockAcquire(&raw const tag, mode, for_session, true) };
     got != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see everything but lost connections.
+fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
+    let sqlstate = error.sqlstate.as_str();
+    let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
+    // What arrived broken was sent broken.
+    if sqlstate == "08P01" {
+        return true;
+    }
+    let connection = here == Policy::Reconnect || there == Policy::Reconnect;
+    !connection && (here != Policy::Retry || disable_on_error)
 }

@@ -25,6 +25,8 @@ pub struct Published {
     /// Rows for which one of these is true; all rows when there is none.
     filters: Vec<String>,
     partitioned: bool,
+    /// Rows that are not copied.
+    own: Option<OwnRows>,
     /// A generated column is among the columns.
     generated: bool,
     /// Rows, by an estimate.
@@ -36,6 +38,15 @@ pub struct Published {
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
 
+/// Rows of which this node has written the latest version after a time: it has them, whatever became of them since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnRows {
+    /// Name of this node.
+    pub node: String,
+    /// The time, as PostgreSQL writes it in ISO style.
+    pub since: String,
+}
+
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
 
@@ -45,7 +56,11 @@ impl Source {
     /// # Errors
     /// The provider's, or 08006. A snapshot that is gone is 57P01: another attempt takes a new one.
     pub fn open(subscription: &Subscription, snapshot: &str, lsn: u64) -> Result<Self, PgError> {
-        let mode = if snapshot.is_empty() { Mode::Replication } else { Mode::Sql };
+        let mode = if snapshot.is_empty() {
+            Mode::Replication
+        } else {
+            Mode::Sql
+        };
         let application_name = format!("{} copy", subscription.name);
         let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
         connection.query(SETTINGS)?;
@@ -62,15 +77,18 @@ impl Source {
                 if error.sqlstate.starts_with("08") {
                     return error;
                 }
-                PgError::new("57P01", "the provider no longer has the snapshot of the copy")
-                    .with_detail(error.message)
+                PgError::new(
+                    "57P01",
+                    "the provider no longer has the snapshot of the copy",
+                )
+                .with_detail(error.message)
             })?;
             lsn
         };
         Ok(Self { connection, lsn })
     }
 
-    /// What the subscription's publications publish of a table.
+    /// What the subscription's publications publish of a table, without this node's own rows.
     ///
     /// # Errors
     /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
@@ -79,6 +97,7 @@ impl Source {
         publications: &[String],
         namespace: &str,
         name: &str,
+        own: Option<OwnRows>,
     ) -> Result<Published, PgError> {
         let table = format!("{namespace}.{name}");
         let rows = self.connection.query(&format!(
@@ -98,7 +117,10 @@ impl Source {
                      braid.enable_subscription.",
                 ));
         };
-        if rows.iter().any(|row| row.get(2).and_then(Option::as_deref) != Some(names)) {
+        if rows
+            .iter()
+            .any(|row| row.get(2).and_then(Option::as_deref) != Some(names))
+        {
             return Err(PgError::new(
                 "0A000",
                 format!("cannot use different column lists for table \"{table}\" in different publications"),
@@ -109,7 +131,11 @@ impl Source {
         let partitioned = rows.get(0, 1) == Some("p");
         let (oid, names) = (oid.to_owned(), names.to_owned());
         // Before 18, generated columns are listed in some cases but never sent.
-        let sent = if self.connection.server_version() < 180_000 { "and attgenerated = ''" } else { "" };
+        let sent = if self.connection.server_version() < 180_000 {
+            "and attgenerated = ''"
+        } else {
+            ""
+        };
         let columns = self.connection.query(&format!(
             "select attname, attgenerated <> '' from pg_attribute \
               where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
@@ -119,9 +145,13 @@ impl Source {
         let mut published = Published {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            columns: columns.iter().filter_map(|row| row.first().cloned().flatten()).collect(),
+            columns: columns
+                .iter()
+                .filter_map(|row| row.first().cloned().flatten())
+                .collect(),
             filters,
             partitioned,
+            own,
             generated: columns
                 .iter()
                 .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
@@ -179,13 +209,19 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     // SAFETY: reads shared state that is set when the server starts.
     let system = unsafe { pg_sys::GetSystemIdentifier() };
     // Many nodes may copy from one provider.
-    let slot = quote_identifier(&format!("braid_tmp_{system:x}_{}", crate::registry::my_pid()));
-    let rows = connection
-        .query(&format!("CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"))?;
-    let lsn = rows
-        .get(0, 1)
-        .and_then(parse_lsn)
-        .ok_or_else(|| PgError::new("08P01", "unexpected answer from the provider to CREATE_REPLICATION_SLOT"))?;
+    let slot = quote_identifier(&format!(
+        "braid_tmp_{system:x}_{}",
+        crate::registry::my_pid()
+    ));
+    let rows = connection.query(&format!(
+        "CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"
+    ))?;
+    let lsn = rows.get(0, 1).and_then(parse_lsn).ok_or_else(|| {
+        PgError::new(
+            "08P01",
+            "unexpected answer from the provider to CREATE_REPLICATION_SLOT",
+        )
+    })?;
     // The transaction keeps the snapshot; the slot would only keep WAL.
     connection.query(&format!("DROP_REPLICATION_SLOT {slot}"))?;
     Ok(lsn)
@@ -193,7 +229,10 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
 
 /// A publication without a filter publishes all rows, whatever the others filter.
 fn filters(rows: &Rows) -> Vec<String> {
-    let all: Option<Vec<String>> = rows.iter().map(|row| row.get(3).cloned().flatten()).collect();
+    let all: Option<Vec<String>> = rows
+        .iter()
+        .map(|row| row.get(3).cloned().flatten())
+        .collect();
     let mut filters = all.unwrap_or_default();
     filters.sort();
     filters.dedup();
@@ -213,28 +252,65 @@ impl Published {
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
         let columns = columns.join(", ");
         let encoding = quote_literal(encoding);
-        if self.filters.is_empty() && !self.partitioned && !self.generated && !columns.is_empty() {
-            return format!("copy {} ({columns}) to stdout (encoding {encoding})", self.qualified());
+        let plain = self.filters.is_empty() && self.own.is_none();
+        if plain && !self.partitioned && !self.generated && !columns.is_empty() {
+            return format!(
+                "copy {} ({columns}) to stdout (encoding {encoding})",
+                self.qualified()
+            );
         }
-        format!("copy (select {columns} {}) to stdout (encoding {encoding})", self.rows_clause())
+        format!(
+            "copy (select {columns} {}) to stdout (encoding {encoding})",
+            self.rows_clause()
+        )
     }
 
     fn qualified(&self) -> String {
-        format!("{}.{}", quote_identifier(&self.namespace), quote_identifier(&self.name))
+        format!(
+            "{}.{}",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name)
+        )
     }
 
     /// FROM and WHERE.
     fn rows_clause(&self) -> String {
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
-        let condition = if self.filters.is_empty() {
-            String::new()
-        } else {
-            let filters: Vec<String> =
-                self.filters.iter().map(|filter| format!("({filter})")).collect();
-            format!(" where {}", filters.join(" or "))
-        };
-        format!("from {only}{}{condition}", self.qualified())
+        let filters: Vec<String> = self
+            .filters
+            .iter()
+            .map(|filter| format!("({filter})"))
+            .collect();
+        let published = (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")));
+        let foreign = self
+            .own
+            .as_ref()
+            .map(|own| own.condition(&self.qualified()));
+        let conditions: Vec<String> = published.into_iter().chain(foreign).collect();
+        let condition = if conditions.is_empty() { "" } else { " where " };
+        format!(
+            "from {only}{}{condition}{}",
+            self.qualified(),
+            conditions.join(" and ")
+        )
+    }
+}
+
+impl OwnRows {
+    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps the timestamp that it had where it
+    /// was made, so that all of this is by this node's clock.
+    fn condition(&self, table: &str) -> String {
+        let origin = format!("braid/{}/", self.node);
+        let digits = origin.chars().count() + 1;
+        format!(
+            "not exists (select from pg_xact_commit_timestamp_origin({table}.xmin) as written \
+             join pg_replication_origin as origin on origin.roident = written.roident \
+             where written.timestamp >= {} and starts_with(origin.roname, {}) \
+             and substr(origin.roname, {digits}) ~ '^[0-9]+$')",
+            quote_literal(&self.since),
+            quote_literal(&origin),
+        )
     }
 }
 
@@ -246,7 +322,7 @@ fn planned_rows(line: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Published, planned_rows};
+    use super::{OwnRows, Published, planned_rows};
 
     fn published() -> Published {
         Published {
@@ -255,6 +331,7 @@ mod tests {
             columns: vec!["a".to_owned(), "B".to_owned()],
             filters: Vec::new(),
             partitioned: false,
+            own: None,
             generated: false,
             rows: None,
             bytes: None,
@@ -276,7 +353,7 @@ mod tests {
         published.filters = vec!["a > 1".to_owned(), "(b IS NULL)".to_owned()];
         assert_eq!(
             published.command(&published.columns, "UTF8"),
-            r#"copy (select "a", "B" from only "public"."odd ""one""" where (a > 1) or ((b IS NULL))) to stdout (encoding 'UTF8')"#
+            r#"copy (select "a", "B" from only "public"."odd ""one""" where ((a > 1) or ((b IS NULL)))) to stdout (encoding 'UTF8')"#
         );
         published.partitioned = true;
         published.filters.clear();
@@ -284,6 +361,20 @@ mod tests {
             published.command(&published.columns, "UTF8"),
             r#"copy (select "a", "B" from "public"."odd ""one""") to stdout (encoding 'UTF8')"#
         );
+    }
+
+    #[test]
+    fn own_rows_are_told_by_time_and_origin() {
+        let mut published = published();
+        published.filters = vec!["a > 1".to_owned()];
+        published.own = Some(OwnRows {
+            node: "pa'ris".to_owned(),
+            since: "2026-01-01 00:00:00+00".to_owned(),
+        });
+        let command = published.command(&published.columns, "UTF8");
+        assert!(command.contains(r#"where ((a > 1)) and not exists (select from pg_xact_commit_timestamp_origin("public"."odd ""one""".xmin)"#));
+        assert!(command.contains("starts_with(origin.roname, 'braid/pa''ris/')"));
+        assert!(command.contains("substr(origin.roname, 14)"));
     }
 
     #[test]

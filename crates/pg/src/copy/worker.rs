@@ -1,17 +1,19 @@
 //! A copy worker: one table, then it ends. Started by the [`Coordinator`](super::Coordinator), which learns from the catalog what
 //! came of it.
 
+use std::sync::atomic::Ordering;
+
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use super::load::{self, Copied, Target};
-use super::source::{Published, Source};
-use super::try_lock;
+use super::load::{self, Copied, Filling, Purpose, Target};
+use super::source::{OwnRows, Published, Source};
+use super::{is_permanent, try_lock};
 use crate::apply::COPIED;
 use crate::error::{self, PgError};
-use crate::subscription::{self, Subscription, lsn_text};
-use crate::worker::{self, Extra};
 use crate::registry;
+use crate::subscription::{self, Subscription, lsn_text, parse_lsn};
+use crate::worker::{self, Extra};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +32,11 @@ impl Task {
     /// As a worker's `bgw_extra`.
     #[must_use]
     pub fn pack(&self) -> Extra {
-        let words = [u64::from(self.subscription), u64::from(self.relation), self.lsn];
+        let words = [
+            u64::from(self.subscription),
+            u64::from(self.relation),
+            self.lsn,
+        ];
         Extra::pack_with_text(words, &self.snapshot)
     }
 
@@ -51,12 +57,30 @@ pub fn worker_main(argument: pg_sys::Datum) {
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let task = Task::unpack(&Extra::mine());
     let outcome = error::catch(|| run(&task)).and_then(|outcome| outcome);
-    if let Err(failure) = outcome {
+    if let Err(mut failure) = outcome {
         error::abort();
-        failure.log("copying a table failed");
+        // libpq's messages have line breaks.
+        failure.message = failure
+            .message
+            .lines()
+            .map(str::trim)
+            .collect::<Vec<_>>()
+            .join(" ");
+        failure.log(&format!("{} failed", my_name()));
         if let Err(second) = error::transaction(|| record_failure(&task, &failure)) {
             second.log("could not record why copying a table failed");
         }
+    }
+}
+
+/// This worker's name, which has those of the subscription and of the table.
+fn my_name() -> String {
+    // SAFETY: MyBgworkerEntry is this worker's own registration; PostgreSQL ends the name with a zero byte.
+    unsafe {
+        let name = (*pg_sys::MyBgworkerEntry).bgw_name.as_ptr();
+        std::ffi::CStr::from_ptr(name)
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
@@ -83,27 +107,50 @@ fn pin_settings() -> Result<(), PgError> {
 
 fn run(task: &Task) -> Result<(), PgError> {
     pin_settings()?;
+    let counters = registry::table(task.subscription, task.relation);
+    if let Some(counters) = counters {
+        counters.copy_rows.store(0, Ordering::Relaxed);
+        counters.copy_bytes.store(0, Ordering::Relaxed);
+    }
     let Some(start) = error::transaction(|| begin(task))? else {
         return Ok(());
     };
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
-    let counters = registry::table(task.subscription, task.relation);
     let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
-    let published =
-        source.published(&start.subscription.publications, &start.namespace, &start.name)?;
-    error::transaction(|| record_size(task, &published))?;
+    let since = match &start.began_at {
+        Some(began_at) => error::transaction(subscription::local_node)?.map(|node| OwnRows {
+            node,
+            since: began_at.clone(),
+        }),
+        None => None,
+    };
+    let publications = &start.subscription.publications;
+    let published = source.published(publications, &start.namespace, &start.name, since)?;
+    let lsn = source.lsn;
+    error::transaction(|| record_plan(task, &published, start.first_lsn.unwrap_or(lsn)))?;
     load::set(c"synchronous_commit", "local")?;
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
-    let lsn = source.lsn;
     error::transaction(|| {
-        let target = Target::lock(task.relation, start.truncate)?;
-        if !start.truncate {
-            target.check_empty()?;
-        }
-        let run_as = start.subscription.run_as_owner.then_some(start.subscription.owner);
-        let copied = target.fill(source, &published, run_as, start.truncate, counters)?;
+        let purpose = if start.truncate {
+            Purpose::Truncate
+        } else {
+            Purpose::Fill
+        };
+        let target = Target::lock(task.relation, purpose)?;
+        let (filling, lsn) = match start.first_lsn {
+            _ if start.truncate => (Filling::Truncate, lsn),
+            // Rows that were written here since the first attempt may have been changed at the provider before this one's
+            // snapshot. The changes since the first one's were held back, and all of them are applied.
+            Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
+            _ => (Filling::Empty, lsn),
+        };
+        let run_as = start
+            .subscription
+            .run_as_owner
+            .then_some(start.subscription.owner);
+        let copied = target.fill(source, &published, filling, run_as, counters)?;
         finish(task, lsn, copied)
     })
 }
@@ -113,6 +160,10 @@ struct Start {
     namespace: String,
     name: String,
     truncate: bool,
+    /// The table was empty at this time; what was written here since then belongs in it. `None`: it is emptied by the copy.
+    began_at: Option<String>,
+    /// Position of the first attempt; `None`: this is the first.
+    first_lsn: Option<u64>,
 }
 
 /// Say that the copy runs. `None` when there is nothing to do any more.
@@ -124,37 +175,57 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     let Some(subscription) = subscription::load(task.subscription)? else {
         return Ok(None);
     };
-    let truncate = subscription::rows(
-        "select truncate_first::text from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
-        &key(task),
-    )?
-    .into_iter()
-    .next()
-    .and_then(|row| row.into_iter().next().flatten());
-    let Some(truncate) = truncate else { return Ok(None) };
-    let marked = update(
-        "update braid.subscription_table set state = 'copying', copy_lsn = null, rows_copied = null, bytes_copied = null, \
-         rows_total = null, bytes_total = null, ready_at = null, copy_error_sqlstate = null \
+    let found = subscription::rows(
+        "select truncate_first::text, copy_began_at::text, copy_lsn::text from braid.subscription_table \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &key(task),
     )?;
-    if marked == 0 {
+    let Some(row) = found.into_iter().next() else {
         return Ok(None);
-    }
-    let target = Target::lock(task.relation, false)?;
-    Ok(Some(Start {
+    };
+    let text = |index: usize| row.get(index).cloned().flatten();
+    let truncate = text(0).as_deref() == Some("true");
+    let mut start = Start {
         subscription,
-        namespace: target.namespace,
-        name: target.name,
-        truncate: truncate == "true",
-    }))
+        namespace: String::new(),
+        name: String::new(),
+        truncate,
+        began_at: text(1).filter(|_| !truncate),
+        first_lsn: None,
+    };
+    let target = if truncate || start.began_at.is_some() {
+        // Cut off before it had one: every change that was held back is applied then.
+        start.first_lsn = (!truncate).then(|| text(2).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0));
+        Target::lock(task.relation, Purpose::Fill)?
+    } else {
+        let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
+        target.check_empty()?;
+        target
+    };
+    start.namespace = target.namespace;
+    start.name = target.name;
+    // The clock is read while nobody can write to the table: whatever commits in it from now on does so later.
+    subscription::execute_counting(
+        "update braid.subscription_table set state = 'copying', rows_copied = null, bytes_copied = null, \
+         rows_total = null, bytes_total = null, ready_at = null, copy_error_sqlstate = null, \
+         copy_began_at = case when not truncate_first then coalesce(copy_began_at, clock_timestamp()) end \
+         where subscription_id = $1 and relation = $2::oid",
+        &key(task),
+    )?;
+    Ok(Some(start))
 }
 
-fn record_size(task: &Task, published: &Published) -> Result<(), PgError> {
+fn record_plan(task: &Task, published: &Published, first_lsn: u64) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
-    let arguments = [subscription, relation, published.rows.into(), published.bytes.into()];
-    update(
-        "update braid.subscription_table set rows_total = $3, bytes_total = $4 \
+    let arguments = [
+        subscription,
+        relation,
+        published.rows.into(),
+        published.bytes.into(),
+        lsn_text(first_lsn).into(),
+    ];
+    subscription::execute_counting(
+        "update braid.subscription_table set rows_total = $3, bytes_total = $4, copy_lsn = $5::pg_lsn \
          where subscription_id = $1 and relation = $2::oid",
         &arguments,
     )
@@ -172,9 +243,9 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         number(copied.rows).into(),
         number(copied.bytes).into(),
     ];
-    let made = update(
+    let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, rows_copied = $4, bytes_copied = $5, \
-         truncate_first = false, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
+         truncate_first = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
          copy_error_detail = null, copy_error_hint = null \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",
         &arguments,
@@ -183,34 +254,55 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         return Ok(());
     }
     // Dropped, refreshed or resynced meanwhile: what was copied must not stay.
-    Err(PgError::new("40001", "the table's state was changed while it was copied"))
+    Err(PgError::new(
+        "40001",
+        "the table's state was changed while it was copied",
+    ))
 }
 
 fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
+    // Whoever mends what does not pass by itself may also empty the table: then all rows are to be copied.
+    let starts_anew = is_permanent(failure, false);
     let arguments = [
         subscription,
         relation,
         failure.message.as_str().into(),
         failure.sqlstate.as_str().into(),
         failure.detail.as_deref().into(),
-        failure.hint.as_deref().into(),
+        failure
+            .hint
+            .as_deref()
+            .or_else(|| hint(&failure.sqlstate))
+            .into(),
+        starts_anew.into(),
     ];
-    update(
+    subscription::execute_counting(
         "update braid.subscription_table set state = 'waiting', copy_error = $3, copy_error_sqlstate = $4, \
-         copy_error_detail = $5, copy_error_hint = $6 \
+         copy_error_detail = $5, copy_error_hint = $6, copy_began_at = case when not $7 then copy_began_at end \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &arguments,
     )
     .map(|_| ())
 }
 
-fn key(task: &Task) -> [DatumWithOid<'static>; 2] {
-    [i64::from(task.subscription).into(), i64::from(task.relation).into()]
+/// For what PostgreSQL raises while it fills a table.
+fn hint(sqlstate: &str) -> Option<&'static str> {
+    match sqlstate.get(..2)? {
+        "22" => Some(
+            "Give the column a type here that takes what the provider has, then run braid.enable_subscription.",
+        ),
+        "23" => Some(
+            "Drop the constraint here, or remove the rows that violate it here or at the provider, then run \
+             braid.enable_subscription.",
+        ),
+        _ => None,
+    }
 }
 
-/// Run a statement and give the number of its rows.
-fn update(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
-    pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|table| table.len()))
-        .map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
+fn key(task: &Task) -> [DatumWithOid<'static>; 2] {
+    [
+        i64::from(task.subscription).into(),
+        i64::from(task.relation).into(),
+    ]
 }
