@@ -608,7 +608,7 @@ fn new_session(
     let name = std::ffi::CString::new(header.charset)
         .map_err(|_| PgError::new("08P01", "charset of the stream has a zero byte"))?;
     // SAFETY: a look-up by name, through the SQL function that all versions have, which takes a NameData;
-    // setting client_encoding to what was found, for the types' receive functions.
+    // outside of a transaction. What is found becomes client_encoding, for the types' receive functions.
     let charset = unsafe {
         let mut padded = pg_sys::NameData::default();
         for (place, byte) in padded.data.iter_mut().take(63).zip(name.as_bytes()) {
@@ -625,15 +625,22 @@ fn new_session(
                 format!("charset \"{}\" of the stream is not known here", header.charset),
             ));
         }
-        pg_sys::PrepareClientEncoding(charset);
-        if pg_sys::SetClientEncoding(charset) < 0 {
-            return Err(PgError::new(
-                "0A000",
-                format!("no conversion from the provider's encoding \"{}\"", header.charset),
-            ));
-        }
         charset
     };
+    // Outside of a transaction the conversion could not be looked up.
+    error::transaction(|| {
+        // SAFETY: `charset` is an encoding; both keep what they need for the life of the process.
+        let set = unsafe {
+            pg_sys::PrepareClientEncoding(charset) >= 0 && pg_sys::SetClientEncoding(charset) >= 0
+        };
+        if set {
+            return Ok(());
+        }
+        Err(PgError::new(
+            "0A000",
+            format!("no conversion from the provider's encoding \"{}\"", header.charset),
+        ))
+    })?;
     Ok(Session::new(Identity {
         subscription_id: subscription.id,
         subscription: subscription.name.clone(),

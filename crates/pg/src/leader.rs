@@ -161,7 +161,14 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
-        error::transaction(|| subscription::set_phase(id, "copy", Some(lsn)))?;
+        // Tables that were published between the look at the provider and the slot would be in neither.
+        let published = published_tables(&subscription)?;
+        error::transaction(|| {
+            for (namespace, name) in &published {
+                subscription::add_table(id, namespace, name, subscription.copy_data)?;
+            }
+            subscription::set_phase(id, "copy", Some(lsn))
+        })?;
         "copy".clone_into(&mut subscription.phase);
         subscription.start_lsn = lsn;
         coordinator.adopt(connection, snapshot, lsn);
@@ -226,6 +233,19 @@ fn create_slot(connection: &mut Connection, subscription: &Subscription) -> Resu
     }
 }
 
+/// What the publications publish now.
+fn published_tables(subscription: &Subscription) -> Result<Vec<(String, String)>, End> {
+    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) \
+         AND schemaname <> 'braid'"
+    ))?;
+    Ok((0..rows.len())
+        .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
+        .collect())
+}
+
 /// Have every table that waits copied, before anything is streamed.
 fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<(), End> {
     let mut seen = entry.catalog_version.load(Ordering::Acquire);
@@ -271,6 +291,8 @@ struct Stream {
     /// OID at the provider and name of each schema.
     schemas: HashMap<u32, (u32, String, String)>,
     header_seen: bool,
+    /// A publication is FOR ALL TABLES.
+    all_tables: bool,
     in_hand: Option<InHand>,
     /// Commits that were taken note of.
     collected: u64,
@@ -308,7 +330,7 @@ impl Stream {
         })?;
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
-        check_provider(&mut connection, subscription)?;
+        let all_tables = check_provider(&mut connection, subscription)?;
         connection.start_copy(&format!(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {})",
             quote_identifier(&subscription.slot),
@@ -334,6 +356,7 @@ impl Stream {
             workers: Vec::new(),
             schemas: HashMap::new(),
             header_seen: false,
+            all_tables,
             in_hand: None,
             collected: 0,
             catalog_version: entry.catalog_version.load(Ordering::Acquire),
@@ -341,7 +364,8 @@ impl Stream {
             last_feedback: now,
             last_flush: now,
             ping_sent: false,
-            reply_wanted: false,
+            // The first word to the provider: this subscriber is there, and how far it is.
+            reply_wanted: true,
             rate: Rate { at: now, transactions: 0, rows: 0 },
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
@@ -713,7 +737,27 @@ impl Stream {
             schema.number.0,
             (schema.relation_oid, schema.namespace.to_owned(), schema.name.to_owned()),
         );
+        if self.all_tables {
+            self.adopt_table(schema.namespace, schema.name)?;
+        }
         Ok(self.group.append(record)?)
+    }
+
+    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its changes are in the stream from the
+    /// first one on, so it belongs to the subscription without a copy. Of a publication with a list, a table that is added may
+    /// have rows already: braid.refresh_subscription copies them.
+    fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
+        let id = self.subscription.id;
+        let added = error::transaction(|| subscription::add_table(id, namespace, name, false))?;
+        if added {
+            pgrx::log!(
+                "table \"{namespace}.{name}\" is now part of subscription \"{}\"",
+                self.subscription.name
+            );
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
@@ -882,13 +926,14 @@ fn out_of_order() -> End {
     )
 }
 
-/// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
-fn check_provider(connection: &mut Connection, subscription: &Subscription) -> Result<(), End> {
+/// Look at the provider before streaming: what can be said better than START_REPLICATION says it. Returns whether one of the
+/// publications is FOR ALL TABLES.
+fn check_provider(connection: &mut Connection, subscription: &Subscription) -> Result<bool, End> {
     let rows = connection.query(&format!(
         "SELECT plugin, wal_status FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
         quote_literal(&subscription.slot)
     ))?;
-    let permanent = |sqlstate: &str, message: String, hint: &str| {
+    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<bool, End> {
         Err(End::Permanent(PgError::new(sqlstate, message).with_hint(hint), 0))
     };
     if rows.is_empty() {
@@ -924,7 +969,10 @@ fn check_provider(connection: &mut Connection, subscription: &Subscription) -> R
             policy::provider_hint("42704", "publication"),
         );
     }
-    Ok(())
+    let rows = connection.query(&format!(
+        "SELECT 1 FROM pg_catalog.pg_publication WHERE puballtables AND pubname IN ({names})"
+    ))?;
+    Ok(!rows.is_empty())
 }
 
 /// `wal_receiver_status_interval`; `None` when it is 0.

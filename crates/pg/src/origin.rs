@@ -1,7 +1,7 @@
 //! Replication origins: under which a subscription's commits are stamped, and how far it has come.
 //!
-//! One origin for each pair of node and applier, named `braid/<node>/<number>`, because a process can only advance an origin
-//! that no other process holds. Commits are in the provider's order, and so are their WAL records: the largest position of a
+//! One origin for each pair of node and applier, named `braid/<node>/<database OID><four digits>`, because a process can only
+//! advance an origin that no other process holds, and because all databases of a server share one list of origins. Commits are in the provider's order, and so are their WAL records: the largest position of a
 //! subscription's origins is where it stands, also after a crash (I1).
 
 use std::ffi::CString;
@@ -65,10 +65,10 @@ fn create(subscription_id: i64, node: &str) -> Result<(), PgError> {
     .next()
     .and_then(|row| row.into_iter().next().flatten())
     .unwrap_or_else(|| "0".to_owned());
-    let name = format!("braid/{node}/{number}");
+    let name = format!("braid/{node}/{}{number:0>4}", crate::registry::my_database());
     let c_name = CString::new(name.as_str())
         .map_err(|_| PgError::new("22023", "node name has a zero byte"))?;
-    // SAFETY: in a transaction; a name that exists already (from a dropped extension) is looked up, not an error.
+    // SAFETY: in a transaction; a name that exists already (the extension was dropped here and created again) is looked up, not an error.
     let origin = unsafe {
         let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
         if found == 0 { pg_sys::replorigin_create(c_name.as_ptr()) } else { found }

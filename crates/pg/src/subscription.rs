@@ -36,6 +36,8 @@ pub struct Subscription {
     pub disable_on_error: bool,
     /// `serial` or `parallel`.
     pub apply_mode: String,
+    /// Tables are copied before their changes are applied.
+    pub copy_data: bool,
     /// `slot`, `copy` or `stream`.
     pub phase: String,
     /// Where the slot starts.
@@ -107,7 +109,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, create_slot::text, synchronous_commit, \
-         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -132,6 +134,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         phase: text(12),
         start_lsn: lsn(13),
         skip_lsn: lsn(14),
+        copy_data: flag(15),
     }))
 }
 
@@ -156,6 +159,33 @@ pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgE
          where subscription_id = $1",
         &[i64::from(id).into(), phase.into(), start_lsn.map(lsn_text).into()],
     )
+}
+
+/// Make a table of this database part of a subscription, to be copied first or not. Entries of tables that are gone go. False
+/// when it was part already, or is not here.
+///
+/// # Errors
+/// As [`execute`].
+pub fn add_table(id: u32, namespace: &str, name: &str, copy: bool) -> Result<bool, PgError> {
+    let id = i64::from(id);
+    execute(
+        "delete from braid.subscription_table t where t.subscription_id = $1 \
+         and not exists (select from pg_catalog.pg_class c where c.oid = t.relation)",
+        &[id.into()],
+    )?;
+    let added = rows(
+        "insert into braid.subscription_table (subscription_id, relation, state) \
+         select $1, c.oid, $4 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where n.nspname = $2 and c.relname = $3 and c.relkind in ('r', 'p') \
+         on conflict do nothing returning relation::oid::text",
+        &[
+            id.into(),
+            namespace.into(),
+            name.into(),
+            if copy { "waiting" } else { "ready" }.into(),
+        ],
+    )?;
+    Ok(!added.is_empty())
 }
 
 /// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that failed.

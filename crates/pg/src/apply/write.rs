@@ -75,7 +75,9 @@ impl OpenTable {
             let mut epq: Box<pg_sys::EPQState> = Box::default();
             compat::eval_plan_qual_init(&raw mut *epq, estate);
             epq.origslot = new_slot;
-            let lookup = local.key.as_ref().and_then(|key| {
+            // A partitioned index has nothing to scan; rows are looked for in their partitions.
+            let key = local.key.as_ref().filter(|_| !local.partitioned);
+            let lookup = key.and_then(|key| {
                 let count = usize::try_from((*target).ri_NumIndices).unwrap_or(0);
                 (0..count)
                     .map(|position| *(*target).ri_IndexRelationDescs.add(position))
