@@ -31,6 +31,7 @@ enum Shortcut {
     Text,
     Bytea,
     Uuid,
+    Char,
     None,
 }
 
@@ -43,6 +44,8 @@ pub struct ColumnDecoder {
     receive_parameter: pg_sys::Oid,
     input: pg_sys::FmgrInfo,
     input_parameter: pg_sys::Oid,
+    /// The column's type, that of the domain's base for a domain.
+    base: pg_sys::Oid,
     /// The column is of the very type that it has at the source, but for domains and modifiers, so that the type's own binary
     /// form is understood.
     same_type: bool,
@@ -90,6 +93,7 @@ impl ColumnDecoder {
             pg_sys::TEXTOID | pg_sys::VARCHAROID | pg_sys::BPCHAROID => Shortcut::Text,
             pg_sys::BYTEAOID => Shortcut::Bytea,
             pg_sys::UUIDOID => Shortcut::Uuid,
+            pg_sys::CHAROID => Shortcut::Char,
             _ => Shortcut::None,
         };
         // SAFETY: catalog look-up in a transaction.
@@ -131,6 +135,7 @@ impl ColumnDecoder {
             receive_parameter,
             input,
             input_parameter,
+            base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
             charset,
             same_charset: charset == local_encoding,
@@ -146,6 +151,9 @@ impl ColumnDecoder {
         let datum = match (self.shortcut, value) {
             (_, Value::Null | Value::None) => return Ok(None),
             (Shortcut::Bool, Value::Integer(value)) => pg_sys::Datum::from(*value != 0),
+            (Shortcut::Char, Value::Integer(value)) => {
+                i8::try_from(*value).map_err(|_| out_of_range("\"char\""))?.into()
+            }
             (Shortcut::Int2, Value::Integer(value)) => {
                 i16::try_from(*value).map_err(|_| out_of_range("smallint"))?.into()
             }
@@ -201,13 +209,23 @@ impl ColumnDecoder {
 
     /// The text form of a value that has one, for the type's input function.
     fn portable_text(&self, value: &Value<'_>) -> Result<String, PgError> {
-        let is_date = self.receive_parameter == pg_sys::DATEOID;
-        let is_bool = self.receive_parameter == pg_sys::BOOLOID;
+        let is_date = self.base == pg_sys::DATEOID;
+        let is_bool = self.base == pg_sys::BOOLOID;
         match value {
             Value::DateTime(value) if is_date && value.kind == DateTimeKind::Finite => {
                 Ok(value.date_text())
             }
             Value::Integer(value) if is_bool => Ok(if *value == 0 { "f" } else { "t" }.to_owned()),
+            Value::Integer(value) if self.base == pg_sys::CHAROID => {
+                let byte = i8::try_from(*value).map_err(|_| out_of_range("\"char\""))?;
+                let byte = byte.cast_unsigned();
+                // charin takes a single character, or, since 16, a backslash and three octal digits.
+                Ok(if byte.is_ascii() {
+                    char::from(byte).to_string()
+                } else {
+                    format!("\\{byte:03o}")
+                })
+            }
             _ => value
                 .to_text()
                 .map(|text| String::from_utf8_lossy(&text).into_owned())
