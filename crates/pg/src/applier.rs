@@ -29,6 +29,8 @@ use crate::{latch, worker};
 const SPINS: u32 = 400;
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
+/// Statistics are reported after about this many transactions of the stream.
+const STATISTICS_EVERY: u64 = 64;
 /// Attempts at a transaction that violates a constraint.
 const CONFLICT_ATTEMPTS: u32 = 3;
 
@@ -363,6 +365,11 @@ impl Applier {
                 Ok(local_end) => {
                     let wakes = self.ring.commit(self.number, sequence, local_end);
                     set_latches(&wakes);
+                    if sequence % STATISTICS_EVERY == 0 {
+                        // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
+                        // SAFETY: outside of a transaction.
+                        unsafe { pg_sys::pgstat_report_stat(false) };
+                    }
                     return true;
                 }
                 Err(trouble) => trouble,
