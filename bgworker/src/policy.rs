@@ -19,8 +19,9 @@ pub fn for_apply(sqlstate: &str) -> Policy {
     match sqlstate {
         // serialization_failure, deadlock_detected, lock_not_available, query_canceled
         "40001" | "40P01" | "55P03" | "57014" => Policy::Retry,
-        // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass
-        "53300" | "53200" | "53100" | "53000" => Policy::Reconnect,
+        // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass; object_in_use: a replication origin is
+        // still held by a process that is ending
+        "53300" | "53200" | "53100" | "53000" | "55006" => Policy::Reconnect,
         // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
         _ if sqlstate.starts_with("57P") || sqlstate.starts_with("08") => Policy::Reconnect,
         _ if sqlstate.starts_with("23") => Policy::Conflict,
@@ -87,6 +88,7 @@ mod tests {
             ("55P03", Policy::Retry),
             ("57P01", Policy::Reconnect),
             ("08006", Policy::Reconnect),
+            ("55006", Policy::Reconnect),
             ("23505", Policy::Conflict),
             ("23502", Policy::Conflict),
             ("42P01", Policy::Stop),

@@ -294,7 +294,8 @@ fn keyword_value(dsn: &str, keyword: &str) -> Option<String> {
 }
 
 impl Connection {
-    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both servers' settings.
+    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both servers' settings, and takes
+    /// off the limits that a role may have for sessions of people: a snapshot is held for as long as a copy takes.
     ///
     /// # Errors
     /// [`Error::MalformedConnectionString`], [`Error::Connection`].
@@ -305,7 +306,8 @@ impl Connection {
             .filter(|seconds| *seconds > 0)
             .map_or(CONNECT_TIMEOUT, Duration::from_secs);
         let own_options = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
-                           -c lc_monetary=C -c bytea_output=hex";
+                           -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
+                           -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0";
         let options = match connection_keyword(dsn, "options") {
             Some(user) if !user.is_empty() => format!("{user} {own_options}"),
             _ => own_options.to_owned(),

@@ -454,6 +454,8 @@ impl SubscriptionEntry {
 
     /// Keep the text of the last failure, cut to 512 bytes.
     pub fn set_error(&self, message: &str) {
+        // One line: libpq breaks its messages for terminals.
+        let message = &message.split_whitespace().collect::<Vec<_>>().join(" ");
         let bytes = message.as_bytes();
         locked(|| {
             let mut end = bytes.len().min(TEXT);

@@ -110,8 +110,9 @@ impl IndexLookup {
                 }
                 Outcome::None { candidates: 0 } => return Ok(Found::Missing(None)),
                 Outcome::None { .. } => {
-                    if !self.visible_to_fresh_snapshot(slot) {
-                        return Ok(Found::Missing(self.deletion(slot)));
+                    let (moved, deletion) = self.survey(slot);
+                    if !moved || !self.visible_to_fresh_snapshot(slot) {
+                        return Ok(Found::Missing(deletion));
                     }
                 }
             }
@@ -194,26 +195,31 @@ impl IndexLookup {
         }
     }
 
-    /// Look through the dead versions under the key for the latest deletion.
-    fn deletion(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
+    /// Look through the dead versions under the key: whether the row may have gone to a place that the scan had passed, and
+    /// the latest deletion.
+    fn survey(&mut self, slot: *mut pg_sys::TupleTableSlot) -> (bool, Option<Stamp>) {
+        let mut moved = false;
         let mut latest = None;
         self.start(super::any_snapshot());
         while self.next(slot, &mut 0) {
             // SAFETY: the slot holds the version that the scan stands on, with its buffer pinned.
-            let deleted = unsafe { deleted_by(slot) };
-            if let Some(Stamp::Known(timestamp, origin)) = deleted {
-                let newer = match latest {
-                    Some(Stamp::Known(known, _)) => timestamp > known,
-                    _ => true,
-                };
-                if newer {
-                    latest = Some(Stamp::Known(timestamp, origin));
+            match unsafe { end_of(slot) } {
+                EndOfVersion::Replaced => moved = true,
+                EndOfVersion::Deleted(Stamp::Known(timestamp, origin)) => {
+                    let newer = match latest {
+                        Some(Stamp::Known(known, _)) => timestamp > known,
+                        _ => true,
+                    };
+                    if newer {
+                        latest = Some(Stamp::Known(timestamp, origin));
+                    }
                 }
+                EndOfVersion::Deleted(_) | EndOfVersion::Aborted => {}
             }
         }
         // SAFETY: lets go of the buffer pin.
         unsafe { super::clear_slot(slot) };
-        latest
+        (moved, latest)
     }
 }
 
@@ -283,18 +289,34 @@ unsafe fn heap_header(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTupleHea
     unsafe { (*(*slot.cast::<pg_sys::HeapTupleTableSlot>()).tuple).t_data }
 }
 
-/// The transaction that deleted the version in `slot`, if it was deleted and not updated.
+/// How a row version ended.
+enum EndOfVersion {
+    /// There is, or may be, a newer version of the row elsewhere.
+    Replaced,
+    /// Its deletion; [`Stamp::Own`] when this transaction deleted it.
+    Deleted(Stamp),
+    /// It never came to be.
+    Aborted,
+}
+
+/// How the version in `slot`, which no snapshot of now sees, ended.
 ///
 /// # Safety
 /// The slot holds a heap tuple whose buffer is pinned.
-unsafe fn deleted_by(slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
+unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
     // SAFETY: the header's fields are read as HeapTupleSatisfiesVisibility does; xmax does not change any more once its
     // transaction has committed.
     unsafe {
         let header = heap_header(slot);
         let mask = u32::from((*header).t_infomask);
         if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
-            return None;
+            // Not deleted: its writer was rolled back, or the version came after the scan.
+            let writer = xmin(slot);
+            let gone = writer != pg_sys::FrozenTransactionId
+                && !pg_sys::TransactionIdIsCurrentTransactionId(writer)
+                && !pg_sys::TransactionIdIsInProgress(writer)
+                && !pg_sys::TransactionIdDidCommit(writer);
+            return if gone { EndOfVersion::Aborted } else { EndOfVersion::Replaced };
         }
         let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
             (*header).t_choice.t_heap.t_xmax
@@ -306,9 +328,16 @@ unsafe fn deleted_by(slot: *mut pg_sys::TupleTableSlot) -> Option<Stamp> {
         let same = moved.ip_posid == own.ip_posid
             && moved.ip_blkid.bi_hi == own.ip_blkid.bi_hi
             && moved.ip_blkid.bi_lo == own.ip_blkid.bi_lo;
-        if !same || !pg_sys::TransactionIdDidCommit(xmax) {
-            return None;
+        if !same {
+            return EndOfVersion::Replaced;
         }
-        Some(stamp_of(xmax))
+        if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+            return EndOfVersion::Deleted(Stamp::Own);
+        }
+        if pg_sys::TransactionIdDidCommit(xmax) {
+            EndOfVersion::Deleted(stamp_of(xmax))
+        } else {
+            EndOfVersion::Replaced
+        }
     }
 }
