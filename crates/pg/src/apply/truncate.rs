@@ -16,13 +16,19 @@ impl Session {
     /// As [`Session::change`].
     pub fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), PgError> {
         let Some(current) = self.current.clone() else {
-            return Err(PgError::new("08P01", "truncate outside of a transaction from the provider"));
+            return Err(PgError::new(
+                "08P01",
+                "truncate outside of a transaction from the provider",
+            ));
         };
         let mut oids = Vec::new();
         for schema in truncate.schemas() {
             let remote = self.remote(schema.0)?;
             let route = self.route(schema.0, &remote)?;
-            if route.from_lsn.is_some_and(|from| current.commit_lsn >= from) {
+            if route
+                .from_lsn
+                .is_some_and(|from| current.commit_lsn >= from)
+            {
                 oids.push(((schema.0, route.oid.to_u32()), route.oid));
             }
         }
