@@ -383,7 +383,7 @@ impl Applier {
                 Ok(local_end) => {
                     let wakes = self.ring.commit(self.number, sequence, local_end);
                     set_latches(&wakes);
-                    if sequence % STATISTICS_EVERY == 0 {
+                    if sequence.is_multiple_of(STATISTICS_EVERY) {
                         // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
                         // SAFETY: outside of a transaction.
                         unsafe { pg_sys::pgstat_report_stat(false) };

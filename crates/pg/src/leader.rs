@@ -194,13 +194,10 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         error::transaction(|| subscription::set_phase(id, "stream", None))?;
         "stream".clone_into(&mut subscription.phase);
     }
-    let outcome =
-        Stream::open(&subscription, local_node, entry, coordinator).and_then(|mut stream| {
-            // Also when it unwinds: appliers end through the exit callback then.
-            let outcome = stream.run();
-            stream.stop_appliers();
-            outcome
-        });
+    let mut stream = Stream::open(&subscription, local_node, entry, coordinator)?;
+    // Also when it unwinds: appliers end through the exit callback then.
+    let outcome = stream.run();
+    stream.stop_appliers();
     outcome
 }
 

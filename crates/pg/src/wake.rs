@@ -16,10 +16,8 @@ unsafe extern "C-unwind" fn at_end_of_transaction(
     _arg: *mut c_void,
 ) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
-            if WANTED.swap(false, Ordering::Relaxed) {
-                registry::poke(registry::my_database());
-            }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT if WANTED.swap(false, Ordering::Relaxed) => {
+            registry::poke(registry::my_database());
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             WANTED.store(false, Ordering::Relaxed);

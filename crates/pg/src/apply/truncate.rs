@@ -37,12 +37,8 @@ impl Session {
         }
         // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
         self.close_tables();
-        let owner = match self.identity.run_as {
-            Some(user) => Some(pg_sys::Oid::from(user)),
-            None => None,
-        };
-        if let Some(owner) = owner {
-            self.user.work_as(owner);
+        if let Some(user) = self.identity.run_as {
+            self.user.work_as(pg_sys::Oid::from(user));
         }
         let lock = i32::try_from(pg_sys::AccessExclusiveLock).unwrap_or(8);
         // SAFETY: in a transaction; relations are opened with the lock that ExecuteTruncateGuts wants and closed after it,

@@ -11,6 +11,7 @@
 //! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in [`plugin`] over
 //! the same [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
 
+mod arguments;
 mod column;
 mod invalidation;
 mod key;
@@ -20,9 +21,11 @@ mod plugin;
 mod publications;
 mod relation;
 mod report;
+mod row_change;
 mod row_filter;
 mod scratch;
 mod session;
+mod stream;
 mod tuple;
 mod type_facts;
 
