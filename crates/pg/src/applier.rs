@@ -106,8 +106,12 @@ pub fn main(argument: pg_sys::Datum) {
     let database = u32::try_from(argument.value()).unwrap_or(0);
     let arguments = Arguments::unpack(worker::Extra::mine());
     worker::connect(database);
-    let Some(entry) = registry::subscription(arguments.subscription_id) else { return };
-    let Some(own) = entry.appliers.get(arguments.number) else { return };
+    let Some(entry) = registry::subscription(arguments.subscription_id) else {
+        return;
+    };
+    let Some(own) = entry.appliers.get(arguments.number) else {
+        return;
+    };
     let group = match Group::attach(arguments.handle) {
         Ok(group) => group,
         Err(error) => {
@@ -120,9 +124,14 @@ pub fn main(argument: pg_sys::Datum) {
     own.busy_micros.store(0, Ordering::Relaxed);
     // SAFETY: the callback only touches shared memory, which outlives the process.
     unsafe {
-        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(std::ptr::from_ref(own).addr()));
+        pg_sys::before_shmem_exit(
+            Some(on_exit),
+            pg_sys::Datum::from(std::ptr::from_ref(own).addr()),
+        );
     }
-    group.ring.register_applier(arguments.number, registry::my_pid(), registry::my_latch());
+    group
+        .ring
+        .register_applier(arguments.number, registry::my_pid(), registry::my_latch());
     prepare_settings();
     let ring = group.ring;
     let started = error::transaction(|| {
@@ -140,7 +149,10 @@ pub fn main(argument: pg_sys::Datum) {
         }
     };
     set("synchronous_commit", &subscription.synchronous_commit);
-    worker::report_activity(&format!("applying changes of subscription {}", subscription.name));
+    worker::report_activity(&format!(
+        "applying changes of subscription {}",
+        subscription.name
+    ));
     let mut applier = Applier {
         number: arguments.number,
         ring,
@@ -218,7 +230,9 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
 impl Applier {
     fn run(&mut self) {
         loop {
-            let Some(transaction) = self.next() else { return };
+            let Some(transaction) = self.next() else {
+                return;
+            };
             let started = Instant::now();
             let done = self.apply_until_done(transaction);
             let busy = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
@@ -348,7 +362,11 @@ impl Applier {
         let mut at_turn = 0;
         let mut first = true;
         loop {
-            let wait = if first { transaction.depends_on } else { sequence - 1 };
+            let wait = if first {
+                transaction.depends_on
+            } else {
+                sequence - 1
+            };
             if !self.wait_for(wait, ApplierState::WaitingForDependency) {
                 return false;
             }
@@ -365,7 +383,7 @@ impl Applier {
                 Ok(local_end) => {
                     let wakes = self.ring.commit(self.number, sequence, local_end);
                     set_latches(&wakes);
-                    if sequence % STATISTICS_EVERY == 0 {
+                    if sequence.is_multiple_of(STATISTICS_EVERY) {
                         // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
                         // SAFETY: outside of a transaction.
                         unsafe { pg_sys::pgstat_report_stat(false) };
@@ -381,7 +399,9 @@ impl Applier {
             self.own.retries.fetch_add(1, Ordering::Relaxed);
             self.entry.retries.fetch_add(1, Ordering::Relaxed);
             first = false;
-            let Trouble::Error(error) = trouble else { continue };
+            let Trouble::Error(error) = trouble else {
+                continue;
+            };
             if self.ring.stop_requested() {
                 return false;
             }
@@ -445,24 +465,32 @@ impl Applier {
         assembled.shrink_to(1 << 20);
         self.assembled = assembled;
         let Some(end_lsn) = end_lsn else {
-            return Err(PgError::new("08P01", "transaction without a commit from the provider").into());
+            return Err(
+                PgError::new("08P01", "transaction without a commit from the provider").into(),
+            );
         };
         if transaction.is_skipped() {
             return Err(PgError::new("57P01", "transaction is to be skipped").into());
         }
         let entry = self.entry;
         let Some(session) = self.session.as_mut() else {
-            return Err(PgError::new("08P01", "transaction without a begin from the provider").into());
+            return Err(
+                PgError::new("08P01", "transaction without a begin from the provider").into(),
+            );
         };
         session.close_tables();
         self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
         self.wait_for_turn(transaction.sequence)?;
-        let Some(session) = self.session.as_mut() else { return Ok(0) };
+        let Some(session) = self.session.as_mut() else {
+            return Ok(0);
+        };
         let counts = session.counts();
         let local_end = session.commit(end_lsn);
         session.publish_counts(entry);
         self.own.transactions.fetch_add(1, Ordering::Relaxed);
-        self.own.changes.fetch_add(counts.changes(), Ordering::Relaxed);
+        self.own
+            .changes
+            .fetch_add(counts.changes(), Ordering::Relaxed);
         Ok(local_end)
     }
 
@@ -513,14 +541,25 @@ impl Applier {
 
     /// Read the schema log on if a schema is not known yet.
     fn know(&mut self, schema: u32) -> Result<(), PgError> {
-        if self.session.as_ref().is_some_and(|session| session.knows(schema)) {
+        if self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.knows(schema))
+        {
             return Ok(());
         }
         self.read_log()
     }
 
     fn read_log(&mut self) -> Result<(), PgError> {
-        let Self { group, log, session, subscription, local_node, .. } = self;
+        let Self {
+            group,
+            log,
+            session,
+            subscription,
+            local_node,
+            ..
+        } = self;
         group.read_log(log, |entry| {
             let mut reader = Reader::new(entry);
             while let Some(record) = reader.next_record()? {
@@ -545,7 +584,11 @@ impl Applier {
         if self.session.is_none() {
             self.read_log()?;
         }
-        let node = if begin.origin.is_empty() { self.subscription.provider.as_str() } else { begin.origin };
+        let node = if begin.origin.is_empty() {
+            self.subscription.provider.as_str()
+        } else {
+            begin.origin
+        };
         if let Some(origin) = self.origins.get(node) {
             origin::use_for_commits(*origin);
         } else {
@@ -556,7 +599,10 @@ impl Applier {
         }
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
         let Some(session) = self.session.as_mut() else {
-            return Err(PgError::new("08P01", "stream without a header from the provider"));
+            return Err(PgError::new(
+                "08P01",
+                "stream without a header from the provider",
+            ));
         };
         session.begin(begin, tables_version);
         Ok(())
@@ -567,7 +613,10 @@ impl Applier {
         let (id, number) = (self.subscription.id, self.number);
         error::transaction(|| {
             let origins = origin::ensure(id, node, number + 1)?;
-            origins.get(number).copied().ok_or_else(|| PgError::new("XX000", "no replication origin"))
+            origins
+                .get(number)
+                .copied()
+                .ok_or_else(|| PgError::new("XX000", "no replication origin"))
         })
     }
 
@@ -629,7 +678,10 @@ fn new_session(
         if charset < 0 {
             return Err(PgError::new(
                 "08P01",
-                format!("charset \"{}\" of the stream is not known here", header.charset),
+                format!(
+                    "charset \"{}\" of the stream is not known here",
+                    header.charset
+                ),
             ));
         }
         charset
@@ -645,7 +697,10 @@ fn new_session(
         }
         Err(PgError::new(
             "0A000",
-            format!("no conversion from the provider's encoding \"{}\"", header.charset),
+            format!(
+                "no conversion from the provider's encoding \"{}\"",
+                header.charset
+            ),
         ))
     })?;
     Ok(Session::new(Identity {

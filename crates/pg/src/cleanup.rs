@@ -13,7 +13,10 @@ pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let slots = error::transaction(|| {
-        rows("select slot_name::text, provider_name::text, dsn from braid.slot_cleanup order by since", &[])
+        rows(
+            "select slot_name::text, provider_name::text, dsn from braid.slot_cleanup order by since",
+            &[],
+        )
     });
     let slots = match slots {
         Ok(slots) => slots,
@@ -34,7 +37,11 @@ pub fn main(argument: pg_sys::Datum) {
             Err(failure) => execute(
                 "update braid.slot_cleanup set attempts = attempts + 1, last_error = $3 \
                  where slot_name = $1::name and provider_name = $2::name",
-                &[slot.as_str().into(), provider.as_str().into(), failure.message.as_str().into()],
+                &[
+                    slot.as_str().into(),
+                    provider.as_str().into(),
+                    failure.message.as_str().into(),
+                ],
             ),
         });
         if let Err(failure) = noted {
@@ -43,7 +50,9 @@ pub fn main(argument: pg_sys::Datum) {
         match outcome {
             Ok(()) => pgrx::log!("dropped replication slot \"{slot}\" at node \"{provider}\""),
             Err(failure) => {
-                failure.log(&format!("could not drop replication slot \"{slot}\" at node \"{provider}\""));
+                failure.log(&format!(
+                    "could not drop replication slot \"{slot}\" at node \"{provider}\""
+                ));
             }
         }
     }
@@ -52,7 +61,10 @@ pub fn main(argument: pg_sys::Datum) {
 /// Drop a slot; one that is not there is fine.
 fn drop_slot(slot: &str, dsn: &str) -> Result<(), PgError> {
     let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
-    match connection.query(&format!("DROP_REPLICATION_SLOT {} WAIT", quote_identifier(slot))) {
+    match connection.query(&format!(
+        "DROP_REPLICATION_SLOT {} WAIT",
+        quote_identifier(slot)
+    )) {
         Ok(_) => Ok(()),
         Err(error) if error.sqlstate() == "42704" => Ok(()),
         Err(error) => Err(error.into()),

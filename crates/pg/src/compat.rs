@@ -119,11 +119,20 @@ pub(crate) unsafe fn index_beginscan(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn eval_plan_qual_init(state: *mut pg_sys::EPQState, estate: *mut pg_sys::EState) {
+pub(crate) unsafe fn eval_plan_qual_init(
+    state: *mut pg_sys::EPQState,
+    estate: *mut pg_sys::EState,
+) {
     #[cfg(feature = "pg15")]
     // SAFETY: as the caller says.
     unsafe {
-        pg_sys::EvalPlanQualInit(state, estate, std::ptr::null_mut(), std::ptr::null_mut(), -1);
+        pg_sys::EvalPlanQualInit(
+            state,
+            estate,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            -1,
+        );
     }
     #[cfg(not(feature = "pg15"))]
     // SAFETY: as the caller says.
@@ -143,7 +152,10 @@ pub(crate) unsafe fn eval_plan_qual_init(state: *mut pg_sys::EPQState, estate: *
 ///
 /// # Safety
 /// `entry` is a range table entry in the executor state's memory context, which is the current one.
-pub(crate) unsafe fn init_range_table(estate: *mut pg_sys::EState, entry: *mut pg_sys::RangeTblEntry) {
+pub(crate) unsafe fn init_range_table(
+    estate: *mut pg_sys::EState,
+    entry: *mut pg_sys::RangeTblEntry,
+) {
     // SAFETY: as the caller says; the lists are allocated in the current context.
     unsafe {
         #[cfg(feature = "pg15")]

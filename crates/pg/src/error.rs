@@ -22,7 +22,12 @@ impl PgError {
     /// An error of our own.
     #[must_use]
     pub fn new(sqlstate: &str, message: impl Into<String>) -> Self {
-        Self { sqlstate: sqlstate.to_owned(), message: message.into(), detail: None, hint: None }
+        Self {
+            sqlstate: sqlstate.to_owned(),
+            message: message.into(),
+            detail: None,
+            hint: None,
+        }
     }
 
     /// With a hint, unless it is empty.
@@ -44,7 +49,9 @@ impl PgError {
         let report = match caught {
             CaughtError::PostgresError(report)
             | CaughtError::ErrorReport(report)
-            | CaughtError::RustPanic { ereport: report, .. } => report,
+            | CaughtError::RustPanic {
+                ereport: report, ..
+            } => report,
         };
         Self {
             sqlstate: sqlstate_text(report.sql_error_code() as i32),
@@ -75,9 +82,12 @@ impl From<crate::libpq::Error> for PgError {
         let sqlstate = error.sqlstate().to_owned();
         let message = error.to_string();
         match error {
-            crate::libpq::Error::Server { detail, hint, .. } => {
-                Self { sqlstate, message, detail, hint }
-            }
+            crate::libpq::Error::Server { detail, hint, .. } => Self {
+                sqlstate,
+                message,
+                detail,
+                hint,
+            },
             _ => Self::new(&sqlstate, message),
         }
     }
@@ -91,16 +101,21 @@ impl From<braid_gir::Error> for PgError {
 
 /// PostgreSQL's MAKE_SQLSTATE (src/include/utils/elog.h): five characters of six bits.
 fn sqlstate_code(text: &str) -> i32 {
-    text.bytes().take(5).enumerate().fold(0, |code, (index, byte)| {
-        code | ((i32::from(byte) - i32::from(b'0')) & 0x3f) << (6 * index)
-    })
+    text.bytes()
+        .take(5)
+        .enumerate()
+        .fold(0, |code, (index, byte)| {
+            code | ((i32::from(byte) - i32::from(b'0')) & 0x3f) << (6 * index)
+        })
 }
 
 /// PostgreSQL's unpack_sql_state.
 fn sqlstate_text(mut code: i32) -> String {
     let mut text = String::with_capacity(5);
     for _ in 0..5 {
-        text.push(char::from(u8::try_from((code & 0x3f) + i32::from(b'0')).unwrap_or(b'?')));
+        text.push(char::from(
+            u8::try_from((code & 0x3f) + i32::from(b'0')).unwrap_or(b'?'),
+        ));
         code >>= 6;
     }
     text
@@ -108,8 +123,7 @@ fn sqlstate_text(mut code: i32) -> String {
 
 fn report(level: pgrx::PgLogLevel, error: &PgError) {
     let code = pg_sys::errcodes::PgSqlErrorCode::from(sqlstate_code(&error.sqlstate));
-    let mut report =
-        pg_sys::panic::ErrorReport::new(code, error.message.clone(), "braid");
+    let mut report = pg_sys::panic::ErrorReport::new(code, error.message.clone(), "braid");
     if let Some(detail) = &error.detail {
         report = report.set_detail(detail.clone());
     }

@@ -98,7 +98,10 @@ pub(crate) unsafe fn exec_cleanup_tuple_routing(
 ///
 /// # Safety
 /// In a transaction; the list is allocated in the current memory context.
-pub(crate) unsafe fn find_all_inheritors(parent: pg_sys::Oid, lock_mode: c_int) -> *mut pg_sys::List {
+pub(crate) unsafe fn find_all_inheritors(
+    parent: pg_sys::Oid,
+    lock_mode: c_int,
+) -> *mut pg_sys::List {
     // SAFETY: as above.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {

@@ -34,12 +34,18 @@ struct Mapping {
 
 fn map(segment: *mut pg_sys::dsm_segment) -> Result<Mapping, PgError> {
     if segment.is_null() {
-        return Err(PgError::new("55000", "shared memory of the subscription's leader is gone"));
+        return Err(PgError::new(
+            "55000",
+            "shared memory of the subscription's leader is gone",
+        ));
     }
     // SAFETY: the segment is mapped; pinned, so that it stays mapped until this process ends.
     let (base, len) = unsafe {
         pg_sys::dsm_pin_mapping(segment);
-        (pg_sys::dsm_segment_address(segment), pg_sys::dsm_segment_map_length(segment))
+        (
+            pg_sys::dsm_segment_address(segment),
+            pg_sys::dsm_segment_map_length(segment),
+        )
     };
     let base = NonNull::new(base.cast::<u8>())
         .ok_or_else(|| PgError::new("XX000", "shared memory segment has no address"))?;
@@ -81,7 +87,11 @@ impl Group {
                 .map_err(|error| PgError::new("XX000", error.to_string()))?;
             let directory = mapping.base.add(ring_bytes).cast::<LogDirectory>();
             directory.as_ptr().write_bytes(0, 1);
-            Self { ring, directory, segments: Vec::new() }
+            Self {
+                ring,
+                directory,
+                segments: Vec::new(),
+            }
         };
         Ok((group, handle))
     }
@@ -102,7 +112,11 @@ impl Group {
                 return Err(PgError::new("XX000", "shared memory segment is too small"));
             }
             let directory = mapping.base.add(ring_bytes).cast::<LogDirectory>();
-            Ok(Self { ring, directory, segments: Vec::new() })
+            Ok(Self {
+                ring,
+                directory,
+                segments: Vec::new(),
+            })
         }
     }
 
@@ -120,7 +134,9 @@ impl Group {
         let fits = match self.segments.len().checked_sub(1) {
             Some(last) => {
                 let used = self.used(last);
-                self.segments.get(last).is_some_and(|segment| used + total <= segment.len)
+                self.segments
+                    .get(last)
+                    .is_some_and(|segment| used + total <= segment.len)
             }
             None => false,
         };
@@ -128,7 +144,10 @@ impl Group {
             let index = self.segments.len();
             let size = (FIRST_LOG_SEGMENT << index.min(16)).max(total + 64);
             let Some(place) = self.directory().handles.get(index) else {
-                return Err(PgError::new("54000", "too many relations in the provider's stream"));
+                return Err(PgError::new(
+                    "54000",
+                    "too many relations in the provider's stream",
+                ));
             };
             let (mapping, handle) = create(size)?;
             place.store(handle, Ordering::Release);
@@ -144,7 +163,8 @@ impl Group {
             unsafe {
                 let at = segment.base.as_ptr().add(used);
                 at.copy_from_nonoverlapping(length.as_ptr(), 8);
-                at.add(8).copy_from_nonoverlapping(entry.as_ptr(), entry.len());
+                at.add(8)
+                    .copy_from_nonoverlapping(entry.as_ptr(), entry.len());
             }
             counter.store((used + total) as u64, Ordering::Release);
         }
@@ -152,7 +172,11 @@ impl Group {
     }
 
     fn used(&self, segment: usize) -> usize {
-        let used = self.directory().used.get(segment).map_or(0, |used| used.load(Ordering::Acquire));
+        let used = self
+            .directory()
+            .used
+            .get(segment)
+            .map_or(0, |used| used.load(Ordering::Acquire));
         usize::try_from(used).unwrap_or(0)
     }
 
@@ -166,17 +190,22 @@ impl Group {
         mut each: impl FnMut(&[u8]) -> Result<(), PgError>,
     ) -> Result<(), PgError> {
         loop {
-            let Some(handle) = self.directory().handles.get(place.segment) else { return Ok(()) };
+            let Some(handle) = self.directory().handles.get(place.segment) else {
+                return Ok(());
+            };
             let handle = handle.load(Ordering::Acquire);
             if handle == 0 {
                 return Ok(());
             }
             if self.segments.len() <= place.segment {
                 // SAFETY: the leader published the handle and keeps the segment mapped.
-                self.segments.push(map(unsafe { pg_sys::dsm_attach(handle) })?);
+                self.segments
+                    .push(map(unsafe { pg_sys::dsm_attach(handle) })?);
             }
             let used = self.used(place.segment);
-            let Some(segment) = self.segments.get(place.segment).copied() else { return Ok(()) };
+            let Some(segment) = self.segments.get(place.segment).copied() else {
+                return Ok(());
+            };
             while place.offset < used {
                 // SAFETY: entries below `used` are complete and do not change; the length is checked against it.
                 let entry = unsafe {
@@ -197,7 +226,10 @@ impl Group {
             }
             // The leader opens a segment only when the one before is full; look once more at what came meanwhile.
             if self.used(place.segment) == place.offset {
-                *place = LogPlace { segment: place.segment + 1, offset: 0 };
+                *place = LogPlace {
+                    segment: place.segment + 1,
+                    offset: 0,
+                };
             }
         }
     }

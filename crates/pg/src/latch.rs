@@ -10,7 +10,9 @@ use crate::libpq::{Interest, Woken};
 pub const WAIT_EVENT_EXTENSION: u32 = pg_sys::PG_WAIT_EXTENSION;
 
 fn timeout_ms(timeout: Option<Duration>) -> i64 {
-    timeout.map_or(-1, |time| i64::try_from(time.as_millis().max(1)).unwrap_or(i64::MAX))
+    timeout.map_or(-1, |time| {
+        i64::try_from(time.as_millis().max(1)).unwrap_or(i64::MAX)
+    })
 }
 
 /// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The process exits when the
@@ -46,7 +48,10 @@ pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration
         unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
     }
     pgrx::check_for_interrupts!();
-    Woken { socket: woken & wanted != 0, latch }
+    Woken {
+        socket: woken & wanted != 0,
+        latch,
+    }
 }
 
 /// Wait for the latch or the time to pass.

@@ -89,9 +89,15 @@ pub fn main(argument: pg_sys::Datum) {
     let database = u32::try_from(argument.value()).unwrap_or(0);
     let id = u32::try_from(worker::Extra::mine().word(0)).unwrap_or(0);
     worker::connect(database);
-    let Some(entry) = registry::subscription(id) else { return };
-    entry.leader_pid.store(registry::my_pid(), Ordering::Release);
-    entry.leader_latch.store(registry::my_latch(), Ordering::Release);
+    let Some(entry) = registry::subscription(id) else {
+        return;
+    };
+    entry
+        .leader_pid
+        .store(registry::my_pid(), Ordering::Release);
+    entry
+        .leader_latch
+        .store(registry::my_latch(), Ordering::Release);
     entry.started_at.store(registry::now(), Ordering::Relaxed);
     entry.starts.fetch_add(1, Ordering::Relaxed);
     entry.set_activity(Activity::Starting);
@@ -132,7 +138,9 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     entry.failures.fetch_add(1, Ordering::Relaxed);
     let mut permanent = permanent;
     let recorded = error::transaction(|| {
-        let Some(subscription) = subscription::load(id)? else { return Ok(String::new()) };
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(String::new());
+        };
         permanent |= subscription.disable_on_error;
         if permanent {
             subscription::set_error(id, &error, lsn)?;
@@ -149,12 +157,16 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
 fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     wait_for_old_appliers(entry);
     let loaded = error::transaction(|| {
-        let Some(subscription) = subscription::load(id)? else { return Ok(None) };
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(None);
+        };
         let node = subscription::local_node()?
             .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
         Ok(Some((subscription, node)))
     })?;
-    let Some((mut subscription, local_node)) = loaded else { return Ok(()) };
+    let Some((mut subscription, local_node)) = loaded else {
+        return Ok(());
+    };
     worker::report_activity(&format!("subscription {}", subscription.name));
     let mut coordinator = Coordinator::new(&subscription);
     if subscription.phase == "slot" {
@@ -182,13 +194,10 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         error::transaction(|| subscription::set_phase(id, "stream", None))?;
         "stream".clone_into(&mut subscription.phase);
     }
-    let outcome = Stream::open(&subscription, local_node, entry, coordinator)
-        .and_then(|mut stream| {
-            // Also when it unwinds: appliers end through the exit callback then.
-            let outcome = stream.run();
-            stream.stop_appliers();
-            outcome
-        });
+    let mut stream = Stream::open(&subscription, local_node, entry, coordinator)?;
+    // Also when it unwinds: appliers end through the exit callback then.
+    let outcome = stream.run();
+    stream.stop_appliers();
     outcome
 }
 
@@ -214,7 +223,10 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) {
 
 /// Create the slot. One of its name that is there is a left-over of an attempt that was cut off before the catalog knew: names
 /// are checked when the subscription is created.
-fn create_slot(connection: &mut Connection, subscription: &Subscription) -> Result<(u64, String), End> {
+fn create_slot(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<(u64, String), End> {
     let slot = quote_identifier(&subscription.slot);
     let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export')");
     let rows = match connection.query(&create) {
@@ -255,7 +267,9 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
             seen = catalog_version;
             coordinator.rescan();
         }
-        let progress = coordinator.poll().map_err(|error| End::Permanent(error, 0))?;
+        let progress = coordinator
+            .poll()
+            .map_err(|error| End::Permanent(error, 0))?;
         if progress.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
@@ -340,7 +354,9 @@ impl Stream {
             quote_literal(&local_node),
         ))?;
         let (group, handle) = Group::create(appliers, settings::apply_buffer_bytes())?;
-        group.ring.register_leader(registry::my_pid(), registry::my_latch());
+        group
+            .ring
+            .register_leader(registry::my_pid(), registry::my_latch());
         let producer = Producer::new(group.ring);
         let now = Instant::now();
         let mut stream = Self {
@@ -366,7 +382,11 @@ impl Stream {
             ping_sent: false,
             // The first word to the provider: this subscriber is there, and how far it is.
             reply_wanted: true,
-            rate: Rate { at: now, transactions: 0, rows: 0 },
+            rate: Rate {
+                at: now,
+                transactions: 0,
+                rows: 0,
+            },
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
@@ -378,9 +398,15 @@ impl Stream {
 
     fn start_appliers(&mut self, appliers: usize, handle: u32) -> Result<(), End> {
         for number in 0..appliers {
-            let arguments =
-                Arguments { subscription_id: self.subscription.id, number, handle };
-            let name = format!("braid applier {number} of subscription {}", self.subscription.name);
+            let arguments = Arguments {
+                subscription_id: self.subscription.id,
+                number,
+                handle,
+            };
+            let name = format!(
+                "braid applier {number} of subscription {}",
+                self.subscription.name
+            );
             let started = worker::start(&worker::Worker {
                 name: &name,
                 kind: "braid applier",
@@ -410,7 +436,10 @@ impl Stream {
         }
         for worker in std::mem::take(&mut self.workers) {
             if !worker.wait_ended(Duration::from_secs(10)) {
-                pgrx::log!("an applier of subscription \"{}\" is slow to end", self.subscription.name);
+                pgrx::log!(
+                    "an applier of subscription \"{}\" is slow to end",
+                    self.subscription.name
+                );
             }
         }
         self.coordinator.stop();
@@ -452,7 +481,10 @@ impl Stream {
             self.coordinator.rescan();
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
-        let copy = self.coordinator.poll().map_err(|error| End::Permanent(error, 0))?;
+        let copy = self
+            .coordinator
+            .poll()
+            .map_err(|error| End::Permanent(error, 0))?;
         if copy.changed {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
@@ -483,8 +515,15 @@ impl Stream {
                 Policy::Retry | Policy::Reconnect => End::Transient(error),
             });
         }
-        if self.workers.iter().any(|worker| worker.status() == worker::Status::Ended) {
-            return Err(End::Transient(PgError::new("57P01", "an applier has ended")));
+        if self
+            .workers
+            .iter()
+            .any(|worker| worker.status() == worker::Status::Ended)
+        {
+            return Err(End::Transient(PgError::new(
+                "57P01",
+                "an applier has ended",
+            )));
         }
         Ok(())
     }
@@ -501,7 +540,9 @@ impl Stream {
         }
         if let Some(timestamp) = last_timestamp {
             let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
-            self.entry.last_commit_at.store(timestamp, Ordering::Relaxed);
+            self.entry
+                .last_commit_at
+                .store(timestamp, Ordering::Relaxed);
         }
     }
 
@@ -527,9 +568,12 @@ impl Stream {
         let flushed_here = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
         let positions = self.progress.update(flushed_here, self.in_flight());
         let entry = self.entry;
-        let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed) != positions.flushed
+        let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed)
+            != positions.flushed
             || entry.applied_lsn.load(Ordering::Relaxed) != positions.applied;
-        entry.applied_lsn.store(positions.applied, Ordering::Relaxed);
+        entry
+            .applied_lsn
+            .store(positions.applied, Ordering::Relaxed);
         let interval = status_interval();
         let since = now.duration_since(self.last_feedback);
         let due = self.reply_wanted
@@ -540,7 +584,12 @@ impl Stream {
         }
         self.last_feedback = now;
         self.reply_wanted = false;
-        self.send_status(positions.received, positions.flushed, positions.applied, false)
+        self.send_status(
+            positions.received,
+            positions.flushed,
+            positions.applied,
+            false,
+        )
     }
 
     fn send_status(&mut self, write: u64, flush: u64, apply: u64, ping: bool) -> Result<(), End> {
@@ -556,7 +605,9 @@ impl Stream {
 
     /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
     fn check_silence(&mut self) -> Result<(), End> {
-        let Some(timeout) = receiver_timeout() else { return Ok(()) };
+        let Some(timeout) = receiver_timeout() else {
+            return Ok(());
+        };
         let silence = self.last_message.elapsed();
         if silence > timeout {
             return Err(End::Transient(PgError::new(
@@ -568,8 +619,11 @@ impl Stream {
             self.ping_sent = true;
             let load = |position: &std::sync::atomic::AtomicU64| position.load(Ordering::Relaxed);
             let entry = self.entry;
-            let (write, flush, apply) =
-                (load(&entry.received_lsn), load(&entry.flushed_lsn), load(&entry.applied_lsn));
+            let (write, flush, apply) = (
+                load(&entry.received_lsn),
+                load(&entry.flushed_lsn),
+                load(&entry.applied_lsn),
+            );
             self.send_status(write, flush, apply, true)?;
         }
         Ok(())
@@ -585,15 +639,21 @@ impl Stream {
         let transactions = load(&entry.transactions);
         let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
         #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-        let per_second = |now: u64, before: u64| {
-            now.saturating_sub(before) as f64 / elapsed.as_secs_f64()
-        };
+        let per_second =
+            |now: u64, before: u64| now.saturating_sub(before) as f64 / elapsed.as_secs_f64();
         let store = |place: &std::sync::atomic::AtomicU64, rate: f64| {
             place.store(rate.to_bits(), Ordering::Relaxed);
         };
-        store(&entry.transactions_per_second, per_second(transactions, self.rate.transactions));
+        store(
+            &entry.transactions_per_second,
+            per_second(transactions, self.rate.transactions),
+        );
         store(&entry.rows_per_second, per_second(rows, self.rate.rows));
-        self.rate = Rate { at: Instant::now(), transactions, rows };
+        self.rate = Rate {
+            at: Instant::now(),
+            transactions,
+            rows,
+        };
         if entry.failures.load(Ordering::Relaxed) > 0 {
             // It has streamed for a while: what was wrong is over.
             entry.clear_error();
@@ -617,7 +677,9 @@ impl Stream {
         self.last_message = Instant::now();
         self.ping_sent = false;
         let entry = self.entry;
-        entry.last_message_at.store(registry::now(), Ordering::Relaxed);
+        entry
+            .last_message_at
+            .store(registry::now(), Ordering::Relaxed);
         let position = |at: usize| {
             message
                 .get(at..)
@@ -652,7 +714,9 @@ impl Stream {
 
     fn received(&mut self, position: u64) {
         self.progress.received(position);
-        self.entry.received_lsn.fetch_max(position, Ordering::Relaxed);
+        self.entry
+            .received_lsn
+            .fetch_max(position, Ordering::Relaxed);
     }
 
     /// Take a frame apart into the pieces of transactions and store them.
@@ -665,12 +729,16 @@ impl Stream {
             let record_start = at;
             at += 5 + body.len();
             match tag {
-                Tag::StreamHeader => self.header(frame.get(record_start..at).unwrap_or_default())?,
+                Tag::StreamHeader => {
+                    self.header(frame.get(record_start..at).unwrap_or_default())?
+                }
                 Tag::Schema => {
                     self.schema(body, frame.get(record_start..at).unwrap_or_default())?;
                 }
                 Tag::Begin => {
-                    let Record::Begin(begin) = Record::read(tag, body)? else { continue };
+                    let Record::Begin(begin) = Record::read(tag, body)? else {
+                        continue;
+                    };
                     start = record_start;
                     self.begin(&begin)?;
                 }
@@ -685,7 +753,9 @@ impl Stream {
                     }
                 }
                 Tag::Commit => {
-                    let Record::Commit(commit) = Record::read(tag, body)? else { continue };
+                    let Record::Commit(commit) = Record::read(tag, body)? else {
+                        continue;
+                    };
                     self.store(frame.get(start..at).unwrap_or_default())?;
                     self.commit(&commit)?;
                     start = at;
@@ -735,7 +805,11 @@ impl Stream {
         }
         self.schemas.insert(
             schema.number.0,
-            (schema.relation_oid, schema.namespace.to_owned(), schema.name.to_owned()),
+            (
+                schema.relation_oid,
+                schema.namespace.to_owned(),
+                schema.name.to_owned(),
+            ),
         );
         if self.all_tables {
             self.adopt_table(schema.namespace, schema.name)?;
@@ -767,7 +841,8 @@ impl Stream {
         while !self.producer.has_descriptor() {
             self.wait_for_commits()?;
         }
-        self.tracker.begin(self.producer.sequence(), self.group.ring.committed());
+        self.tracker
+            .begin(self.producer.sequence(), self.group.ring.committed());
         let skip = self.subscription.skip_lsn;
         self.in_hand = Some(InHand {
             begin_commit_lsn: begin.commit_lsn,
@@ -790,7 +865,9 @@ impl Stream {
     fn change(&mut self, body: &[u8]) -> Result<(), End> {
         let header = Record::read_change_header(body)?;
         let (oid, ready) = self.table(header.schema.0)?;
-        let Some(in_hand) = self.in_hand.as_mut() else { return Err(out_of_order()) };
+        let Some(in_hand) = self.in_hand.as_mut() else {
+            return Err(out_of_order());
+        };
         in_hand.changes = in_hand.changes.saturating_add(1);
         if !ready {
             in_hand.blocked_on.insert(header.schema.0);
@@ -809,7 +886,9 @@ impl Stream {
         for schema in truncate.schemas() {
             let (oid, ready) = self.table(schema.0)?;
             self.tracker.barrier(oid);
-            let Some(in_hand) = self.in_hand.as_mut() else { return Err(out_of_order()) };
+            let Some(in_hand) = self.in_hand.as_mut() else {
+                return Err(out_of_order());
+            };
             in_hand.changes = in_hand.changes.saturating_add(1);
             if !ready {
                 in_hand.blocked_on.insert(schema.0);
@@ -825,7 +904,9 @@ impl Stream {
                 in_hand.blocked_on.iter().any(|schema| {
                     self.schemas
                         .get(schema)
-                        .is_some_and(|(_, namespace, name)| !self.coordinator.is_ready(namespace, name))
+                        .is_some_and(|(_, namespace, name)| {
+                            !self.coordinator.is_ready(namespace, name)
+                        })
                 })
             });
             if !blocked {
@@ -859,7 +940,10 @@ impl Stream {
                 self.wait_for_tables()?;
                 self.tracker.barrier_for_all();
                 self.producer.publish_open();
-                let lsn = self.in_hand.as_ref().map_or(0, |in_hand| in_hand.begin_commit_lsn);
+                let lsn = self
+                    .in_hand
+                    .as_ref()
+                    .map_or(0, |in_hand| in_hand.begin_commit_lsn);
                 self.producer.announce(lsn);
             }
             if self.producer.is_open() {
@@ -889,7 +973,9 @@ impl Stream {
             return Err(out_of_order());
         }
         self.wait_for_tables()?;
-        let Some(in_hand) = self.in_hand.take() else { return Err(out_of_order()) };
+        let Some(in_hand) = self.in_hand.take() else {
+            return Err(out_of_order());
+        };
         if in_hand.begin_commit_lsn != commit.commit_lsn {
             return Err(out_of_order());
         }
@@ -934,26 +1020,38 @@ fn check_provider(connection: &mut Connection, subscription: &Subscription) -> R
         quote_literal(&subscription.slot)
     ))?;
     let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<bool, End> {
-        Err(End::Permanent(PgError::new(sqlstate, message).with_hint(hint), 0))
+        Err(End::Permanent(
+            PgError::new(sqlstate, message).with_hint(hint),
+            0,
+        ))
     };
     if rows.is_empty() {
         return permanent(
             "42704",
-            format!("replication slot \"{}\" does not exist at the provider", subscription.slot),
+            format!(
+                "replication slot \"{}\" does not exist at the provider",
+                subscription.slot
+            ),
             policy::provider_hint("42704", "replication slot"),
         );
     }
     if rows.get(0, 0) != Some("braid") {
         return permanent(
             "55000",
-            format!("replication slot \"{}\" at the provider is not braid's", subscription.slot),
+            format!(
+                "replication slot \"{}\" at the provider is not braid's",
+                subscription.slot
+            ),
             "Drop the subscription and create it with another slot_name.",
         );
     }
     if rows.get(0, 1) == Some("lost") {
         return permanent(
             "55000",
-            format!("the provider has removed WAL that slot \"{}\" needs", subscription.slot),
+            format!(
+                "the provider has removed WAL that slot \"{}\" needs",
+                subscription.slot
+            ),
             policy::provider_hint("55000", "removed"),
         );
     }
@@ -979,12 +1077,18 @@ fn check_provider(connection: &mut Connection, subscription: &Subscription) -> R
 fn status_interval() -> Option<Duration> {
     // SAFETY: a setting of the server, in seconds.
     let seconds = unsafe { pg_sys::wal_receiver_status_interval };
-    u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)
+    u64::try_from(seconds)
+        .ok()
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
 }
 
 /// `wal_receiver_timeout`; `None` when it is 0.
 fn receiver_timeout() -> Option<Duration> {
     // SAFETY: a setting of the server, in milliseconds.
     let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
-    u64::try_from(milliseconds).ok().filter(|time| *time > 0).map(Duration::from_millis)
+    u64::try_from(milliseconds)
+        .ok()
+        .filter(|time| *time > 0)
+        .map(Duration::from_millis)
 }

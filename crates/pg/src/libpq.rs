@@ -7,7 +7,6 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::time::{Duration, Instant};
 
-
 #[repr(C)]
 struct PGconn {
     _private: [u8; 0],
@@ -73,10 +72,7 @@ unsafe extern "C" {
     fn PQputCopyData(conn: *mut PGconn, buffer: *const c_char, bytes: c_int) -> c_int;
     fn PQflush(conn: *mut PGconn) -> c_int;
     fn PQfreemem(ptr: *mut std::ffi::c_void);
-    fn PQconninfoParse(
-        conninfo: *const c_char,
-        errmsg: *mut *mut c_char,
-    ) -> *mut PQconninfoOption;
+    fn PQconninfoParse(conninfo: *const c_char, errmsg: *mut *mut c_char) -> *mut PQconninfoOption;
     fn PQconninfoFree(options: *mut PQconninfoOption);
     fn PQconnectionUsedPassword(conn: *const PGconn) -> c_int;
     fn PQserverVersion(conn: *const PGconn) -> c_int;
@@ -161,7 +157,9 @@ impl Rows {
         if column >= self.columns {
             return None;
         }
-        self.cells.get(row.checked_mul(self.columns)?.checked_add(column)?)?.as_deref()
+        self.cells
+            .get(row.checked_mul(self.columns)?.checked_add(column)?)?
+            .as_deref()
     }
 
     /// Rows as slices of cells.
@@ -232,7 +230,12 @@ fn text(raw: *const c_char) -> Option<String> {
         return None;
     }
     // SAFETY: libpq gives NUL-terminated strings that live as long as the object that gave them; copied at once.
-    Some(unsafe { CStr::from_ptr(raw) }.to_string_lossy().trim_end().to_owned())
+    Some(
+        unsafe { CStr::from_ptr(raw) }
+            .to_string_lossy()
+            .trim_end()
+            .to_owned(),
+    )
 }
 
 /// Check the form of a connection string, and that it does not set what Braid sets itself.
@@ -259,7 +262,11 @@ pub fn check_connection_string(dsn: &str) -> Result<()> {
 /// Value of one keyword of a connection string, if it is set there; never a password.
 #[must_use]
 pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
-    if keyword == "password" { None } else { keyword_value(dsn, keyword) }
+    if keyword == "password" {
+        None
+    } else {
+        keyword_value(dsn, keyword)
+    }
 }
 
 /// Whether the connection string itself has a password that is not empty.
@@ -326,7 +333,8 @@ impl Connection {
             .filter_map(|(key, value)| Some((CString::new(key).ok()?, CString::new(value).ok()?)))
             .collect();
         let mut keywords: Vec<*const c_char> = owned.iter().map(|(key, _)| key.as_ptr()).collect();
-        let mut values: Vec<*const c_char> = owned.iter().map(|(_, value)| value.as_ptr()).collect();
+        let mut values: Vec<*const c_char> =
+            owned.iter().map(|(_, value)| value.as_ptr()).collect();
         keywords.push(std::ptr::null());
         values.push(std::ptr::null());
         // SAFETY: both arrays end with null and their strings outlive the call; libpq copies them.
@@ -358,10 +366,19 @@ impl Connection {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::Connection("timeout expired while connecting".to_owned()));
+                return Err(Error::Connection(
+                    "timeout expired while connecting".to_owned(),
+                ));
             }
-            let interest = if poll == PGRES_POLLING_READING { Interest::Read } else { Interest::Write };
-            if self.wait(interest, Some(left.min(Duration::from_secs(1)))).socket {
+            let interest = if poll == PGRES_POLLING_READING {
+                Interest::Read
+            } else {
+                Interest::Write
+            };
+            if self
+                .wait(interest, Some(left.min(Duration::from_secs(1))))
+                .socket
+            {
                 // SAFETY: as above.
                 poll = unsafe { PQconnectPoll(self.raw) };
             }
@@ -433,7 +450,11 @@ impl Connection {
 
     fn consume(&mut self) -> Result<()> {
         // SAFETY: `raw` is live.
-        if unsafe { PQconsumeInput(self.raw) } == 0 { Err(self.lost()) } else { Ok(()) }
+        if unsafe { PQconsumeInput(self.raw) } == 0 {
+            Err(self.lost())
+        } else {
+            Ok(())
+        }
     }
 
     fn next_result(&mut self) -> Result<Option<ResultHandle>> {
@@ -445,7 +466,11 @@ impl Connection {
         }
         // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
         let raw = unsafe { PQgetResult(self.raw) };
-        Ok(if raw.is_null() { None } else { Some(ResultHandle { raw }) })
+        Ok(if raw.is_null() {
+            None
+        } else {
+            Some(ResultHandle { raw })
+        })
     }
 
     /// Run SQL, or a replication command, and collect the last result's rows as text.
@@ -643,7 +668,10 @@ impl ResultHandle {
                     });
                 }
             }
-            Rows { columns: usize::try_from(columns).unwrap_or(0), cells }
+            Rows {
+                columns: usize::try_from(columns).unwrap_or(0),
+                cells,
+            }
         }
     }
 }
@@ -652,7 +680,10 @@ impl ResultHandle {
 #[must_use]
 pub fn quote_literal(value: &str) -> String {
     let escape = if value.contains('\\') { " E" } else { "" };
-    format!("{escape}'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
+    format!(
+        "{escape}'{}'",
+        value.replace('\\', "\\\\").replace('\'', "''")
+    )
 }
 
 /// Quote an SQL identifier.
@@ -660,4 +691,3 @@ pub fn quote_literal(value: &str) -> String {
 pub fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
-

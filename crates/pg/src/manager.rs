@@ -78,7 +78,13 @@ pub fn main(argument: pg_sys::Datum) {
     loop {
         worker::reload_settings();
         entry.poked.store(0, Ordering::SeqCst);
-        let wait = match error::transaction(|| if has_extension()? { read().map(Some) } else { Ok(None) }) {
+        let wait = match error::transaction(|| {
+            if has_extension()? {
+                read().map(Some)
+            } else {
+                Ok(None)
+            }
+        }) {
             Ok(Some((wanted, known, cleanup))) => manager.tend(&wanted, &known, cleanup),
             Ok(None) => {
                 manager.stop_all();
@@ -150,10 +156,16 @@ fn read() -> Result<State, PgError> {
     let mut known = Vec::new();
     for row in found {
         let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
-        let Ok(id) = text(0).parse::<u32>() else { continue };
+        let Ok(id) = text(0).parse::<u32>() else {
+            continue;
+        };
         known.push(id);
         if text(2) == "true" {
-            wanted.push(Wanted { id, name: text(1), fingerprint: text(3) });
+            wanted.push(Wanted {
+                id,
+                name: text(1),
+                fingerprint: text(3),
+            });
         }
     }
     Ok((wanted, known, !cleanup.is_empty()))
@@ -192,7 +204,9 @@ impl Manager {
             let left = self
                 .not_before
                 .get(&wanted.id)
-                .map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+                .map_or(Duration::ZERO, |at| {
+                    at.saturating_duration_since(Instant::now())
+                });
             if !left.is_zero() {
                 wait = wait.min(left);
                 continue;
@@ -243,7 +257,8 @@ impl Manager {
             } else {
                 policy::backoff_ms(failures.max(1), first, most)
             };
-            self.not_before.insert(id, Instant::now() + Duration::from_millis(pause));
+            self.not_before
+                .insert(id, Instant::now() + Duration::from_millis(pause));
             if wanted.iter().any(|wanted| wanted.id == id)
                 && let Some(entry) = registry::subscription(id)
             {
@@ -268,7 +283,8 @@ impl Manager {
                 entry.set_activity(Activity::Stopped);
             }
         }
-        self.not_before.retain(|id, _| wanted.iter().any(|wanted| wanted.id == *id));
+        self.not_before
+            .retain(|id, _| wanted.iter().any(|wanted| wanted.id == *id));
     }
 
     /// Have a worker of its own drop left-over slots: reaching a provider may take long.
@@ -305,7 +321,9 @@ impl Manager {
             return;
         }
         self.purged = Some(Instant::now());
-        let Some(minutes) = settings::conflict_history_retention_minutes() else { return };
+        let Some(minutes) = settings::conflict_history_retention_minutes() else {
+            return;
+        };
         let purged = error::transaction(|| {
             execute(
                 "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \

@@ -65,13 +65,20 @@ fn create(subscription_id: i64, node: &str) -> Result<(), PgError> {
     .next()
     .and_then(|row| row.into_iter().next().flatten())
     .unwrap_or_else(|| "0".to_owned());
-    let name = format!("braid/{node}/{}{number:0>4}", crate::registry::my_database());
+    let name = format!(
+        "braid/{node}/{}{number:0>4}",
+        crate::registry::my_database()
+    );
     let c_name = CString::new(name.as_str())
         .map_err(|_| PgError::new("22023", "node name has a zero byte"))?;
     // SAFETY: in a transaction; a name that exists already (the extension was dropped here and created again) is looked up, not an error.
     let origin = unsafe {
         let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
-        if found == 0 { pg_sys::replorigin_create(c_name.as_ptr()) } else { found }
+        if found == 0 {
+            pg_sys::replorigin_create(c_name.as_ptr())
+        } else {
+            found
+        }
     };
     advance(OriginId(origin), 0);
     execute(

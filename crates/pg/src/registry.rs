@@ -7,7 +7,9 @@
 //! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use braid_ring::MAX_APPLIERS;
 use pgrx::pg_sys;
@@ -345,7 +347,10 @@ pub fn register_supervisor() {
 pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
     let shared = shared()?;
     let find = || {
-        shared.managers.iter().find(|entry| entry.database.load(Ordering::Acquire) == database)
+        shared
+            .managers
+            .iter()
+            .find(|entry| entry.database.load(Ordering::Acquire) == database)
     };
     find().or_else(|| {
         locked(|| {
@@ -414,7 +419,12 @@ pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
             .iter()
             .find(|entry| entry.subscription_id.load(Ordering::Acquire) == 0)?;
         // SAFETY: all-zero is a valid entry; it is free, and only the holder of the lock takes free entries.
-        unsafe { std::ptr::from_ref(entry).cast_mut().cast::<u8>().write_bytes(0, size_of::<SubscriptionEntry>()) };
+        unsafe {
+            std::ptr::from_ref(entry)
+                .cast_mut()
+                .cast::<u8>()
+                .write_bytes(0, size_of::<SubscriptionEntry>())
+        };
         entry.database.store(my_database(), Ordering::Relaxed);
         entry.stats_since.store(now(), Ordering::Relaxed);
         entry.subscription_id.store(id, Ordering::Release);
@@ -470,7 +480,8 @@ impl SubscriptionEntry {
                 }
                 place.store(u32::from_ne_bytes(word), Ordering::Relaxed);
             }
-            self.error_len.store(u32::try_from(end).unwrap_or(0), Ordering::Relaxed);
+            self.error_len
+                .store(u32::try_from(end).unwrap_or(0), Ordering::Relaxed);
             self.error_at.store(now(), Ordering::Relaxed);
         });
     }
@@ -548,7 +559,9 @@ pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry>
         }
         entry.relation.store(relation, Ordering::Relaxed);
         entry.database.store(database, Ordering::Relaxed);
-        entry.subscription_id.store(subscription_id, Ordering::Release);
+        entry
+            .subscription_id
+            .store(subscription_id, Ordering::Release);
         Some(entry)
     })
     .or_else(|| order().find(|entry| matches(entry, 0)))

@@ -70,7 +70,9 @@ pub fn parse_lsn(text: &str) -> Option<u64> {
 /// # Errors
 /// Whatever SPI says; PostgreSQL's own errors unwind.
 pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError> {
-    spi(pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|_| ())))
+    spi(pgrx::Spi::connect_mut(|client| {
+        client.update(sql, None, arguments).map(|_| ())
+    }))
 }
 
 /// Run one statement and give the number of rows that it touched.
@@ -78,14 +80,19 @@ pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError>
 /// # Errors
 /// As [`execute`].
 pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
-    spi(pgrx::Spi::connect_mut(|client| client.update(sql, None, arguments).map(|table| table.len())))
+    spi(pgrx::Spi::connect_mut(|client| {
+        client.update(sql, None, arguments).map(|table| table.len())
+    }))
 }
 
 /// Run one query and give its rows as text.
 ///
 /// # Errors
 /// As [`execute`].
-pub fn rows(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<Vec<Vec<Option<String>>>, PgError> {
+pub fn rows(
+    sql: &str,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<Vec<Vec<Option<String>>>, PgError> {
     spi(pgrx::Spi::connect(|client| {
         let table = client.select(sql, None, arguments)?;
         let columns = table.columns()?;
@@ -113,7 +120,9 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
-    let Some(row) = found.into_iter().next() else { return Ok(None) };
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
     let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
     let flag = |index: usize| text(index) == "true";
     let lsn = |index: usize| parse_lsn(&text(index)).unwrap_or(0);
@@ -143,10 +152,12 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
 /// # Errors
 /// As [`execute`].
 pub fn local_node() -> Result<Option<String>, PgError> {
-    Ok(rows("select node_name::text from braid.node where is_local", &[])?
-        .into_iter()
-        .next()
-        .and_then(|row| row.into_iter().next().flatten()))
+    Ok(
+        rows("select node_name::text from braid.node where is_local", &[])?
+            .into_iter()
+            .next()
+            .and_then(|row| row.into_iter().next().flatten()),
+    )
 }
 
 /// Move a subscription's phase on.
@@ -157,7 +168,11 @@ pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgE
     execute(
         "update braid.subscription set phase = $2, start_lsn = coalesce($3::pg_lsn, start_lsn) \
          where subscription_id = $1",
-        &[i64::from(id).into(), phase.into(), start_lsn.map(lsn_text).into()],
+        &[
+            i64::from(id).into(),
+            phase.into(),
+            start_lsn.map(lsn_text).into(),
+        ],
     )
 }
 
@@ -210,8 +225,10 @@ pub fn set_error(id: u32, error: &PgError, lsn: u64) -> Result<(), PgError> {
 /// The list of publication names as an option of START_REPLICATION.
 #[must_use]
 pub fn publication_list(names: &[String]) -> String {
-    let quoted: Vec<String> =
-        names.iter().map(|name| crate::libpq::quote_identifier(name)).collect();
+    let quoted: Vec<String> = names
+        .iter()
+        .map(|name| crate::libpq::quote_identifier(name))
+        .collect();
     quote_literal(&quoted.join(","))
 }
 

@@ -104,7 +104,13 @@ fn tend(
         });
         match started {
             Some(handle) => {
-                managers.insert(*database, Manager { handle, started: Instant::now() });
+                managers.insert(
+                    *database,
+                    Manager {
+                        handle,
+                        started: Instant::now(),
+                    },
+                );
             }
             None => {
                 PgError::new("53400", "no background worker is free for a manager")

@@ -11,12 +11,13 @@ static WANTED: AtomicBool = AtomicBool::new(false);
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_end_of_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+unsafe extern "C-unwind" fn at_end_of_transaction(
+    event: pg_sys::XactEvent::Type,
+    _arg: *mut c_void,
+) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
-            if WANTED.swap(false, Ordering::Relaxed) {
-                registry::poke(registry::my_database());
-            }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT if WANTED.swap(false, Ordering::Relaxed) => {
+            registry::poke(registry::my_database());
         }
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
             WANTED.store(false, Ordering::Relaxed);

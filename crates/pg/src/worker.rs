@@ -36,15 +36,24 @@ impl Extra {
     /// The text behind `N` numbers.
     #[must_use]
     pub fn text<const N: usize>(&self) -> String {
-        let bytes: Vec<u8> =
-            self.0.iter().skip(N * 8).copied().take_while(|byte| *byte != 0).collect();
+        let bytes: Vec<u8> = self
+            .0
+            .iter()
+            .skip(N * 8)
+            .copied()
+            .take_while(|byte| *byte != 0)
+            .collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Number `index` of those that were packed.
     #[must_use]
     pub fn word(&self, index: usize) -> u64 {
-        self.0.as_chunks::<8>().0.get(index).map_or(0, |raw| u64::from_le_bytes(*raw))
+        self.0
+            .as_chunks::<8>()
+            .0
+            .get(index)
+            .map_or(0, |raw| u64::from_le_bytes(*raw))
     }
 
     /// What this process was started with.
@@ -91,8 +100,7 @@ fn registration(worker: &Worker<'_>, restart: i32) -> pg_sys::BackgroundWorker {
     copy_text(&mut raw.bgw_type, worker.kind);
     copy_text(&mut raw.bgw_library_name, "braid");
     copy_text(&mut raw.bgw_function_name, worker.function);
-    let flags =
-        pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION;
+    let flags = pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION;
     raw.bgw_flags = i32::try_from(flags).unwrap_or(0);
     raw.bgw_start_time = pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished;
     raw.bgw_restart_time = restart;
@@ -233,6 +241,8 @@ pub fn reload_settings() -> bool {
 pub fn report_activity(activity: &str) {
     if let Ok(text) = std::ffi::CString::new(activity) {
         // SAFETY: copies the text into this process's own status entry.
-        unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr()) };
+        unsafe {
+            pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr())
+        };
     }
 }

@@ -80,7 +80,11 @@ fn subscription_activity() -> TableIterator<
                 .collect();
             // A rate belongs to a process that runs.
             let rate = |bits: &AtomicU64| {
-                if leader.is_some() { f64::from_bits(bits.load(Ordering::Relaxed)) } else { 0.0 }
+                if leader.is_some() {
+                    f64::from_bits(bits.load(Ordering::Relaxed))
+                } else {
+                    0.0
+                }
             };
             let error = entry.error();
             (
@@ -145,7 +149,9 @@ fn applier_activity() -> TableIterator<
     let mut rows = Vec::new();
     for (id, entry) in subscriptions() {
         for (number, applier) in entry.appliers.iter().enumerate() {
-            let Some(pid) = process(applier.pid.load(Ordering::Acquire)) else { continue };
+            let Some(pid) = process(applier.pid.load(Ordering::Acquire)) else {
+                continue;
+            };
             let lived = now.saturating_sub(applier.started_at.load(Ordering::Relaxed));
             #[expect(clippy::cast_precision_loss, reason = "a fraction for people")]
             let busy = (lived > 0)

@@ -34,7 +34,10 @@ impl Session {
         let schema = change.header.schema.0;
         let remote = self.remote(schema)?;
         let Some(current) = self.current.clone() else {
-            return Err(PgError::new("08P01", "change outside of a transaction from the provider"));
+            return Err(PgError::new(
+                "08P01",
+                "change outside of a transaction from the provider",
+            ));
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
@@ -106,16 +109,33 @@ impl Session {
             };
             (0..remote.columns.len())
                 .filter_map(|index| {
-                    let from = from.plan.columns.iter().find(|column| column.remote == index)?.local;
-                    let to = to.plan.columns.iter().find(|column| column.remote == index)?.local;
-                    after.get(to).is_some_and(Option::is_none).then_some((from, to))
+                    let from = from
+                        .plan
+                        .columns
+                        .iter()
+                        .find(|column| column.remote == index)?
+                        .local;
+                    let to = to
+                        .plan
+                        .columns
+                        .iter()
+                        .find(|column| column.remote == index)?
+                        .local;
+                    after
+                        .get(to)
+                        .is_some_and(Option::is_none)
+                        .then_some((from, to))
                 })
                 .collect()
         };
         if gaps.is_empty() || !matches!(self.find(old_key, remote, old)?, Found::Row(_)) {
             return Ok(after);
         }
-        if let Some(table) = self.targets.get(&old_key).and_then(|target| target.table.as_ref()) {
+        if let Some(table) = self
+            .targets
+            .get(&old_key)
+            .and_then(|target| target.table.as_ref())
+        {
             for (from, to) in gaps {
                 let value = table.local_value(from);
                 if let Some(place) = after.get_mut(to) {
@@ -134,11 +154,15 @@ impl Session {
         key: Key,
         values: &RowValues,
     ) -> Result<Key, PgError> {
-        let Some(target) = self.targets.get_mut(&key) else { return Ok(key) };
+        let Some(target) = self.targets.get_mut(&key) else {
+            return Ok(key);
+        };
         if !target.plan.partitioned {
             return Ok(key);
         }
-        let Some(table) = target.table.as_mut() else { return Ok(key) };
+        let Some(table) = target.table.as_mut() else {
+            return Ok(key);
+        };
         let oid = table.partition_for(values);
         let leaf = self.open_table(schema, remote, oid)?;
         self.work_as_owner_of(leaf);
@@ -154,11 +178,18 @@ impl Session {
         remote: &RemoteRelation,
     ) -> Result<(Key, RowValues), PgError> {
         let Some(image) = image else {
-            return Err(PgError::new("08P01", "change without a row from the provider"));
+            return Err(PgError::new(
+                "08P01",
+                "change without a row from the provider",
+            ));
         };
         let values = self.values(image, key, remote)?;
         let leaf = self.leaf(schema, remote, key, &values)?;
-        if leaf == key { Ok((key, values)) } else { Ok((leaf, self.values(image, leaf, remote)?)) }
+        if leaf == key {
+            Ok((key, values))
+        } else {
+            Ok((leaf, self.values(image, leaf, remote)?))
+        }
     }
 
     /// Convert an image to the values of a local row.
@@ -186,7 +217,9 @@ impl Session {
         for (index, value) in image.values().enumerate() {
             let value = value?;
             // The plan's columns are in the stream's order.
-            let Some(column) = columns.next_if(|column| column.remote == index) else { continue };
+            let Some(column) = columns.next_if(|column| column.remote == index) else {
+                continue;
+            };
             if matches!(value, Value::None) {
                 continue;
             }
@@ -199,7 +232,9 @@ impl Session {
     }
 
     fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
-        self.targets.get_mut(&key).ok_or_else(|| PgError::new("XX000", "table is not open"))
+        self.targets
+            .get_mut(&key)
+            .ok_or_else(|| PgError::new("XX000", "table is not open"))
     }
 
     /// Find and lock the row that `values` identify.
@@ -242,16 +277,18 @@ impl Session {
     fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
         match found {
             Found::Missing(None) => Local::Missing,
-            Found::Missing(Some(Stamp::Known(timestamp, origin))) => {
-                Local::Deleted(Version { timestamp, origin: self.origins.node(origin) })
-            }
+            Found::Missing(Some(Stamp::Known(timestamp, origin))) => Local::Deleted(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
             // Deleted by this transaction itself, or by one that nobody remembers.
             Found::Missing(Some(Stamp::Own | Stamp::Unversioned)) => Local::Missing,
             Found::Row(Stamp::Own) => Local::Own,
             Found::Row(Stamp::Unversioned) => Local::Unversioned,
-            Found::Row(Stamp::Known(timestamp, origin)) => {
-                Local::Present(Version { timestamp, origin: self.origins.node(origin) })
-            }
+            Found::Row(Stamp::Known(timestamp, origin)) => Local::Present(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
         }
     }
 
@@ -263,7 +300,11 @@ impl Session {
         after: &RowValues,
     ) -> Result<(), PgError> {
         let keyed = self.target(key)?.plan.key.is_some();
-        let found = if keyed { self.find(key, remote, after)? } else { Found::Missing(None) };
+        let found = if keyed {
+            self.find(key, remote, after)?
+        } else {
+            Found::Missing(None)
+        };
         let decision = decide_insert(self.local(found), version(current));
         self.write_row(key, remote, current, found, decision, after)
     }
@@ -281,7 +322,12 @@ impl Session {
         let exists = matches!(found, Found::Row(_));
         {
             let target = self.target(key)?;
-            let Target { plan, table: Some(table), .. } = target else {
+            let Target {
+                plan,
+                table: Some(table),
+                ..
+            } = target
+            else {
                 return Err(PgError::new("XX000", "table is not open"));
             };
             if exists {
@@ -291,13 +337,18 @@ impl Session {
             }
         }
         if decision.conflict.is_some() {
-            let rows = Rows { local: exists, remote: true };
+            let rows = Rows {
+                local: exists,
+                remote: true,
+            };
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
             return Ok(());
         }
-        let Some(table) = self.target(key)?.table.as_mut() else { return Ok(()) };
+        let Some(table) = self.target(key)?.table.as_mut() else {
+            return Ok(());
+        };
         if exists {
             table.update();
             self.count(key, |counts| counts.updates += 1);
@@ -326,7 +377,8 @@ impl Session {
         let missing = matches!(found, Found::Missing(_));
         if missing && decision.action == Action::Apply && self.has_gaps(key, after) {
             decision.action = Action::Keep;
-            decision.reason = "the row is not here, and the change does not carry its unchanged large values";
+            decision.reason =
+                "the row is not here, and the change does not carry its unchanged large values";
         }
         self.write_row(key, remote, current, found, decision, after)
     }
@@ -359,7 +411,10 @@ impl Session {
             {
                 table.prepare_update(after);
             }
-            let rows = Rows { local: exists, remote: exists };
+            let rows = Rows {
+                local: exists,
+                remote: exists,
+            };
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
@@ -383,11 +438,20 @@ impl Session {
         let decision = decide_delete(self.local(found), version(current), current.from_origin);
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
-            if !exists && let Target { plan, table: Some(table), .. } = self.target(key)? {
+            if !exists
+                && let Target {
+                    plan,
+                    table: Some(table),
+                    ..
+                } = self.target(key)?
+            {
                 // Shows at least the key of what was to be deleted.
                 table.prepare_insert(plan, before);
             }
-            let rows = Rows { local: exists, remote: !exists };
+            let rows = Rows {
+                local: exists,
+                remote: !exists,
+            };
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Apply
@@ -430,7 +494,12 @@ impl Session {
             xid: current.xid,
             lsn: current.commit_lsn,
         };
-        if let Some(Target { plan, table: Some(table), .. }) = self.targets.get(&key) {
+        if let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = self.targets.get(&key)
+        {
             history::record(&entry, remote, plan, table, (rows.local, rows.remote))?;
         }
         self.work_as_owner_of(key);
@@ -441,7 +510,10 @@ impl Session {
 }
 
 fn version(current: &Current) -> Version<'_> {
-    Version { timestamp: current.timestamp, origin: &current.origin }
+    Version {
+        timestamp: current.timestamp,
+        origin: &current.origin,
+    }
 }
 
 /// Whether the identity's columns differ between the images.

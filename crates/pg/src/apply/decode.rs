@@ -56,7 +56,10 @@ pub struct ColumnDecoder {
 }
 
 fn out_of_range(what: &str) -> PgError {
-    PgError::new("22003", format!("value from the provider is out of range for type {what}"))
+    PgError::new(
+        "22003",
+        format!("value from the provider is out of range for type {what}"),
+    )
 }
 
 /// Memory that outlives transactions, for what the function lookups keep.
@@ -151,19 +154,19 @@ impl ColumnDecoder {
         let datum = match (self.shortcut, value) {
             (_, Value::Null | Value::None) => return Ok(None),
             (Shortcut::Bool, Value::Integer(value)) => pg_sys::Datum::from(*value != 0),
-            (Shortcut::Char, Value::Integer(value)) => {
-                i8::try_from(*value).map_err(|_| out_of_range("\"char\""))?.into()
-            }
-            (Shortcut::Int2, Value::Integer(value)) => {
-                i16::try_from(*value).map_err(|_| out_of_range("smallint"))?.into()
-            }
-            (Shortcut::Int4, Value::Integer(value)) => {
-                i32::try_from(*value).map_err(|_| out_of_range("integer"))?.into()
-            }
+            (Shortcut::Char, Value::Integer(value)) => i8::try_from(*value)
+                .map_err(|_| out_of_range("\"char\""))?
+                .into(),
+            (Shortcut::Int2, Value::Integer(value)) => i16::try_from(*value)
+                .map_err(|_| out_of_range("smallint"))?
+                .into(),
+            (Shortcut::Int4, Value::Integer(value)) => i32::try_from(*value)
+                .map_err(|_| out_of_range("integer"))?
+                .into(),
             (Shortcut::Int8, Value::Integer(value)) => (*value).into(),
-            (Shortcut::Oid, Value::Integer(value)) => {
-                u32::try_from(*value).map_err(|_| out_of_range("oid"))?.into()
-            }
+            (Shortcut::Oid, Value::Integer(value)) => u32::try_from(*value)
+                .map_err(|_| out_of_range("oid"))?
+                .into(),
             (Shortcut::Float4, Value::Single(value)) => value.to_bits().cast_signed().into(),
             (Shortcut::Float8, Value::Double(value)) => pg_sys::Datum::from(value.to_bits()),
             (Shortcut::TimestampTz, Value::UnixTimestamp(micros)) => micros
@@ -237,7 +240,12 @@ impl ColumnDecoder {
         let converted = self.to_local(bytes);
         let len = i32::try_from(converted.len()).unwrap_or(i32::MAX);
         // SAFETY: copies `len` bytes into a fresh varlena in the current context; a length past 1 GB is PostgreSQL's error.
-        unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(converted.as_ptr().cast(), len)) }
+        unsafe {
+            pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(
+                converted.as_ptr().cast(),
+                len,
+            ))
+        }
     }
 
     /// `bytes` in this database's encoding, checked. Raises a PostgreSQL error when they are not valid.
@@ -323,7 +331,10 @@ impl ColumnDecoder {
             )
         };
         if buffer.cursor != buffer.len {
-            return Err(PgError::new("22P03", "incorrect binary data format from the provider"));
+            return Err(PgError::new(
+                "22P03",
+                "incorrect binary data format from the provider",
+            ));
         }
         Ok(datum)
     }
@@ -346,8 +357,9 @@ fn date(value: &DateTime) -> Result<i32, PgError> {
     match value.kind {
         DateTimeKind::Infinity => Ok(i32::MAX),
         DateTimeKind::MinusInfinity => Ok(i32::MIN),
-        DateTimeKind::Finite => {
-            value.days.checked_sub(EPOCH_DIFFERENCE_DAYS).ok_or_else(|| out_of_range("date"))
-        }
+        DateTimeKind::Finite => value
+            .days
+            .checked_sub(EPOCH_DIFFERENCE_DAYS)
+            .ok_or_else(|| out_of_range("date")),
     }
 }

@@ -68,7 +68,13 @@ impl IndexLookup {
         };
         // SAFETY: reads a process-local variable.
         let context = unsafe { pg_sys::CurrentMemoryContext };
-        Self { table, keys, scan, context, dirty }
+        Self {
+            table,
+            keys,
+            scan,
+            context,
+            dirty,
+        }
     }
 
     /// End the scan. To be called before the table is closed.
@@ -124,7 +130,13 @@ impl IndexLookup {
         unsafe {
             (*self.scan).xs_snapshot = snapshot;
             let count = i32::try_from(self.keys.len()).unwrap_or(0);
-            pg_sys::index_rescan(self.scan, self.keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            pg_sys::index_rescan(
+                self.scan,
+                self.keys.as_mut_ptr(),
+                count,
+                std::ptr::null_mut(),
+                0,
+            );
         }
     }
 
@@ -238,7 +250,10 @@ pub fn lock_row(
         let mut tid = (*slot).tts_tid;
         pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
         let Some(tuple_lock) = (*(*table).rd_tableam).tuple_lock else {
-            return Err(PgError::new("0A000", "table access method cannot lock rows"));
+            return Err(PgError::new(
+                "0A000",
+                "table access method cannot lock rows",
+            ));
         };
         let snapshot = pg_sys::GetActiveSnapshot();
         let command = pg_sys::GetCurrentCommandId(false);
@@ -259,7 +274,10 @@ pub fn lock_row(
         match result {
             pg_sys::TM_Result::TM_Ok => Ok(Some(stamp_of(xmin(slot)))),
             pg_sys::TM_Result::TM_Updated | pg_sys::TM_Result::TM_Deleted => Ok(None),
-            other => Err(PgError::new("XX000", format!("unexpected result {other} of locking a row"))),
+            other => Err(PgError::new(
+                "XX000",
+                format!("unexpected result {other} of locking a row"),
+            )),
         }
     }
 }

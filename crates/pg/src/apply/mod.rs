@@ -171,10 +171,7 @@ impl Session {
         if !REGISTERED.swap(true, Ordering::Relaxed) {
             // SAFETY: the callback belongs to this library, which is never unloaded.
             unsafe {
-                pg_sys::CacheRegisterRelcacheCallback(
-                    Some(on_invalidation),
-                    pg_sys::Datum::null(),
-                );
+                pg_sys::CacheRegisterRelcacheCallback(Some(on_invalidation), pg_sys::Datum::null());
             }
         }
         Self {
@@ -197,7 +194,8 @@ impl Session {
 
     /// Learn a schema of the stream.
     pub fn learn(&mut self, schema: &Schema<'_>) {
-        self.schemas.insert(schema.number.0, Rc::new(RemoteRelation::new(schema)));
+        self.schemas
+            .insert(schema.number.0, Rc::new(RemoteRelation::new(schema)));
     }
 
     /// Whether a schema is known.
@@ -217,7 +215,11 @@ impl Session {
             commit_lsn: begin.commit_lsn,
             timestamp: begin.commit_timestamp,
             xid: begin.xid,
-            origin: if from_origin { Rc::clone(&self.provider) } else { Rc::from(begin.origin) },
+            origin: if from_origin {
+                Rc::clone(&self.provider)
+            } else {
+                Rc::from(begin.origin)
+            },
             from_origin,
         });
         self.counts = Counts::default();
@@ -241,7 +243,8 @@ impl Session {
         unsafe {
             pg_sys::PopActiveSnapshot();
             pg_sys::replorigin_session_origin_lsn = end_lsn;
-            pg_sys::replorigin_session_origin_timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            pg_sys::replorigin_session_origin_timestamp =
+                timestamp.saturating_sub(EPOCH_DIFFERENCE);
             pg_sys::XactLastCommitEnd = 0;
             pg_sys::CommitTransactionCommand();
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
@@ -255,7 +258,11 @@ impl Session {
     pub fn close_tables(&mut self) {
         self.user.restore();
         for key in std::mem::take(&mut self.open) {
-            if let Some(table) = self.targets.get_mut(&key).and_then(|target| target.table.take()) {
+            if let Some(table) = self
+                .targets
+                .get_mut(&key)
+                .and_then(|target| target.table.take())
+            {
                 table.close();
             }
         }
@@ -298,7 +305,9 @@ impl Session {
         add(&entry.conflicts, self.counts.conflicts);
         for (key, counts) in self.table_counts.drain() {
             let subscription = self.identity.subscription_id;
-            let Some(target) = self.targets.get_mut(&key) else { continue };
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
             if target.counters.is_none() {
                 target.counters = registry::table(subscription, key.1);
             }
@@ -314,7 +323,10 @@ impl Session {
 
     fn remote(&self, schema: u32) -> Result<Rc<RemoteRelation>, PgError> {
         self.schemas.get(&schema).cloned().ok_or_else(|| {
-            PgError::new("08P01", format!("change of unknown schema {schema} from the provider"))
+            PgError::new(
+                "08P01",
+                format!("change of unknown schema {schema} from the provider"),
+            )
         })
     }
 
@@ -338,7 +350,11 @@ impl Session {
             ));
         };
         let from_lsn = table_position(self.identity.subscription_id, oid)?;
-        let route = Route { oid, generation, from_lsn };
+        let route = Route {
+            oid,
+            generation,
+            from_lsn,
+        };
         self.routes.insert(schema, route);
         if from_lsn.is_none() && self.reported_unsubscribed.insert(oid.to_u32()) {
             pgrx::log!(
@@ -374,15 +390,28 @@ impl Session {
             let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
             let relation = pg_sys::try_relation_open(oid, lock);
             if relation.is_null() {
-                return Err(PgError::new("42P01", "table was dropped while changes were applied"));
+                return Err(PgError::new(
+                    "42P01",
+                    "table was dropped while changes were applied",
+                ));
             }
             // After the lock: a change of the table that committed before it is known by now.
             let generation = GENERATION.load(Ordering::Relaxed);
-            let stale = self.targets.get(&key).is_none_or(|target| target.generation != generation);
+            let stale = self
+                .targets
+                .get(&key)
+                .is_none_or(|target| target.generation != generation);
             if stale {
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
-                self.targets
-                    .insert(key, Target { plan, generation, table: None, counters: None });
+                self.targets.insert(
+                    key,
+                    Target {
+                        plan,
+                        generation,
+                        table: None,
+                        counters: None,
+                    },
+                );
             }
             if let Some(target) = self.targets.get_mut(&key) {
                 target.table = Some(OpenTable::open(relation, &target.plan)?);

@@ -24,8 +24,7 @@ impl Router {
     ) -> Self {
         // SAFETY: as the caller says; a ModifyTableState without a plan is what PostgreSQL's own apply worker uses.
         unsafe {
-            let state =
-                make_node::<pg_sys::ModifyTableState>(pg_sys::NodeTag::T_ModifyTableState);
+            let state = make_node::<pg_sys::ModifyTableState>(pg_sys::NodeTag::T_ModifyTableState);
             (*state).ps.state = estate;
             (*state).operation = pg_sys::CmdType::CMD_INSERT;
             (*state).resultRelInfo = target;

@@ -214,7 +214,11 @@ impl LocalRelation {
                 }
             }
             if !missing.is_empty() {
-                let plural = if missing.len() == 1 { "column" } else { "columns" };
+                let plural = if missing.len() == 1 {
+                    "column"
+                } else {
+                    "columns"
+                };
                 return Err(PgError::new(
                     "42703",
                     format!(
@@ -281,13 +285,17 @@ unsafe fn find_key(
         let full = remote.identity == ReplicaIdentity::Full;
         let mut best: Option<(u8, Key)> = None;
         for oid in candidates {
-            let index = pg_sys::index_open(oid, i32::try_from(pg_sys::AccessShareLock).unwrap_or(1));
+            let index =
+                pg_sys::index_open(oid, i32::try_from(pg_sys::AccessShareLock).unwrap_or(1));
             let key = read_key(index, columns);
             pg_sys::index_close(index, 0);
             let Some(key) = key else { continue };
             let same = !full
                 && key.columns.len() == identity.len()
-                && key.columns.iter().all(|column| identity.contains(&column.remote));
+                && key
+                    .columns
+                    .iter()
+                    .all(|column| identity.contains(&column.remote));
             // A key that is not the identity finds rows only when whole old rows come, or when there are no old rows.
             let rank = match (same, oid == primary) {
                 (true, true) => 4,
@@ -340,6 +348,9 @@ unsafe fn read_key(index: pg_sys::Relation, columns: &[LocalColumn]) -> Option<K
                 collation: *(*index).rd_indcollation.add(position),
             });
         }
-        Some(Key { index: (*index).rd_id, columns: key })
+        Some(Key {
+            index: (*index).rd_id,
+            columns: key,
+        })
     }
 }

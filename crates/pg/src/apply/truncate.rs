@@ -16,13 +16,19 @@ impl Session {
     /// As [`Session::change`].
     pub fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), PgError> {
         let Some(current) = self.current.clone() else {
-            return Err(PgError::new("08P01", "truncate outside of a transaction from the provider"));
+            return Err(PgError::new(
+                "08P01",
+                "truncate outside of a transaction from the provider",
+            ));
         };
         let mut oids = Vec::new();
         for schema in truncate.schemas() {
             let remote = self.remote(schema.0)?;
             let route = self.route(schema.0, &remote)?;
-            if route.from_lsn.is_some_and(|from| current.commit_lsn >= from) {
+            if route
+                .from_lsn
+                .is_some_and(|from| current.commit_lsn >= from)
+            {
                 oids.push(((schema.0, route.oid.to_u32()), route.oid));
             }
         }
@@ -31,12 +37,8 @@ impl Session {
         }
         // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
         self.close_tables();
-        let owner = match self.identity.run_as {
-            Some(user) => Some(pg_sys::Oid::from(user)),
-            None => None,
-        };
-        if let Some(owner) = owner {
-            self.user.work_as(owner);
+        if let Some(user) = self.identity.run_as {
+            self.user.work_as(pg_sys::Oid::from(user));
         }
         let lock = i32::try_from(pg_sys::AccessExclusiveLock).unwrap_or(8);
         // SAFETY: in a transaction; relations are opened with the lock that ExecuteTruncateGuts wants and closed after it,

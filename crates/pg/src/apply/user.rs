@@ -38,11 +38,19 @@ impl UserSwitch {
             }
             // A superuser may do everything anyway; anybody else must not reach what this process may, through a trigger that
             // leaves something behind.
-            let limited =
-                if pg_sys::superuser_arg(user) { 0 } else { SECURITY_RESTRICTED_OPERATION };
+            let limited = if pg_sys::superuser_arg(user) {
+                0
+            } else {
+                SECURITY_RESTRICTED_OPERATION
+            };
             pg_sys::SetUserIdAndSecContext(user, context | limited);
             let nest_level = pg_sys::NewGUCNestLevel();
-            self.saved = Some(Saved { user: before, context, nest_level, current: user });
+            self.saved = Some(Saved {
+                user: before,
+                context,
+                nest_level,
+                current: user,
+            });
         }
     }
 

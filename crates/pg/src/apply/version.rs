@@ -17,7 +17,9 @@ pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
 /// Node of a replication origin's name: `braid/<node>/<number>`. Other names stand for themselves.
 #[must_use]
 pub fn node_of_origin(name: &str) -> &str {
-    name.strip_prefix("braid/").and_then(|rest| rest.rsplit_once('/')).map_or(name, |(node, _)| node)
+    name.strip_prefix("braid/")
+        .and_then(|rest| rest.rsplit_once('/'))
+        .map_or(name, |(node, _)| node)
 }
 
 /// A version with its origin's number, as it is read from a row.
@@ -62,7 +64,10 @@ impl OriginNames {
     /// `local` is this node's name.
     #[must_use]
     pub fn new(local: &str) -> Self {
-        Self { local: local.to_owned(), names: HashMap::new() }
+        Self {
+            local: local.to_owned(),
+            names: HashMap::new(),
+        }
     }
 
     /// The node that an origin stands for.

@@ -243,7 +243,10 @@ impl OpenTable {
                     pg_sys::build_column_default(self.relation, attribute).cast::<pg_sys::Expr>();
                 if !expression.is_null() {
                     let planned = pg_sys::expression_planner(expression);
-                    prepared.push((*position, pg_sys::ExecInitExpr(planned, std::ptr::null_mut())));
+                    prepared.push((
+                        *position,
+                        pg_sys::ExecInitExpr(planned, std::ptr::null_mut()),
+                    ));
                 }
                 pg_sys::MemoryContextSwitchTo(before);
             }
@@ -259,7 +262,9 @@ impl OpenTable {
             self.fill(self.new_slot, values);
             let context = self.expression_context();
             for (position, state) in self.defaults.iter().flatten() {
-                let Some(evaluate) = (**state).evalfunc else { continue };
+                let Some(evaluate) = (**state).evalfunc else {
+                    continue;
+                };
                 let mut is_null = false;
                 let value = pg_sys::ffi::pg_guard_ffi_boundary(|| {
                     evaluate(*state, context, &raw mut is_null)
@@ -382,4 +387,3 @@ pub unsafe fn make_node<T>(tag: pg_sys::NodeTag) -> *mut T {
         node.cast()
     }
 }
-

@@ -4,13 +4,14 @@
 //! decoding: catalogs are read under the historic snapshot of the change, nothing may be written, no lock is taken.
 //!
 //! A change costs no catalog look-up and, for the common types, no call into PostgreSQL and no allocation: the relation's
-//! shape, its columns' encoders, its keys and its filters are compiled once ([`relation`]) and kept until an invalidation
-//! ([`invalidation`]) says that they may differ; the tuple is taken apart once ([`tuple`]) and written straight into the
-//! frame ([`column`]).
+//! shape, its columns' encoders, its keys and its filters are compiled once (`relation`) and kept until an invalidation
+//! (`invalidation`) says that they may differ; the tuple is taken apart once (`tuple`) and written straight into the
+//! frame (`column`).
 //!
-//! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in [`plugin`] over
+//! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in `plugin` over
 //! the same [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
 
+mod arguments;
 mod column;
 mod invalidation;
 mod key;
@@ -20,9 +21,11 @@ mod plugin;
 mod publications;
 mod relation;
 mod report;
+mod row_change;
 mod row_filter;
 mod scratch;
 mod session;
+mod stream;
 mod tuple;
 mod type_facts;
 
