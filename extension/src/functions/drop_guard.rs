@@ -9,7 +9,7 @@ use braid_pg::drop_command::{DropCommand, from_event_trigger};
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
-use super::{local, run};
+use super::{local, run, wake_manager};
 
 /// braid.guard_drop() returns event_trigger
 #[pg_extern(sql = false)]
@@ -33,10 +33,11 @@ fn guard(command: Option<DropCommand>) -> Outcome<()> {
         Some(DropCommand::Other) => false,
     };
     if drops_extension {
-        check_nothing_left()
-    } else {
-        Ok(())
+        check_nothing_left()?;
+        // Once it is dropped, the manager has nothing to do here and ends.
+        wake_manager();
     }
+    Ok(())
 }
 
 fn owns_extension(roles: &[pg_sys::Oid]) -> bool {

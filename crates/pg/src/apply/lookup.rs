@@ -334,7 +334,11 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
                 && !pg_sys::TransactionIdIsCurrentTransactionId(writer)
                 && !pg_sys::TransactionIdIsInProgress(writer)
                 && !pg_sys::TransactionIdDidCommit(writer);
-            return if gone { EndOfVersion::Aborted } else { EndOfVersion::Replaced };
+            return if gone {
+                EndOfVersion::Aborted
+            } else {
+                EndOfVersion::Replaced
+            };
         }
         let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
             (*header).t_choice.t_heap.t_xmax
