@@ -3,12 +3,12 @@
 use braid_bgworker::conflict::{
     Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
 };
-use braid_gir::{BeforeKind, Change, Image, Operation, Value};
+use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
 use super::history;
 use super::lookup::Found;
-use super::relation::RemoteRelation;
+use super::relation::{self, RemoteRelation};
 use super::version::Stamp;
 use super::write::RowValues;
 use super::{Current, Session, Target};
@@ -78,7 +78,11 @@ impl Session {
         remote: &RemoteRelation,
         current: &Current,
     ) -> Result<(), PgError> {
-        let moved = change.header.before != BeforeKind::Absent && key_differs(change, remote)?;
+        let key = self
+            .targets
+            .get(&root)
+            .and_then(|target| target.plan.key.as_ref());
+        let moved = key_differs(change, key)?;
         let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
         let Some(before) = change.before.as_ref() else {
             return self.update(new_key, remote, current, &after, &after, false);
@@ -516,15 +520,16 @@ fn version(current: &Current) -> Version<'_> {
     }
 }
 
-/// Whether the identity's columns differ between the images.
-fn key_differs(change: &Change<'_>, remote: &RemoteRelation) -> Result<bool, PgError> {
-    let (Some(before), Some(after)) = (&change.before, &change.after) else {
+/// Whether the columns by which rows are found here differ between the images. A row that is found by all of its columns has
+/// no key that another row could hold.
+fn key_differs(change: &Change<'_>, key: Option<&relation::Key>) -> Result<bool, PgError> {
+    let (Some(key), Some(before), Some(after)) = (key, &change.before, &change.after) else {
         return Ok(false);
     };
-    let full = change.header.before == BeforeKind::Row;
-    for ((old, new), column) in before.values().zip(after.values()).zip(&remote.columns) {
+    for (index, (old, new)) in before.values().zip(after.values()).enumerate() {
         let (old, new) = (old?, new?);
-        if (column.identity || full) && new != Value::None && old != new {
+        let in_key = key.columns.iter().any(|column| column.remote == index);
+        if in_key && new != Value::None && old != new {
             return Ok(true);
         }
     }
