@@ -917,6 +917,8 @@ impl Stream {
             }
             self.tend()?;
             latch::wait(Some(Duration::from_millis(50)));
+            // As in `wait_for_commits`: nobody looks at the socket meanwhile.
+            self.last_message = Instant::now();
         }
     }
 
