@@ -197,8 +197,8 @@ impl Manager {
             };
             if self.leaders.contains_key(&wanted.id) {
                 // What it does not watch for itself: tables that are to be copied.
-                registry::set_latch(entry.leader_latch.load(Ordering::Acquire));
                 entry.catalog_version.fetch_add(1, Ordering::AcqRel);
+                registry::set_latch(entry.leader_latch.load(Ordering::Acquire));
                 continue;
             }
             let left = self
