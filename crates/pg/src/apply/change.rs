@@ -3,7 +3,7 @@
 use braid_bgworker::conflict::{
     Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
 };
-use braid_gir::{BeforeKind, Change, Image, Operation, Value};
+use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
 use super::history;
@@ -75,7 +75,6 @@ impl Session {
         remote: &RemoteRelation,
         current: &Current,
     ) -> Result<(), PgError> {
-        let moved = change.header.before != BeforeKind::Absent && key_differs(change, remote)?;
         let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
         let Some(before) = change.before.as_ref() else {
             return self.update(new_key, remote, current, &after, &after, false);
@@ -87,6 +86,11 @@ impl Session {
             self.delete(old_key, remote, current, &old)?;
             return self.insert(new_key, remote, current, &complete);
         }
+        let moved = match &self.target(old_key)?.plan.key {
+            Some(key) => key_differs(change, key)?,
+            // Nothing but a unique key can be in the way; a row that equals the new one is a row of its own.
+            None => false,
+        };
         self.update(old_key, remote, current, &old, &after, moved)
     }
 
@@ -317,7 +321,7 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
-        if moved && !self.make_room(key, remote, current, after)? {
+        if moved && !self.make_room(key, remote, current, old, after)? {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
@@ -329,6 +333,12 @@ impl Session {
             decision.reason = "the row is not here, and the change does not carry its unchanged large values";
         }
         self.write_row(key, remote, current, found, decision, after)
+    }
+
+    /// Where the row that was found last is.
+    fn found_at(&self, key: Key) -> Option<(u16, u16, u16)> {
+        let target = self.targets.get(&key)?;
+        target.table.as_ref().map(super::write::OpenTable::found_at)
     }
 
     /// Whether a column that the stream has is not available in `values`.
@@ -348,9 +358,18 @@ impl Session {
         key: Key,
         remote: &RemoteRelation,
         current: &Current,
+        old: &RowValues,
         after: &RowValues,
     ) -> Result<bool, PgError> {
+        let own = match self.find(key, remote, old)? {
+            Found::Row(_) => Some(self.found_at(key)),
+            Found::Missing(_) => None,
+        };
         let found = self.find(key, remote, after)?;
+        if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
+            // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
+            return Ok(true);
+        }
         let decision = decide_new_key(self.local(found), version(current));
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
@@ -444,15 +463,15 @@ fn version(current: &Current) -> Version<'_> {
     Version { timestamp: current.timestamp, origin: &current.origin }
 }
 
-/// Whether the identity's columns differ between the images.
-fn key_differs(change: &Change<'_>, remote: &RemoteRelation) -> Result<bool, PgError> {
+/// Whether the columns of the key by which rows are found differ between the images.
+fn key_differs(change: &Change<'_>, key: &super::relation::Key) -> Result<bool, PgError> {
     let (Some(before), Some(after)) = (&change.before, &change.after) else {
         return Ok(false);
     };
-    let full = change.header.before == BeforeKind::Row;
-    for ((old, new), column) in before.values().zip(after.values()).zip(&remote.columns) {
+    for (index, (old, new)) in before.values().zip(after.values()).enumerate() {
         let (old, new) = (old?, new?);
-        if (column.identity || full) && new != Value::None && old != new {
+        let in_key = key.columns.iter().any(|column| column.remote == index);
+        if in_key && new != Value::None && old != new {
             return Ok(true);
         }
     }
