@@ -173,8 +173,10 @@ pub fn main(argument: pg_sys::Datum) {
 unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
     // SAFETY: the argument is the address of this applier's entry in the registry.
     let own = unsafe { &*std::ptr::with_exposed_provenance::<ApplierEntry>(argument.value()) };
-    own.state.store(0, Ordering::Relaxed);
-    own.pid.store(0, Ordering::Release);
+    if own.pid.load(Ordering::Acquire) == registry::my_pid() {
+        own.state.store(0, Ordering::Relaxed);
+        own.pid.store(0, Ordering::Release);
+    }
 }
 
 fn set(name: &str, value: &str) {

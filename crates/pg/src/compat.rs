@@ -253,3 +253,6 @@ pub(crate) unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
         pg_sys::pqsignal_be(signal, handler);
     }
 }
+
+/// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's owner.
+pub(crate) const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");

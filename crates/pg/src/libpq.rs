@@ -320,6 +320,11 @@ impl Connection {
             _ => own_options.to_owned(),
         };
         let mut pairs = vec![
+            // A provider behind a network that has gone silent is noticed within a minute, unless the string says otherwise: what
+            // comes later overrides.
+            ("keepalives_idle", "30"),
+            ("keepalives_interval", "10"),
+            ("keepalives_count", "3"),
             ("dbname", dsn),
             ("fallback_application_name", application_name),
             ("application_name", application_name),

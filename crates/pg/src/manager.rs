@@ -13,12 +13,14 @@ use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
-use crate::subscription::{execute, rows};
+use crate::subscription::{execute_counting, rows};
 use crate::{latch, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// Conflicts that are removed in one transaction; the statement has the same number.
+const PURGE_BATCH: usize = 10_000;
 /// A leader that ran this long and ended without an error starts again at once.
 const SETTLED: Duration = Duration::from_secs(5);
 
@@ -325,16 +327,21 @@ impl Manager {
             return;
         };
         let purged = error::transaction(|| {
-            execute(
+            execute_counting(
                 "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
                  where recorded_at < now() - make_interval(mins => $1) limit 10000)",
                 &[minutes.into()],
             )
         });
-        if let Err(failure) = purged {
-            failure.log("could not remove old conflicts");
+        match purged {
+            // More is left: go on after a breath.
+            Ok(PURGE_BATCH..) => {
+                self.purged = None;
+                *wait = (*wait).min(Duration::from_millis(100));
+            }
+            Ok(_) => *wait = (*wait).min(PURGE_INTERVAL),
+            Err(failure) => failure.log("could not remove old conflicts"),
         }
-        *wait = (*wait).min(PURGE_INTERVAL);
     }
 
     fn stop_all(&mut self) {

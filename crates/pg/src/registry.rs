@@ -366,6 +366,22 @@ pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
     })
 }
 
+/// Give back the entries of databases that are gone.
+pub fn release_managers(existing: &[u32]) {
+    let Some(shared) = shared() else { return };
+    for entry in &shared.managers {
+        let database = entry.database.load(Ordering::Acquire);
+        if database != 0
+            && !existing.contains(&database)
+            && entry.pid.load(Ordering::SeqCst) <= 0
+        {
+            entry.poked.store(0, Ordering::SeqCst);
+            entry.pid.store(0, Ordering::SeqCst);
+            entry.database.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// Make the manager of this database, or the supervisor if it has none, look at the catalog.
 pub fn poke(database: u32) {
     let Some(shared) = shared() else {

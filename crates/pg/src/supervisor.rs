@@ -121,6 +121,7 @@ fn tend(
         }
     }
     managers.retain(|database, _| databases.contains(database));
+    registry::release_managers(databases);
     wait
 }
 

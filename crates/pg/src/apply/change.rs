@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 
 use super::history;
 use super::lookup::Found;
-use super::relation::{self, RemoteRelation};
+use super::relation::RemoteRelation;
 use super::version::Stamp;
 use super::write::RowValues;
 use super::{Current, Session, Target};
@@ -78,11 +78,6 @@ impl Session {
         remote: &RemoteRelation,
         current: &Current,
     ) -> Result<(), PgError> {
-        let key = self
-            .targets
-            .get(&root)
-            .and_then(|target| target.plan.key.as_ref());
-        let moved = key_differs(change, key)?;
         let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
         let Some(before) = change.before.as_ref() else {
             return self.update(new_key, remote, current, &after, &after, false);
@@ -94,6 +89,11 @@ impl Session {
             self.delete(old_key, remote, current, &old)?;
             return self.insert(new_key, remote, current, &complete);
         }
+        let moved = match &self.target(old_key)?.plan.key {
+            Some(key) => key_differs(change, key)?,
+            // Nothing but a unique key can be in the way; a row that equals the new one is a row of its own.
+            None => false,
+        };
         self.update(old_key, remote, current, &old, &after, moved)
     }
 
@@ -372,7 +372,7 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
-        if moved && !self.make_room(key, remote, current, after)? {
+        if moved && !self.make_room(key, remote, current, old, after)? {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
@@ -385,6 +385,12 @@ impl Session {
                 "the row is not here, and the change does not carry its unchanged large values";
         }
         self.write_row(key, remote, current, found, decision, after)
+    }
+
+    /// Where the row that was found last is.
+    fn found_at(&self, key: Key) -> Option<(u16, u16, u16)> {
+        let target = self.targets.get(&key)?;
+        target.table.as_ref().map(super::write::OpenTable::found_at)
     }
 
     /// Whether a column that the stream has is not available in `values`.
@@ -404,9 +410,18 @@ impl Session {
         key: Key,
         remote: &RemoteRelation,
         current: &Current,
+        old: &RowValues,
         after: &RowValues,
     ) -> Result<bool, PgError> {
+        let own = match self.find(key, remote, old)? {
+            Found::Row(_) => Some(self.found_at(key)),
+            Found::Missing(_) => None,
+        };
         let found = self.find(key, remote, after)?;
+        if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
+            // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
+            return Ok(true);
+        }
         let decision = decide_new_key(self.local(found), version(current), current.from_origin);
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
@@ -520,10 +535,9 @@ fn version(current: &Current) -> Version<'_> {
     }
 }
 
-/// Whether the columns by which rows are found here differ between the images. A row that is found by all of its columns has
-/// no key that another row could hold.
-fn key_differs(change: &Change<'_>, key: Option<&relation::Key>) -> Result<bool, PgError> {
-    let (Some(key), Some(before), Some(after)) = (key, &change.before, &change.after) else {
+/// Whether the columns of the key by which rows are found differ between the images.
+fn key_differs(change: &Change<'_>, key: &super::relation::Key) -> Result<bool, PgError> {
+    let (Some(before), Some(after)) = (&change.before, &change.after) else {
         return Ok(false);
     };
     for (index, (old, new)) in before.values().zip(after.values()).enumerate() {

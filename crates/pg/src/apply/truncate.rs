@@ -49,6 +49,8 @@ impl Session {
             let mut relation_oids = std::ptr::null_mut();
             let mut logged = std::ptr::null_mut();
             let mut opened: Vec<pg_sys::Relation> = Vec::new();
+            let mut owners: Vec<pg_sys::Oid> = Vec::new();
+            let mut has_triggers = false;
             let mut seen = Vec::new();
             for (_, root) in &oids {
                 let below = ffi::find_all_inheritors(*root, lock);
@@ -67,12 +69,30 @@ impl Session {
                         pg_sys::relation_close(relation, lock);
                         continue;
                     }
+                    owners.push((*(*relation).rd_rel).relowner);
+                    has_triggers |= !(*relation).trigdesc.is_null();
                     opened.push(relation);
                     relations = pg_sys::lappend(relations, relation.cast());
                     relation_oids = pg_sys::lappend_oid(relation_oids, oid);
                     if (*(*relation).rd_rel).relpersistence.cast_unsigned() == b'p' {
                         logged = pg_sys::lappend_oid(logged, oid);
                     }
+                }
+            }
+            // From 16 on PostgreSQL itself goes from owner to owner; before, a trigger would run with this process's rights.
+            if self.identity.run_as.is_none()
+                && let Some(first) = owners.first()
+            {
+                if owners.iter().all(|owner| owner == first) {
+                    self.user.work_as(*first);
+                } else if has_triggers && compat::TRUNCATES_AS_CALLER {
+                    return Err(PgError::new(
+                        "0A000",
+                        "cannot truncate tables of several owners, some with triggers, in one command",
+                    )
+                    .with_hint(
+                        "Give the tables one owner, or let the subscription apply as its owner with run_as_owner.",
+                    ));
                 }
             }
             compat::execute_truncate(relations, relation_oids, logged, truncate.restart_identity);

@@ -171,6 +171,14 @@ impl OpenTable {
         }
     }
 
+    /// Where the row in the local slot is: block (two halves) and item.
+    #[must_use]
+    pub fn found_at(&self) -> (u16, u16, u16) {
+        // SAFETY: the slot is valid as long as the table is open.
+        let tid = unsafe { (*self.local_slot).tts_tid };
+        (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
+    }
+
     /// Find and lock a row that equals `values` in all columns, by a scan of the whole table.
     ///
     /// # Errors

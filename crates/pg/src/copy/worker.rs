@@ -251,6 +251,9 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         &arguments,
     )?;
     if made == 1 {
+        // Appliers that have a transaction in hand look again from which position on the table's changes count.
+        // SAFETY: registers an invalidation message with this transaction.
+        unsafe { pg_sys::CacheInvalidateRelcacheByRelid(pg_sys::Oid::from(task.relation)) };
         return Ok(());
     }
     // Dropped, refreshed or resynced meanwhile: what was copied must not stay.

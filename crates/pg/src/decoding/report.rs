@@ -25,7 +25,7 @@ pub(super) fn raise(error: &Error) -> ! {
         }
         Error::MissingPublication(_) => (
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            "The publication must have existed when the change was made: create it before the slot, or remove it from the subscription.",
+            "The publication must have existed when the change was made. Name other publications with braid.alter_subscription, or drop the subscription and create it again.",
         ),
         Error::ColumnLists { .. } => (
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
