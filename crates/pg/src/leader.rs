@@ -818,11 +818,16 @@ impl Stream {
     }
 
     /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its changes are in the stream from the
-    /// first one on, so it belongs to the subscription without a copy. Of a publication with a list, a table that is added may
+    /// first one on, so it belongs to the subscription; where it has rows here, without a copy. Of a publication with a list, a table that is added may
     /// have rows already: braid.refresh_subscription copies them.
     fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
         let id = self.subscription.id;
-        let added = error::transaction(|| subscription::add_table(id, namespace, name, false))?;
+        let copy_data = self.subscription.copy_data;
+        let added = error::transaction(|| {
+            // One that is empty here may have been dropped and made anew while the provider's was not.
+            let copy = copy_data && subscription::is_empty(namespace, name)?;
+            subscription::add_table(id, namespace, name, copy)
+        })?;
         if added {
             pgrx::log!(
                 "table \"{namespace}.{name}\" is now part of subscription \"{}\"",
@@ -869,6 +874,10 @@ impl Stream {
         let Some(in_hand) = self.in_hand.as_mut() else {
             return Err(out_of_order());
         };
+        if in_hand.discard {
+            // Its number is used again: it must leave no trace in the tracker.
+            return Ok(());
+        }
         in_hand.changes = in_hand.changes.saturating_add(1);
         if !ready {
             in_hand.blocked_on.insert(header.schema.0);
@@ -884,6 +893,9 @@ impl Stream {
         let Record::Truncate(truncate) = Record::read(tag, body)? else {
             return Err(out_of_order());
         };
+        if self.in_hand.as_ref().is_some_and(|in_hand| in_hand.discard) {
+            return Ok(());
+        }
         for schema in truncate.schemas() {
             let (oid, ready) = self.table(schema.0)?;
             self.tracker.barrier(oid);

@@ -5,7 +5,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::spi::SpiError;
 
 use crate::error::PgError;
-use crate::libpq::quote_literal;
+use crate::libpq::{quote_identifier, quote_literal};
 
 /// A row of `braid.subscription`, as its workers need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,6 +174,23 @@ pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgE
             start_lsn.map(lsn_text).into(),
         ],
     )
+}
+
+/// Whether a table of this database has no rows; false when it is not here.
+///
+/// # Errors
+/// As [`execute`].
+pub fn is_empty(namespace: &str, name: &str) -> Result<bool, PgError> {
+    let here = rows(
+        "select 1::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')",
+        &[namespace.into(), name.into()],
+    )?;
+    if here.is_empty() {
+        return Ok(false);
+    }
+    let table = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+    Ok(rows(&format!("select 1::text from {table} limit 1"), &[])?.is_empty())
 }
 
 /// Make a table of this database part of a subscription, to be copied first or not. Entries of tables that are gone go. False
