@@ -36,7 +36,7 @@ impl PartialOrd for Version<'_> {
 pub enum Local<'a> {
     /// No row, and no trace of one.
     Missing,
-    /// No row, but a trace of its deletion.
+    /// No row, but a trace of its deletion by another transaction than this very one (then it is missing).
     Deleted(Version<'a>),
     /// A row that this very transaction wrote.
     Own,
@@ -104,33 +104,79 @@ pub struct Decision {
     pub reason: &'static str,
 }
 
-const NO_CONFLICT: Decision = Decision { action: Action::Apply, conflict: None, reason: "" };
+const NO_CONFLICT: Decision = Decision {
+    action: Action::Apply,
+    conflict: None,
+    reason: "",
+};
 
 const REMOTE_NEWER: &str = "the remote version is newer";
 const LOCAL_NEWER: &str = "the local version is newer";
+const DELETED_NEWER: &str = "the row was deleted here by a newer transaction";
 const SAME_VERSION: &str = "both are the same version";
+
+/// The same change again, by another way: it is here already. To write it again would also send it on again, and around for
+/// ever where nodes forward to each other.
+const KNOWN: Decision = Decision {
+    action: Action::Keep,
+    conflict: None,
+    reason: SAME_VERSION,
+};
 
 fn newer_wins(kind: Kind, local: Version<'_>, remote: Version<'_>) -> Decision {
     let (action, reason) = match remote.cmp(&local) {
         Ordering::Greater => (Action::Apply, REMOTE_NEWER),
         Ordering::Less => (Action::Keep, LOCAL_NEWER),
-        Ordering::Equal => (Action::Apply, SAME_VERSION),
+        Ordering::Equal => return KNOWN,
     };
-    Decision { action, conflict: Some(kind), reason }
+    Decision {
+        action,
+        conflict: Some(kind),
+        reason,
+    }
 }
 
-/// Last update wins, for an insert.
+/// A row and a change of the same origin are no conflict. Straight from their origin they come in its commit order, whatever
+/// its clock did, and two transactions of one microsecond are told apart by that; by other ways the version decides.
+fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
+    match remote.cmp(&local) {
+        _ if from_origin => NO_CONFLICT,
+        Ordering::Greater => NO_CONFLICT,
+        Ordering::Less => Decision {
+            action: Action::Keep,
+            conflict: None,
+            reason: LOCAL_NEWER,
+        },
+        Ordering::Equal => KNOWN,
+    }
+}
+
+/// A row comes where one was deleted.
+fn over_deletion(
+    deleted: Version<'_>,
+    remote: Version<'_>,
+    from_origin: bool,
+    reason: &'static str,
+) -> Decision {
+    if deleted.origin == remote.origin {
+        return same_origin(deleted, remote, from_origin);
+    }
+    if deleted < remote {
+        return NO_CONFLICT;
+    }
+    Decision {
+        action: Action::Keep,
+        conflict: Some(Kind::UpdateDeleted),
+        reason,
+    }
+}
+
+/// Last update wins, for an insert. `from_origin` as in [`decide_update`].
 #[must_use]
-pub fn decide_insert(local: Local<'_>, remote: Version<'_>) -> Decision {
+pub fn decide_insert(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
         Local::Missing | Local::Own => NO_CONFLICT,
-        // What its own origin deleted before is no conflict, and neither is an older deletion.
-        Local::Deleted(deleted) if deleted <= remote || deleted.origin == remote.origin => NO_CONFLICT,
-        Local::Deleted(_) => Decision {
-            action: Action::Keep,
-            conflict: Some(Kind::UpdateDeleted),
-            reason: "the row was deleted here by a newer transaction",
-        },
+        Local::Deleted(deleted) => over_deletion(deleted, remote, from_origin, DELETED_NEWER),
         Local::Unversioned => Decision {
             action: Action::Apply,
             conflict: Some(Kind::InsertExists),
@@ -147,11 +193,7 @@ pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     match local {
         Local::Own | Local::Unversioned => NO_CONFLICT,
         Local::Present(version) if version.origin == remote.origin => {
-            if from_origin || version <= remote {
-                NO_CONFLICT
-            } else {
-                Decision { action: Action::Keep, conflict: None, reason: LOCAL_NEWER }
-            }
+            same_origin(version, remote, from_origin)
         }
         Local::Present(version) => newer_wins(Kind::UpdateOriginDiffers, version, remote),
         Local::Missing => Decision {
@@ -167,22 +209,19 @@ pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
         Local::Deleted(_) => Decision {
             action: Action::Keep,
             conflict: Some(Kind::UpdateDeleted),
-            reason: "the row was deleted here by a newer transaction",
+            reason: DELETED_NEWER,
         },
     }
 }
 
-/// Last update wins, for a delete. `from_origin` as in [`decide_update`].
+/// Last update wins, for a delete. `from_origin` as in [`decide_update`]. For nodes to agree, the deletion's version has to be
+/// remembered also where there is nothing to delete: an older insert or update may still come, by another stream.
 #[must_use]
 pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
         Local::Own | Local::Unversioned => NO_CONFLICT,
         Local::Present(version) if version.origin == remote.origin => {
-            if from_origin || version <= remote {
-                NO_CONFLICT
-            } else {
-                Decision { action: Action::Keep, conflict: None, reason: LOCAL_NEWER }
-            }
+            same_origin(version, remote, from_origin)
         }
         Local::Present(version) => newer_wins(Kind::DeleteOriginDiffers, version, remote),
         Local::Missing | Local::Deleted(_) => Decision {
@@ -193,17 +232,16 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// Last update wins, for an update that moves a row to a key under which there is another row.
+/// Last update wins, for an update that moves a row to a key under which there is another row. `from_origin` as in
+/// [`decide_update`].
 #[must_use]
-pub fn decide_new_key(local: Local<'_>, remote: Version<'_>) -> Decision {
+pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
         Local::Missing | Local::Own => NO_CONFLICT,
-        Local::Deleted(deleted) if deleted <= remote || deleted.origin == remote.origin => NO_CONFLICT,
-        Local::Deleted(_) => Decision {
-            action: Action::Keep,
-            conflict: Some(Kind::UpdateDeleted),
-            reason: "the row under the new key was deleted here by a newer transaction",
-        },
+        Local::Deleted(deleted) => {
+            let reason = "the row under the new key was deleted here by a newer transaction";
+            over_deletion(deleted, remote, from_origin, reason)
+        }
         Local::Unversioned => Decision {
             action: Action::Apply,
             conflict: Some(Kind::UpdateExists),
@@ -217,20 +255,43 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>) -> Decision {
 mod tests {
     use super::*;
 
-    const A: Version<'_> = Version { timestamp: 10, origin: "a" };
-    const B: Version<'_> = Version { timestamp: 10, origin: "b" };
-    const LATER: Version<'_> = Version { timestamp: 11, origin: "a" };
+    const A: Version<'_> = Version {
+        timestamp: 10,
+        origin: "a",
+    };
+    const B: Version<'_> = Version {
+        timestamp: 10,
+        origin: "b",
+    };
+    const LATER: Version<'_> = Version {
+        timestamp: 11,
+        origin: "a",
+    };
 
     #[test]
     fn versions_order_by_time_then_by_origin_bytes() {
         assert!(A < B && B < LATER);
-        assert!(Version { timestamp: 0, origin: "B" } < Version { timestamp: 0, origin: "a" });
+        assert!(
+            Version {
+                timestamp: 0,
+                origin: "B"
+            } < Version {
+                timestamp: 0,
+                origin: "a"
+            }
+        );
     }
 
     #[test]
     fn equal_timestamps_have_one_winner_on_every_node() {
-        assert_eq!(decide_update(Local::Present(A), B, true).action, Action::Apply);
-        assert_eq!(decide_update(Local::Present(B), A, true).action, Action::Keep);
+        assert_eq!(
+            decide_update(Local::Present(A), B, true).action,
+            Action::Apply
+        );
+        assert_eq!(
+            decide_update(Local::Present(B), A, true).action,
+            Action::Keep
+        );
     }
 
     #[test]
@@ -240,22 +301,43 @@ mod tests {
         // Its clock stepped back: the order of its stream decides.
         assert_eq!(decide_update(Local::Present(LATER), A, true), NO_CONFLICT);
         // The same change again by another way.
-        assert_eq!(decide_update(Local::Present(LATER), A, false).action, Action::Keep);
+        assert_eq!(
+            decide_update(Local::Present(LATER), A, false).action,
+            Action::Keep
+        );
     }
 
     #[test]
     fn a_newer_delete_is_not_undone() {
-        let insert = decide_insert(Local::Deleted(LATER), B);
-        assert_eq!((insert.action, insert.conflict), (Action::Keep, Some(Kind::UpdateDeleted)));
-        assert_eq!(decide_update(Local::Deleted(LATER), B, true).action, Action::Keep);
-        assert_eq!(decide_update(Local::Deleted(A), LATER, true).action, Action::Apply);
+        let insert = decide_insert(Local::Deleted(LATER), B, true);
+        assert_eq!(
+            (insert.action, insert.conflict),
+            (Action::Keep, Some(Kind::UpdateDeleted))
+        );
+        assert_eq!(
+            decide_update(Local::Deleted(LATER), B, true).action,
+            Action::Keep
+        );
+        assert_eq!(
+            decide_update(Local::Deleted(A), LATER, true).action,
+            Action::Apply
+        );
     }
 
     #[test]
     fn every_meeting_of_two_origins_has_a_kind() {
-        assert_eq!(decide_insert(Local::Present(A), B).conflict, Some(Kind::InsertExists));
-        assert_eq!(decide_update(Local::Missing, A, true).conflict, Some(Kind::UpdateMissing));
-        assert_eq!(decide_delete(Local::Missing, A, true).conflict, Some(Kind::DeleteMissing));
+        assert_eq!(
+            decide_insert(Local::Present(A), B, true).conflict,
+            Some(Kind::InsertExists)
+        );
+        assert_eq!(
+            decide_update(Local::Missing, A, true).conflict,
+            Some(Kind::UpdateMissing)
+        );
+        assert_eq!(
+            decide_delete(Local::Missing, A, true).conflict,
+            Some(Kind::DeleteMissing)
+        );
         assert_eq!(
             decide_delete(Local::Present(LATER), B, true),
             Decision {

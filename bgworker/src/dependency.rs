@@ -5,7 +5,8 @@
 //! the other changes. Transactions enter in the provider's commit order under consecutive numbers.
 //!
 //! Cost per change is constant. Memory is bounded by `capacity` keys: when it is reached, keys of transactions that are
-//! committed are forgotten, and when that does not help, everything is, and what follows waits for all before it.
+//! committed are forgotten, and when that does not help, everything is, and what follows waits for all before it. A
+//! transaction that has more keys than that by itself orders with everything.
 //!
 //! Not for: deciding which applier does what, or when. While commits follow the provider's order, "the latest
 //! predecessor is committed" says that all of them are, so an edge to the latest one is all that a schedule needs; the
@@ -46,7 +47,11 @@ struct Table {
 pub struct Edges {
     /// The latest transaction that this one depends on; 0 for none.
     pub latest: u64,
-    /// All that it depends on directly, without repetition, ascending.
+    /// Each transaction up to this one must be committed, not only those in `all`; 0 for none. What a barrier orders with,
+    /// and what was forgotten, is not known one by one.
+    pub through: u64,
+    /// The transactions that it depends on directly, without repetition, ascending. Together with `through` they are
+    /// enough when commits may overtake each other.
     pub all: Vec<u64>,
     /// Whether a barrier was among the reasons.
     pub barrier: bool,
@@ -76,13 +81,18 @@ pub struct DependencyTracker {
     /// Everything that enters depends on this one: history before it was forgotten.
     floor: u64,
     current: u64,
+    /// What the transaction in hand does. Entered when it is complete: one that is abandoned leaves no trace.
+    keys_in_hand: Vec<u64>,
+    tables_changed: Vec<u32>,
+    tables_barred: Vec<u32>,
+    bars_all: bool,
     edges: Vec<u64>,
-    barrier: bool,
+    through: u64,
     statistics: Statistics,
 }
 
 impl DependencyTracker {
-    /// A tracker that remembers at most about `capacity` keys (32 bytes each).
+    /// A tracker that remembers at most about `capacity` keys (32 bytes each), and as many of the transaction in hand.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
@@ -91,8 +101,12 @@ impl DependencyTracker {
             capacity: capacity.max(16),
             floor: 0,
             current: 0,
+            keys_in_hand: Vec::new(),
+            tables_changed: Vec::new(),
+            tables_barred: Vec::new(),
+            bars_all: false,
             edges: Vec::new(),
-            barrier: false,
+            through: 0,
             statistics: Statistics::default(),
         }
     }
@@ -100,8 +114,7 @@ impl DependencyTracker {
     /// A transaction enters. `sequence` is larger than any before; `committed` is the largest up to which all are done.
     pub fn begin(&mut self, sequence: u64, committed: u64) {
         self.current = sequence;
-        self.edges.clear();
-        self.barrier = false;
+        self.forget();
         if self.keys.len() > self.capacity {
             self.keys.retain(|_, last| *last > committed);
             if self.keys.len() > self.capacity / 2 {
@@ -111,59 +124,94 @@ impl DependencyTracker {
                 self.statistics.resets += 1;
             }
         }
-        self.depend_on(self.floor);
     }
 
-    #[inline]
     fn depend_on(&mut self, sequence: u64) {
         if sequence != 0 && sequence != self.current {
             self.edges.push(sequence);
         }
     }
 
+    fn depend_on_all_up_to(&mut self, sequence: u64) {
+        self.depend_on(sequence);
+        self.through = self.through.max(sequence);
+    }
+
     /// It changes a row of `table`, whose unique keys before and after have these hashes.
     #[inline]
     pub fn change(&mut self, table: u32, hashes: impl Iterator<Item = u64>) {
-        let current = self.current;
-        let entry = self.tables.entry(table).or_default();
-        let last_barrier = entry.last_barrier;
-        entry.last_change = current;
-        self.depend_on(last_barrier);
-        for hash in hashes {
-            if let Some(previous) = self.keys.insert(hash, current) {
-                self.depend_on(previous);
-            }
+        if self.bars_all {
+            return;
+        }
+        if self.tables_changed.last() != Some(&table) {
+            self.tables_changed.push(table);
+        }
+        self.keys_in_hand.extend(hashes);
+        if self.keys_in_hand.len().max(self.tables_changed.len()) > self.capacity {
+            // Too many to keep: it orders with everything, then.
+            self.barrier_for_all();
         }
     }
 
     /// It does something to `table` that can't be keyed: it orders with every other change of the table.
     pub fn barrier(&mut self, table: u32) {
-        let current = self.current;
-        let entry = self.tables.entry(table).or_default();
-        let last_change = entry.last_change;
-        *entry = Table { last_change: current, last_barrier: current };
-        self.depend_on(last_change);
-        self.barrier = true;
+        if !self.bars_all && !self.tables_barred.contains(&table) {
+            self.tables_barred.push(table);
+        }
     }
 
     /// It is a barrier for everything: it depends on all before it, and all after it depend on it.
     pub fn barrier_for_all(&mut self) {
-        self.keys.clear();
-        self.tables.clear();
-        self.depend_on(self.current - 1);
-        self.floor = self.current;
-        self.barrier = true;
+        self.forget();
+        self.bars_all = true;
     }
 
     /// The transaction is complete.
     pub fn finish(&mut self) -> Edges {
+        let current = self.current;
+        self.edges.clear();
+        self.through = 0;
+        self.depend_on_all_up_to(self.floor);
+        let barrier = self.bars_all || !self.tables_barred.is_empty();
+        if self.bars_all {
+            self.keys.clear();
+            self.tables.clear();
+            self.depend_on_all_up_to(current - 1);
+            self.floor = current;
+        }
+        for table in std::mem::take(&mut self.tables_barred) {
+            let entry = self.tables.entry(table).or_default();
+            let last_change = entry.last_change;
+            *entry = Table {
+                last_change: current,
+                last_barrier: current,
+            };
+            self.depend_on_all_up_to(last_change);
+        }
+        let mut tables = std::mem::take(&mut self.tables_changed);
+        for table in tables.drain(..) {
+            let entry = self.tables.entry(table).or_default();
+            let last_barrier = entry.last_barrier;
+            entry.last_change = current;
+            self.depend_on(last_barrier);
+        }
+        self.tables_changed = tables;
+        let mut keys = std::mem::take(&mut self.keys_in_hand);
+        for key in keys.drain(..) {
+            if let Some(previous) = self.keys.insert(key, current) {
+                self.depend_on(previous);
+            }
+        }
+        self.keys_in_hand = keys;
         self.edges.sort_unstable();
         self.edges.dedup();
         let edges = Edges {
             latest: self.edges.last().copied().unwrap_or(0),
+            through: self.through,
             all: self.edges.clone(),
-            barrier: self.barrier,
+            barrier,
         };
+        self.forget();
         self.statistics.transactions += 1;
         self.statistics.dependent += u64::from(!edges.all.is_empty());
         self.statistics.edges += edges.all.len() as u64;
@@ -171,10 +219,16 @@ impl DependencyTracker {
         edges
     }
 
-    /// The transaction in hand will not be applied after all: its number is used again. What it has entered stays, which
-    /// costs an edge too many at worst.
+    /// The transaction in hand will not be applied after all: its number is used again.
     pub fn abandon(&mut self) {
-        self.edges.clear();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.keys_in_hand.clear();
+        self.tables_changed.clear();
+        self.tables_barred.clear();
+        self.bars_all = false;
     }
 
     /// What was seen so far.
@@ -247,5 +301,58 @@ mod tests {
         // The last writer of key 1 was forgotten: then everything depends on the point of forgetting.
         assert!(enter(&mut tracker, 10_000, &[1]).latest >= tracker.floor);
         assert!(tracker.floor > 1);
+    }
+
+    #[test]
+    fn i9_one_huge_transaction_is_bounded_too() {
+        let mut tracker = DependencyTracker::new(64);
+        enter(&mut tracker, 1, &[1]);
+        enter(&mut tracker, 2, &[2]);
+        tracker.begin(3, 0);
+        for key in 0..100_000 {
+            tracker.change(1, [key].into_iter());
+            assert!(tracker.keys_in_hand.len() <= 65 && tracker.keys.len() <= 66);
+        }
+        let edges = tracker.finish();
+        assert_eq!((edges.latest, edges.through, edges.barrier), (2, 2, true));
+        assert_eq!(enter(&mut tracker, 4, &[1_000_000]).latest, 3);
+    }
+
+    #[test]
+    fn an_abandoned_transaction_hides_nothing() {
+        let mut tracker = DependencyTracker::new(100);
+        enter(&mut tracker, 1, &[7]);
+        tracker.begin(2, 0);
+        tracker.change(1, [7].into_iter());
+        tracker.abandon();
+        assert_eq!(enter(&mut tracker, 2, &[7]).all, [1]);
+        // The same for tables.
+        tracker.begin(3, 0);
+        tracker.change(1, [8].into_iter());
+        tracker.barrier(1);
+        tracker.abandon();
+        tracker.begin(3, 0);
+        tracker.barrier(1);
+        assert_eq!(tracker.finish().all, [2]);
+        // And for a barrier for all.
+        tracker.begin(4, 0);
+        tracker.barrier_for_all();
+        tracker.abandon();
+        assert_eq!(enter(&mut tracker, 4, &[7]).all, [2, 3]);
+    }
+
+    #[test]
+    fn a_barrier_waits_for_all_changes_of_its_table() {
+        let mut tracker = DependencyTracker::new(100);
+        enter(&mut tracker, 1, &[1]);
+        enter(&mut tracker, 2, &[2]);
+        tracker.begin(3, 0);
+        tracker.barrier(1);
+        let edges = tracker.finish();
+        assert_eq!(
+            (edges.latest, edges.through),
+            (2, 2),
+            "1 too must be committed"
+        );
     }
 }

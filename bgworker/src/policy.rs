@@ -62,7 +62,9 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
             "The provider has removed WAL that this subscription still needs (max_slot_wal_keep_size). Drop the \
              subscription and create it again."
         }
-        "42501" => "Grant the connecting role REPLICATION and read access to the published tables at the provider.",
+        "42501" => {
+            "Grant the connecting role REPLICATION and read access to the published tables at the provider."
+        }
         "58P01" | "42883" => "Install braid at the provider.",
         "XX000" | "22023" => "",
         _ => "",
@@ -72,7 +74,7 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
 /// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to `most`.
 #[must_use]
 pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
-    let doubled = first.checked_shl(attempt.saturating_sub(1).min(32)).unwrap_or(most);
+    let doubled = first.saturating_mul(1 << attempt.saturating_sub(1).min(63));
     doubled.clamp(first.min(most), most)
 }
 

@@ -30,7 +30,12 @@ impl Progress {
     /// Start where everything before `start` is durable here.
     #[must_use]
     pub fn new(start: u64) -> Self {
-        Self { pending: VecDeque::new(), received: start, applied: start, flushed: start }
+        Self {
+            pending: VecDeque::new(),
+            received: start,
+            applied: start,
+            flushed: start,
+        }
     }
 
     /// The stream has reached `position`.
@@ -41,6 +46,10 @@ impl Progress {
     /// A transaction that ends at `remote_end` is committed here, its record ending at `local_end`.
     pub fn applied(&mut self, remote_end: u64, local_end: u64) {
         self.applied = self.applied.max(remote_end);
+        // What wrote nothing here has no record of its own, and a position that may lie before those of others.
+        let local_end = self
+            .unflushed()
+            .map_or(local_end, |last| last.max(local_end));
         self.pending.push_back((remote_end, local_end));
     }
 
@@ -59,7 +68,11 @@ impl Progress {
                 self.flushed = self.flushed.max(self.received);
             }
         }
-        Positions { received: self.received, flushed: self.flushed, applied: self.applied }
+        Positions {
+            received: self.received,
+            flushed: self.flushed,
+            applied: self.applied,
+        }
     }
 
     /// Where the local WAL must be flushed to for everything applied to be durable; `None` when it is.
@@ -79,7 +92,10 @@ mod tests {
         progress.received(300);
         progress.applied(200, 1000);
         let positions = progress.update(999, true);
-        assert_eq!((positions.flushed, positions.applied, positions.received), (100, 200, 300));
+        assert_eq!(
+            (positions.flushed, positions.applied, positions.received),
+            (100, 200, 300)
+        );
         assert_eq!(progress.update(1000, true).flushed, 200);
     }
 
@@ -88,9 +104,26 @@ mod tests {
         let mut progress = Progress::new(100);
         progress.applied(200, 1000);
         progress.received(500);
-        assert_eq!(progress.update(0, false), Positions { received: 500, flushed: 100, applied: 500 });
+        assert_eq!(
+            progress.update(0, false),
+            Positions {
+                received: 500,
+                flushed: 100,
+                applied: 500
+            }
+        );
         assert_eq!(progress.update(1000, false).flushed, 500);
         assert_eq!(progress.unflushed(), None);
+    }
+
+    #[test]
+    fn what_wrote_nothing_does_not_hide_what_did() {
+        let mut progress = Progress::new(100);
+        progress.applied(200, 1000);
+        progress.applied(300, 0);
+        assert_eq!(progress.unflushed(), Some(1000));
+        assert_eq!(progress.update(999, true).flushed, 100);
+        assert_eq!(progress.update(1000, true).flushed, 300);
     }
 
     #[test]

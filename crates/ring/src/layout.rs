@@ -1,14 +1,11 @@
 //! What lies where in the segment. Indices and offsets only, no pointers but latches', which PostgreSQL keeps at the same
 //! address in all of its processes.
 
-use std::cell::UnsafeCell;
+use crate::failure::Failure;
+use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use crate::wake::{ApplierWait, Counters, LeaderWait, MAX_APPLIERS};
 
-use crate::sync::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-
-/// Most appliers that one subscription can have.
-pub const MAX_APPLIERS: usize = 64;
-
-pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0001;
+pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0002;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
 
@@ -48,7 +45,8 @@ impl Geometry {
     /// Bytes that a segment of this shape needs.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buffer_at().saturating_add(usize::try_from(self.buffer).unwrap_or(usize::MAX))
+        self.buffer_at()
+            .saturating_add(usize::try_from(self.buffer).unwrap_or(usize::MAX))
     }
 }
 
@@ -62,25 +60,14 @@ pub(crate) struct Header {
     pub(crate) descriptors: AtomicU64,
     /// Appliers with a number below this may take transactions. Moved by the leader.
     pub(crate) active_appliers: AtomicU64,
-    /// Address of the leader's latch, 0 before it is there.
-    pub(crate) leader_latch: AtomicUsize,
+    pub(crate) leader: LeaderWait,
     pub(crate) leader_pid: AtomicI32,
-    /// 1 when the leader wants to be woken by the next commit.
-    pub(crate) leader_waits: AtomicU32,
     /// 1 when everybody is to stop.
     pub(crate) stop: AtomicU32,
-    pub(crate) published: Padded,
-    pub(crate) claimed: Padded,
-    pub(crate) committed: Padded,
-    pub(crate) tail: Padded,
+    pub(crate) counters: Counters,
     pub(crate) failure: Failure,
     pub(crate) slots: [ApplierSlot; MAX_APPLIERS],
 }
-
-/// A counter in a cache line of its own.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub(crate) struct Padded(pub(crate) AtomicU64);
 
 /// What an applier is doing, for the others and for the views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,11 +112,9 @@ impl ApplierState {
 pub struct ApplierSlot {
     pub(crate) pid: AtomicI32,
     pub(crate) state: AtomicU32,
-    pub(crate) latch: AtomicUsize,
+    pub(crate) wait: ApplierWait,
     /// The transaction in hand, 0 for none.
     pub(crate) sequence: AtomicU64,
-    /// Wants to be woken when `committed` reaches this; `u64::MAX` for none.
-    pub(crate) wakes_at: AtomicU64,
     /// Transactions committed.
     pub transactions: AtomicU64,
     /// Changes applied.
@@ -162,7 +147,7 @@ impl ApplierSlot {
     /// Address of its latch, 0 when absent.
     #[must_use]
     pub fn latch(&self) -> usize {
-        self.latch.load(Ordering::Acquire)
+        self.wait.latch.load(Ordering::Acquire)
     }
 }
 
@@ -191,96 +176,3 @@ pub struct Descriptor {
 
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
-
-const TEXT: usize = 1000;
-
-/// The first failure that an applier can't deal with itself.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Failure {
-    /// 0 none, 1 being written, 2 there.
-    pub(crate) state: AtomicU32,
-    body: UnsafeCell<FailureBody>,
-}
-
-// SAFETY: `body` is written by the one process that moves `state` from 0 to 1, and read only after it moved it to 2.
-unsafe impl Sync for Failure {}
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct FailureBody {
-    lsn: u64,
-    sqlstate: [u8; 5],
-    lengths: [u16; 3],
-    texts: [[u8; TEXT]; 3],
-}
-
-/// A failure as the leader records it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FailureReport {
-    /// End of the commit record at the provider of the transaction that failed; 0 when it was none.
-    pub lsn: u64,
-    /// Five characters.
-    pub sqlstate: String,
-    /// Primary message, cut to 1,000 bytes.
-    pub message: String,
-    /// Detail, cut to 1,000 bytes; empty for none.
-    pub detail: String,
-    /// Hint, cut to 1,000 bytes; empty for none.
-    pub hint: String,
-}
-
-fn cut(text: &str) -> &[u8] {
-    let mut end = text.len().min(TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.as_bytes().get(..end).unwrap_or_default()
-}
-
-impl Failure {
-    /// Report a failure. Later ones are dropped: the first is the cause.
-    pub fn report(&self, report: &FailureReport) {
-        if self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return;
-        }
-        let mut body =
-            FailureBody { lsn: report.lsn, sqlstate: [b' '; 5], lengths: [0; 3], texts: [[0; TEXT]; 3] };
-        for (to, from) in body.sqlstate.iter_mut().zip(report.sqlstate.bytes()) {
-            *to = from;
-        }
-        let texts = [&report.message, &report.detail, &report.hint];
-        for ((to, length), text) in body.texts.iter_mut().zip(&mut body.lengths).zip(texts) {
-            let text = cut(text);
-            for (to, from) in to.iter_mut().zip(text) {
-                *to = *from;
-            }
-            *length = u16::try_from(text.len()).unwrap_or(0);
-        }
-        // SAFETY: this process moved `state` from 0 to 1, so nobody else writes, and nobody reads before 2.
-        unsafe { self.body.get().write(body) };
-        self.state.store(2, Ordering::Release);
-    }
-
-    /// The failure, if one was reported.
-    #[must_use]
-    pub fn get(&self) -> Option<FailureReport> {
-        if self.state.load(Ordering::Acquire) != 2 {
-            return None;
-        }
-        // SAFETY: state 2 is final: the body does not change any more.
-        let body = unsafe { *self.body.get() };
-        let text = |index: usize| {
-            let length = usize::from(body.lengths.get(index).copied().unwrap_or(0));
-            let bytes = body.texts.get(index).and_then(|text| text.get(..length));
-            String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
-        };
-        Some(FailureReport {
-            lsn: body.lsn,
-            sqlstate: String::from_utf8_lossy(&body.sqlstate).into_owned(),
-            message: text(0),
-            detail: text(1),
-            hint: text(2),
-        })
-    }
-}

@@ -16,15 +16,38 @@
 //! only then does the leader use it again. `end` of an open transaction (one that is larger than the ring can hold) grows
 //! while the applier already reads; such a transaction is applied alone, and its bytes are released as they are read.
 //!
-//! Not for: waiting and waking. Who waits for what is shown here; latches are PostgreSQL's and live in `crates/pg`.
+//! Not for: sleeping and setting latches. Who waits for what is shown here, and whom a step is to wake; latches are
+//! PostgreSQL's and live in `crates/pg`.
 //!
 //! Nothing here trusts a consumer to be alive: a process that dies with shared memory attached makes PostgreSQL restart
 //! all of them, and the ring with them.
 #![allow(unsafe_code)]
 
+#[cfg(not(loom))]
+mod consumer;
+#[cfg(not(loom))]
+mod failure;
+#[cfg(not(loom))]
+mod frame;
+#[cfg(not(loom))]
 mod layout;
+#[cfg(not(loom))]
+mod producer;
+#[cfg(not(loom))]
 mod ring;
 mod sync;
+mod wake;
 
-pub use layout::{ApplierSlot, ApplierState, Descriptor, Failure, FailureReport, Geometry, MAX_APPLIERS};
-pub use ring::{Complete, Error, FrameRead, Leader, Ring, Transaction, Wakes};
+#[cfg(not(loom))]
+pub use consumer::{FrameRead, Transaction};
+#[cfg(not(loom))]
+pub use failure::{Failure, FailureReport};
+#[cfg(not(loom))]
+pub use layout::{ApplierSlot, ApplierState, Descriptor, Geometry};
+#[cfg(not(loom))]
+pub use producer::{Complete, Leader};
+#[cfg(not(loom))]
+pub use ring::{Error, Ring};
+#[cfg(loom)]
+pub use wake::{ApplierWait, Counters, LeaderWait};
+pub use wake::{MAX_APPLIERS, Wakes};

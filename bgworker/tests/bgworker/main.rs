@@ -1,0 +1,13 @@
+//! The decisions of the background workers against models. Randomized tests print their seed; `BRAID_TEST_SEED=n` repeats
+//! a run.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "test code"
+)]
+
+mod convergence;
+mod progress;
+mod random;
+mod schedule;

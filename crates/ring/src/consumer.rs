@@ -1,0 +1,158 @@
+//! The consumers' side: an applier reads the transaction that it has taken.
+
+use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
+use crate::layout::{Descriptor, OPEN, SKIP};
+use crate::ring::{Error, Ring};
+use crate::sync::Ordering;
+use crate::wake::Wakes;
+
+/// What reading on in a transaction gives.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FrameRead<'a> {
+    /// A frame, in place.
+    Frame(&'a [u8]),
+    /// A frame that was too large to lie in one piece, put together in the caller's buffer.
+    Assembled,
+    /// The leader has not written more of this open transaction yet.
+    Pending,
+    /// The transaction is complete and read to its end.
+    End,
+}
+
+/// A transaction that an applier has taken.
+#[derive(Debug, Clone)]
+pub struct Transaction {
+    ring: Ring,
+    /// Its number.
+    pub sequence: u64,
+    /// The transaction that must be committed before this one is applied; 0 for none.
+    pub depends_on: u64,
+    position: u64,
+    open: bool,
+    /// A frame in parts is being put together.
+    assembling: bool,
+}
+
+impl Transaction {
+    pub(crate) fn taken(ring: Ring, sequence: u64, descriptor: &Descriptor) -> Self {
+        Self {
+            ring,
+            sequence,
+            depends_on: descriptor.depends_on.load(Ordering::Acquire),
+            position: descriptor.begin.load(Ordering::Acquire),
+            open: descriptor.flags.load(Ordering::Acquire) & OPEN != 0,
+            assembling: false,
+        }
+    }
+
+    /// Whether it was taken while the leader was still receiving it. Such a one can't be read twice.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Whether it is to be passed without being applied.
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        self.ring
+            .descriptor(self.sequence)
+            .flags
+            .load(Ordering::Acquire)
+            & SKIP
+            != 0
+    }
+
+    /// End of its commit record at the provider; 0 while it is not known.
+    #[must_use]
+    pub fn end_lsn(&self) -> u64 {
+        self.ring
+            .descriptor(self.sequence)
+            .end_lsn
+            .load(Ordering::Acquire)
+    }
+
+    /// Start of its commit record at the provider; 0 while it is not known.
+    #[must_use]
+    pub fn commit_lsn(&self) -> u64 {
+        self.ring
+            .descriptor(self.sequence)
+            .commit_lsn
+            .load(Ordering::Acquire)
+    }
+
+    /// Start reading again. Not for one that was open when it was taken.
+    pub fn rewind(&mut self) {
+        self.position = self
+            .ring
+            .descriptor(self.sequence)
+            .begin
+            .load(Ordering::Acquire);
+        self.assembling = false;
+    }
+
+    /// The next frame. Of an open transaction, what was read before is released first; `wake` sets the leader's latch.
+    /// After [`FrameRead::Pending`] the same buffer is to be given again: it may hold the first parts of a frame.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn next_frame<'a>(
+        &mut self,
+        assembled: &'a mut Vec<u8>,
+        mut wake: impl FnMut(&Wakes),
+    ) -> Result<FrameRead<'a>, Error> {
+        let descriptor = self.ring.descriptor(self.sequence);
+        // The flags first: when they say complete, `end` is final.
+        let complete = descriptor.flags.load(Ordering::Acquire) & OPEN == 0;
+        let end = descriptor.end.load(Ordering::Acquire);
+        if self.open {
+            wake(&self.ring.release(self.position));
+        }
+        loop {
+            if self.position >= end {
+                return match (self.assembling, complete) {
+                    (true, true) => Err(Error::Corrupt(self.position)),
+                    (false, true) => Ok(FrameRead::End),
+                    (_, false) => Ok(FrameRead::Pending),
+                };
+            }
+            let (len, kind) = self.ring.read_frame_header(self.position);
+            let (_, room) = self.ring.at(self.position);
+            let total = footprint(len);
+            if kind == WRAP {
+                // A frame follows always.
+                if self.position + room >= end {
+                    return Err(Error::Corrupt(self.position));
+                }
+                self.position += room;
+                continue;
+            }
+            if total > room || self.position + total > end {
+                return Err(Error::Corrupt(self.position));
+            }
+            let (at, _) = self.ring.at(self.position + FRAME_HEADER);
+            let len = usize::try_from(len).unwrap_or(0);
+            // SAFETY: the leader wrote `len` bytes here before it moved `end`, which was read with acquire, and does not
+            // write here again before `tail` passes them: at this transaction's commit, or at the next call.
+            let bytes: &'a [u8] = unsafe { std::slice::from_raw_parts(at, len) };
+            self.position += total;
+            match kind {
+                WHOLE if !self.assembling => return Ok(FrameRead::Frame(bytes)),
+                PART | LAST_PART if kind == PART || self.assembling => {
+                    if !self.assembling {
+                        assembled.clear();
+                        self.assembling = true;
+                    }
+                    assembled.extend_from_slice(bytes);
+                    if self.open {
+                        wake(&self.ring.release(self.position));
+                    }
+                    if kind == LAST_PART {
+                        self.assembling = false;
+                        return Ok(FrameRead::Assembled);
+                    }
+                }
+                _ => return Err(Error::Corrupt(self.position - total)),
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The first failure of an applier, on its way to the leader.
+
+use std::cell::UnsafeCell;
+
+use crate::sync::{AtomicU32, Ordering};
+
+const TEXT: usize = 1000;
+
+/// The first failure that an applier can't deal with itself.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Failure {
+    /// 0 none, 1 being written, 2 there.
+    pub(crate) state: AtomicU32,
+    body: UnsafeCell<FailureBody>,
+}
+
+// SAFETY: `body` is written by the one process that moves `state` from 0 to 1, and read only after it moved it to 2.
+unsafe impl Sync for Failure {}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct FailureBody {
+    lsn: u64,
+    sqlstate: [u8; 5],
+    lengths: [u16; 3],
+    texts: [[u8; TEXT]; 3],
+}
+
+/// A failure as the leader records it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FailureReport {
+    /// End of the commit record at the provider of the transaction that failed; 0 when it was none.
+    pub lsn: u64,
+    /// Five characters.
+    pub sqlstate: String,
+    /// Primary message, cut to 1,000 bytes.
+    pub message: String,
+    /// Detail, cut to 1,000 bytes; empty for none.
+    pub detail: String,
+    /// Hint, cut to 1,000 bytes; empty for none.
+    pub hint: String,
+}
+
+fn cut(text: &str) -> &[u8] {
+    let mut end = text.len().min(TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.as_bytes().get(..end).unwrap_or_default()
+}
+
+impl Failure {
+    /// Report a failure. Later ones are dropped: the first is the cause.
+    pub fn report(&self, report: &FailureReport) {
+        if self
+            .state
+            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
+            return;
+        }
+        let mut body = FailureBody {
+            lsn: report.lsn,
+            sqlstate: [b' '; 5],
+            lengths: [0; 3],
+            texts: [[0; TEXT]; 3],
+        };
+        for (to, from) in body.sqlstate.iter_mut().zip(report.sqlstate.bytes()) {
+            *to = from;
+        }
+        let texts = [&report.message, &report.detail, &report.hint];
+        for ((to, length), text) in body.texts.iter_mut().zip(&mut body.lengths).zip(texts) {
+            let text = cut(text);
+            for (to, from) in to.iter_mut().zip(text) {
+                *to = *from;
+            }
+            *length = u16::try_from(text.len()).unwrap_or(0);
+        }
+        // SAFETY: this process moved `state` from 0 to 1, so nobody else writes, and nobody reads before 2.
+        unsafe { self.body.get().write(body) };
+        self.state.store(2, Ordering::Release);
+    }
+
+    /// The failure, if one was reported.
+    #[must_use]
+    pub fn get(&self) -> Option<FailureReport> {
+        if self.state.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        // SAFETY: state 2 is final: the body does not change any more.
+        let body = unsafe { *self.body.get() };
+        let text = |index: usize| {
+            let length = usize::from(body.lengths.get(index).copied().unwrap_or(0));
+            let bytes = body.texts.get(index).and_then(|text| text.get(..length));
+            String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+        };
+        Some(FailureReport {
+            lsn: body.lsn,
+            sqlstate: String::from_utf8_lossy(&body.sqlstate).into_owned(),
+            message: text(0),
+            detail: text(1),
+            hint: text(2),
+        })
+    }
+}

@@ -1,0 +1,224 @@
+//! The producer's side: the leader writes frames and publishes transactions.
+
+use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
+use crate::layout::{Descriptor, OPEN, SKIP};
+use crate::ring::Ring;
+use crate::sync::Ordering;
+
+/// The producer's side. There is one in a segment's life.
+#[derive(Debug)]
+pub struct Leader {
+    ring: Ring,
+    /// Where the next frame goes.
+    head: u64,
+    /// Where the transaction in hand starts.
+    begin: u64,
+    /// Number of the transaction in hand.
+    sequence: u64,
+    /// Whether the transaction in hand is published already.
+    open: bool,
+    /// Transactions whose ends were read: their descriptors may be used again.
+    collected: u64,
+}
+
+impl Leader {
+    /// Become the producer of a fresh ring.
+    #[must_use]
+    pub fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            head: 0,
+            begin: 0,
+            sequence: 1,
+            open: false,
+            collected: 0,
+        }
+    }
+
+    /// The ring.
+    #[must_use]
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
+    /// Number of the transaction in hand, or of the next one.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Bytes of the transaction in hand.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.head - self.begin
+    }
+
+    /// Whether a descriptor is free for the transaction in hand. One becomes free when [`Leader::committed_at`] has read it,
+    /// not before: what a committed transaction left there would be lost, and another's be taken for it.
+    #[must_use]
+    pub fn has_descriptor(&self) -> bool {
+        self.sequence - self.collected < self.ring.geometry().descriptors
+    }
+
+    /// Whether the transaction in hand has grown so large that it must be published open.
+    #[must_use]
+    pub fn should_open(&self) -> bool {
+        !self.open && self.pending_bytes() > self.ring.geometry().buffer / 4
+    }
+
+    /// Whether the transaction in hand is published open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Largest piece of a frame that is stored at once. Larger frames go in several.
+    #[must_use]
+    pub fn piece(&self) -> usize {
+        usize::try_from(self.ring.geometry().buffer / 8).unwrap_or(usize::MAX)
+    }
+
+    /// Store one piece of a frame: `last` says that the frame ends with it, `first` that it starts with it. Returns
+    /// false, and has done nothing, when there is no room now (for a piece of more than [`Leader::piece`]: maybe never). The applier of an open transaction sees it after
+    /// [`Leader::extend`].
+    #[must_use]
+    pub fn store(&mut self, piece: &[u8], first: bool, last: bool) -> bool {
+        let Ok(len) = u32::try_from(piece.len()) else {
+            return false;
+        };
+        let total = footprint(len);
+        let (_, room) = self.ring.at(self.head);
+        let wrap = if total > room { room } else { 0 };
+        if self.head + wrap + total - self.ring.tail() > self.ring.geometry().buffer {
+            return false;
+        }
+        if wrap > 0 {
+            self.ring.write_frame_header(self.head, 0, WRAP);
+            self.head += wrap;
+        }
+        let kind = match (first, last) {
+            (true, true) => WHOLE,
+            (_, true) => LAST_PART,
+            (_, false) => PART,
+        };
+        self.ring.write_frame_header(self.head, len, kind);
+        let (at, _) = self.ring.at(self.head + FRAME_HEADER);
+        // SAFETY: `total` bytes from `head` lie in one piece and between `tail` and `tail + buffer`, where nobody reads.
+        unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), at, piece.len()) };
+        self.head += total;
+        true
+    }
+
+    fn fill(&self, depends_on: u64, flags: u32) -> &Descriptor {
+        let descriptor = self.ring.descriptor(self.sequence);
+        descriptor.begin.store(self.begin, Ordering::Relaxed);
+        descriptor.depends_on.store(depends_on, Ordering::Relaxed);
+        descriptor.flags.store(flags, Ordering::Relaxed);
+        descriptor.end.store(self.head, Ordering::Relaxed);
+        descriptor.end_lsn.store(0, Ordering::Relaxed);
+        descriptor.commit_lsn.store(0, Ordering::Relaxed);
+        descriptor.local_end.store(0, Ordering::Relaxed);
+        descriptor
+    }
+
+    /// Publish the transaction in hand while it is still being received. It depends on all before it.
+    pub fn publish_open(&mut self) {
+        self.fill(self.sequence - 1, OPEN);
+        self.open = true;
+        self.ring.header().counters.publish(self.sequence);
+    }
+
+    /// Show the applier of the open transaction what was stored since.
+    pub fn extend(&mut self) {
+        if self.open {
+            self.ring
+                .descriptor(self.sequence)
+                .end
+                .store(self.head, Ordering::Release);
+        }
+    }
+
+    /// Say of the open transaction where it commits, so that a failure can name it before it is complete.
+    pub fn announce(&mut self, commit_lsn: u64) {
+        self.ring
+            .descriptor(self.sequence)
+            .commit_lsn
+            .store(commit_lsn, Ordering::Release);
+    }
+
+    /// The transaction in hand is complete: publish it, or close it when it is open. Returns its number.
+    pub fn publish(&mut self, complete: &Complete) -> u64 {
+        let descriptor = if self.open {
+            let descriptor = self.ring.descriptor(self.sequence);
+            descriptor.end.store(self.head, Ordering::Relaxed);
+            descriptor
+        } else {
+            self.fill(
+                complete.depends_on,
+                if complete.skip { SKIP | OPEN } else { OPEN },
+            )
+        };
+        descriptor
+            .commit_lsn
+            .store(complete.commit_lsn, Ordering::Relaxed);
+        descriptor
+            .end_lsn
+            .store(complete.end_lsn, Ordering::Relaxed);
+        descriptor
+            .changes
+            .store(complete.changes, Ordering::Relaxed);
+        descriptor
+            .commit_timestamp
+            .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
+        descriptor
+            .flags
+            .store(if complete.skip { SKIP } else { 0 }, Ordering::Release);
+        let sequence = self.sequence;
+        if !self.open {
+            self.ring.header().counters.publish(sequence);
+        }
+        self.open = false;
+        self.begin = self.head;
+        self.sequence += 1;
+        sequence
+    }
+
+    /// Forget what was stored of the transaction in hand. Only when it is not open.
+    pub fn discard(&mut self) {
+        if !self.open {
+            self.head = self.begin;
+        }
+    }
+
+    /// Ends of a committed transaction: (at the provider, here), and its commit timestamp (Unix microseconds). To be read
+    /// once for each, in order: its descriptor is free afterwards.
+    pub fn committed_at(&mut self, sequence: u64) -> (u64, u64, i64) {
+        self.collected = self.collected.max(sequence.min(self.ring.committed()));
+        let descriptor = self.ring.descriptor(sequence);
+        (
+            descriptor.end_lsn.load(Ordering::Acquire),
+            descriptor.local_end.load(Ordering::Acquire),
+            descriptor
+                .commit_timestamp
+                .load(Ordering::Acquire)
+                .cast_signed(),
+        )
+    }
+}
+
+/// What is known of a transaction once it is received whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Complete {
+    /// The transaction that must be committed before this one is applied; 0 for none.
+    pub depends_on: u64,
+    /// Start of the commit record at the provider.
+    pub commit_lsn: u64,
+    /// End of the commit record at the provider.
+    pub end_lsn: u64,
+    /// Commit timestamp at the origin, Unix microseconds.
+    pub commit_timestamp: i64,
+    /// Number of changes.
+    pub changes: u32,
+    /// To be passed without being applied.
+    pub skip: bool,
+}

@@ -1,0 +1,267 @@
+//! Who waits for what, and who wakes whom. Run by the leader and by the appliers.
+//!
+//! Whoever waits says so first and looks again before it sleeps; whoever moves a counter does so first and looks then who
+//! waits. A fence between the two steps on either side makes that one of them sees the other: no wake-up is lost. A wake-up
+//! too many is harmless.
+//!
+//! This module knows nothing of how things lie in shared memory, so that loom can check it (`tests/loom.rs`).
+
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// Most appliers that one subscription can have.
+pub const MAX_APPLIERS: usize = 64;
+
+/// An applier waits for nothing.
+const AWAKE: u64 = u64::MAX;
+/// An applier waits for a transaction to take.
+const IDLE: u64 = u64::MAX - 1;
+
+/// A counter in a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct Padded(pub(crate) AtomicU64);
+
+/// How far everybody is. All only grow.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Counters {
+    pub(crate) published: Padded,
+    pub(crate) claimed: Padded,
+    pub(crate) committed: Padded,
+    pub(crate) tail: Padded,
+}
+
+/// Where the leader's latch is, and whether it waits.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LeaderWait {
+    /// Address of its latch, 0 before it is there.
+    pub(crate) latch: AtomicUsize,
+    /// 1 when it wants to be woken by the next commit or release.
+    waits: AtomicU32,
+}
+
+/// Where an applier's latch is, and what it waits for.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ApplierWait {
+    /// Address of its latch, 0 before it is there.
+    pub(crate) latch: AtomicUsize,
+    /// Wants to be woken when `committed` reaches this; [`IDLE`] and [`AWAKE`] are never reached.
+    wakes_at: AtomicU64,
+}
+
+impl LeaderWait {
+    /// It is about to wait. It looks again at what it waits for after this, before it sleeps.
+    pub fn will_wait(&self) {
+        self.waits.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn wake(&self, wakes: &mut Wakes) {
+        if self.waits.load(Ordering::SeqCst) != 0 && self.waits.swap(0, Ordering::SeqCst) != 0 {
+            wakes.push(self.latch.load(Ordering::Acquire));
+        }
+    }
+}
+
+impl ApplierWait {
+    /// What fresh memory is to hold.
+    pub fn reset(&self) {
+        self.wakes_at.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// It is about to wait until `sequence` is committed. It looks again after this, before it sleeps.
+    pub fn will_wait(&self, sequence: u64) {
+        self.wakes_at.store(sequence, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The wait is over.
+    pub fn awake(&self) {
+        self.wakes_at.store(AWAKE, Ordering::Relaxed);
+    }
+}
+
+impl Counters {
+    /// Appliers may take transactions up to `sequence`. Only the leader says so.
+    pub fn publish(&self, sequence: u64) {
+        self.published.0.store(sequence, Ordering::SeqCst);
+    }
+
+    /// Take the next transaction for the applier `me`. `show` makes known which one it may be about to take, 0 for none.
+    pub fn claim(&self, me: &ApplierWait, mut show: impl FnMut(u64)) -> Option<u64> {
+        let mut claimed = self.claimed.0.load(Ordering::Acquire);
+        loop {
+            if claimed >= self.published.0.load(Ordering::Acquire) {
+                return None;
+            }
+            show(claimed + 1);
+            // Who takes one is no longer idle, and that is seen by whoever sees that it was taken: else the wake-up for
+            // the next transaction could be spent on an applier that is busy with this one.
+            let waited = me.wakes_at.load(Ordering::Relaxed);
+            if waited != AWAKE {
+                me.wakes_at.store(AWAKE, Ordering::Relaxed);
+            }
+            match self.claimed.0.compare_exchange(
+                claimed,
+                claimed + 1,
+                Ordering::SeqCst,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(claimed + 1),
+                Err(now) => {
+                    show(0);
+                    if waited != AWAKE {
+                        me.will_wait(waited);
+                    }
+                    claimed = now;
+                }
+            }
+        }
+    }
+
+    /// Idle appliers to wake after transactions were published: as many as there are transactions that nobody has taken.
+    /// One for each that was just published would not do: an applier that was woken for an earlier one and has not run
+    /// yet still looks idle, and the wake-up would be spent on it twice.
+    pub fn idle<'a>(&self, appliers: impl Iterator<Item = &'a ApplierWait>) -> Wakes {
+        fence(Ordering::SeqCst);
+        let published = self.published.0.load(Ordering::Relaxed);
+        let open = published.saturating_sub(self.claimed.0.load(Ordering::Acquire));
+        let mut wakes = Wakes::default();
+        for applier in appliers {
+            if wakes.len() as u64 >= open {
+                break;
+            }
+            if applier.wakes_at.load(Ordering::SeqCst) == IDLE {
+                wakes.push(applier.latch.load(Ordering::Acquire));
+            }
+        }
+        wakes
+    }
+
+    /// `sequence` is committed, and the bytes before `end` are released. Returns whom to wake.
+    pub fn commit<'a>(
+        &self,
+        sequence: u64,
+        end: u64,
+        leader: &LeaderWait,
+        appliers: impl Iterator<Item = &'a ApplierWait>,
+    ) -> Wakes {
+        self.tail.0.store(end, Ordering::Release);
+        self.committed.0.store(sequence, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let mut wakes = Wakes::default();
+        for applier in appliers {
+            if applier.wakes_at.load(Ordering::SeqCst) <= sequence {
+                wakes.push(applier.latch.load(Ordering::Acquire));
+            }
+        }
+        leader.wake(&mut wakes);
+        wakes
+    }
+
+    /// The bytes before `position` are released. Returns the leader if it waits.
+    pub fn release(&self, position: u64, leader: &LeaderWait) -> Wakes {
+        self.tail.0.store(position, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let mut wakes = Wakes::default();
+        leader.wake(&mut wakes);
+        wakes
+    }
+
+    /// Transactions that are committed.
+    pub fn committed(&self) -> u64 {
+        self.committed.0.load(Ordering::Acquire)
+    }
+
+    /// Bytes that are released.
+    pub fn tail(&self) -> u64 {
+        self.tail.0.load(Ordering::Acquire)
+    }
+}
+
+/// Latches to set, by address.
+#[derive(Debug, Clone, Copy)]
+pub struct Wakes {
+    latches: [usize; MAX_APPLIERS + 1],
+    count: usize,
+}
+
+impl Default for Wakes {
+    fn default() -> Self {
+        Self {
+            latches: [0; MAX_APPLIERS + 1],
+            count: 0,
+        }
+    }
+}
+
+impl Wakes {
+    pub(crate) fn push(&mut self, latch: usize) {
+        if latch == 0 {
+            return;
+        }
+        if let Some(place) = self.latches.get_mut(self.count) {
+            *place = latch;
+            self.count += 1;
+        }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The addresses.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.latches.iter().take(self.count).copied()
+    }
+}
+
+#[cfg(loom)]
+impl Counters {
+    /// Counters of a fresh ring.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for the model only")]
+    pub fn new() -> Self {
+        let zero = || Padded(AtomicU64::new(0));
+        Self {
+            published: zero(),
+            claimed: zero(),
+            committed: zero(),
+            tail: zero(),
+        }
+    }
+}
+
+#[cfg(loom)]
+impl LeaderWait {
+    /// A leader whose latch is at this address.
+    #[must_use]
+    pub fn at(latch: usize) -> Self {
+        Self {
+            latch: AtomicUsize::new(latch),
+            waits: AtomicU32::new(0),
+        }
+    }
+}
+
+#[cfg(loom)]
+impl ApplierWait {
+    /// An applier whose latch is at this address.
+    #[must_use]
+    pub fn at(latch: usize) -> Self {
+        Self {
+            latch: AtomicUsize::new(latch),
+            wakes_at: AtomicU64::new(AWAKE),
+        }
+    }
+}

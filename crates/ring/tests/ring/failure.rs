@@ -1,0 +1,93 @@
+//! Failures go from an applier to the leader.
+
+use braid_ring::FailureReport;
+
+use crate::memory::{ring, small};
+
+fn report(message: &str) -> FailureReport {
+    FailureReport {
+        lsn: 77,
+        sqlstate: "23505".into(),
+        message: message.into(),
+        detail: "a detail".into(),
+        hint: String::new(),
+    }
+}
+
+#[test]
+fn i7_a_failure_arrives_as_it_was() {
+    let (memory, leader) = ring(small());
+    assert_eq!(leader.ring().failure().get(), None);
+    memory
+        .attach()
+        .unwrap()
+        .failure()
+        .report(&report("duplicate key"));
+    assert_eq!(leader.ring().failure().get(), Some(report("duplicate key")));
+}
+
+#[test]
+fn long_texts_are_cut_between_characters() {
+    let (_memory, leader) = ring(small());
+    let long = format!("{}{}", "x".repeat(999), "é".repeat(500));
+    let failure = FailureReport {
+        detail: "é".repeat(501),
+        hint: "€".repeat(334),
+        ..report(&long)
+    };
+    leader.ring().failure().report(&failure);
+    let read = leader.ring().failure().get().unwrap();
+    assert_eq!(read.message, "x".repeat(999));
+    assert_eq!(read.detail, "é".repeat(500));
+    assert_eq!(read.hint, "€".repeat(333));
+}
+
+#[test]
+fn the_first_failure_stays() {
+    let (_memory, leader) = ring(small());
+    leader.ring().failure().report(&report("the cause"));
+    leader.ring().failure().report(&report("a consequence"));
+    assert_eq!(leader.ring().failure().get().unwrap().message, "the cause");
+}
+
+#[test]
+fn of_many_at_once_one_is_kept_whole() {
+    for _ in 0..50 {
+        let (memory, leader) = ring(small());
+        std::thread::scope(|scope| {
+            for number in 0..4_u64 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    let text = number.to_string().repeat(1000);
+                    let failure = FailureReport {
+                        lsn: number,
+                        sqlstate: format!("{number}0000"),
+                        message: text.clone(),
+                        detail: text.clone(),
+                        hint: text,
+                    };
+                    memory.attach().unwrap().failure().report(&failure);
+                });
+            }
+            while leader.ring().failure().get().is_none() {
+                std::thread::yield_now();
+            }
+        });
+        let read = leader.ring().failure().get().unwrap();
+        let text = read.lsn.to_string().repeat(1000);
+        assert_eq!(read.sqlstate, format!("{}0000", read.lsn));
+        assert!(read.message == text && read.detail == text && read.hint == text);
+    }
+}
+
+#[test]
+fn a_short_or_long_sqlstate_is_made_five() {
+    for (given, kept) in [("", "     "), ("XX", "XX   "), ("4000199", "40001")] {
+        let (_memory, leader) = ring(small());
+        leader.ring().failure().report(&FailureReport {
+            sqlstate: given.into(),
+            ..report("m")
+        });
+        assert_eq!(leader.ring().failure().get().unwrap().sqlstate, kept);
+    }
+}

@@ -1,0 +1,436 @@
+//! Leader and appliers as threads, which sleep without time-outs: a wake-up that is lost stops everything, and the watchdog
+//! then fails the test.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use braid_ring::{Complete, FrameRead, Geometry, Leader, Ring, Transaction, Wakes};
+
+use crate::memory::{Memory, Random, ring};
+
+const IDLE: u64 = u64::MAX - 1;
+
+/// Latches by address: 1 is the leader's, 2 and on the appliers'. A thread's token is as sticky as a latch.
+struct Latches {
+    threads: Vec<Mutex<Option<Thread>>>,
+    moves: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl Latches {
+    fn new(appliers: usize) -> Self {
+        Self {
+            threads: (0..=appliers).map(|_| Mutex::new(None)).collect(),
+            moves: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    fn own(&self, latch: usize) {
+        *self.threads[latch - 1].lock().unwrap() = Some(thread::current());
+    }
+
+    fn set(&self, wakes: &Wakes) {
+        for latch in wakes.iter() {
+            if let Some(thread) = &*self.threads[latch - 1].lock().unwrap() {
+                thread.unpark();
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        thread::park();
+        assert!(
+            !self.failed.load(Ordering::Relaxed),
+            "the watchdog has barked"
+        );
+    }
+
+    fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Until `done`, fail when nothing moves for five seconds.
+    fn watch(&self, memory: &Memory, done: &AtomicBool) {
+        let ring = memory.attach().unwrap();
+        let mut last = (0, Instant::now());
+        while !done.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(10));
+            let moves = self.moves.load(Ordering::Relaxed);
+            if moves != last.0 {
+                last = (moves, Instant::now());
+            } else if last.1.elapsed() > Duration::from_secs(5) {
+                eprintln!(
+                    "nothing moves: published {}, claimed {}, committed {}, tail {}",
+                    ring.published(),
+                    ring.claimed(),
+                    ring.committed(),
+                    ring.tail()
+                );
+                self.failed.store(true, Ordering::Relaxed);
+                for thread in &self.threads {
+                    if let Some(thread) = &*thread.lock().unwrap() {
+                        thread.unpark();
+                    }
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// The frames of transaction `number` are a function of the seed and the number.
+fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
+    let mut random = Random::from_seed(seed ^ number.wrapping_mul(0x1234_5678_9abc_def1));
+    let kind = random.below(1000);
+    let (most, frames) = match kind {
+        0..=4 => (buffer * 3, 2),   // larger than the ring in one frame
+        5..=9 => (buffer / 20, 60), // larger than the ring in many
+        10..=59 => (buffer / 4, 3), // pieces
+        60..=99 => (10, 0),
+        _ => (200, 5),
+    };
+    let frames: Vec<_> = (0..random.below(frames + 1))
+        .map(|_| {
+            let len = random.below(most);
+            random.bytes(len)
+        })
+        .collect();
+    let complete = Complete {
+        depends_on: if random.below(3) == 0 {
+            number.saturating_sub(1 + random.next() % 10)
+        } else {
+            0
+        },
+        commit_lsn: number * 10,
+        end_lsn: number * 10 + 5,
+        commit_timestamp: number.cast_signed(),
+        changes: 1,
+        skip: random.below(50) == 0,
+    };
+    (frames, complete)
+}
+
+struct Producer<'a> {
+    leader: Leader,
+    latches: &'a Latches,
+    collected: u64,
+}
+
+impl Producer<'_> {
+    fn collect(&mut self) {
+        while self.collected < self.leader.ring().committed() {
+            self.collected += 1;
+            let number = self.collected;
+            let (remote, local, timestamp) = self.leader.committed_at(number);
+            assert_eq!(
+                (remote, local, timestamp),
+                (number * 10 + 5, number * 3, number.cast_signed())
+            );
+        }
+    }
+
+    fn wait_until(&mut self, mut ready: impl FnMut(&mut Leader) -> bool) {
+        loop {
+            self.collect();
+            if ready(&mut self.leader) {
+                return;
+            }
+            self.leader.ring().leader_will_wait();
+            self.collect();
+            if ready(&mut self.leader) {
+                return;
+            }
+            self.latches.sleep();
+        }
+    }
+
+    fn send(&mut self, frames: &[Vec<u8>], complete: &Complete) {
+        self.wait_until(|leader| leader.has_descriptor());
+        for frame in frames {
+            let piece = self.leader.piece();
+            let (mut rest, mut first) = (&frame[..], true);
+            loop {
+                let (now, later) = rest.split_at(rest.len().min(piece));
+                self.wait_until(|leader| leader.store(now, first, later.is_empty()));
+                self.latches.moved();
+                if self.leader.should_open() {
+                    self.leader.publish_open();
+                    self.latches.set(&self.leader.ring().idle_appliers());
+                }
+                if self.leader.is_open() {
+                    self.leader.extend();
+                    self.latches.set(&self.leader.ring().all_appliers());
+                }
+                if later.is_empty() {
+                    break;
+                }
+                (rest, first) = (later, false);
+            }
+        }
+        let open = self.leader.is_open();
+        self.leader.publish(complete);
+        let ring = self.leader.ring();
+        self.latches.set(&if open {
+            ring.all_appliers()
+        } else {
+            ring.idle_appliers()
+        });
+        self.latches.moved();
+    }
+}
+
+struct Applier<'a> {
+    ring: Ring,
+    number: usize,
+    latches: &'a Latches,
+    seed: u64,
+    order: &'a Mutex<Vec<u64>>,
+    random: Random,
+}
+
+impl Applier<'_> {
+    fn run(&mut self) {
+        self.latches.own(self.number + 2);
+        while let Some(mut transaction) = self.next() {
+            if self.random.below(8) == 0 {
+                thread::yield_now();
+            }
+            let sequence = transaction.sequence;
+            self.wait_for(transaction.depends_on);
+            self.check(&mut transaction);
+            if !transaction.is_open() && self.random.below(10) == 0 {
+                transaction.rewind();
+                self.check(&mut transaction);
+            }
+            self.wait_for(sequence - 1);
+            {
+                let mut order = self.order.lock().unwrap();
+                assert_eq!(
+                    self.ring.committed(),
+                    sequence - 1,
+                    "its turn, and nobody else's"
+                );
+                order.push(sequence);
+            }
+            self.latches
+                .set(&self.ring.commit(self.number, sequence, sequence * 3));
+            self.latches.moved();
+        }
+    }
+
+    fn next(&self) -> Option<Transaction> {
+        loop {
+            if self.ring.stop_requested() && self.ring.claimed() == self.ring.published() {
+                return None;
+            }
+            self.ring.applier_will_wait(self.number, IDLE);
+            if let Some(transaction) = self.ring.claim(self.number) {
+                self.ring.applier_awake(self.number);
+                return Some(transaction);
+            }
+            self.latches.sleep();
+            self.ring.applier_awake(self.number);
+        }
+    }
+
+    fn wait_for(&self, sequence: u64) {
+        while self.ring.committed() < sequence {
+            self.ring.applier_will_wait(self.number, sequence);
+            if self.ring.committed() < sequence {
+                self.latches.sleep();
+            }
+            self.ring.applier_awake(self.number);
+        }
+    }
+
+    /// Every byte is there, once.
+    fn check(&self, transaction: &mut Transaction) {
+        let buffer = usize::try_from(self.ring.geometry().buffer).unwrap();
+        let (frames, complete) = content(self.seed, transaction.sequence, buffer);
+        let mut expected = frames.iter();
+        let mut assembled = Vec::new();
+        loop {
+            let read = transaction
+                .next_frame(&mut assembled, |wakes| self.latches.set(wakes))
+                .unwrap();
+            match read {
+                FrameRead::Frame(frame) => assert!(expected.next().unwrap() == frame),
+                FrameRead::Assembled => assert!(expected.next().unwrap() == &assembled),
+                FrameRead::Pending => self.latches.sleep(),
+                FrameRead::End => break,
+            }
+            self.latches.moved();
+        }
+        assert!(expected.next().is_none());
+        assert_eq!(transaction.is_skipped(), complete.skip);
+        assert_eq!(transaction.end_lsn(), complete.end_lsn);
+    }
+}
+
+/// Run transactions for a while. Returns how many.
+fn run(seed: u64, geometry: Geometry, time: Duration) -> u64 {
+    let (memory, _) = ring(geometry);
+    let latches = Latches::new(geometry.appliers);
+    let order = Mutex::new(Vec::new());
+    let done = AtomicBool::new(false);
+    let main = memory.attach().unwrap();
+    let count = thread::scope(|scope| {
+        let watchdog = scope.spawn(|| latches.watch(&memory, &done));
+        let appliers: Vec<_> = (0..geometry.appliers)
+            .map(|number| {
+                let (memory, latches, order) = (&memory, &latches, &order);
+                scope.spawn(move || {
+                    let ring = memory.attach().unwrap();
+                    let random = Random::from_seed(seed ^ number as u64);
+                    Applier {
+                        ring,
+                        number,
+                        latches,
+                        seed,
+                        order,
+                        random,
+                    }
+                    .run();
+                })
+            })
+            .collect();
+        let producer = scope.spawn(|| {
+            // A ring can't be sent to another thread; a second view of the same memory can be made there.
+            let leader = Leader::new(memory.attach().unwrap());
+            latches.own(1);
+            let mut producer = Producer {
+                leader,
+                latches: &latches,
+                collected: 0,
+            };
+            let buffer = usize::try_from(geometry.buffer).unwrap();
+            let (start, mut number) = (Instant::now(), 0);
+            let mut random = Random::from_seed(seed);
+            while start.elapsed() < time {
+                number += 1;
+                let (frames, complete) = content(seed, number, buffer);
+                producer.send(&frames, &complete);
+                if random.below(200) == 0 {
+                    // Everybody falls asleep.
+                    producer.wait_until(|leader| leader.ring().committed() == number);
+                }
+            }
+            producer.wait_until(|leader| leader.ring().committed() == number);
+            assert_eq!(producer.collected, number);
+            number
+        });
+        let count = producer.join();
+        main.request_stop();
+        latches.set(&main.all_appliers());
+        let appliers: Vec<_> = appliers
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        done.store(true, Ordering::Relaxed);
+        watchdog.join().unwrap();
+        for applier in appliers {
+            applier.unwrap();
+        }
+        count.unwrap()
+    });
+    assert!(!latches.failed.load(Ordering::Relaxed));
+    assert_eq!(
+        order.into_inner().unwrap(),
+        (1..=count).collect::<Vec<_>>(),
+        "i5: commits in order"
+    );
+    assert_eq!(main.tail() % 8, 0);
+    count
+}
+
+#[test]
+fn i5_i6_every_transaction_arrives_whole_once_and_in_order() {
+    let mut random = Random::new("i5_i6_every_transaction_arrives_whole_once_and_in_order");
+    for (appliers, buffer, descriptors) in [(1, 0, 16), (2, 0, 64), (4, 0, 16), (8, 1 << 20, 1024)]
+    {
+        let geometry = Geometry::new(appliers, buffer, descriptors);
+        let count = run(random.next(), geometry, Duration::from_millis(700));
+        println!("{appliers} appliers: {count} transactions");
+        assert!(count > 10);
+    }
+}
+
+#[test]
+fn an_open_transaction_several_times_the_ring_streams_through() {
+    let (memory, leader) = ring(Geometry::new(1, 0, 16));
+    let latches = Latches::new(1);
+    let view = leader.ring();
+    let mut random = Random::new("an_open_transaction_several_times_the_ring_streams_through");
+    let total = 20 * 65_536;
+    let bytes = random.bytes(total);
+    thread::scope(|scope| {
+        let (memory, latches, expected) = (&memory, &latches, &bytes);
+        let applier = scope.spawn(move || {
+            latches.own(2);
+            let ring = memory.attach().unwrap();
+            let mut transaction = loop {
+                ring.applier_will_wait(0, IDLE);
+                match ring.claim(0) {
+                    Some(transaction) => break transaction,
+                    None => latches.sleep(),
+                }
+                ring.applier_awake(0);
+            };
+            assert!(transaction.is_open());
+            let (mut assembled, mut read) = (Vec::new(), 0);
+            loop {
+                match transaction
+                    .next_frame(&mut assembled, |wakes| latches.set(wakes))
+                    .unwrap()
+                {
+                    FrameRead::Frame(frame) => {
+                        assert!(frame == &expected[read..read + frame.len()]);
+                        read += frame.len();
+                    }
+                    FrameRead::Assembled => {
+                        assert!(assembled == expected[read..read + assembled.len()]);
+                        read += assembled.len();
+                    }
+                    FrameRead::Pending => latches.sleep(),
+                    FrameRead::End => break,
+                }
+            }
+            let _ = ring.commit(0, 1, 1);
+            read
+        });
+        latches.own(1);
+        let mut producer = Producer {
+            leader: Leader::new(view),
+            latches,
+            collected: 0,
+        };
+        // Frames of 100 bytes to four times the ring.
+        let mut frames = Vec::new();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let len = if random.below(50) == 0 {
+                random.below(4 * 65_536)
+            } else {
+                100
+            };
+            let (now, later) = rest.split_at(len.min(rest.len()));
+            frames.push(now.to_vec());
+            rest = later;
+        }
+        producer.send(
+            &frames,
+            &Complete {
+                commit_lsn: 10,
+                end_lsn: 15,
+                commit_timestamp: 1,
+                ..Complete::default()
+            },
+        );
+        assert_eq!(applier.join().unwrap(), total);
+    });
+    assert_eq!(view.committed(), 1);
+    assert!(view.tail() > total as u64);
+}

@@ -1,0 +1,300 @@
+//! Transactions from the leader to an applier, one step at a time.
+
+use braid_ring::{Complete, FrameRead, Geometry};
+
+use crate::memory::{Random, frames, ring, small, store};
+
+fn complete(number: u64) -> Complete {
+    Complete {
+        depends_on: 0,
+        commit_lsn: number * 100,
+        end_lsn: number * 100 + 50,
+        commit_timestamp: -i64::try_from(number).unwrap(),
+        changes: 1,
+        skip: false,
+    }
+}
+
+#[test]
+fn frames_of_all_sizes_arrive_as_they_were() {
+    let mut random = Random::new("frames_of_all_sizes_arrive_as_they_were");
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    let edges = [
+        0, 1, 7, 8, 9, 15, 16, 4095, 4096, 8183, 8184, 8185, 8191, 8192, 8193, 16_384, 16_385,
+    ];
+    for (number, len) in (1..).zip(
+        edges
+            .into_iter()
+            .chain((0..3000).map(|len| len * 7 % 20_000)),
+    ) {
+        let frame = random.bytes(len);
+        assert!(store(&mut leader, &frame), "{len}");
+        assert_eq!(leader.publish(&complete(number)), number);
+        let mut transaction = ring.claim(0).unwrap();
+        assert_eq!(transaction.sequence, number);
+        assert_eq!(
+            frames(&mut transaction).unwrap(),
+            std::slice::from_ref(&frame),
+            "{len}"
+        );
+        transaction.rewind();
+        assert_eq!(
+            frames(&mut transaction).unwrap(),
+            [frame],
+            "{len} after a rewind"
+        );
+        let _ = ring.commit(0, number, number);
+        leader.committed_at(number);
+    }
+    assert!(ring.tail() > 10 * ring.geometry().buffer, "it went around");
+}
+
+#[test]
+fn a_transaction_of_many_frames_and_of_none() {
+    let mut random = Random::new("a_transaction_of_many_frames_and_of_none");
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    for number in 1..500 {
+        let mut stored = Vec::new();
+        for _ in 0..random.below(60) {
+            let len = random.below(400);
+            let frame = random.bytes(len);
+            assert!(store(&mut leader, &frame));
+            stored.push(frame);
+        }
+        leader.publish(&complete(number));
+        let mut transaction = ring.claim(1).unwrap();
+        assert_eq!(frames(&mut transaction).unwrap(), stored);
+        assert_eq!(transaction.commit_lsn(), number * 100);
+        assert_eq!(transaction.end_lsn(), number * 100 + 50);
+        let _ = ring.commit(1, number, 7 * number);
+        let (remote, local, timestamp) = leader.committed_at(number);
+        assert_eq!((remote, local), (number * 100 + 50, 7 * number));
+        assert_eq!(timestamp, -i64::try_from(number).unwrap());
+    }
+}
+
+#[test]
+fn i9_a_full_ring_takes_nothing_until_a_commit_releases_it() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    let mut published = 0;
+    let frame = vec![3; 8000];
+    while store(&mut leader, &frame) {
+        published = leader.publish(&complete(published + 1));
+    }
+    assert_eq!(published, 8);
+    assert_eq!(
+        leader.pending_bytes(),
+        0,
+        "what has no room has done nothing"
+    );
+    assert!(!store(&mut leader, &frame));
+    let _ = ring.claim(0).unwrap();
+    assert!(!store(&mut leader, &frame), "taking it releases nothing");
+    let _ = ring.commit(0, 1, 1);
+    assert!(store(&mut leader, &frame), "its commit does");
+    assert!(!store(&mut leader, &frame));
+}
+
+#[test]
+fn i1_a_descriptor_is_not_used_again_before_its_end_was_read() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    let mut number = 0;
+    while leader.has_descriptor() {
+        number += 1;
+        leader.publish(&complete(number));
+    }
+    assert_eq!(number, 15);
+    for sequence in 1..=5 {
+        let _ = ring.claim(0).unwrap();
+        let _ = ring.commit(0, sequence, sequence * 3);
+    }
+    // Committed, but the leader has not taken note yet.
+    assert!(!leader.has_descriptor());
+    for sequence in 1..=5 {
+        assert_eq!(
+            leader.committed_at(sequence),
+            (sequence * 100 + 50, sequence * 3, -sequence.cast_signed())
+        );
+    }
+    for _ in 0..5 {
+        assert!(leader.has_descriptor());
+        number += 1;
+        leader.publish(&complete(number));
+    }
+    assert!(!leader.has_descriptor());
+    // One that is not committed frees nothing, whoever reads it.
+    leader.committed_at(15);
+    assert!(!leader.has_descriptor());
+}
+
+#[test]
+fn i5_transactions_are_taken_in_order_by_who_may() {
+    let (_memory, mut leader) = ring(Geometry::new(3, 0, 16));
+    let ring = leader.ring();
+    assert!(ring.claim(0).is_none());
+    for number in 1..=4 {
+        leader.publish(&Complete {
+            depends_on: number - 1,
+            ..complete(number)
+        });
+    }
+    ring.set_active_appliers(2);
+    assert!(ring.claim(2).is_none() && ring.claim(99).is_none());
+    let first = ring.claim(1).unwrap();
+    let second = ring.claim(0).unwrap();
+    assert_eq!(
+        (first.sequence, second.sequence, second.depends_on),
+        (1, 2, 1)
+    );
+    assert_eq!(ring.slot(1).unwrap().sequence(), 1);
+    assert_eq!(
+        ring.ahead_of(2).collect::<Vec<_>>(),
+        [2],
+        "the process of applier 1"
+    );
+    assert_eq!(ring.ahead_of(3).count(), 2);
+    assert_eq!(ring.ahead_of(1).count(), 0);
+    let _ = ring.commit(1, 1, 1);
+    assert_eq!(ring.ahead_of(2).count(), 0);
+    ring.set_active_appliers(3);
+    assert_eq!(ring.claim(2).unwrap().sequence, 3);
+    assert_eq!(
+        (ring.published(), ring.claimed(), ring.committed()),
+        (4, 3, 1)
+    );
+}
+
+#[test]
+fn what_is_to_be_skipped_says_so() {
+    let (_memory, mut leader) = ring(small());
+    leader.publish(&Complete {
+        skip: true,
+        ..complete(1)
+    });
+    leader.publish(&complete(2));
+    assert!(leader.ring().claim(0).unwrap().is_skipped());
+    assert!(!leader.ring().claim(0).unwrap().is_skipped());
+}
+
+#[test]
+fn what_is_discarded_is_never_seen() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    for number in 1..300 {
+        assert!(store(&mut leader, &vec![1; 5000]) && store(&mut leader, &vec![1; 9000]));
+        leader.discard();
+        assert_eq!(leader.pending_bytes(), 0);
+        assert!(store(&mut leader, &[2; 100]));
+        leader.publish(&complete(number));
+        assert_eq!(frames(&mut ring.claim(0).unwrap()).unwrap(), [[2; 100]]);
+        let _ = ring.commit(0, number, 1);
+        leader.committed_at(number);
+    }
+}
+
+#[test]
+fn an_open_transaction_is_read_as_it_comes() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    assert!(leader.store(b"one", true, true));
+    assert!(!leader.should_open());
+    leader.publish_open();
+    leader.announce(4711);
+    let mut transaction = ring.claim(0).unwrap();
+    assert!(transaction.is_open());
+    assert_eq!((transaction.commit_lsn(), transaction.end_lsn()), (4711, 0));
+    let mut assembled = Vec::new();
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::Frame(b"one")
+    );
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::Pending
+    );
+    assert!(leader.store(b"tw", true, false));
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::Pending,
+        "not shown yet"
+    );
+    leader.extend();
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::Pending,
+        "half of it"
+    );
+    assert!(leader.store(b"o", false, true));
+    leader.extend();
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::Assembled
+    );
+    assert_eq!(assembled, b"two");
+    leader.discard();
+    assert!(leader.is_open(), "what is open can't be discarded");
+    leader.publish(&complete(1));
+    assert_eq!(
+        transaction.next_frame(&mut assembled, |_| {}).unwrap(),
+        FrameRead::End
+    );
+    assert_eq!(transaction.end_lsn(), 150);
+    let _ = ring.commit(0, 1, 1);
+    leader.publish(&complete(2));
+    assert_eq!(ring.claim(1).unwrap().sequence, 2);
+}
+
+#[test]
+fn i9_a_transaction_asks_to_be_opened_before_it_fills_the_ring() {
+    let (_memory, mut leader) = ring(small());
+    let mut stored = 0;
+    while !leader.should_open() {
+        assert!(leader.store(&[5; 1000], true, true));
+        stored += 1;
+    }
+    assert!(stored < 20);
+    leader.publish_open();
+    assert!(!leader.should_open());
+}
+
+#[test]
+fn waiting_and_waking_by_address() {
+    let (_memory, mut leader) = ring(Geometry::new(3, 0, 16));
+    let ring = leader.ring();
+    let list = |wakes: braid_ring::Wakes| wakes.iter().collect::<Vec<_>>();
+    assert_eq!(list(ring.all_appliers()), [2, 3, 4]);
+    for applier in 0..3 {
+        ring.applier_will_wait(applier, u64::MAX - 1);
+    }
+    assert!(ring.idle_appliers().is_empty(), "there is nothing to take");
+    leader.publish(&complete(1));
+    assert_eq!(list(ring.idle_appliers()), [2]);
+    // The first has not run yet; a second transaction is for another.
+    leader.publish(&complete(2));
+    assert_eq!(list(ring.idle_appliers()), [2, 3]);
+    ring.claim(0).unwrap();
+    assert_eq!(
+        list(ring.idle_appliers()),
+        [3],
+        "who has taken one is not idle"
+    );
+    ring.claim(1).unwrap();
+    assert!(ring.idle_appliers().is_empty());
+    ring.applier_will_wait(1, 1);
+    leader.publish(&complete(3));
+    ring.leader_will_wait();
+    assert_eq!(
+        list(ring.commit(0, 1, 1)),
+        [3, 1],
+        "who waits for it, and the leader"
+    );
+    ring.applier_awake(1);
+    assert!(
+        ring.commit(1, 2, 2).is_empty(),
+        "the leader was woken, applier 2 waits for another thing"
+    );
+}
