@@ -839,7 +839,8 @@ impl Stream {
             return Err(out_of_order());
         }
         while !self.producer.has_descriptor() {
-            self.wait_for_commits()?;
+            let tail = self.group.ring.tail();
+            self.wait_for_commits(tail)?;
         }
         self.tracker
             .begin(self.producer.sequence(), self.group.ring.committed());
@@ -924,7 +925,13 @@ impl Stream {
 
     /// Store records of the transaction in hand, in as many pieces as it takes.
     fn store(&mut self, records: &[u8]) -> Result<(), End> {
-        if self.in_hand.as_ref().is_none_or(|in_hand| in_hand.discard) || records.is_empty() {
+        // What is to be skipped is passed without its content: a large one would else be applied as it comes.
+        if self
+            .in_hand
+            .as_ref()
+            .is_none_or(|in_hand| in_hand.discard || in_hand.skip)
+            || records.is_empty()
+        {
             return Ok(());
         }
         let piece = self.producer.piece();
@@ -932,8 +939,12 @@ impl Stream {
         let mut first = true;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(piece));
-            while !self.producer.store(now, first, later.is_empty()) {
-                self.wait_for_commits()?;
+            loop {
+                let tail = self.group.ring.tail();
+                if self.producer.store(now, first, later.is_empty()) {
+                    break;
+                }
+                self.wait_for_commits(tail)?;
             }
             first = false;
             rest = later;
@@ -958,13 +969,16 @@ impl Stream {
         Ok(())
     }
 
-    /// The ring is full: wait for appliers, and keep the connection alive meanwhile.
-    fn wait_for_commits(&mut self) -> Result<(), End> {
-        self.tend()?;
+    /// The ring is full: wait until appliers have committed something since it was last collected, or released room since
+    /// `tail` was read; and keep the connection alive meanwhile.
+    fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
+        // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
+        // known, and be slept on.
         self.group.ring.leader_will_wait();
-        if self.group.ring.committed() == self.collected {
+        if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
             latch::wait(Some(FLUSH_INTERVAL));
         }
+        self.tend()?;
         // What the provider sends lies in the socket: it is alive as far as anybody can tell.
         self.last_message = Instant::now();
         Ok(())
@@ -989,6 +1003,7 @@ impl Stream {
             let skip = in_hand.skip
                 || (self.subscription.skip_lsn != 0
                     && self.subscription.skip_lsn == commit.end_lsn);
+            let open = self.producer.is_open();
             self.producer.publish(&Complete {
                 depends_on: edges.latest,
                 commit_lsn: commit.commit_lsn,
@@ -997,7 +1012,14 @@ impl Stream {
                 changes: in_hand.changes,
                 skip,
             });
-            for latch in self.group.ring.idle_appliers(1).iter() {
+            // The reader of an open one waits for more of it, or for this.
+            let ring = self.group.ring;
+            let wakes = if open {
+                ring.all_appliers()
+            } else {
+                ring.idle_appliers()
+            };
+            for latch in wakes.iter() {
                 registry::set_latch(latch);
             }
         }

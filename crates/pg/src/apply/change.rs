@@ -309,7 +309,7 @@ impl Session {
         } else {
             Found::Missing(None)
         };
-        let decision = decide_insert(self.local(found), version(current));
+        let decision = decide_insert(self.local(found), version(current), current.from_origin);
         self.write_row(key, remote, current, found, decision, after)
     }
 
@@ -407,7 +407,7 @@ impl Session {
         after: &RowValues,
     ) -> Result<bool, PgError> {
         let found = self.find(key, remote, after)?;
-        let decision = decide_new_key(self.local(found), version(current));
+        let decision = decide_new_key(self.local(found), version(current), current.from_origin);
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
             if let Some(table) = self.target(key)?.table.as_mut()
