@@ -105,7 +105,7 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
                 let code = format!("{first}{second}{tail}");
                 let apply = match code.as_str() {
                     "40001" | "40P01" | "55P03" | "57014" => Policy::Retry,
-                    "53000" | "53100" | "53200" | "53300" => Policy::Reconnect,
+                    "53000" | "53100" | "53200" | "53300" | "55006" => Policy::Reconnect,
                     _ if code.starts_with("57P") || code.starts_with("08") => Policy::Reconnect,
                     _ if code.starts_with("23") => Policy::Conflict,
                     _ => Policy::Stop,
@@ -144,8 +144,8 @@ fn pauses_grow_up_to_the_bound_and_never_shrink() {
     let mut random = Random::new("pauses_grow_up_to_the_bound_and_never_shrink");
     for _ in 0..1000 {
         let (first, most) = (
-            1 + (random.next() >> random.below(64)),
-            1 + (random.next() >> random.below(64)),
+            1 + (random.next() >> random.below(64) >> 1),
+            1 + (random.next() >> random.below(63) >> 2),
         );
         let mut last = 0;
         for attempt in (0..70).chain([u32::MAX]) {

@@ -938,7 +938,10 @@ impl Stream {
     /// Store records of the transaction in hand, in as many pieces as it takes.
     fn store(&mut self, records: &[u8]) -> Result<(), End> {
         // What is to be skipped is passed without its content: a large one would else be applied as it comes.
-        if self.in_hand.as_ref().is_none_or(|in_hand| in_hand.discard || in_hand.skip)
+        if self
+            .in_hand
+            .as_ref()
+            .is_none_or(|in_hand| in_hand.discard || in_hand.skip)
             || records.is_empty()
         {
             return Ok(());
@@ -1023,7 +1026,11 @@ impl Stream {
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;
-            let wakes = if open { ring.all_appliers() } else { ring.idle_appliers() };
+            let wakes = if open {
+                ring.all_appliers()
+            } else {
+                ring.idle_appliers()
+            };
             for latch in wakes.iter() {
                 registry::set_latch(latch);
             }

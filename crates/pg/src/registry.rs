@@ -371,10 +371,7 @@ pub fn release_managers(existing: &[u32]) {
     let Some(shared) = shared() else { return };
     for entry in &shared.managers {
         let database = entry.database.load(Ordering::Acquire);
-        if database != 0
-            && !existing.contains(&database)
-            && entry.pid.load(Ordering::SeqCst) <= 0
-        {
+        if database != 0 && !existing.contains(&database) && entry.pid.load(Ordering::SeqCst) <= 0 {
             entry.poked.store(0, Ordering::SeqCst);
             entry.pid.store(0, Ordering::SeqCst);
             entry.database.store(0, Ordering::Release);
