@@ -106,6 +106,11 @@ bench: setup
 bench-installed: install
 	@bench/run
 
+# The wake-ups between leader and appliers under every interleaving that the memory model allows; a minute, two from cold.
+.PHONY: loom
+loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test --locked -p braid-ring --release --test loom
+
 # The tests that find rare faults, for longer: SOAK_MINUTES (default 10) each.
 soak: setup
 	$(MAKE) --no-print-directory soak-installed
