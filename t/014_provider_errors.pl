@@ -80,7 +80,7 @@ $status = in_state('error', $name, 'slot dropped: stops');
 like($status->{last_error}, qr/replication slot "$slot" does not exist/, 'and names it');
 like($status->{error_hint}, qr/create it again/, 'and says what to do');
 $paris->safe_psql('postgres', "select braid.drop_subscription('$name'); truncate item");
-is($paris->safe_psql('postgres', 'select count(*) from braid.pending_cleanup'), '0', 'a slot that is gone is not left to clean up');
+ok($paris->poll_query_until('postgres', 'select count(*) = 0 from braid.pending_cleanup'), 'a slot that is gone is not left to clean up');
 $name = subscribe($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
@@ -97,14 +97,14 @@ $status = in_state('error', $name, 'WAL removed: stops');
 like($status->{last_error}, qr/has removed WAL/, 'and says so');
 like($status->{error_hint}, qr/max_slot_wal_keep_size.*create it again/s, 'and what to do');
 $paris->safe_psql('postgres', "select braid.drop_subscription('$name'); truncate item");
-is($tokyo->safe_psql('postgres', 'select count(*) from pg_replication_slots'), '0', 'its slot is dropped with it');
+ok($tokyo->poll_query_until('postgres', 'select count(*) = 0 from pg_replication_slots'), 'its slot is dropped with it');
 
 # A provider that does not let the plugin be loaded; only some minor releases know the setting.
 SKIP:
 {
 	my $setting = $tokyo->safe_psql('postgres', "select current_setting('output_plugin_libraries', true)");
 	skip 'this server has no output_plugin_libraries', 3 if $setting eq '';
-	$tokyo->safe_psql('postgres', q[alter system set output_plugin_libraries = 'pgoutput, test_decoding']);
+	$tokyo->safe_psql('postgres', q[alter system set output_plugin_libraries = pgoutput, test_decoding]);
 	$tokyo->reload;
 	$tokyo->poll_query_until('postgres', "select current_setting('output_plugin_libraries') !~ 'braid'");
 	my $dsn = $tokyo->connstr('postgres');
@@ -148,7 +148,7 @@ for my $case (sort keys %wrong)
 	ok(wait_until(sub { ($status = status($paris, $name))->{last_error} ne '' }, 10), "$case: says why");
 	like($status->{last_error}, qr/password|host|connection|connect/i, "$case: in words");
 	write_one();
-	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', dsn => '$dsn user=peer password=the-right-one')");
+	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', dsn => \$\$$dsn user=peer password=the-right-one\$\$)");
 	caught_up($paris, $tokyo);
 	is(in_state('streaming', $name, "$case: streams again")->{last_error}, '', 'without an error of the past');
 }

@@ -14,6 +14,8 @@ my $paris = new_node('paris', publication => '');
 on_all(q[
 	create table whole (a int, b text, c numeric);
 	alter table whole replica identity full;
+	create table odd (a int, j json, p point);
+	alter table odd replica identity full;
 	create table whole_keyed (id int primary key, v text, w text);
 	alter table whole_keyed replica identity full;
 	create table chosen (id int primary key, code text not null, part int not null, v text);
@@ -71,6 +73,25 @@ step('values that are equal and not the same', 'whole', q[
 ]);
 step('all of them', 'whole', 'delete from whole where a = 5');
 
+# Types that have no equality, and columns that only this side has.
+step('types without equality', 'odd', q[
+	insert into odd select i % 3, format('{"n": %s}', i / 2)::json, point(i, 1) from generate_series(1, 8) i;
+	insert into odd values (1, null, null), (1, null, null);
+	update odd set j = '{"n":  1}' where p ~= point(2, 1);
+	update odd set a = 7 where j is null and ctid = (select min(ctid) from odd where j is null);
+	delete from odd where a = 2;
+]);
+$paris->safe_psql('postgres', q[alter table whole add extra int default 5]);
+$tokyo->safe_psql('postgres', q[
+	insert into whole values (8, 'eight', 8), (8, 'eight', 8);
+	update whole set b = 'one of two' where ctid = (select min(ctid) from whole where a = 8);
+	delete from whole where a = 9;
+]);
+caught_up($paris, $tokyo);
+is($paris->safe_psql('postgres', 'select a, b, c, extra from whole where a >= 8 order by 1, 2'), "8|eight|8|5\n8|one of two|8|5", 'columns of this side alone are not looked at');
+$paris->safe_psql('postgres', 'alter table whole drop extra');
+step('without them', 'whole', q[update whole set c = 0 where a = 8]);
+
 # A whole row that has a key as well.
 step('full, with a key', 'whole_keyed', q[
 	insert into whole_keyed select i, 'v' || i, case when i % 2 = 0 then 'w' || i end from generate_series(1, 20) i;
@@ -78,6 +99,8 @@ step('full, with a key', 'whole_keyed', q[
 	update whole_keyed set id = id + 100 where id between 6 and 10;
 	update whole_keyed set w = null where id = 12;
 	delete from whole_keyed where id between 15 and 17;
+	update whole_keyed set v = 'of a key that stays', w = repeat(md5(id::text), 1000) where id = 18;
+	update whole_keyed set v = 'with a large value that stays' where id = 18;
 ]);
 
 # An index that was chosen.

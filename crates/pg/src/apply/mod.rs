@@ -14,6 +14,7 @@ mod history;
 mod lookup;
 mod partition;
 mod relation;
+mod scan;
 mod truncate;
 pub(crate) mod user;
 mod version;

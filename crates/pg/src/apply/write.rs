@@ -7,6 +7,7 @@ use pgrx::pg_sys;
 use super::lookup::{self, Found, IndexLookup};
 use super::partition::Router;
 use super::relation::LocalRelation;
+use super::scan;
 use crate::compat;
 use crate::error::PgError;
 
@@ -179,13 +180,17 @@ impl OpenTable {
         (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
     }
 
-    /// Find and lock a row that equals `values` in all columns, by a scan of the whole table.
+    /// Find and lock a row that has these very values, else one that equals them, by scans of the whole table.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn find_by_scan(&mut self, values: &RowValues) -> Result<Found, PgError> {
-        // SAFETY: the slot is a virtual one of the table's shape; RelationFindReplTupleSeq locks what it finds.
+        // SAFETY: the search slot is a virtual one of the table's shape, the local slot one of its own kind;
+        // RelationFindReplTupleSeq locks what it finds.
         unsafe {
+            if let Some(stamp) = scan::find_identical(self.relation, self.local_slot, values)? {
+                return Ok(Found::Row(stamp));
+            }
             self.fill(self.search_slot, values);
             loop {
                 let found = pg_sys::RelationFindReplTupleSeq(
