@@ -247,14 +247,7 @@ impl Applier {
 
     fn show(&self, state: ApplierState) {
         self.ring.set_state(self.number, state);
-        let code = match state {
-            ApplierState::Absent => 0,
-            ApplierState::Idle => 1,
-            ApplierState::WaitingForDependency => 2,
-            ApplierState::Applying => 3,
-            ApplierState::WaitingForTurn => 4,
-        };
-        self.own.state.store(code, Ordering::Relaxed);
+        self.own.state.store(state.as_u32(), Ordering::Relaxed);
     }
 
     /// Serve interrupts and the configuration. False when it is time to end.

@@ -85,7 +85,9 @@ pub enum ApplierState {
 }
 
 impl ApplierState {
-    pub(crate) fn as_u32(self) -> u32 {
+    /// Its number in shared memory.
+    #[must_use]
+    pub fn as_u32(self) -> u32 {
         match self {
             Self::Absent => 0,
             Self::Idle => 1,
