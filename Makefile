@@ -44,7 +44,7 @@ clean:
 endif
 
 .DEFAULT_GOAL := all
-.PHONY: setup test unit regress tap lint demo bench soak check-versions test-installed demo-installed bench-installed soak-installed
+.PHONY: setup test unit regress tap lint demo bench soak check-versions test-installed demo-installed bench-installed bench-profile-installed soak-installed
 
 rust_sources := $(shell find crates decoder bgworker extension -name target -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print) Cargo.toml Cargo.lock
 
@@ -106,10 +106,43 @@ bench: setup
 bench-installed: install
 	@bench/run
 
+# What the dependency tracker costs the leader: keys a second, with 1 to 100,000 transactions waiting.
+.PHONY: bench-tracker
+bench-tracker:
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench --locked -p braid-bgworker --bench tracker
+# Where the CPU seconds of a drain go: make bench-profile BENCH_ONLY=sysbench
+.PHONY: bench-profile bench-report bench-check
+bench-profile: setup
+	$(MAKE) --no-print-directory bench-profile-installed
+
+bench-profile-installed: install
+	@bench/run profile
+
+# Charts and docs/PERFORMANCE.md from the newest results; bench/report FILE... for others.
+bench-report:
+	@bench/report
+
+# What the bench computes; no server.
+bench-check:
+	PYTHONPATH=bench PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q bench/tests/test_pure.py
+
+# What output plugins and formats cost, in decoding alone.
+.PHONY: bench-decode bench-decode-installed
+bench-decode: setup
+	$(MAKE) --no-print-directory bench-decode-installed
+
+bench-decode-installed: install
+	@bench/decode
+
 # The wake-ups between leader and appliers under every interleaving that the memory model allows; a minute, two from cold.
 .PHONY: loom
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test --locked -p braid-ring --release --test loom
+
+# Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default 60) each target.
+.PHONY: fuzz
+fuzz:
+	scripts/fuzz
 
 # The tests that find rare faults, for longer: SOAK_MINUTES (default 10) each.
 soak: setup
@@ -118,7 +151,12 @@ soak: setup
 soak-installed: install
 	scripts/soak
 
-lint:
+# The install script is kept by hand: does it declare what the library exports?
+.PHONY: check-sql
+check-sql: $(library)
+	scripts/check-sql $(library)
+
+lint: check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
 	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings

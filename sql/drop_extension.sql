@@ -49,6 +49,7 @@ drop extension braid;
 rollback;
 -- slots that are still to be dropped are named
 begin;
+update braid.subscription set slot_attempted = true;
 select braid.drop_subscription('s');
 drop extension braid;
 select count(*) from pg_namespace where nspname = 'braid';

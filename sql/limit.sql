@@ -1,23 +1,12 @@
 -- create_subscription when this server has no room for it.
 \a
 \t
-set client_min_messages = warning;
-create database braid_here;
-create database braid_there;
-\set server 'host=' :HOST ' port=' :PORT ' user=' :USER ' connect_timeout=10 dbname='
-\set here :server 'braid_here'
-\set there :server 'braid_there'
-\c braid_there
-set client_min_messages = warning;
-create extension braid;
-select braid.create_node('there', :'there');
-create table t (id int primary key);
-create publication braid for all tables;
-\c braid_here
-set client_min_messages = warning;
-create extension braid;
+\getenv abs_srcdir PG_ABS_SRCDIR
+\set prelude :abs_srcdir '/sql/include/two_nodes.sql'
+\set ECHO none
+\i :prelude
+\set ECHO all
 select braid.create_node('here', :'here');
-create table t (id int primary key);
 -- each subscription needs as many replication origins as it has appliers
 insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, publications, origin, slot_name,
     create_slot, copy_data, enabled, synchronous_commit, run_as_owner, disable_on_error, apply_mode, phase)
@@ -36,7 +25,6 @@ select 'more ' || n, current_role::regrole, '', 'there', gen_random_uuid(), '{br
 select braid.create_subscription('s', :'there');
 \echo :SQLSTATE
 
-\c postgres
-set client_min_messages = warning;
-drop database braid_here with (force);
-drop database braid_there with (force);
+\set postlude :abs_srcdir '/sql/include/drop_two_nodes.sql'
+\set ECHO none
+\i :postlude

@@ -6,20 +6,11 @@ select count(*) = 0 as unrestricted from pg_settings where name = 'output_plugin
 \if :unrestricted
 \quit
 \endif
-set client_min_messages = warning;
-create database braid_here;
-create database braid_there;
-\set server 'host=' :HOST ' port=' :PORT ' user=' :USER ' connect_timeout=10 dbname='
-\set here :server 'braid_here'
-\set there :server 'braid_there'
-\c braid_there
-set client_min_messages = warning;
-create extension braid;
-select braid.create_node('there', :'there');
-create publication braid for all tables;
-\c braid_here
-set client_min_messages = warning;
-create extension braid;
+\getenv abs_srcdir PG_ABS_SRCDIR
+\set prelude :abs_srcdir '/sql/include/two_nodes.sql'
+\set ECHO none
+\i :prelude
+\set ECHO all
 set output_plugin_libraries = pgoutput, test_decoding;
 select braid.create_node('here', :'here');
 \echo :SQLSTATE
@@ -43,7 +34,6 @@ begin;
 select braid.create_subscription('s', :'there', enabled => false) is not null;
 rollback;
 
-\c postgres
-set client_min_messages = warning;
-drop database braid_here with (force);
-drop database braid_there with (force);
+\set postlude :abs_srcdir '/sql/include/drop_two_nodes.sql'
+\set ECHO none
+\i :postlude

@@ -1,22 +1,12 @@
 -- sync_event, wait_for_event and wait_for_subscription, as far as they go without a provider that sends anything.
 \a
 \t
-set client_min_messages = warning;
-create database braid_here;
-create database braid_there;
-\set server 'host=' :HOST ' port=' :PORT ' user=' :USER ' connect_timeout=10 dbname='
-\set here :server 'braid_here'
-\set there :server 'braid_there'
-\c braid_there
-set client_min_messages = warning;
-create extension braid;
-select braid.create_node('there', :'there');
-create publication braid for all tables;
-\c braid_here
-set client_min_messages = warning;
-create extension braid;
+\getenv abs_srcdir PG_ABS_SRCDIR
+\set prelude :abs_srcdir '/sql/include/two_nodes.sql'
+\set ECHO none
+\i :prelude
+\set ECHO all
 select braid.create_node('here', :'here');
-create table t (id int);
 
 -- a position behind what is committed and not before what is to come, and flushed
 insert into t values (1);
@@ -93,7 +83,6 @@ select braid.wait_for_event('there', 'FFFFFFFF/0');
 \echo :SQLSTATE
 rollback;
 
-\c postgres
-set client_min_messages = warning;
-drop database braid_here with (force);
-drop database braid_there with (force);
+\set postlude :abs_srcdir '/sql/include/drop_two_nodes.sql'
+\set ECHO none
+\i :postlude

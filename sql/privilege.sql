@@ -68,6 +68,7 @@ select braid.enable_subscription('s');
 select braid.alter_subscription('s', disable_on_error => true);
 select count(*) from braid.refresh_subscription('s');
 select braid.rename_subscription('s', 'renamed');
+select braid.set_rate_limit('renamed', 1000);
 rollback;
 select braid.alter_subscription('s', run_as_owner => true);
 \echo :SQLSTATE
@@ -100,6 +101,8 @@ select node_name from braid.node_info();
 select braid.wait_for_subscription('s');
 \echo :SQLSTATE
 select braid.disable_subscription('s');
+\echo :SQLSTATE
+select braid.set_rate_limit('s', 1);
 \echo :SQLSTATE
 select dsn from braid.subscription;
 \echo :SQLSTATE

@@ -19,6 +19,9 @@ set braid.nonsense = 1;
 \set VERBOSITY sqlstate
 alter system set braid.appliers_per_subscription = 0;
 alter system set braid.appliers_per_subscription = 65;
+alter system set braid.min_appliers_per_subscription = -1;
+alter system set braid.min_appliers_per_subscription = 65;
+alter system set braid.rows_per_applier = -1;
 alter system set braid.copy_workers_per_subscription = 0;
 alter system set braid.apply_buffer_size = 0;
 alter system set braid.max_subscriptions = 0;

@@ -194,6 +194,26 @@ set client_min_messages = warning;
 select relation::oid = :one as was_one, action from braid.refresh_subscription('s');
 select subscription, relation, state from braid.subscription_tables;
 
+-- how fast it is read: null and 0 are no limit
+select braid.set_rate_limit('nope', 1);
+\echo :SQLSTATE
+select braid.set_rate_limit(null, 1);
+\echo :SQLSTATE
+select braid.set_rate_limit('s', rows_per_second => -1);
+\echo :SQLSTATE
+select braid.set_rate_limit('s', bytes_per_second => -1);
+\echo :SQLSTATE
+begin;
+select braid.set_rate_limit('s', 1000);
+select row_limit, byte_limit, throttled from braid.subscription_detail;
+rollback;
+select braid.set_rate_limit('s', 1000, 1048576);
+select row_limit, byte_limit from braid.subscription_detail;
+select braid.set_rate_limit('s', rows_per_second => 0, bytes_per_second => 9223372036854775807);
+select row_limit, byte_limit from braid.subscription_detail;
+select braid.set_rate_limit('s');
+select row_limit, byte_limit from braid.subscription_detail;
+
 -- rename: the slot keeps its name
 select braid.create_subscription('other', :'there', enabled => false, copy_data => false) is not null;
 select braid.rename_subscription('s', 'other');
@@ -204,7 +224,13 @@ select braid.rename_subscription('s', 'renamed');
 select name, slot_name from braid.subscription_detail;
 select braid.rename_subscription('renamed', 's');
 
--- drop: the slot is left to be dropped after commit
+-- drop: a slot that no worker has tried to create is nobody's to drop
+begin;
+select braid.drop_subscription('other');
+select count(*) from braid.pending_cleanup;
+rollback;
+-- another is left to be dropped after commit
+update braid.subscription set slot_attempted = true;
 begin;
 select braid.drop_subscription('other');
 select slot_name, provider, attempts, last_error from braid.pending_cleanup;

@@ -202,9 +202,9 @@ select name, is_local, subscriptions from braid.nodes;
 select braid.create_subscription('nothing here', :'there', '{nothing}');
 \echo :SQLSTATE
 rollback;
-select braid.create_subscription('other', :'there', '{nothing}', slot_name => 'braid_here_nothing_here');
+select braid.create_subscription('other', :'there', '{nothing}', slot_name => 'braid_here_nothing_here_2963225cf7');
 \echo :SQLSTATE
--- folded names that meet get a number
+-- folded names that would meet stay apart
 select braid.create_subscription('Nothing_Here', :'there', '{nothing}', enabled => false) is not null;
 select braid.create_subscription(repeat('long', 15), :'there', '{nothing}', enabled => false) is not null;
 select name, slot_name, length(slot_name) from braid.subscription_detail order by 1;

@@ -1,21 +1,11 @@
 -- The views: their columns, and that the one looked at most fits on a screen.
 \a
 \t
-set client_min_messages = warning;
-create database braid_here;
-create database braid_there;
-\set server 'host=' :HOST ' port=' :PORT ' user=' :USER ' connect_timeout=10 dbname='
-\set here :server 'braid_here'
-\set there :server 'braid_there'
-\c braid_there
-set client_min_messages = warning;
-create extension braid;
-select braid.create_node('there', :'there');
-create table t (id int primary key);
-create publication braid for all tables;
-\c braid_here
-set client_min_messages = warning;
-create extension braid;
+\getenv abs_srcdir PG_ABS_SRCDIR
+\set prelude :abs_srcdir '/sql/include/two_nodes.sql'
+\set ECHO none
+\i :prelude
+\set ECHO all
 select table_name, string_agg(column_name || ' ' || data_type, ', ' order by ordinal_position)
   from information_schema.columns where table_schema = 'braid'
    and table_name in (select viewname from pg_views where schemaname = 'braid') group by 1 order by table_name collate "C";
@@ -25,7 +15,6 @@ select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid
 \a
 \t
 select braid.create_node('here', :'here');
-create table t (id int primary key);
 select braid.create_subscription('from_there', :'there', enabled => false) is not null;
 select * from braid.subscription_status;
 select * from braid.subscription_tables;
@@ -50,7 +39,6 @@ insert into braid.node values ('second', gen_random_uuid(), true, '', '1', '1');
 -- nothing travels in a dump
 select count(*) from pg_extension where extname = 'braid' and extconfig is not null;
 
-\c postgres
-set client_min_messages = warning;
-drop database braid_here with (force);
-drop database braid_there with (force);
+\set postlude :abs_srcdir '/sql/include/drop_two_nodes.sql'
+\set ECHO none
+\i :postlude

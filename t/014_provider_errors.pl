@@ -158,8 +158,8 @@ unlike($views, qr/the-(wrong|right)-one/, 'no password in a view');
 unlike(slurp_file($_->logfile), qr/the-(wrong|right)-one/, 'no password in the log of ' . $_->name) for $paris, $tokyo;
 same_tables([ $tokyo, $paris ], 'item');
 
-# Too few processes: first none for the leader, then none for the appliers.
-for my $workers (3, 4)
+# Too few processes: first none for the leader, then none for an applier.
+for my $workers (2, 3, 4)
 {
 	$paris->append_conf('postgresql.conf', "max_worker_processes = $workers\nmax_logical_replication_workers = 0\n");
 	my $log_start = -s $paris->logfile;
@@ -168,7 +168,7 @@ for my $workers (3, 4)
 	  or diag(explain($status));
 	like($status->{last_error}, qr/background worker/, 'in words');
 	isnt($status->{state}, 'streaming', 'and does not pretend');
-	like($status->{last_error} . $status->{error_hint} . slurp_file($paris->logfile, $log_start), qr/max_worker_processes/, 'the setting is named');
+	like($status->{error_hint}, qr/max_worker_processes/, 'the setting is named');
 	unlike(slurp_file($paris->logfile, $log_start), qr/terminated by signal|PANIC/, 'nothing crashes');
 }
 write_one();

@@ -2,59 +2,57 @@
 //! must wait for. Run by the leader.
 //!
 //! Two transactions depend on each other when they share a key hash, or when one of them has a barrier on a table that
-//! the other changes. Transactions enter in the provider's commit order under consecutive numbers.
+//! the other changes. Transactions enter in the provider's commit order under numbers that grow. DTS compares a transaction with
+//! each one that waits; here each key knows its last writer, and each table its last change and its last barrier.
 //!
-//! Cost per change is constant. Memory is bounded by `capacity` keys: when it is reached, keys of transactions that are
-//! committed are forgotten, and when that does not help, everything is, and what follows waits for all before it. A
-//! transaction that has more keys than that by itself orders with everything.
+//! The price of a change is one cache line per key, however many transactions wait. Memory is what [`DependencyTracker::new`]
+//! is given: where it does not suffice, the oldest key of a cache line is forgotten, and those that may have had it wait for its
+//! writer and all before (`recent_writers`). Nothing is ever swept, rehashed or cleared, so no transaction pays for
+//! others. A transaction that has more keys than fit by itself orders with everything.
 //!
-//! Not for: deciding which applier does what, or when. While commits follow the provider's order, "the latest
-//! predecessor is committed" says that all of them are, so an edge to the latest one is all that a schedule needs; the
-//! whole set is kept for schedules in which commits may overtake each other.
+//! Not for: deciding which applier does what, or when; finding out which tables need barriers: the provider says so of its keys,
+//! [`crate::table_order`] of what this node's table has besides.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+mod recent_writers;
+mod table_book;
 
-/// Keys are hashes already.
-#[derive(Debug, Default, Clone)]
-struct Identity(u64);
+use recent_writers::{RecentWriters, Writer};
+use table_book::TableBook;
 
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
+/// Edges are rid of repetitions when there are this many, and then each time that they have doubled.
+const MANY_EDGES: usize = 64;
 
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        // hashbrown takes the top bits for its tags and the low ones for the bucket; both are good in a good hash.
-        self.0 = value;
-    }
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Table {
-    last_change: u64,
-    last_barrier: u64,
-}
-
-/// Edges of one transaction.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Edges {
-    /// The latest transaction that this one depends on; 0 for none.
+/// Edges of one transaction. Those to transactions that were committed when it entered are left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Edges<'t> {
+    /// The latest transaction that this one depends on; 0 for none. While commits follow the provider's order, "the latest
+    /// is committed" says that all are: it is all that such a schedule needs.
     pub latest: u64,
-    /// Each transaction up to this one must be committed, not only those in `all`; 0 for none. What a barrier orders with,
-    /// and what was forgotten, is not known one by one.
+    /// Each transaction up to this one must be committed; 0 for none. What a barrier orders with, and what was forgotten, is not
+    /// known one by one.
     pub through: u64,
-    /// The transactions that it depends on directly, without repetition, ascending. Together with `through` they are
-    /// enough when commits may overtake each other.
-    pub all: Vec<u64>,
+    /// The transactions after `through` that must be committed, without repetition, ascending. `through` and these are enough when
+    /// commits may overtake each other.
+    pub all: &'t [u64],
     /// Whether a barrier was among the reasons.
     pub barrier: bool,
+}
+
+impl<'t> Edges<'t> {
+    /// The same order or a stricter one in at most `most` single edges, for whoever has no room for more: the earliest ones
+    /// become part of `through`.
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        let Some(surplus) = self.all.len().checked_sub(most).filter(|some| *some > 0) else {
+            return self;
+        };
+        let (joined, kept) = self.all.split_at_checked(surplus).unwrap_or_default();
+        Self {
+            through: joined.last().copied().unwrap_or(self.through),
+            all: kept,
+            ..self
+        }
+    }
 }
 
 /// What the tracker has seen so far, for the views.
@@ -62,172 +60,173 @@ pub struct Edges {
 pub struct Statistics {
     /// Transactions that entered.
     pub transactions: u64,
-    /// Transactions that depend on another.
+    /// Transactions that had to wait for another when they entered.
     pub dependent: u64,
-    /// Edges.
+    /// Edges: to single transactions, and one for all that a barrier or forgotten keys stand for.
     pub edges: u64,
-    /// Transactions with a barrier among their edges.
+    /// Transactions with a barrier.
     pub barriers: u64,
-    /// Times that everything was forgotten to stay within capacity.
-    pub resets: u64,
+    /// Keys entered.
+    pub keys: u64,
+    /// Keys of transactions that were not committed yet, forgotten to stay within capacity.
+    pub forgotten: u64,
+    /// Transactions that order with everything since they have too many keys or tables.
+    pub too_large: u64,
 }
 
 /// Tracks which keys were last written by which transaction.
 #[derive(Debug)]
 pub struct DependencyTracker {
-    keys: HashMap<u64, u64, BuildHasherDefault<Identity>>,
-    tables: HashMap<u32, Table>,
+    writers: RecentWriters,
+    tables: TableBook,
     capacity: usize,
-    /// Everything that enters depends on this one: history before it was forgotten.
+    /// All that enters depends on everything up to this one, so nothing before it has to be known.
     floor: u64,
     current: u64,
-    /// What the transaction in hand does. Entered when it is complete: one that is abandoned leaves no trace.
+    /// All up to this one were committed when the transaction in hand entered.
+    committed: u64,
+    /// What is committed, or up to `floor`: further edges up to here say nothing.
+    horizon: u64,
+    /// What the transaction in hand does, beside its tables. Entered when it is complete: one that is abandoned leaves no
+    /// trace.
     keys_in_hand: Vec<u64>,
-    tables_changed: Vec<u32>,
-    tables_barred: Vec<u32>,
     bars_all: bool,
-    edges: Vec<u64>,
-    through: u64,
+    edges: EdgeList,
     statistics: Statistics,
 }
 
 impl DependencyTracker {
-    /// A tracker that remembers at most about `capacity` keys (32 bytes each), and as many of the transaction in hand.
+    /// A tracker that remembers up to about `capacity` keys (at most 19 bytes each, taken at once), and as many of the
+    /// transaction in hand (8 bytes each).
     #[must_use]
     pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(16);
         Self {
-            keys: HashMap::default(),
-            tables: HashMap::new(),
-            capacity: capacity.max(16),
+            writers: RecentWriters::new(capacity),
+            tables: TableBook::new(capacity),
+            capacity,
             floor: 0,
             current: 0,
+            committed: 0,
+            horizon: 0,
             keys_in_hand: Vec::new(),
-            tables_changed: Vec::new(),
-            tables_barred: Vec::new(),
             bars_all: false,
-            edges: Vec::new(),
-            through: 0,
+            edges: EdgeList::default(),
             statistics: Statistics::default(),
         }
     }
 
-    /// A transaction enters. `sequence` is larger than any before; `committed` is the largest up to which all are done.
+    /// A transaction enters. `sequence` is larger than any before that was not abandoned; `committed` is the largest up to which
+    /// all are done.
     pub fn begin(&mut self, sequence: u64, committed: u64) {
         self.current = sequence;
-        self.forget();
-        if self.keys.len() > self.capacity {
-            self.keys.retain(|_, last| *last > committed);
-            if self.keys.len() > self.capacity / 2 {
-                self.keys.clear();
-                self.tables.clear();
-                self.floor = sequence - 1;
-                self.statistics.resets += 1;
-            }
+        self.forget_hand();
+        if self.tables.is_full() || sequence.saturating_sub(committed) > RecentWriters::WINDOW {
+            self.tables.clear();
+            self.floor = sequence.saturating_sub(1);
         }
+        self.committed = committed;
+        self.horizon = committed.max(self.floor);
     }
 
-    fn depend_on(&mut self, sequence: u64) {
-        if sequence != 0 && sequence != self.current {
-            self.edges.push(sequence);
-        }
-    }
-
-    fn depend_on_all_up_to(&mut self, sequence: u64) {
-        self.depend_on(sequence);
-        self.through = self.through.max(sequence);
-    }
-
-    /// It changes a row of `table`, whose unique keys before and after have these hashes.
+    /// It changes a row of `table`, whose unique keys before and after have these hashes. `table` is any number that stands for
+    /// the table to which changes go.
     #[inline]
     pub fn change(&mut self, table: u32, hashes: impl Iterator<Item = u64>) {
         if self.bars_all {
             return;
         }
-        if self.tables_changed.last() != Some(&table) {
-            self.tables_changed.push(table);
+        match self.tables.touch(table) {
+            // The barrier orders with all that these keys would.
+            Some(true) => return,
+            Some(false) => self.keys_in_hand.extend(hashes),
+            None => return self.too_large(),
         }
-        self.keys_in_hand.extend(hashes);
-        if self.keys_in_hand.len().max(self.tables_changed.len()) > self.capacity {
-            // Too many to keep: it orders with everything, then.
-            self.barrier_for_all();
+        if self.keys_in_hand.len() > self.capacity {
+            self.too_large();
         }
     }
 
     /// It does something to `table` that can't be keyed: it orders with every other change of the table.
+    #[inline]
     pub fn barrier(&mut self, table: u32) {
-        if !self.bars_all && !self.tables_barred.contains(&table) {
-            self.tables_barred.push(table);
+        if !self.bars_all && !self.tables.bar(table) {
+            self.too_large();
         }
     }
 
     /// It is a barrier for everything: it depends on all before it, and all after it depend on it.
     pub fn barrier_for_all(&mut self) {
-        self.forget();
+        self.forget_hand();
         self.bars_all = true;
     }
 
+    fn too_large(&mut self) {
+        self.statistics.too_large += 1;
+        self.barrier_for_all();
+    }
+
     /// The transaction is complete.
-    pub fn finish(&mut self) -> Edges {
+    pub fn finish(&mut self) -> Edges<'_> {
+        let Self {
+            writers,
+            tables,
+            edges,
+            statistics,
+            ..
+        } = self;
         let current = self.current;
-        self.edges.clear();
-        self.through = 0;
-        self.depend_on_all_up_to(self.floor);
-        let barrier = self.bars_all || !self.tables_barred.is_empty();
+        edges.start(current, self.horizon);
+        if self.floor > self.committed {
+            edges.through = self.floor;
+        }
+        let mut barrier = self.bars_all;
         if self.bars_all {
-            self.keys.clear();
-            self.tables.clear();
-            self.depend_on_all_up_to(current - 1);
+            edges.add_all_up_to(current.saturating_sub(1));
             self.floor = current;
-        }
-        for table in std::mem::take(&mut self.tables_barred) {
-            let entry = self.tables.entry(table).or_default();
-            let last_change = entry.last_change;
-            *entry = Table {
-                last_change: current,
-                last_barrier: current,
-            };
-            self.depend_on_all_up_to(last_change);
-        }
-        let mut tables = std::mem::take(&mut self.tables_changed);
-        for table in tables.drain(..) {
-            let entry = self.tables.entry(table).or_default();
-            let last_barrier = entry.last_barrier;
-            entry.last_change = current;
-            self.depend_on(last_barrier);
-        }
-        self.tables_changed = tables;
-        let mut keys = std::mem::take(&mut self.keys_in_hand);
-        for key in keys.drain(..) {
-            if let Some(previous) = self.keys.insert(key, current) {
-                self.depend_on(previous);
+        } else {
+            tables.each_in_hand(|table| {
+                barrier |= table.barred;
+                match (table.barred, table.last_change == table.last_barrier) {
+                    // All before the last change are ordered by that one, which is a barrier too.
+                    (true, true) | (false, _) => edges.add(table.last_barrier),
+                    (true, false) => edges.add_all_up_to(table.last_change),
+                }
+                table.last_change = current;
+                if table.barred {
+                    table.last_barrier = current;
+                }
+            });
+            writers.start(current, self.horizon);
+            for key in &self.keys_in_hand {
+                match writers.replace(*key) {
+                    Writer::None => {}
+                    Writer::Known(writer) => edges.add(writer),
+                    Writer::UpTo(writer) => edges.add_all_up_to(writer),
+                }
             }
+            statistics.keys += self.keys_in_hand.len() as u64;
+            statistics.forgotten = writers.forgotten();
         }
-        self.keys_in_hand = keys;
-        self.edges.sort_unstable();
-        self.edges.dedup();
-        let edges = Edges {
-            latest: self.edges.last().copied().unwrap_or(0),
-            through: self.through,
-            all: self.edges.clone(),
-            barrier,
-        };
-        self.forget();
+        self.keys_in_hand.clear();
+        self.bars_all = false;
+        self.tables.let_go();
+        let edges = self.edges.finish(barrier);
         self.statistics.transactions += 1;
-        self.statistics.dependent += u64::from(!edges.all.is_empty());
-        self.statistics.edges += edges.all.len() as u64;
-        self.statistics.barriers += u64::from(edges.barrier);
+        self.statistics.dependent += u64::from(edges.latest != 0);
+        self.statistics.edges += edges.all.len() as u64 + u64::from(edges.through != 0);
+        self.statistics.barriers += u64::from(barrier);
         edges
     }
 
     /// The transaction in hand will not be applied after all: its number is used again.
     pub fn abandon(&mut self) {
-        self.forget();
+        self.forget_hand();
     }
 
-    fn forget(&mut self) {
+    fn forget_hand(&mut self) {
         self.keys_in_hand.clear();
-        self.tables_changed.clear();
-        self.tables_barred.clear();
+        self.tables.let_go();
         self.bars_all = false;
     }
 
@@ -238,121 +237,61 @@ impl DependencyTracker {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The edges of the transaction in hand.
+#[derive(Debug, Default)]
+struct EdgeList {
+    current: u64,
+    horizon: u64,
+    through: u64,
+    all: Vec<u64>,
+    /// To look for repetitions at this length.
+    many: usize,
+}
 
-    fn enter(tracker: &mut DependencyTracker, sequence: u64, keys: &[u64]) -> Edges {
-        tracker.begin(sequence, 0);
-        tracker.change(1, keys.iter().copied());
-        tracker.finish()
+impl EdgeList {
+    fn start(&mut self, current: u64, horizon: u64) {
+        (self.current, self.horizon) = (current, horizon);
+        self.through = 0;
+        self.all.clear();
+        self.many = MANY_EDGES;
     }
 
-    #[test]
-    fn independent_transactions_have_no_edges() {
-        let mut tracker = DependencyTracker::new(100);
-        for sequence in 1..10 {
-            assert_eq!(enter(&mut tracker, sequence, &[sequence]).latest, 0);
+    #[inline]
+    fn add(&mut self, writer: u64) {
+        if writer <= self.horizon || writer == self.current || self.all.last() == Some(&writer) {
+            return;
+        }
+        self.all.push(writer);
+        if self.all.len() > self.many {
+            // At most as many stay as there are transactions that wait.
+            self.all.sort_unstable();
+            self.all.dedup();
+            self.many = (2 * self.all.len()).max(MANY_EDGES);
         }
     }
 
-    #[test]
-    fn a_shared_key_is_an_edge_to_its_last_writer() {
-        let mut tracker = DependencyTracker::new(100);
-        enter(&mut tracker, 1, &[7]);
-        enter(&mut tracker, 2, &[8]);
-        assert_eq!(enter(&mut tracker, 3, &[7]).all, [1]);
-        assert_eq!(enter(&mut tracker, 4, &[7, 8]).all, [2, 3]);
-    }
-
-    #[test]
-    fn a_key_written_twice_in_one_transaction_is_no_edge_to_itself() {
-        let mut tracker = DependencyTracker::new(100);
-        tracker.begin(1, 0);
-        tracker.change(1, [5].into_iter());
-        tracker.change(1, [5].into_iter());
-        assert_eq!(tracker.finish().all, [] as [u64; 0]);
-    }
-
-    #[test]
-    fn a_barrier_orders_with_its_table_only() {
-        let mut tracker = DependencyTracker::new(100);
-        enter(&mut tracker, 1, &[1]);
-        tracker.begin(2, 0);
-        tracker.change(2, [9].into_iter());
-        tracker.finish();
-        tracker.begin(3, 0);
-        tracker.barrier(1);
-        assert_eq!(tracker.finish().all, [1]);
-        assert_eq!(enter(&mut tracker, 4, &[44]).all, [3]);
-        tracker.begin(5, 0);
-        tracker.change(2, [10].into_iter());
-        assert_eq!(tracker.finish().latest, 0);
-    }
-
-    #[test]
-    fn memory_is_bounded_and_forgetting_is_safe() {
-        let mut tracker = DependencyTracker::new(64);
-        for sequence in 1..10_000 {
-            enter(&mut tracker, sequence, &[sequence]);
-            assert!(tracker.keys.len() <= 66);
+    #[inline]
+    fn add_all_up_to(&mut self, writer: u64) {
+        if writer > self.horizon && writer != self.current {
+            self.through = self.through.max(writer);
         }
-        assert!(tracker.statistics().resets > 0);
-        // The last writer of key 1 was forgotten: then everything depends on the point of forgetting.
-        assert!(enter(&mut tracker, 10_000, &[1]).latest >= tracker.floor);
-        assert!(tracker.floor > 1);
     }
 
-    #[test]
-    fn i9_one_huge_transaction_is_bounded_too() {
-        let mut tracker = DependencyTracker::new(64);
-        enter(&mut tracker, 1, &[1]);
-        enter(&mut tracker, 2, &[2]);
-        tracker.begin(3, 0);
-        for key in 0..100_000 {
-            tracker.change(1, [key].into_iter());
-            assert!(tracker.keys_in_hand.len() <= 65 && tracker.keys.len() <= 66);
+    fn finish(&mut self, barrier: bool) -> Edges<'_> {
+        if self.all.len() > 1 {
+            self.all.sort_unstable();
+            self.all.dedup();
         }
-        let edges = tracker.finish();
-        assert_eq!((edges.latest, edges.through, edges.barrier), (2, 2, true));
-        assert_eq!(enter(&mut tracker, 4, &[1_000_000]).latest, 3);
-    }
-
-    #[test]
-    fn an_abandoned_transaction_hides_nothing() {
-        let mut tracker = DependencyTracker::new(100);
-        enter(&mut tracker, 1, &[7]);
-        tracker.begin(2, 0);
-        tracker.change(1, [7].into_iter());
-        tracker.abandon();
-        assert_eq!(enter(&mut tracker, 2, &[7]).all, [1]);
-        // The same for tables.
-        tracker.begin(3, 0);
-        tracker.change(1, [8].into_iter());
-        tracker.barrier(1);
-        tracker.abandon();
-        tracker.begin(3, 0);
-        tracker.barrier(1);
-        assert_eq!(tracker.finish().all, [2]);
-        // And for a barrier for all.
-        tracker.begin(4, 0);
-        tracker.barrier_for_all();
-        tracker.abandon();
-        assert_eq!(enter(&mut tracker, 4, &[7]).all, [2, 3]);
-    }
-
-    #[test]
-    fn a_barrier_waits_for_all_changes_of_its_table() {
-        let mut tracker = DependencyTracker::new(100);
-        enter(&mut tracker, 1, &[1]);
-        enter(&mut tracker, 2, &[2]);
-        tracker.begin(3, 0);
-        tracker.barrier(1);
-        let edges = tracker.finish();
-        assert_eq!(
-            (edges.latest, edges.through),
-            (2, 2),
-            "1 too must be committed"
-        );
+        let covered = self.all.partition_point(|edge| *edge <= self.through);
+        let all = self.all.get(covered..).unwrap_or_default();
+        Edges {
+            latest: all.last().copied().unwrap_or(self.through),
+            through: self.through,
+            all,
+            barrier,
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

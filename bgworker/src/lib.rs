@@ -5,6 +5,11 @@
 #![forbid(unsafe_code)]
 
 pub mod conflict;
+pub mod consolidate;
 pub mod dependency;
 pub mod policy;
 pub mod progress;
+pub mod rate;
+pub mod scaling;
+pub mod slot_name;
+pub mod table_order;

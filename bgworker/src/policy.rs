@@ -24,6 +24,8 @@ pub fn for_apply(sqlstate: &str) -> Policy {
         "53300" | "53200" | "53100" | "53000" | "55006" => Policy::Reconnect,
         // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
         _ if sqlstate.starts_with("57P") || sqlstate.starts_with("08") => Policy::Reconnect,
+        // internal_error: an alteration of a table that is going on (a look-up in a cache that fails); seen with ALTER TABLE under load
+        "XX000" => Policy::Conflict,
         _ if sqlstate.starts_with("23") => Policy::Conflict,
         _ => Policy::Stop,
     }
@@ -71,6 +73,36 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
     }
 }
 
+/// A hint for an error that may pass and does not bring one: what to look at if it does not.
+#[must_use]
+pub fn transient_hint(sqlstate: &str) -> &'static str {
+    match sqlstate {
+        // object_in_use: at the provider the slot, here a replication origin
+        "55006" => {
+            "A process of an earlier connection still holds it and will let go. If none does, look for the slot's active_pid in \
+             pg_replication_slots at the provider, or for another subscriber that uses the same slot."
+        }
+        "53100" => "Free disk space.",
+        "53200" => "Free memory, or lower braid.apply_buffer_size.",
+        "53300" => "Increase max_connections, or max_wal_senders at the provider.",
+        _ if sqlstate.starts_with("08") => {
+            "It goes on by itself once the provider can be reached: check that it runs, the network, its pg_hba.conf, and the \
+             connection string, which braid.alter_subscription changes."
+        }
+        _ if sqlstate.starts_with("57") => {
+            "It goes on by itself once the server accepts connections and its processes are left alone; the servers' logs say \
+             who ended them."
+        }
+        _ if sqlstate.starts_with("53") => {
+            "Raise the limit that was reached, or free what it counts."
+        }
+        _ if sqlstate.starts_with("40") || sqlstate == "55P03" => {
+            "It is tried again. If it does not pass, look for sessions that hold locks for long."
+        }
+        _ => "It is tried again. The server's log may say more.",
+    }
+}
+
 /// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to `most`.
 #[must_use]
 pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
@@ -95,7 +127,8 @@ mod tests {
             ("23502", Policy::Conflict),
             ("42P01", Policy::Stop),
             ("22P02", Policy::Stop),
-            ("XX000", Policy::Stop),
+            ("XX000", Policy::Conflict),
+            ("XX001", Policy::Stop),
         ];
         for (sqlstate, policy) in table {
             assert_eq!(for_apply(sqlstate), policy, "{sqlstate}");
@@ -117,6 +150,24 @@ mod tests {
         for (sqlstate, policy) in table {
             assert_eq!(for_provider(sqlstate), policy, "{sqlstate}");
         }
+    }
+
+    #[test]
+    fn whatever_is_tried_again_has_a_hint() {
+        let states = [
+            "08001", "08006", "40001", "40P01", "53000", "53100", "53200", "53300", "53400",
+            "55006", "55P03", "57014", "57P01", "57P02", "57P03", "23505",
+        ];
+        for sqlstate in states {
+            let retried = [for_apply(sqlstate), for_provider(sqlstate)]
+                .iter()
+                .any(|policy| *policy != Policy::Stop);
+            assert!(retried, "{sqlstate}");
+            assert!(transient_hint(sqlstate).ends_with('.'), "{sqlstate}");
+        }
+        assert!(transient_hint("53300").contains("max_wal_senders"));
+        assert!(transient_hint("08006").contains("alter_subscription"));
+        assert!(transient_hint("55006").contains("active_pid"));
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub enum Error {
     /// A protocol version that this build does not speak (SQLSTATE 22023).
     #[error("protocol version {0} is not supported by output plugin \"braid\"")]
     UnsupportedVersion(String),
+    /// An option of the format `wal2json`, with wal2json's own message and SQLSTATE.
+    #[error(transparent)]
+    Wal2Json(#[from] crate::wal2json::Error),
     /// A publication that does not exist (SQLSTATE 42704).
     #[error("publication \"{0}\" does not exist")]
     MissingPublication(String),

@@ -15,8 +15,10 @@ mod options;
 mod origin;
 mod outbox;
 mod publication;
+mod request;
 mod row_filter;
 mod shape;
+pub mod wal2json;
 mod writeset;
 
 pub use calendar::{date_to_datetime, timestamp_to_datetime, timestamptz_to_value, to_unix_micros};
@@ -25,11 +27,12 @@ pub use hash::KeyHasher;
 pub use numeric::Numeric;
 pub use options::{OptionText, Options};
 pub use origin::{OriginPolicy, Source, classify};
-pub use outbox::{FrameSink, Outbox, Transaction};
+pub use outbox::{FrameSink, Outbox, POSITION_PREFIX, Transaction};
 pub use publication::{
     Actions, Catalog, Columns, Filter, GeneratedColumns, Publication, Publishing, RelationFacts,
     publishing,
 };
+pub use request::{JsonRequest, Request, Selection};
 pub use row_filter::{Passed, transform};
-pub use shape::{SchemaBook, Shape, ShapeColumn};
+pub use shape::{SchemaBook, Shape, ShapeColumn, ShapeKey};
 pub use writeset::{Fed, Images, KeyPlan, KeyValues, UniqueKey, collect};

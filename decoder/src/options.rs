@@ -17,6 +17,8 @@ pub struct Options {
     pub node: Option<String>,
     /// Logical messages are sent (`messages`).
     pub messages: bool,
+    /// Several small transactions may come in one message, and positions as messages of their own (`join_transactions`).
+    pub join_transactions: bool,
 }
 
 impl Options {
@@ -35,6 +37,7 @@ impl Options {
             origin: OriginPolicy::Local,
             node: None,
             messages: false,
+            join_transactions: false,
         };
         for (name, value) in given {
             let value = value.unwrap_or_default();
@@ -44,6 +47,9 @@ impl Options {
                 "origin" => options.origin = parse_origin(value)?,
                 "node" => options.node = Some(value).filter(|node| !node.is_empty()),
                 "messages" => options.messages = parse_switch("messages", value)?,
+                "join_transactions" => {
+                    options.join_transactions = parse_switch("join_transactions", value)?;
+                }
                 _ => return Err(Error::UnknownOption(name)),
             }
         }
@@ -57,7 +63,10 @@ impl Options {
     }
 }
 
-fn split_names(value: String, split: impl Fn(&str) -> Option<Vec<String>>) -> Result<Vec<String>> {
+pub(crate) fn split_names(
+    value: String,
+    split: impl Fn(&str) -> Option<Vec<String>>,
+) -> Result<Vec<String>> {
     match split(&value) {
         Some(names) if !names.is_empty() => Ok(names),
         _ => Err(Error::InvalidOption {
@@ -68,7 +77,7 @@ fn split_names(value: String, split: impl Fn(&str) -> Option<Vec<String>>) -> Re
     }
 }
 
-fn parse_origin(value: String) -> Result<OriginPolicy> {
+pub(crate) fn parse_origin(value: String) -> Result<OriginPolicy> {
     match value.as_str() {
         "none" => Ok(OriginPolicy::Local),
         "any" => Ok(OriginPolicy::Any),
@@ -117,12 +126,14 @@ mod tests {
         assert_eq!(options.origin, OriginPolicy::Local);
         assert_eq!(options.node, None);
         assert!(!options.messages);
+        assert!(!options.join_transactions);
     }
 
     #[test]
     fn all_given() {
         let options = parse(&[
             ("messages", "on"),
+            ("join_transactions", "on"),
             ("node", "tokyo"),
             ("origin", "any"),
             ("publication_names", "a"),
@@ -132,6 +143,7 @@ mod tests {
         assert_eq!(options.origin, OriginPolicy::Any);
         assert_eq!(options.node.as_deref(), Some("tokyo"));
         assert!(options.messages);
+        assert!(options.join_transactions);
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! Frames: one for each transaction, cut where a large one fills it.
+//! Frames: one for each transaction, cut where a large one fills it; or one for several small transactions.
 //!
 //! Records gather in one buffer that lives as long as the stream. It becomes a frame at the end of the transaction, or once
-//! it has more than [`FRAME_BYTES`]. The stream header is written before the very first record, a Begin before the first
+//! it has more than [`FRAME_BYTES`]. A stream that joins transactions holds complete ones back until there are
+//! [`JOINED_BYTES`] of them, or until [`Outbox::release`] is called, which has to happen whenever the sender is about to wait
+//! for more to send: a write to the socket costs more than all else that a small transaction does. The stream header is written before the very first record, a Begin before the first
 //! record of its transaction: a transaction of which nothing is sent costs no bytes.
 
 use braid_gir::{Begin, Commit, Message, Writer};
@@ -10,6 +12,10 @@ use crate::error::Result;
 
 /// From how many bytes on a frame is sent before its transaction ends.
 const FRAME_BYTES: usize = 256 * 1024;
+/// From how many bytes on transactions that are held back are sent.
+const JOINED_BYTES: usize = 32 * 1024;
+/// Prefix of the message that says that everything up to its position was sent.
+pub const POSITION_PREFIX: &str = "braid.position";
 /// How many bytes the buffer keeps between frames.
 const KEPT_BYTES: usize = 2 * FRAME_BYTES;
 
@@ -40,6 +46,10 @@ pub struct Outbox {
     writer: Writer,
     headed: bool,
     begun: bool,
+    /// Complete transactions may wait for others before they are sent.
+    joins: bool,
+    /// The position that was announced last.
+    announced: u64,
     transaction: Transaction,
 }
 
@@ -48,6 +58,51 @@ impl Outbox {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Hold complete transactions back to send several at a time. Whoever asks for it calls [`Outbox::release`].
+    pub fn join_transactions(&mut self) {
+        self.joins = true;
+    }
+
+    /// Whether transactions are joined.
+    #[must_use]
+    pub fn joins(&self) -> bool {
+        self.joins
+    }
+
+    /// Whether complete transactions are held back.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.joins && !self.begun && !self.writer.is_empty()
+    }
+
+    /// Send what is held back. With the position up to which all was decoded, say so too, unless that was said: keepalives
+    /// don't know what is held back, so the reader of such a stream goes by this.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn release(&mut self, decoded: Option<u64>, sink: &mut impl FrameSink) -> Result<()> {
+        if self.begun {
+            return Ok(());
+        }
+        if let Some(lsn) = decoded.filter(|lsn| *lsn > self.announced) {
+            self.announced = lsn;
+            self.writer.message(&Message {
+                transactional: false,
+                lsn,
+                prefix: POSITION_PREFIX,
+                content: &[],
+            })?;
+        }
+        self.flush(sink);
+        Ok(())
+    }
+
+    /// Whether [`Outbox::release`] would send anything.
+    #[must_use]
+    pub fn would_release(&self, decoded: u64) -> bool {
+        !self.begun && (!self.writer.is_empty() || decoded > self.announced)
     }
 
     /// Whether the stream's header is still to be written with [`Outbox::writer`].
@@ -129,7 +184,9 @@ impl Outbox {
             commit_timestamp: self.transaction.commit_timestamp,
         })?;
         self.begun = false;
-        self.flush(sink);
+        if !self.joins || self.writer.len() >= JOINED_BYTES {
+            self.flush(sink);
+        }
         Ok(true)
     }
 
@@ -201,6 +258,51 @@ mod tests {
             tags(&frames.0[1]),
             [Tag::Begin, Tag::Insert, Tag::Insert, Tag::Commit]
         );
+    }
+
+    #[test]
+    fn joined_transactions_go_together_in_order() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.join_transactions();
+        outbox.header_written();
+        for _ in 0..2 {
+            outbox.start();
+            outbox.ensure_begun().unwrap();
+            // Nothing of a transaction that has begun may be sent as though it were complete.
+            outbox.release(Some(5), &mut frames).unwrap();
+            insert(&mut outbox, 1);
+            assert!(!outbox.holds());
+            assert!(outbox.commit(9, &mut frames).unwrap());
+        }
+        assert!(outbox.holds());
+        assert!(frames.0.is_empty());
+        outbox.release(Some(9), &mut frames).unwrap();
+        outbox.release(Some(9), &mut frames).unwrap();
+        outbox.release(Some(12), &mut frames).unwrap();
+        let kinds: Vec<_> = frames.0.iter().map(|frame| tags(frame)).collect();
+        let transaction = [Tag::Begin, Tag::Insert, Tag::Commit];
+        assert_eq!(
+            kinds,
+            [
+                [&transaction[..], &transaction[..], &[Tag::Message]].concat(),
+                vec![Tag::Message]
+            ]
+        );
+        assert!(!outbox.holds());
+    }
+
+    #[test]
+    fn joined_transactions_are_sent_once_they_are_many() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.join_transactions();
+        for _ in 0..4 {
+            outbox.start();
+            outbox.ensure_begun().unwrap();
+            insert(&mut outbox, JOINED_BYTES / 3);
+            assert!(outbox.commit(9, &mut frames).unwrap());
+        }
+        assert_eq!(frames.0.len(), 1);
+        assert!(outbox.holds());
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use braid_gir::{Column, ColumnFlags, ReplicaIdentity, Result, SchemaNumber, Writer};
+use braid_gir::{
+    Column, ColumnFlags, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, Writer, WrittenKey,
+};
 
 /// How many shapes of one relation are remembered.
 const REMEMBERED_SHAPES: usize = 8;
@@ -24,6 +26,15 @@ pub struct ShapeColumn {
     pub type_name: String,
 }
 
+/// A unique key of a shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShapeKey {
+    /// Two nulls are equal in it.
+    pub nulls_equal: bool,
+    /// Indexes among the shape's columns, and what compares them: empty for the type's usual equality.
+    pub columns: Vec<(u16, String)>,
+}
+
 /// What a schema record says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
@@ -37,6 +48,8 @@ pub struct Shape {
     pub identity: ReplicaIdentity,
     /// The columns that are sent, in order.
     pub columns: Vec<ShapeColumn>,
+    /// The unique keys that are hashed and whose columns are all sent.
+    pub keys: Vec<ShapeKey>,
 }
 
 impl Shape {
@@ -57,12 +70,31 @@ impl Shape {
                 type_name: &column.type_name,
             })
             .collect();
+        let keys: Vec<(bool, Vec<SchemaKeyColumn<'_>>)> = self
+            .keys
+            .iter()
+            .map(|key| {
+                let columns = key
+                    .columns
+                    .iter()
+                    .map(|(column, comparison)| SchemaKeyColumn {
+                        column: *column,
+                        comparison,
+                    });
+                (key.nulls_equal, columns.collect())
+            })
+            .collect();
+        let keys: Vec<WrittenKey<'_>> = keys
+            .iter()
+            .map(|(nulls_equal, columns)| (*nulls_equal, columns.as_slice()))
+            .take(usize::from(u8::MAX))
+            .collect();
         writer.schema(
             number,
             self.relation_oid,
             self.identity,
             (&self.namespace, &self.name),
-            &columns,
+            (&columns, &keys),
         )
     }
 }
@@ -113,6 +145,7 @@ mod tests {
             name: name.to_owned(),
             identity: ReplicaIdentity::Default,
             columns: Vec::new(),
+            keys: Vec::new(),
         }
     }
 

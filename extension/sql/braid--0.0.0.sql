@@ -52,12 +52,19 @@ create table braid.subscription (
     origin text not null check (origin in ('none', 'any')),
     slot_name name not null,
     create_slot boolean not null,
+    -- Set by the leader before it creates the slot, having seen that there is none of that name: from then on the slot is this
+    -- subscription's. Cleared when somebody else was faster.
+    slot_attempted boolean not null default false,
     copy_data boolean not null,
     enabled boolean not null,
     synchronous_commit text not null,
     run_as_owner boolean not null,
     disable_on_error boolean not null,
-    apply_mode text not null check (apply_mode in ('serial', 'parallel')),
+    apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch')),
+    consolidate boolean not null default false,
+    -- How fast it is read at most; null: no limit.
+    rows_per_second bigint check (rows_per_second > 0),
+    bytes_per_second bigint check (bytes_per_second > 0),
     -- What is left to do before changes are applied; moved only by the leader, in one direction:
     -- 'slot' (the provider's slot is still to be created), 'copy' (tables are still to be copied), 'stream'.
     phase text not null check (phase in ('slot', 'copy', 'stream')),
@@ -112,8 +119,29 @@ create table braid.origin (
     node_name name not null,
     number integer not null,
     subscription_id integer references braid.subscription on delete set null,
-    unique (node_name, number)
+    -- The source, if it is one of braid.ingest's: never another's.
+    source_name name,
+    unique (node_name, number),
+    unique (source_name, node_name)
 );
+-- How far the sources of braid.ingest have come; moved in the transaction that applies their records.
+create table braid.ingest_source (
+    source_name name primary key,
+    "position" pg_lsn not null default '0/0',
+    last_at timestamptz
+);
+comment on table braid.ingest_source is 'sources of braid.ingest and how far each has come';
+-- Versions of rows that were written by a batch: transactions of one origin that were committed here as one. The commit carries
+-- the newest timestamp; "versions" has, for each row that is older, a hash of table and key and the timestamp, as pairs of
+-- little-endian 64-bit numbers. Purged when nothing older can arrive any more.
+create table braid.batch (
+    xid bigint primary key,
+    newest bigint not null,
+    versions bytea not null
+);
+alter table braid.batch alter column versions set storage external;
+comment on table braid.batch is 'true row versions of transactions that were applied as one';
+
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
 -- Slots of dropped subscriptions that the provider still has. The manager drops them and removes the rows.
@@ -152,7 +180,7 @@ comment on table braid.conflict is 'conflicts as they were resolved, with both r
 
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict
+revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source
     from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -186,6 +214,7 @@ create function braid.create_subscription(
     run_as_owner boolean default false,
     disable_on_error boolean default false,
     apply_mode text default 'parallel',
+    consolidate boolean default false,
     streaming text default 'off',
     two_phase boolean default false
 ) returns integer
@@ -202,7 +231,8 @@ create function braid.alter_subscription(
     synchronous_commit text default null,
     run_as_owner boolean default null,
     disable_on_error boolean default null,
-    apply_mode text default null
+    apply_mode text default null,
+    consolidate boolean default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -217,6 +247,15 @@ create function braid.disable_subscription(subscription_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'disable_subscription_wrapper';
 comment on function braid.disable_subscription is 'stops a subscription; its slot keeps its place';
+
+create function braid.set_rate_limit(
+    subscription_name name,
+    rows_per_second bigint default null,
+    bytes_per_second bigint default null
+) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_rate_limit_wrapper';
+comment on function braid.set_rate_limit is 'how fast a subscription is read at most, while it runs; null or 0 is no limit';
 
 create function braid.rename_subscription(subscription_name name, new_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -307,6 +346,11 @@ as $$
 $$;
 comment on function braid.node_info is 'which node this database is, and whether it can be subscribed to';
 
+create function braid.ingest(gir jsonb, origin name default null, out applied bigint, out skipped bigint) returns setof record
+    language c volatile parallel unsafe rows 1 set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'ingest_wrapper';
+comment on function braid.ingest is 'applies records in gir-json, as though a subscription to the origin had delivered them; those that came before are skipped';
+
 create function braid.gir_records(frame bytea) returns setof text
     language c immutable strict parallel safe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'gir_records_wrapper';
@@ -320,8 +364,10 @@ create function braid.subscription_activity() returns table (
     subscription_id integer, state text, leader_pid integer, applier_pids integer[], received_lsn pg_lsn, applied_lsn pg_lsn,
     flushed_lsn pg_lsn, provider_lsn pg_lsn, last_message_at timestamptz, last_commit_at timestamptz, transactions bigint,
     inserts bigint, updates bigint, deletes bigint, truncates bigint, bytes bigint, conflicts bigint, retries bigint,
-    transactions_per_second double precision, rows_per_second double precision, started_at timestamptz, stats_since timestamptz,
-    last_error text, last_error_at timestamptz, failures integer
+    transactions_per_second double precision, rows_per_second double precision, is_throttled boolean, started_at timestamptz,
+    stats_since timestamptz,
+    last_error_sqlstate text, last_error text, last_error_detail text, last_error_hint text, last_error_lsn pg_lsn,
+    last_error_at timestamptz, failures integer
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
 comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
@@ -359,13 +405,15 @@ select s.subscription_name as name,
           from braid.subscription_table t where t.subscription_id = s.subscription_id) as tables,
        round(a.transactions_per_second)::bigint as tx_per_s,
        round(a.rows_per_second)::bigint as rows_per_s,
+       a.is_throttled as throttled,
        a.received_lsn,
        a.applied_lsn,
-       coalesce(s.error_message, case when a.failures > 0 and a.state <> 'streaming' then a.last_error end) as last_error,
-       s.error_lsn,
-       s.error_hint
+       case when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
+       case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn end as error_lsn,
+       case when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+ cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming') as r (is_retrying)
  order by s.subscription_name;
 comment on view braid.subscription_status is 'state, lag and last error of each subscription';
 
@@ -382,10 +430,14 @@ select s.subscription_id,
        s.start_lsn,
        s.origin,
        s.apply_mode,
+       s.consolidate,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
        s.copy_data,
+       s.rows_per_second as row_limit,
+       s.bytes_per_second as byte_limit,
+       a.is_throttled as throttled,
        s.created_at,
        a.state as activity,
        a.leader_pid,
@@ -407,7 +459,11 @@ select s.subscription_id,
        a.started_at,
        a.stats_since,
        a.failures,
+       a.last_error_sqlstate as last_failure_sqlstate,
        a.last_error as last_failure,
+       a.last_error_detail as last_failure_detail,
+       a.last_error_hint as last_failure_hint,
+       a.last_error_lsn as last_failure_lsn,
        a.last_error_at as last_failure_at,
        s.error_sqlstate,
        s.error_message,
@@ -435,7 +491,8 @@ select s.subscription_name as subscription,
        a.truncates,
        a.conflicts,
        t.ready_at,
-       t.copy_error
+       t.copy_error,
+       t.copy_error_hint
   from braid.subscription_table t
   join braid.subscription s on s.subscription_id = t.subscription_id
   left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
@@ -499,6 +556,14 @@ select subscription_name as subscription,
  order by subscription_name, relation::text, kind, resolution, winner;
 comment on view braid.conflict_stats is 'how many conflicts of each kind are in the history';
 
+create view braid.ingest_sources as
+select source_name as origin,
+       "position",
+       last_at
+  from braid.ingest_source
+ order by source_name;
+comment on view braid.ingest_sources is 'sources of braid.ingest and how far each has come';
+
 create view braid.nodes as
 select n.node_name as name,
        n.is_local,
@@ -547,10 +612,12 @@ grant execute on function
     braid.enable_subscription,
     braid.disable_subscription,
     braid.rename_subscription,
+    braid.set_rate_limit,
     braid.drop_subscription,
     braid.refresh_subscription,
     braid.resync_table,
     braid.skip_transaction,
+    braid.ingest,
     braid.gir_records
     to braid_admin;
 grant execute on function
@@ -570,6 +637,7 @@ grant select on
     braid.apply_workers,
     braid.conflict_history,
     braid.conflict_stats,
+    braid.ingest_sources,
     braid.nodes,
     braid.pending_cleanup
     to braid_admin, braid_monitor;

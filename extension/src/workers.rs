@@ -43,3 +43,10 @@ pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
 pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
     braid_pg::copy::worker_main(argument);
 }
+
+/// One for each stream that asks for values which are not in WAL; started by the process that decodes.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
+    braid_pg::decoding::fetch_worker_main(argument);
+}

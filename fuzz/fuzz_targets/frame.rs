@@ -1,7 +1,7 @@
 //! Frames as a receiver reads them: no input panics or hangs, and what is accepted is written again byte for byte.
 #![no_main]
 
-use braid_gir::{Detail, Reader, Record, Result, Schemas, Writer, render};
+use braid_gir::{Detail, JsonWriter, Reader, Record, Result, Schemas, Writer, render};
 use libfuzzer_sys::fuzz_target;
 
 /// Text is up to 150,000 times as long as a value, so it is made of the first few records only.
@@ -11,6 +11,7 @@ fn read(frame: &[u8]) -> Result<()> {
     let mut reader = Reader::new(frame);
     let mut schemas = Schemas::new();
     let mut copy = Writer::new();
+    let mut json = JsonWriter::default();
     let mut count = 0;
     while let Some((tag, body)) = reader.next_raw()? {
         let _ = Record::read_change_header(body);
@@ -21,6 +22,12 @@ fn read(frame: &[u8]) -> Result<()> {
         assert_eq!(copy.frame().get(5..), Some(body));
         if let Record::Schema(schema) = &record {
             schemas.remember(schema);
+        }
+        if count < RENDERED {
+            let mut object = String::new();
+            if json.record(&record, &mut object).is_ok() {
+                assert!(!object.contains(|c: char| c < ' '));
+            }
         }
         if count < RENDERED {
             let line = render(&record, &schemas, Detail::Full);

@@ -238,6 +238,18 @@ sub BAIL_OUT_of_test
 END
 {
 	my $status = $?;
+	for my $node (@nodes)
+	{
+		# A fault that no comparison of tables shows. Processes that a test kills end by signal 9.
+		my %seen;
+		my @faults = grep { !$seen{ s/^.*?(?=WARNING|PANIC|LOG|TRAP)//r }++ }
+		  grep { /(?:reference|refcount) leak|resource was not closed|PANIC:|TRAP:|terminated by signal (?:4|6|7|8|11)\b/ }
+		  split /\n/, -e $node->logfile ? slurp_file($node->logfile) : '';
+		next unless @faults;
+		$status ||= 1;
+		diag '--- ' . $node->name . ': faults in its log';
+		diag $_ for splice @faults, 0, 10;
+	}
 	if ($status != 0 || !PostgreSQL::Test::Utils::all_tests_passing())
 	{
 		for my $node (@nodes)

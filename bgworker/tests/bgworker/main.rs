@@ -7,7 +7,9 @@
     reason = "test code"
 )]
 
+mod consolidate;
 mod convergence;
 mod progress;
 mod random;
+mod scaling;
 mod schedule;

@@ -107,6 +107,7 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
                     "40001" | "40P01" | "55P03" | "57014" => Policy::Retry,
                     "53000" | "53100" | "53200" | "53300" | "55006" => Policy::Reconnect,
                     _ if code.starts_with("57P") || code.starts_with("08") => Policy::Reconnect,
+                    "XX000" => Policy::Conflict,
                     _ if code.starts_with("23") => Policy::Conflict,
                     _ => Policy::Stop,
                 };

@@ -1,4 +1,4 @@
-//! Dates of the proleptic Gregorian calendar from day numbers.
+//! Dates of the proleptic Gregorian calendar from day numbers, and back.
 //!
 //! The calendar repeats every 400 years, and a year that starts in March has its leap day at its end. Counted like this the
 //! month and day follow from the day of the year by arithmetic alone, without a table and without a loop.
@@ -40,6 +40,25 @@ impl Date {
             day,
         }
     }
+
+    /// Days since 1970-01-01; `None` for a date that does not exist, and for years far outside of PostgreSQL's.
+    pub(crate) fn to_days(self) -> Option<i64> {
+        if self.year.unsigned_abs() > 100_000_000 || !(1..=12).contains(&self.month) {
+            return None;
+        }
+        let (year, month_from_march) = if self.month > 2 {
+            (self.year, self.month - 3)
+        } else {
+            (self.year - 1, self.month + 9)
+        };
+        let (cycle, year_of_cycle) = (year.div_euclid(400), year.rem_euclid(400));
+        let leap_days = year_of_cycle / 4 - year_of_cycle / 100;
+        let day_of_year = (month_from_march * 153 + 2) / 5 + self.day - 1;
+        let days = cycle * DAYS_PER_CYCLE + year_of_cycle * 365 + leap_days + day_of_year
+            - DAYS_BEFORE_EPOCH;
+        // A day that its month does not have is some other date.
+        (Self::from_days(days) == self).then_some(days)
+    }
 }
 
 #[cfg(test)]
@@ -65,6 +84,7 @@ mod tests {
         let first = -865_625;
         for days in first..=157_419 {
             assert_eq!(Date::from_days(days), expected, "day {days}");
+            assert_eq!(expected.to_days(), Some(days));
             expected.day += 1;
             if expected.day > days_in_month(expected.year, expected.month) {
                 expected.day = 1;
@@ -83,6 +103,22 @@ mod tests {
                 day: 1
             }
         );
+    }
+
+    #[test]
+    fn dates_that_do_not_exist() {
+        for (year, month, day) in [
+            (2023, 2, 29),
+            (1900, 2, 29),
+            (2024, 4, 31),
+            (2024, 1, 0),
+            (2024, 1, 32),
+            (2024, 0, 1),
+            (2024, 13, 1),
+            (i64::MAX, 1, 1),
+        ] {
+            assert_eq!(Date { year, month, day }.to_days(), None);
+        }
     }
 
     #[test]

@@ -56,4 +56,18 @@ pub enum Error {
     /// Something is too large for the field that counts it.
     #[error("{0} is too large for a GIR record")]
     TooLarge(&'static str),
+    /// A change or truncate refers to a schema that the stream did not announce.
+    #[error("schema {0} was not announced")]
+    UnknownSchema(u32),
+    /// An image has another number of columns than its schema.
+    #[error("image has {found} columns, its schema {expected}")]
+    ColumnCount {
+        /// Columns of the image.
+        found: u16,
+        /// Columns of the schema.
+        expected: usize,
+    },
+    /// A schema has two columns of one name, so that an image can't be an object with a member for each.
+    #[error("column name \"{0}\" is there twice")]
+    RepeatedColumn(String),
 }

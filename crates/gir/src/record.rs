@@ -7,7 +7,7 @@ use crate::change::{BeforeKind, Change, ChangeHeader, Operation, check_before};
 use crate::error::{Error, Result};
 use crate::image::ImageWriter;
 use crate::message::Message;
-use crate::schema::{Column, ReplicaIdentity, Schema, SchemaNumber};
+use crate::schema::{Column, ReplicaIdentity, Schema, SchemaNumber, WrittenKey};
 use crate::stream::StreamHeader;
 use crate::transaction::{Begin, Commit};
 use crate::truncate::Truncate;
@@ -100,6 +100,12 @@ impl<'a> Reader<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cursor.is_empty()
+    }
+
+    /// Bytes of the frame that were not read yet.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.cursor.rest().len()
     }
 
     /// Tag and body of the next record, the body unchecked. `None` at the end of the frame.
@@ -256,20 +262,27 @@ impl Writer {
         self.record(Tag::StreamHeader, |out| header.write(out))
     }
 
-    /// Append a schema; `names` are namespace and relation.
+    /// Append a schema; `names` are namespace and relation, the last argument columns and keys.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::NulInName`], or [`Error::UnknownTag`] for column flags that this version does not have.
+    /// [`Error::TooLarge`], [`Error::NulInName`], [`Error::UnknownTag`] for column flags that this version does not have,
+    /// [`Error::OutOfRange`] for a key's column that is none of `columns`.
     pub fn schema(
         &mut self,
         number: SchemaNumber,
         relation_oid: u32,
         replica_identity: ReplicaIdentity,
         names: (&str, &str),
-        columns: &[Column<'_>],
+        (columns, keys): (&[Column<'_>], &[WrittenKey<'_>]),
     ) -> Result<()> {
         self.record(Tag::Schema, |out| {
-            Schema::write_parts(out, number, relation_oid, replica_identity, names, columns)
+            Schema::write_parts(
+                out,
+                (number, relation_oid, replica_identity),
+                names,
+                columns,
+                keys,
+            )
         })
     }
 
@@ -383,12 +396,20 @@ impl Writer {
             Record::StreamHeader(header) => self.stream_header(header),
             Record::Schema(schema) => {
                 let columns: Vec<_> = schema.columns().collect();
+                let keys: Vec<(bool, Vec<_>)> = schema
+                    .keys()
+                    .map(|key| (key.nulls_equal, key.columns().collect()))
+                    .collect();
+                let keys: Vec<WrittenKey<'_>> = keys
+                    .iter()
+                    .map(|(nulls_equal, columns)| (*nulls_equal, columns.as_slice()))
+                    .collect();
                 self.schema(
                     schema.number,
                     schema.relation_oid,
                     schema.replica_identity,
                     (schema.namespace, schema.name),
-                    &columns,
+                    (&columns, &keys),
                 )
             }
             Record::Begin(begin) => self.begin(begin),

@@ -180,6 +180,28 @@ impl Line {
             }
         }
         self.put(")");
+        if self.is_full() {
+            self.keys(schema);
+        }
+    }
+
+    fn keys(&mut self, schema: &Schema<'_>) {
+        for key in schema.keys() {
+            self.put(" hashed=(");
+            for (index, column) in key.columns().enumerate() {
+                self.put(if index == 0 { "" } else { ", " });
+                let name = schema.columns().nth(usize::from(column.column));
+                self.put(&name.map_or_else(String::new, |column| identifier(column.name)));
+                if !column.comparison.is_empty() {
+                    self.print(format_args!(" by {}", identifier(column.comparison)));
+                }
+            }
+            self.put(if key.nulls_equal {
+                ") nulls equal"
+            } else {
+                ")"
+            });
+        }
     }
 
     fn begin(&mut self, begin: &Begin<'_>) {

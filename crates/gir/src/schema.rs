@@ -6,7 +6,9 @@
 //!
 //! Layout: u32 schema number, u32 relation OID at the source, u8 replica identity ('d', 'i', 'f', 'n'), namespace, relation name,
 //! u16 number of columns, then for each column: u8 flags (1 part of the replica identity, 2 part of the primary key, 4 not null, 8 generated),
-//! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name.
+//! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name; then u8 number of keys that
+//! changes have hashes of, and for each: u8 flags (1 nulls are equal), u16 number of columns, then for each of these: u16 column's index
+//! from 0, name of what compares it (empty: as usual for the type).
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_name};
@@ -149,6 +151,114 @@ impl<'a> Column<'a> {
     }
 }
 
+/// A column of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchemaKeyColumn<'a> {
+    /// Index among the schema's columns, from 0.
+    pub column: u16,
+    /// The collation that makes values equal whose bytes are not; empty where the type's usual equality holds.
+    pub comparison: &'a str,
+}
+
+impl<'a> SchemaKeyColumn<'a> {
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
+        Ok(Self {
+            column: cursor.u16("key column")?,
+            comparison: cursor.name("comparison")?,
+        })
+    }
+}
+
+/// A unique key of which each change has the hash, before and after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchemaKey<'a> {
+    /// Two nulls are equal in it; else a key with a null in it is equal to none, and has no hash.
+    pub nulls_equal: bool,
+    columns: u16,
+    column_bytes: &'a [u8],
+}
+
+fn out_of_range(column: u16) -> Error {
+    Error::OutOfRange {
+        what: "key column",
+        value: i64::from(column),
+    }
+}
+
+/// Flag: two nulls are equal.
+const NULLS_EQUAL: u8 = 1;
+
+impl<'a> SchemaKey<'a> {
+    fn read(cursor: &mut Cursor<'a>, schema_columns: u16) -> Result<Self> {
+        let flags = cursor.u8("key flags")?;
+        if flags & !NULLS_EQUAL != 0 {
+            return Err(Error::UnknownTag {
+                what: "key flags",
+                tag: flags,
+            });
+        }
+        let columns = cursor.u16("key column count")?;
+        let start = cursor.rest();
+        for _ in 0..columns {
+            let column = SchemaKeyColumn::read(cursor)?.column;
+            if column >= schema_columns {
+                return Err(out_of_range(column));
+            }
+        }
+        let used = start.len() - cursor.rest().len();
+        Ok(Self {
+            nulls_equal: flags & NULLS_EQUAL != 0,
+            columns,
+            column_bytes: start.get(..used).unwrap_or_default(),
+        })
+    }
+
+    /// Its columns, in no particular order.
+    #[must_use]
+    pub fn columns(&self) -> SchemaKeyColumns<'a> {
+        SchemaKeyColumns {
+            left: self.columns,
+            cursor: Cursor::new(self.column_bytes),
+        }
+    }
+}
+
+/// Iterator over a key's columns; they were checked when the record was read.
+#[derive(Debug, Clone)]
+pub struct SchemaKeyColumns<'a> {
+    left: u16,
+    cursor: Cursor<'a>,
+}
+
+impl<'a> Iterator for SchemaKeyColumns<'a> {
+    type Item = SchemaKeyColumn<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        SchemaKeyColumn::read(&mut self.cursor).ok()
+    }
+}
+
+/// Iterator over a schema's keys; they were checked when the record was read.
+#[derive(Debug, Clone)]
+pub struct SchemaKeys<'a> {
+    left: u8,
+    schema_columns: u16,
+    cursor: Cursor<'a>,
+}
+
+impl<'a> Iterator for SchemaKeys<'a> {
+    type Item = SchemaKey<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        SchemaKey::read(&mut self.cursor, self.schema_columns).ok()
+    }
+}
+
+/// A key to be written: whether nulls are equal in it, and its columns.
+pub type WrittenKey<'a> = (bool, &'a [SchemaKeyColumn<'a>]);
+
 /// A relation's shape, borrowed from the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schema<'a> {
@@ -164,6 +274,8 @@ pub struct Schema<'a> {
     pub name: &'a str,
     columns: u16,
     column_bytes: &'a [u8],
+    keys: u8,
+    key_bytes: &'a [u8],
 }
 
 impl<'a> Schema<'a> {
@@ -180,6 +292,13 @@ impl<'a> Schema<'a> {
         }
         let used = start.len() - cursor.rest().len();
         let column_bytes = start.get(..used).unwrap_or_default();
+        let keys = cursor.u8("key count")?;
+        let start = cursor.rest();
+        for _ in 0..keys {
+            SchemaKey::read(cursor, columns)?;
+        }
+        let used = start.len() - cursor.rest().len();
+        let key_bytes = start.get(..used).unwrap_or_default();
         Ok(Self {
             number,
             relation_oid,
@@ -188,7 +307,19 @@ impl<'a> Schema<'a> {
             name,
             columns,
             column_bytes,
+            keys,
+            key_bytes,
         })
+    }
+
+    /// The unique keys of which changes have hashes.
+    #[must_use]
+    pub fn keys(&self) -> SchemaKeys<'a> {
+        SchemaKeys {
+            left: self.keys,
+            schema_columns: self.columns,
+            cursor: Cursor::new(self.key_bytes),
+        }
     }
 
     /// Number of columns.
@@ -209,11 +340,10 @@ impl<'a> Schema<'a> {
     /// Append the body of a schema record.
     pub(crate) fn write_parts(
         out: &mut Vec<u8>,
-        number: SchemaNumber,
-        relation_oid: u32,
-        replica_identity: ReplicaIdentity,
+        (number, relation_oid, replica_identity): (SchemaNumber, u32, ReplicaIdentity),
         names: (&str, &str),
         columns: &[Column<'_>],
+        keys: &[WrittenKey<'_>],
     ) -> Result<()> {
         let count = u16::try_from(columns.len()).map_err(|_| Error::TooLarge("column count"))?;
         out.extend_from_slice(&number.0.to_le_bytes());
@@ -224,6 +354,20 @@ impl<'a> Schema<'a> {
         out.extend_from_slice(&count.to_le_bytes());
         for column in columns {
             column.write(out)?;
+        }
+        out.push(u8::try_from(keys.len()).map_err(|_| Error::TooLarge("key count"))?);
+        for (nulls_equal, columns) in keys {
+            out.push(if *nulls_equal { NULLS_EQUAL } else { 0 });
+            let key_columns =
+                u16::try_from(columns.len()).map_err(|_| Error::TooLarge("key column count"))?;
+            out.extend_from_slice(&key_columns.to_le_bytes());
+            for key in *columns {
+                if key.column >= count {
+                    return Err(out_of_range(key.column));
+                }
+                out.extend_from_slice(&key.column.to_le_bytes());
+                put_name(out, key.comparison, "comparison")?;
+            }
         }
         Ok(())
     }

@@ -8,13 +8,15 @@
 //! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for. PostgreSQL's deadlock detector
 //! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back.
 
+mod batch;
+
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy::{self, Policy};
 use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
-use braid_ring::{ApplierState, FailureReport, FrameRead, Ring, Transaction, Wakes};
+use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
 use crate::apply::{Identity, Session};
@@ -27,6 +29,21 @@ use crate::{latch, worker};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
+/// Small transactions are taken many at a time: to hand each to another process costs more than to apply it. Larger ones are
+/// taken one by one, so that they are applied side by side.
+const GRAIN: Grain = Grain { run: 128, small: 2 };
+/// What is joined into one transaction in batch mode: what is small beside the cost of a commit, and not so much that readers
+/// wait for it, or locks are held, for longer than some milliseconds.
+const BATCH: Grain = Grain {
+    run: 1024,
+    small: 128,
+};
+
+/// What an applier takes at once in an apply mode.
+#[must_use]
+pub(crate) fn grain(apply_mode: &str) -> Grain {
+    if apply_mode == "batch" { BATCH } else { GRAIN }
+}
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
 /// Statistics are reported after about this many transactions of the stream.
@@ -90,6 +107,8 @@ struct Applier {
     number: usize,
     group: Group,
     ring: Ring,
+    grain: Grain,
+    consolidate: bool,
     log: LogPlace,
     subscription: Subscription,
     session: Option<Session>,
@@ -148,13 +167,24 @@ pub fn main(argument: pg_sys::Datum) {
             return;
         }
     };
-    set("synchronous_commit", &subscription.synchronous_commit);
+    // The leader waits for what the subscription asks for, once for many commits, before it confirms them; only one after the
+    // other each commit waits for itself.
+    set(
+        "synchronous_commit",
+        if subscription.apply_mode == "serial" {
+            &subscription.synchronous_commit
+        } else {
+            "off"
+        },
+    );
     worker::report_activity(&format!(
         "applying changes of subscription {}",
         subscription.name
     ));
     let mut applier = Applier {
         number: arguments.number,
+        grain: grain(&subscription.apply_mode),
+        consolidate: subscription.consolidate,
         ring,
         group,
         log: LogPlace::default(),
@@ -232,17 +262,38 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
 impl Applier {
     fn run(&mut self) {
         loop {
-            let Some(transaction) = self.next() else {
+            let Some(run) = self.next() else {
                 return;
             };
             let started = Instant::now();
-            let done = self.apply_until_done(transaction);
+            let done = self.apply_run(run);
             let busy = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
             self.own.busy_micros.fetch_add(busy, Ordering::Relaxed);
             if !done {
                 return;
             }
         }
+    }
+
+    /// Apply the transactions that were taken. False when it is time to end.
+    fn apply_run(&mut self, run: Run) -> bool {
+        if self.grain == BATCH {
+            self.apply_batch(run)
+        } else {
+            self.apply_singly(run)
+        }
+    }
+
+    /// Apply transactions one by one. False when it is time to end.
+    fn apply_singly(&mut self, run: Run) -> bool {
+        for sequence in run.first..=run.last {
+            let next = if sequence < run.last { sequence + 1 } else { 0 };
+            let transaction = self.ring.transaction(sequence);
+            if !self.apply_until_done(transaction, next) || (next != 0 && !self.housekeeping()) {
+                return false;
+            }
+        }
+        true
     }
 
     fn show(&self, state: ApplierState) {
@@ -257,9 +308,9 @@ impl Applier {
         !self.ring.stop_requested()
     }
 
-    fn next(&self) -> Option<Transaction> {
-        if let Some(transaction) = self.ring.claim(self.number) {
-            return self.housekeeping().then_some(transaction);
+    fn next(&self) -> Option<Run> {
+        if let Some(run) = self.ring.claim_run(self.number, self.grain) {
+            return self.housekeeping().then_some(run);
         }
         self.show(ApplierState::Idle);
         let mut idle = true;
@@ -267,10 +318,14 @@ impl Applier {
             if !self.housekeeping() {
                 return None;
             }
+            if self.number >= self.ring.active_appliers() {
+                // There are to be fewer. Nothing is in hand, and nothing can be taken any more.
+                return None;
+            }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
-            if let Some(transaction) = self.ring.claim(self.number) {
+            if let Some(run) = self.ring.claim_run(self.number, self.grain) {
                 self.ring.applier_awake(self.number);
-                return Some(transaction);
+                return Some(run);
             }
             if idle {
                 // Once for each pause, not for each transaction.
@@ -307,25 +362,30 @@ impl Applier {
 
     /// Wait for the turn with an open transaction.
     fn wait_for_turn(&self, sequence: u64) -> Result<(), Trouble> {
+        self.wait_in_transaction(sequence - 1, sequence)
+    }
+
+    /// Wait until `until` is committed, with an open transaction that starts with `mine`.
+    fn wait_in_transaction(&self, until: u64, mine: u64) -> Result<(), Trouble> {
         for _ in 0..SPINS {
-            if self.ring.committed() + 1 >= sequence {
+            if self.ring.committed() >= until {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
         self.show(ApplierState::WaitingForTurn);
-        while self.ring.committed() + 1 < sequence {
+        while self.ring.committed() < until {
             pgrx::check_for_interrupts!();
             if self.ring.stop_requested() {
                 return Err(PgError::new("57P01", "subscription is stopping").into());
             }
-            self.ring.applier_will_wait(self.number, sequence - 1);
+            self.ring.applier_will_wait(self.number, until);
             let mut woken = true;
-            if self.ring.committed() + 1 < sequence {
+            if self.ring.committed() < until {
                 woken = latch::wait(Some(DEADLOCK_CHECK));
             }
             self.ring.applier_awake(self.number);
-            if !woken && self.is_in_the_way(sequence) {
+            if !woken && self.is_in_the_way(mine) {
                 return Err(Trouble::InTheWay);
             }
         }
@@ -351,8 +411,8 @@ impl Applier {
         false
     }
 
-    /// Apply a transaction, as often as it takes. False when it is time to end.
-    fn apply_until_done(&mut self, mut transaction: Transaction) -> bool {
+    /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False when it is time to end.
+    fn apply_until_done(&mut self, mut transaction: Transaction, next: u64) -> bool {
         let sequence = transaction.sequence;
         let mut at_turn = 0;
         let mut first = true;
@@ -376,7 +436,7 @@ impl Applier {
             };
             let trouble = match outcome {
                 Ok(local_end) => {
-                    let wakes = self.ring.commit(self.number, sequence, local_end);
+                    let wakes = self.ring.commit(self.number, sequence, local_end, next);
                     set_latches(&wakes);
                     if sequence.is_multiple_of(STATISTICS_EVERY) {
                         // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
@@ -495,6 +555,20 @@ impl Applier {
         begun: &mut bool,
         end_lsn: &mut Option<u64>,
     ) -> Result<(), Trouble> {
+        self.records(frame, begun, end_lsn, |applier, begin| {
+            applier.begin(begin, false)?;
+            Ok(true)
+        })
+    }
+
+    /// Apply the records of a frame. `begin` does what a Begin asks for; false from it ends it there.
+    fn records(
+        &mut self,
+        frame: &[u8],
+        begun: &mut bool,
+        end_lsn: &mut Option<u64>,
+        mut start: impl FnMut(&mut Self, &Begin<'_>) -> Result<bool, Trouble>,
+    ) -> Result<(), Trouble> {
         let mut reader = Reader::new(frame);
         while let Some((tag, body)) = reader.next_raw()? {
             // Schemas come through the log.
@@ -503,7 +577,9 @@ impl Applier {
             }
             match Record::read(tag, body)? {
                 Record::Begin(begin) if !*begun => {
-                    self.begin(&begin)?;
+                    if !start(self, &begin)? {
+                        return Ok(());
+                    }
                     *begun = true;
                 }
                 Record::Commit(commit) if *begun => *end_lsn = Some(commit.end_lsn),
@@ -574,8 +650,8 @@ impl Applier {
         })
     }
 
-    /// Stamp commits with the origin that stands for the transaction's node, and open the transaction.
-    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
+    /// Stamp commits with the origin that stands for the transaction's node, and open the transaction, or a batch.
+    fn begin(&mut self, begin: &Begin<'_>, batch: bool) -> Result<(), PgError> {
         if self.session.is_none() {
             self.read_log()?;
         }
@@ -599,7 +675,11 @@ impl Applier {
                 "stream without a header from the provider",
             ));
         };
-        session.begin(begin, tables_version);
+        if batch {
+            session.begin_batch(begin, tables_version);
+        } else {
+            session.begin(begin, tables_version);
+        }
         Ok(())
     }
 

@@ -1,12 +1,21 @@
 //! The cleanup process: drops the slots that dropped subscriptions left at their providers, and ends. The manager starts it
-//! again for those whose provider could not be reached.
+//! again for those whose provider could not be reached, or whose slot somebody still reads.
+//!
+//! No slot waits for another: each is tried once, then those again that are only about to be let go.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
 use crate::libpq::{Connection, Mode, quote_identifier};
 use crate::subscription::{execute, rows};
-use crate::worker;
+use crate::{latch, worker};
+
+/// A walsender takes a moment to notice that its leader is gone.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The process's main function.
 pub fn main(argument: pg_sys::Datum) {
@@ -14,7 +23,7 @@ pub fn main(argument: pg_sys::Datum) {
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let slots = error::transaction(|| {
         rows(
-            "select slot_name::text, provider_name::text, dsn from braid.slot_cleanup order by since",
+            "select slot_name::text, provider_name::text, dsn from braid.slot_cleanup order by attempts, since",
             &[],
         )
     });
@@ -25,21 +34,60 @@ pub fn main(argument: pg_sys::Datum) {
             return;
         }
     };
-    for row in slots {
-        let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
-        let (slot, provider, dsn) = (text(0), text(1), text(2));
-        let outcome = error::catch(|| drop_slot(&slot, &dsn)).and_then(|outcome| outcome);
+    let mut slots: Vec<Slot> = slots
+        .iter()
+        .map(|row| {
+            let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+            Slot {
+                name: text(0),
+                provider: text(1),
+                dsn: text(2),
+            }
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut unreachable = HashSet::new();
+    loop {
+        let last = Instant::now() >= deadline;
+        slots.retain(|slot| {
+            !unreachable.contains(&slot.dsn) && !slot.clean_up(last, &mut unreachable)
+        });
+        if slots.is_empty() || last {
+            return;
+        }
+        latch::wait(Some(PAUSE));
+    }
+}
+
+struct Slot {
+    name: String,
+    provider: String,
+    dsn: String,
+}
+
+impl Slot {
+    /// Try to drop it, and note down what came of it. False when somebody still reads it and there is time to try again.
+    fn clean_up(&self, last: bool, unreachable: &mut HashSet<String>) -> bool {
+        let outcome = error::catch(|| drop_slot(&self.name, &self.dsn)).and_then(|outcome| outcome);
+        match &outcome {
+            Err(failure) if failure.sqlstate == "55006" && !last => return false,
+            Err(failure) if failure.sqlstate.starts_with("08") => {
+                unreachable.insert(self.dsn.clone());
+            }
+            _ => {}
+        }
+        let (slot, provider) = (self.name.as_str(), self.provider.as_str());
         let noted = error::transaction(|| match &outcome {
             Ok(()) => execute(
                 "delete from braid.slot_cleanup where slot_name = $1::name and provider_name = $2::name",
-                &[slot.as_str().into(), provider.as_str().into()],
+                &[slot.into(), provider.into()],
             ),
             Err(failure) => execute(
                 "update braid.slot_cleanup set attempts = attempts + 1, last_error = $3 \
                  where slot_name = $1::name and provider_name = $2::name",
                 &[
-                    slot.as_str().into(),
-                    provider.as_str().into(),
+                    slot.into(),
+                    provider.into(),
                     failure.message.as_str().into(),
                 ],
             ),
@@ -49,22 +97,18 @@ pub fn main(argument: pg_sys::Datum) {
         }
         match outcome {
             Ok(()) => pgrx::log!("dropped replication slot \"{slot}\" at node \"{provider}\""),
-            Err(failure) => {
-                failure.log(&format!(
-                    "could not drop replication slot \"{slot}\" at node \"{provider}\""
-                ));
-            }
+            Err(failure) => failure.log(&format!(
+                "could not drop replication slot \"{slot}\" at node \"{provider}\""
+            )),
         }
+        true
     }
 }
 
-/// Drop a slot; one that is not there is fine.
+/// Drop a slot; one that is not there is fine. One that is read from is an error at once: to wait for it would hold up the others.
 fn drop_slot(slot: &str, dsn: &str) -> Result<(), PgError> {
     let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
-    match connection.query(&format!(
-        "DROP_REPLICATION_SLOT {} WAIT",
-        quote_identifier(slot)
-    )) {
+    match connection.query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(slot))) {
         Ok(_) => Ok(()),
         Err(error) if error.sqlstate() == "42704" => Ok(()),
         Err(error) => Err(error.into()),

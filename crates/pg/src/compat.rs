@@ -2,6 +2,21 @@
 
 use pgrx::pg_sys;
 
+/// The number of a wait event of ours, under which pg_stat_activity shows its name; before 17 they are all "Extension". One number for
+/// each name in the whole server.
+pub(crate) fn wait_event(name: &std::ffi::CStr) -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    {
+        let _ = name;
+        pg_sys::PG_WAIT_EXTENSION
+    }
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    // SAFETY: PostgreSQL copies the name into shared memory; in a process that is attached to it.
+    unsafe {
+        pg_sys::WaitEventExtensionNew(name.as_ptr())
+    }
+}
+
 /// Attribute `index` (from 0) of a tuple descriptor: the macro of src/include/access/tupdesc.h up to 17, the function of 18.
 ///
 /// # Safety
@@ -148,25 +163,37 @@ pub(crate) unsafe fn eval_plan_qual_init(
     }
 }
 
-/// `ExecInitRangeTable` for one relation: 16 added permission infos, 18 the unpruned relations.
+/// `ExecInitRangeTable` for one relation that is written, all of its columns: 16 added permission infos, 18 the unpruned
+/// relations. That all columns may change, as PostgreSQL's own apply worker says too, keeps updates from taking every index
+/// for one whose key stays as it is, and from searching its pages for versions to remove at each.
 ///
 /// # Safety
 /// `entry` is a range table entry in the executor state's memory context, which is the current one.
 pub(crate) unsafe fn init_range_table(
     estate: *mut pg_sys::EState,
     entry: *mut pg_sys::RangeTblEntry,
+    columns: i32,
 ) {
     // SAFETY: as the caller says; the lists are allocated in the current context.
     unsafe {
+        let mut updated = std::ptr::null_mut();
+        for attribute in 1..=columns {
+            updated = pg_sys::bms_add_member(
+                updated,
+                attribute - pg_sys::FirstLowInvalidHeapAttributeNumber,
+            );
+        }
         #[cfg(feature = "pg15")]
         {
+            (*entry).updatedCols = updated;
             let list = pg_sys::lappend(std::ptr::null_mut(), entry.cast());
             pg_sys::ExecInitRangeTable(estate, list);
         }
         #[cfg(not(feature = "pg15"))]
         {
             let mut permissions: *mut pg_sys::List = std::ptr::null_mut();
-            pg_sys::addRTEPermissionInfo(&raw mut permissions, entry);
+            let permission = pg_sys::addRTEPermissionInfo(&raw mut permissions, entry);
+            (*permission).updatedCols = updated;
             let list = pg_sys::lappend(std::ptr::null_mut(), entry.cast());
             #[cfg(not(feature = "pg18"))]
             pg_sys::ExecInitRangeTable(estate, list, permissions);
@@ -256,3 +283,130 @@ pub(crate) unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
 
 /// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's owner.
 pub(crate) const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");
+
+/// The call of a table access method's `tuple_update` and of `ExecInsertIndexTuples` after it, as
+/// `ExecSimpleRelationUpdate` makes them (src/backend/executor/execReplication.c): 16 tells which indexes need an entry.
+///
+/// # Safety
+/// Under a guard; all arguments belong together, and the table has an access method.
+pub(crate) unsafe fn update_tuple_and_indexes(
+    relation: pg_sys::Relation,
+    target: *mut pg_sys::ResultRelInfo,
+    estate: *mut pg_sys::EState,
+    tid: pg_sys::ItemPointer,
+    slot: *mut pg_sys::TupleTableSlot,
+    command: pg_sys::CommandId,
+    failure: *mut pg_sys::TM_FailureData,
+) -> pg_sys::TM_Result::Type {
+    // SAFETY: as the caller says.
+    unsafe {
+        let Some(update) = (*(*relation).rd_tableam).tuple_update else {
+            return pg_sys::TM_Result::TM_Invisible;
+        };
+        let mut mode = pg_sys::LockTupleMode::LockTupleNoKeyExclusive;
+        #[cfg(feature = "pg15")]
+        let (mut indexes, none) = (false, false);
+        #[cfg(not(feature = "pg15"))]
+        let (mut indexes, none) = (
+            pg_sys::TU_UpdateIndexes::TU_None,
+            pg_sys::TU_UpdateIndexes::TU_None,
+        );
+        let result = update(
+            relation,
+            tid,
+            slot,
+            command,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            true,
+            failure,
+            &raw mut mode,
+            &raw mut indexes,
+        );
+        if result == pg_sys::TM_Result::TM_Ok && indexes != none {
+            #[cfg(not(feature = "pg15"))]
+            let summarizing = indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing;
+            #[cfg(feature = "pg15")]
+            let summarizing = false;
+            insert_index_tuples(target, slot, estate, true, summarizing);
+        }
+        result
+    }
+}
+
+/// `ExecInsertIndexTuples`, for a table whose unique indexes are all immediate: 16 added indexes that only summarize.
+///
+/// # Safety
+/// Under a guard; as the PostgreSQL function.
+pub(crate) unsafe fn insert_index_tuples(
+    target: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    estate: *mut pg_sys::EState,
+    update: bool,
+    summarizing: bool,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if (*target).ri_NumIndices == 0 {
+            return;
+        }
+        #[cfg(feature = "pg15")]
+        {
+            let _ = summarizing;
+            crate::ffi::raw::ExecInsertIndexTuples(
+                target,
+                slot,
+                estate,
+                update,
+                false,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            );
+        }
+        #[cfg(not(feature = "pg15"))]
+        crate::ffi::raw::ExecInsertIndexTuples(
+            target,
+            slot,
+            estate,
+            update,
+            false,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            summarizing,
+        );
+    }
+}
+
+/// `RelationGetPrimaryKeyIndex`: 18 asks whether a deferrable one will do.
+///
+/// # Safety
+/// As the PostgreSQL function.
+pub(crate) unsafe fn primary_key_index(relation: pg_sys::Relation) -> pg_sys::Oid {
+    #[cfg(not(feature = "pg18"))]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::RelationGetPrimaryKeyIndex(relation)
+    }
+    #[cfg(feature = "pg18")]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::RelationGetPrimaryKeyIndex(relation, false)
+    }
+}
+
+/// `CreateWaitEventSet`, for the life of the process: 17 wants a resource owner instead of a memory context.
+///
+/// # Safety
+/// As the PostgreSQL function.
+pub(crate) unsafe fn create_wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, events)
+    }
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::CreateWaitEventSet(std::ptr::null_mut(), events)
+    }
+}

@@ -1,7 +1,9 @@
 //! Exported functions of PostgreSQL that the bindings lack. Each is called through `pg_guard_ffi_boundary`, as the bindings'
 //! own functions are, so that an error raised in it unwinds as a panic; signal handlers are only passed on by address.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use pgrx::pg_sys;
 
@@ -123,4 +125,181 @@ unsafe extern "C-unwind" {
 pub(crate) unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List {
     // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of the closure.
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors_unguarded(relid)) }
+}
+
+/// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
+/// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
+/// closure by a long jump, so nothing with a destructor may live on its stack.
+pub(crate) mod raw {
+    use std::ffi::c_int;
+
+    use pgrx::pg_sys;
+
+    unsafe extern "C-unwind" {
+        // src/include/access/genam.h, 15 to 18.
+        pub(crate) fn index_rescan(
+            scan: pg_sys::IndexScanDesc,
+            keys: pg_sys::ScanKey,
+            nkeys: c_int,
+            orderbys: pg_sys::ScanKey,
+            norderbys: c_int,
+        );
+        pub(crate) fn index_getnext_tid(
+            scan: pg_sys::IndexScanDesc,
+            direction: pg_sys::ScanDirection::Type,
+        ) -> pg_sys::ItemPointer;
+        pub(crate) fn index_fetch_heap(
+            scan: pg_sys::IndexScanDesc,
+            slot: *mut pg_sys::TupleTableSlot,
+        ) -> bool;
+        // src/include/executor/executor.h.
+        pub(crate) fn ExecConstraints(
+            target: *mut pg_sys::ResultRelInfo,
+            slot: *mut pg_sys::TupleTableSlot,
+            estate: *mut pg_sys::EState,
+        );
+        #[cfg(feature = "pg15")]
+        pub(crate) fn ExecInsertIndexTuples(
+            target: *mut pg_sys::ResultRelInfo,
+            slot: *mut pg_sys::TupleTableSlot,
+            estate: *mut pg_sys::EState,
+            update: bool,
+            no_dup_error: bool,
+            spec_conflict: *mut bool,
+            arbiters: *mut pg_sys::List,
+        ) -> *mut pg_sys::List;
+        #[cfg(not(feature = "pg15"))]
+        pub(crate) fn ExecInsertIndexTuples(
+            target: *mut pg_sys::ResultRelInfo,
+            slot: *mut pg_sys::TupleTableSlot,
+            estate: *mut pg_sys::EState,
+            update: bool,
+            no_dup_error: bool,
+            spec_conflict: *mut bool,
+            arbiters: *mut pg_sys::List,
+            only_summarizing: bool,
+        ) -> *mut pg_sys::List;
+        // src/include/access/xact.h.
+        pub(crate) fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
+        pub(crate) fn CommandCounterIncrement();
+        // src/include/utils/memutils.h.
+        pub(crate) fn MemoryContextReset(context: pg_sys::MemoryContext);
+        // src/include/utils/rel.h, relcache.h; src/include/storage/lmgr.h.
+        pub(crate) fn RelationIncrementReferenceCount(relation: pg_sys::Relation);
+        pub(crate) fn RelationDecrementReferenceCount(relation: pg_sys::Relation);
+        pub(crate) fn LockRelationOid(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE);
+    }
+}
+
+/// How a backend talks to its client: `PQcommMethods` of src/include/libpq/libpq.h, 15 to 18.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PqCommMethods {
+    comm_reset: unsafe extern "C-unwind" fn(),
+    flush: unsafe extern "C-unwind" fn() -> c_int,
+    flush_if_writable: FlushIfWritable,
+    is_send_pending: IsSendPending,
+    putmessage: unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int,
+    putmessage_noblock: unsafe extern "C-unwind" fn(c_char, *const c_char, usize),
+}
+
+/// Sends what can be sent without waiting; EOF when the client is gone.
+pub(crate) type FlushIfWritable = unsafe extern "C-unwind" fn() -> c_int;
+/// Whether something is still to be sent.
+pub(crate) type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
+
+unsafe extern "C" {
+    #[link_name = "PqCommMethods"]
+    static mut PQ_COMM_METHODS: *const PqCommMethods;
+}
+
+/// The table that was there, while ours is in its place.
+static ORIGINAL_METHODS: AtomicPtr<PqCommMethods> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Ours.
+static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
+
+/// Put two functions in the place of PostgreSQL's; always the same two.
+///
+/// # Safety
+/// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and are never unloaded.
+pub(crate) unsafe fn replace_flush(flush: FlushIfWritable, pending: IsSendPending) {
+    if !ORIGINAL_METHODS.load(Relaxed).is_null() {
+        return;
+    }
+    // SAFETY: a table is set before a process serves its client and is never freed; a backend has one thread.
+    unsafe {
+        let original = PQ_COMM_METHODS;
+        let ours = OUR_METHODS.get_or_init(|| PqCommMethods {
+            flush_if_writable: flush,
+            is_send_pending: pending,
+            ..*original
+        });
+        ORIGINAL_METHODS.store(original.cast_mut(), Relaxed);
+        PQ_COMM_METHODS = ours;
+    }
+}
+
+/// Put PostgreSQL's functions back.
+pub(crate) fn restore_flush() {
+    let original = ORIGINAL_METHODS.swap(std::ptr::null_mut(), Relaxed);
+    if !original.is_null() {
+        // SAFETY: it is the table that was there.
+        unsafe { PQ_COMM_METHODS = original };
+    }
+}
+
+/// The table of PostgreSQL's own functions.
+unsafe fn original_methods() -> *const PqCommMethods {
+    let original = ORIGINAL_METHODS.load(Relaxed);
+    if original.is_null() {
+        // SAFETY: a table is set before a process serves its client.
+        unsafe { PQ_COMM_METHODS }
+    } else {
+        original
+    }
+}
+
+/// PostgreSQL's own `pq_flush_if_writable`, for the function that stands in its place.
+///
+/// # Safety
+/// Called by PostgreSQL: an error leaves by a long jump.
+pub(crate) unsafe fn original_flush_if_writable() -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { ((*original_methods()).flush_if_writable)() }
+}
+
+/// PostgreSQL's own `pq_is_send_pending`, for the function that stands in its place.
+///
+/// # Safety
+/// Called by PostgreSQL.
+pub(crate) unsafe fn original_is_send_pending() -> bool {
+    // SAFETY: as the caller says.
+    unsafe { ((*original_methods()).is_send_pending)() }
+}
+
+/// `pq_flush_if_writable`. That the client is gone is found out by the next who writes.
+///
+/// # Safety
+/// This process has a client.
+pub(crate) unsafe fn pq_flush_if_writable() {
+    // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
+    unsafe {
+        let flush = (*original_methods()).flush_if_writable;
+        pg_sys::ffi::pg_guard_ffi_boundary(|| flush());
+    }
+}
+
+/// `pq_putmessage_noblock`: puts a protocol message into the connection's send buffer, which grows as it must.
+///
+/// # Safety
+/// This process has a client.
+pub(crate) unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
+    // SAFETY: as the caller says; the bytes are copied. Nothing with a destructor is on the closure's stack.
+    unsafe {
+        let put = (*original_methods()).putmessage_noblock;
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            put(kind.cast_signed(), body.as_ptr().cast(), body.len());
+        });
+    }
 }

@@ -18,6 +18,10 @@ fn timeout_ms(timeout: Option<Duration>) -> i64 {
 /// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The process exits when the
 /// postmaster dies. Interrupts are processed, so this may raise a PostgreSQL error or end the process.
 pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration>) -> Woken {
+    wait_for(socket, interest, timeout, WAIT_EVENT_EXTENSION)
+}
+
+fn wait_for(socket: i32, interest: Interest, timeout: Option<Duration>, event: u32) -> Woken {
     let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
     if timeout.is_some() {
         events |= pg_sys::WL_TIMEOUT;
@@ -33,13 +37,13 @@ pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration
     // SAFETY: MyLatch is this process's own latch and lives as long as the process; a socket that is not open is an error
     // that PostgreSQL raises, not undefined behaviour.
     let woken = unsafe {
-        let woken = pg_sys::WaitLatchOrSocket(
-            pg_sys::MyLatch,
-            i32::try_from(events).unwrap_or(i32::MAX),
-            socket,
-            timeout_ms(timeout),
-            WAIT_EVENT_EXTENSION,
-        );
+        let events = i32::try_from(events).unwrap_or(i32::MAX);
+        // For the latch alone PostgreSQL keeps what it waits with; for a socket it makes it anew each time.
+        let woken = if socket < 0 {
+            pg_sys::WaitLatch(pg_sys::MyLatch, events, timeout_ms(timeout), event)
+        } else {
+            pg_sys::WaitLatchOrSocket(pg_sys::MyLatch, events, socket, timeout_ms(timeout), event)
+        };
         u32::try_from(woken).unwrap_or(0)
     };
     let latch = woken & pg_sys::WL_LATCH_SET != 0;
@@ -57,4 +61,56 @@ pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration
 /// Wait for the latch or the time to pass.
 pub fn wait(timeout: Option<Duration>) -> bool {
     wait_for_socket(-1, Interest::Read, timeout).latch
+}
+
+/// The same, shown in pg_stat_activity as the wait event `event`.
+pub fn wait_as(event: u32, timeout: Duration) -> bool {
+    wait_for(-1, Interest::Read, Some(timeout), event).latch
+}
+
+/// Waits for one socket to be readable again and again, for the life of the process.
+#[derive(Debug)]
+pub struct SocketWait(*mut pg_sys::WaitEventSet);
+
+impl SocketWait {
+    /// Wait for this socket, which stays open for as long as this is used.
+    #[must_use]
+    pub fn new(socket: i32) -> Self {
+        // SAFETY: the latch is this process's own; the set is freed with the process.
+        unsafe {
+            let set = crate::compat::create_wait_event_set(3);
+            let none = std::ptr::null_mut();
+            let add = |events, socket, latch| {
+                pg_sys::AddWaitEventToSet(set, events, socket, latch, none);
+            };
+            add(pg_sys::WL_EXIT_ON_PM_DEATH, -1, std::ptr::null_mut());
+            add(pg_sys::WL_LATCH_SET, -1, pg_sys::MyLatch);
+            add(pg_sys::WL_SOCKET_READABLE, socket, std::ptr::null_mut());
+            Self(set)
+        }
+    }
+
+    /// Wait until the socket can be read, the latch is set, or the time has passed. As [`wait_for_socket`].
+    pub fn wait(&self, timeout: Duration) {
+        let mut events = [pg_sys::WaitEvent::default(); 3];
+        // SAFETY: the set is there, and there is room for all of its events.
+        unsafe {
+            let count = pg_sys::WaitEventSetWait(
+                self.0,
+                timeout_ms(Some(timeout)),
+                events.as_mut_ptr(),
+                3,
+                WAIT_EVENT_EXTENSION,
+            );
+            let count = usize::try_from(count).unwrap_or(0);
+            if events
+                .iter()
+                .take(count)
+                .any(|event| event.events & pg_sys::WL_LATCH_SET != 0)
+            {
+                pg_sys::ResetLatch(pg_sys::MyLatch);
+            }
+        }
+        pgrx::check_for_interrupts!();
+    }
 }

@@ -8,32 +8,49 @@
 //! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed out whole or, when it is too
 //! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::dependency::DependencyTracker;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
+use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Commit, Reader, Record, Tag};
-use braid_ring::{Complete, Leader as Producer};
+use braid_ring::{Complete, Grain, Leader as Producer};
 use pgrx::pg_sys;
 
-use crate::applier::Arguments;
+use crate::applier;
+use crate::appliers::Appliers;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::copy::Coordinator;
+use crate::durability::Durability;
 use crate::error::{self, PgError};
 use crate::group::Group;
-use crate::libpq::{self, Connection, CopyData, Interest, Mode, quote_identifier, quote_literal};
+use crate::latch::{self, SocketWait};
+use crate::libpq::{self, Connection, CopyData, Mode, quote_identifier, quote_literal};
+use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, Subscription, lsn_text, parse_lsn, publication_list};
-use crate::{latch, origin, settings, worker};
+use crate::table_order::TableOrders;
+use crate::{origin, settings, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
-/// Local WAL is flushed for confirmation at least this often under load.
-const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+/// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
+/// durable at once; the leader receives nothing meanwhile.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
+/// The same where commits are to be durable at once.
+const EAGER_FLUSH_INTERVAL: Duration = Duration::from_millis(1);
+/// While the rate limit holds the stream back, positions are reported at least this often: well within any wal_sender_timeout.
+const HELD_STATUS_INTERVAL: Duration = Duration::from_millis(500);
 const RATE_INTERVAL: Duration = Duration::from_secs(2);
+/// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
+/// page headers add to it.
+const MAX_COMMIT_RECORD: u64 = 1 << 31;
+/// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
+/// the two may not understand each other.
+const GARBLED_ATTEMPTS: u32 = 8;
 
 /// The subscription that this process leads, for its exit callback.
 static LEADING: AtomicU32 = AtomicU32::new(0);
@@ -42,9 +59,9 @@ static LEADING: AtomicU32 = AtomicU32::new(0);
 enum End {
     /// Asked to, or there is nothing to do.
     Quiet,
-    /// The manager may try again.
-    Transient(PgError),
-    /// A person has to look; the position is of the transaction that failed, 0 for none.
+    /// The manager may try again; the position is where the transaction that failed ends, 0 for none.
+    Transient(PgError, u64),
+    /// A person has to look; the position as above.
     Permanent(PgError, u64),
 }
 
@@ -52,20 +69,27 @@ impl From<PgError> for End {
     fn from(error: PgError) -> Self {
         match policy::for_apply(&error.sqlstate) {
             Policy::Stop => Self::Permanent(error, 0),
-            Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error),
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error, 0),
         }
     }
 }
 
 impl From<braid_gir::Error> for End {
     fn from(error: braid_gir::Error) -> Self {
-        Self::Permanent(error.into(), 0)
+        // `finish` makes it permanent when it comes again and again.
+        Self::Transient(error.into(), 0)
     }
 }
 
 impl From<libpq::Error> for End {
     fn from(error: libpq::Error) -> Self {
+        let garbled = matches!(error, libpq::Error::Unexpected(_));
         let mut error = PgError::from(error);
+        if garbled {
+            // As what the records' reader refuses.
+            error.message = format!("connection to the provider: {}", error.message);
+            return Self::Transient(error, 0);
+        }
         match policy::for_provider(&error.sqlstate) {
             Policy::Stop => {
                 if error.hint.is_none() {
@@ -77,7 +101,7 @@ impl From<libpq::Error> for End {
             }
             Policy::Retry | Policy::Reconnect | Policy::Conflict => {
                 error.message = format!("connection to the provider: {}", error.message);
-                Self::Transient(error)
+                Self::Transient(error, 0)
             }
         }
     }
@@ -131,22 +155,32 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
 fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     let (error, lsn, permanent) = match end {
         End::Quiet => return,
-        End::Transient(error) => (error, 0, false),
+        End::Transient(error, lsn) => (error, lsn, false),
         End::Permanent(error, lsn) => (error, lsn, true),
     };
-    entry.set_error(&error.message);
-    entry.failures.fetch_add(1, Ordering::Relaxed);
-    let mut permanent = permanent;
+    let mut error = error;
+    let mut permanent = permanent
+        || (error.sqlstate == "08P01"
+            && entry.failures.load(Ordering::Acquire) >= GARBLED_ATTEMPTS);
     let recorded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(String::new());
         };
-        permanent |= subscription.disable_on_error;
+        if subscription.disable_on_error && !permanent {
+            permanent = true;
+            error.hint.get_or_insert_with(|| {
+                "Remove the cause and run braid.enable_subscription.".into()
+            });
+        }
         if permanent {
             subscription::set_error(id, &error, lsn)?;
         }
         Ok(subscription.name)
     });
+    if !permanent && error.hint.is_none() {
+        error.hint = Some(policy::transient_hint(&error.sqlstate).to_owned());
+    }
+    entry.set_failure(&error, lsn);
     match recorded {
         Ok(name) if permanent => error.log(&format!("subscription \"{name}\" has stopped")),
         Ok(name) => error.log(&format!("subscription \"{name}\" will be tried again")),
@@ -197,6 +231,13 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     let mut stream = Stream::open(&subscription, local_node, entry, coordinator)?;
     // Also when it unwinds: appliers end through the exit callback then.
     let outcome = stream.run();
+    if let Err(End::Transient(error, _)) = &outcome
+        && (error.sqlstate.starts_with("08") || error.sqlstate.starts_with("57P"))
+        && stream.last_end > 0
+    {
+        // The connection broke, but not before something came through: the first failure of a row.
+        entry.failures.store(0, Ordering::Release);
+    }
     stream.stop_appliers();
     outcome
 }
@@ -221,21 +262,69 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) {
     }
 }
 
-/// Create the slot. One of its name that is there is a left-over of an attempt that was cut off before the catalog knew: names
-/// are checked when the subscription is created.
+/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
+/// before the catalog knew: that there was none before it is noted down ahead of each attempt.
 fn create_slot(
     connection: &mut Connection,
     subscription: &Subscription,
 ) -> Result<(u64, String), End> {
     let slot = quote_identifier(&subscription.slot);
+    let taken = || {
+        let error = PgError::new(
+            "42710",
+            format!(
+                "replication slot \"{}\" at the provider is not this subscription's",
+                subscription.slot
+            ),
+        );
+        End::Permanent(
+            error
+                .with_detail("Somebody else created it after this subscription had chosen the name.")
+                .with_hint(
+                    "Drop the subscription and create it with another slot_name, or, if nobody needs the slot, drop it at the \
+                     provider and run braid.enable_subscription.",
+                ),
+            0,
+        )
+    };
+    let there = !connection
+        .query(&format!(
+            "SELECT 1 FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+            quote_literal(&subscription.slot)
+        ))?
+        .is_empty();
+    if there && !subscription.slot_attempted {
+        return Err(taken());
+    }
+    if there {
+        connection.query(&format!("DROP_REPLICATION_SLOT {slot} WAIT"))?;
+    }
+    let noted = error::transaction(|| {
+        // Without synchronous_commit a crash could forget it, and keep the slot.
+        // SAFETY: sets a flag of the transaction that is open.
+        unsafe { pg_sys::ForceSyncCommit() };
+        subscription::set_slot_attempted(subscription.id, true)
+    })?;
+    if !noted {
+        return Err(End::Quiet);
+    }
     let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export')");
     let rows = match connection.query(&create) {
         Ok(rows) => rows,
-        Err(error) if error.sqlstate() == "42710" => {
-            connection.query(&format!("DROP_REPLICATION_SLOT {slot} WAIT"))?;
-            connection.query(&create)?
+        Err(error) => {
+            // A connection that broke, or a server that stops, may have created it; whatever else it says, it has not.
+            if !["08", "57"]
+                .iter()
+                .any(|class| error.sqlstate().starts_with(class))
+            {
+                error::transaction(|| subscription::set_slot_attempted(subscription.id, false))?;
+            }
+            return Err(if error.sqlstate() == "42710" {
+                taken()
+            } else {
+                error.into()
+            });
         }
-        Err(error) => return Err(error.into()),
     };
     let lsn = rows.get(0, 1).and_then(parse_lsn);
     let snapshot = rows.get(0, 2).map(str::to_owned);
@@ -284,6 +373,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
 
 struct InHand {
     begin_commit_lsn: u64,
+    commit_timestamp: i64,
     changes: u32,
     discard: bool,
     skip: bool,
@@ -293,18 +383,24 @@ struct InHand {
 
 struct Stream {
     subscription: Subscription,
+    durability: Durability,
+    grain: Grain,
     local_node: String,
     entry: &'static SubscriptionEntry,
     coordinator: Coordinator,
     connection: Connection,
+    socket_wait: SocketWait,
     group: Group,
     producer: Producer,
     tracker: DependencyTracker,
+    orders: TableOrders,
     progress: Progress,
-    workers: Vec<worker::Handle>,
-    /// OID at the provider and name of each schema.
-    schemas: HashMap<u32, (u32, String, String)>,
+    appliers: Appliers,
+    /// Name of each schema's relation, by number.
+    schemas: Vec<(String, String)>,
     header_seen: bool,
+    /// End of the last transaction that was received whole.
+    last_end: u64,
     /// A publication is FOR ALL TABLES.
     all_tables: bool,
     in_hand: Option<InHand>,
@@ -315,6 +411,9 @@ struct Stream {
     last_message: Instant,
     last_feedback: Instant,
     last_flush: Instant,
+    limiter: Limiter,
+    /// Changes received, for the limiter.
+    rows: u64,
     ping_sent: bool,
     reply_wanted: bool,
     rate: Rate,
@@ -326,6 +425,16 @@ struct Rate {
     rows: u64,
 }
 
+impl Durability {
+    fn flush_interval(self) -> Duration {
+        if self.is_eager() {
+            EAGER_FLUSH_INTERVAL
+        } else {
+            FLUSH_INTERVAL
+        }
+    }
+}
+
 impl Stream {
     fn open(
         subscription: &Subscription,
@@ -333,45 +442,58 @@ impl Stream {
         entry: &'static SubscriptionEntry,
         coordinator: Coordinator,
     ) -> Result<Self, End> {
-        let appliers = if subscription.apply_mode == "serial" {
+        let most = if subscription.apply_mode == "serial" {
             1
         } else {
             settings::appliers_per_subscription()
         };
         let start = error::transaction(|| {
-            origin::ensure(subscription.id, &subscription.provider, appliers)?;
+            origin::ensure(subscription.id, &subscription.provider, most)?;
             Ok(origin::progress(subscription.id)?.max(subscription.start_lsn))
         })?;
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
         connection.start_copy(&format!(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {})",
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on')",
             quote_identifier(&subscription.slot),
             lsn_text(start),
             publication_list(&subscription.publications),
             quote_literal(&subscription.origin),
             quote_literal(&local_node),
         ))?;
-        let (group, handle) = Group::create(appliers, settings::apply_buffer_bytes())?;
+        let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         group
             .ring
             .register_leader(registry::my_pid(), registry::my_latch());
         let producer = Producer::new(group.ring);
+        let appliers = Appliers::start(
+            (subscription.id, &subscription.name),
+            handle,
+            group.ring,
+            entry,
+            most,
+        )
+        .map_err(|error| End::Transient(error, 0))?;
         let now = Instant::now();
-        let mut stream = Self {
+        let stream = Self {
+            grain: applier::grain(&subscription.apply_mode),
+            durability: Durability::parse(&subscription.synchronous_commit),
             subscription: subscription.clone(),
             local_node,
             entry,
             coordinator,
+            socket_wait: SocketWait::new(connection.socket()),
             connection,
             group,
             producer,
             tracker: DependencyTracker::new(TRACKED_KEYS),
+            orders: TableOrders::new(),
             progress: Progress::new(start),
-            workers: Vec::new(),
-            schemas: HashMap::new(),
+            appliers,
+            schemas: Vec::new(),
             header_seen: false,
+            last_end: 0,
             all_tables,
             in_hand: None,
             collected: 0,
@@ -379,6 +501,8 @@ impl Stream {
             last_message: now,
             last_feedback: now,
             last_flush: now,
+            limiter: Limiter::new(subscription.id),
+            rows: 0,
             ping_sent: false,
             // The first word to the provider: this subscriber is there, and how far it is.
             reply_wanted: true,
@@ -391,57 +515,12 @@ impl Stream {
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
         entry.flushed_lsn.store(start, Ordering::Relaxed);
-        stream.start_appliers(appliers, handle)?;
         entry.set_activity(Activity::CatchingUp);
         Ok(stream)
     }
 
-    fn start_appliers(&mut self, appliers: usize, handle: u32) -> Result<(), End> {
-        for number in 0..appliers {
-            let arguments = Arguments {
-                subscription_id: self.subscription.id,
-                number,
-                handle,
-            };
-            let name = format!(
-                "braid applier {number} of subscription {}",
-                self.subscription.name
-            );
-            let started = worker::start(&worker::Worker {
-                name: &name,
-                kind: "braid applier",
-                function: "braid_applier_main",
-                argument: registry::my_database(),
-                extra: arguments.pack(),
-            });
-            let Some(handle) = started else {
-                self.stop_appliers();
-                return Err(End::Transient(
-                    PgError::new("53400", "no background worker is free to apply changes")
-                        .with_hint("Increase max_worker_processes and restart the server."),
-                ));
-            };
-            self.workers.push(handle);
-        }
-        Ok(())
-    }
-
     fn stop_appliers(&mut self) {
-        self.group.ring.request_stop();
-        for latch in self.group.ring.all_appliers().iter() {
-            registry::set_latch(latch);
-        }
-        for worker in &self.workers {
-            worker.terminate();
-        }
-        for worker in std::mem::take(&mut self.workers) {
-            if !worker.wait_ended(Duration::from_secs(10)) {
-                pgrx::log!(
-                    "an applier of subscription \"{}\" is slow to end",
-                    self.subscription.name
-                );
-            }
-        }
+        self.appliers.stop();
         self.coordinator.stop();
     }
 
@@ -449,15 +528,20 @@ impl Stream {
         loop {
             let more = self.receive(64)?;
             self.tend()?;
-            if !more {
+            if let Some(pause) = self.limiter.pause() {
+                self.hold_back(pause);
+            } else if !more {
                 self.sleep();
             }
         }
     }
 
-    /// Take up to `most` messages from the socket. True when there may be more.
+    /// Take up to `most` messages from the socket, and no more than the rate limit allows. True when there may be more.
     fn receive(&mut self, most: usize) -> Result<bool, End> {
         for _ in 0..most {
+            if self.limiter.pause().is_some() {
+                return Ok(true);
+            }
             match self.connection.try_copy_data()? {
                 CopyData::Message(message) => self.message(&message)?,
                 CopyData::Pending => return Ok(false),
@@ -472,6 +556,7 @@ impl Stream {
         pgrx::check_for_interrupts!();
         worker::reload_settings();
         self.check_appliers()?;
+        self.appliers.tend();
         self.collect();
         let catalog_version = self.entry.catalog_version.load(Ordering::Acquire);
         if catalog_version != self.catalog_version {
@@ -512,18 +597,14 @@ impl Stream {
             };
             return Err(match policy::for_apply(&error.sqlstate) {
                 Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),
-                Policy::Retry | Policy::Reconnect => End::Transient(error),
+                Policy::Retry | Policy::Reconnect => End::Transient(error, failure.lsn),
             });
         }
-        if self
-            .workers
-            .iter()
-            .any(|worker| worker.status() == worker::Status::Ended)
-        {
-            return Err(End::Transient(PgError::new(
-                "57P01",
-                "an applier has ended",
-            )));
+        if self.appliers.has_lost_one() {
+            return Err(End::Transient(
+                PgError::new("57P01", "an applier has ended"),
+                0,
+            ));
         }
         Ok(())
     }
@@ -555,8 +636,8 @@ impl Stream {
         let now = Instant::now();
         let idle = !self.in_flight();
         if let Some(local_end) = self.progress.unflushed()
-            && (idle || self.reply_wanted)
-            && (idle || now.duration_since(self.last_flush) > FLUSH_INTERVAL)
+            && ((idle && self.durability.is_eager())
+                || now.duration_since(self.last_flush) > self.durability.flush_interval())
         {
             // One flush here for all that was committed, instead of one in each commit; waiting for the WAL writer
             // would hold up a provider whose commits wait for this node.
@@ -564,8 +645,7 @@ impl Stream {
             unsafe { pg_sys::XLogFlush(local_end) };
             self.last_flush = now;
         }
-        // SAFETY: a read of shared memory.
-        let flushed_here = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+        let flushed_here = self.durability.durable_up_to();
         let positions = self.progress.update(flushed_here, self.in_flight());
         let entry = self.entry;
         let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed)
@@ -577,7 +657,7 @@ impl Stream {
         let interval = status_interval();
         let since = now.duration_since(self.last_feedback);
         let due = self.reply_wanted
-            || (moved && (idle || since > FLUSH_INTERVAL))
+            || (moved && (idle || since > self.durability.flush_interval()))
             || interval.is_some_and(|interval| since > interval);
         if !due {
             return Ok(());
@@ -610,10 +690,11 @@ impl Stream {
         };
         let silence = self.last_message.elapsed();
         if silence > timeout {
-            return Err(End::Transient(PgError::new(
+            let error = PgError::new(
                 "08006",
                 "the provider has been silent for longer than wal_receiver_timeout",
-            )));
+            );
+            return Err(End::Transient(error, 0));
         }
         if silence > timeout / 2 && !self.ping_sent {
             self.ping_sent = true;
@@ -654,23 +735,47 @@ impl Stream {
             transactions,
             rows,
         };
-        if entry.failures.load(Ordering::Relaxed) > 0 {
+        if entry.has_failed() {
             // It has streamed for a while: what was wrong is over.
-            entry.clear_error();
+            entry.clear_failure();
+        }
+    }
+
+    /// Leave what the provider sends where it is for a while, so that it sends no more. Its requests for a sign of life lie there too:
+    /// so it is given one without being asked.
+    fn hold_back(&mut self, pause: Duration) {
+        self.last_message = Instant::now();
+        self.reply_wanted |= self.last_feedback.elapsed() > HELD_STATUS_INTERVAL;
+        if let Some(time) = self.time_to_rest() {
+            self.limiter.wait(pause.min(time));
         }
     }
 
     fn sleep(&mut self) {
-        self.group.ring.leader_will_wait();
-        if self.group.ring.committed() != self.collected {
-            return;
+        if let Some(time) = self.time_to_rest() {
+            self.socket_wait.wait(time);
         }
-        let timeout = if self.in_flight() || self.progress.unflushed().is_some() {
-            FLUSH_INTERVAL
+    }
+
+    /// How long there is nothing to do but to receive; `None`: commits are there to be taken note of. Appliers set the latch when there
+    /// will be.
+    fn time_to_rest(&self) -> Option<Duration> {
+        // Nothing is to be done for each commit: when all are there, and every now and then.
+        let last = self.group.ring.published();
+        let until = if self.durability.is_eager() {
+            last.min(self.collected + 1)
+        } else {
+            last
+        };
+        self.group.ring.leader_will_wait(until);
+        if self.collected < until && self.group.ring.committed() >= until {
+            return None;
+        }
+        Some(if self.in_flight() || self.progress.unflushed().is_some() {
+            self.durability.flush_interval()
         } else {
             RATE_INTERVAL
-        };
-        self.connection.wait(Interest::Read, Some(timeout));
+        })
     }
 
     fn message(&mut self, message: &[u8]) -> Result<(), End> {
@@ -693,18 +798,24 @@ impl Stream {
                 entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
                 let frame = message.get(25..).unwrap_or_default();
                 entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
-                self.frame(frame)
+                let rows = self.rows;
+                self.frame(frame, position(1)?)?;
+                self.limiter
+                    .take(self.rows.wrapping_sub(rows), frame.len() as u64);
+                Ok(())
             }
             Some(b'k') => {
+                // Up to here WAL was read; what was sent says the stream itself, as transactions may be held back.
                 let end = position(1)?;
                 entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
-                // Everything before it was sent, so nothing is missing between.
-                if self.in_hand.is_none() {
-                    self.received(end);
-                }
                 self.reply_wanted |= message.get(17) == Some(&1);
-                if entry.activity() == Activity::CatchingUp && !self.in_flight() {
-                    entry.set_activity(Activity::Streaming);
+                if !self.in_flight() {
+                    if entry.activity() == Activity::CatchingUp {
+                        entry.set_activity(Activity::Streaming);
+                    }
+                    if end <= entry.received_lsn.load(Ordering::Relaxed) {
+                        entry.caught_up_at.store(registry::now(), Ordering::Relaxed);
+                    }
                 }
                 Ok(())
             }
@@ -719,8 +830,8 @@ impl Stream {
             .fetch_max(position, Ordering::Relaxed);
     }
 
-    /// Take a frame apart into the pieces of transactions and store them.
-    fn frame(&mut self, frame: &[u8]) -> Result<(), End> {
+    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
+    fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
         let mut reader = Reader::new(frame);
         // Where the records that belong to the transaction in hand start in this frame.
         let mut start = 0;
@@ -749,6 +860,10 @@ impl Stream {
                         && !message.transactional
                         && self.in_hand.is_none()
                     {
+                        // What is confirmed is never sent again: nothing beyond what was read can have been sent.
+                        if message.lsn > read {
+                            return Err(out_of_order());
+                        }
                         self.received(message.lsn);
                     }
                 }
@@ -803,14 +918,9 @@ impl Stream {
         if schema.number.0 as usize != self.schemas.len() {
             return Err(out_of_order());
         }
-        self.schemas.insert(
-            schema.number.0,
-            (
-                schema.relation_oid,
-                schema.namespace.to_owned(),
-                schema.name.to_owned(),
-            ),
-        );
+        self.schemas
+            .push((schema.namespace.to_owned(), schema.name.to_owned()));
+        self.orders.learn(&schema);
         if self.all_tables {
             self.adopt_table(schema.namespace, schema.name)?;
         }
@@ -847,11 +957,13 @@ impl Stream {
             let tail = self.group.ring.tail();
             self.wait_for_commits(tail)?;
         }
+        self.orders.refresh();
         self.tracker
             .begin(self.producer.sequence(), self.group.ring.committed());
         let skip = self.subscription.skip_lsn;
         self.in_hand = Some(InHand {
             begin_commit_lsn: begin.commit_lsn,
+            commit_timestamp: begin.commit_timestamp,
             changes: 0,
             // A change never goes back to where it came from (I8), whatever a provider sends.
             discard: begin.origin == self.local_node,
@@ -861,16 +973,17 @@ impl Stream {
         Ok(())
     }
 
-    fn table(&self, schema: u32) -> Result<(u32, bool), End> {
-        let Some((oid, namespace, name)) = self.schemas.get(&schema) else {
+    fn is_ready(&self, schema: u32) -> Result<bool, End> {
+        let Some((namespace, name)) = self.schemas.get(schema as usize) else {
             return Err(out_of_order());
         };
-        Ok((*oid, self.coordinator.is_ready(namespace, name)))
+        Ok(self.coordinator.is_ready(namespace, name))
     }
 
     fn change(&mut self, body: &[u8]) -> Result<(), End> {
         let header = Record::read_change_header(body)?;
-        let (oid, ready) = self.table(header.schema.0)?;
+        self.rows = self.rows.wrapping_add(1);
+        let ready = self.is_ready(header.schema.0)?;
         let Some(in_hand) = self.in_hand.as_mut() else {
             return Err(out_of_order());
         };
@@ -882,10 +995,13 @@ impl Stream {
         if !ready {
             in_hand.blocked_on.insert(header.schema.0);
         }
-        if header.barrier {
-            self.tracker.barrier(oid);
+        let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
+        match order {
+            TableOrder::Keys if !header.barrier => {}
+            TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
+            TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
         }
-        self.tracker.change(oid, header.writeset.hashes());
+        self.tracker.change(table, header.writeset.hashes());
         Ok(())
     }
 
@@ -897,8 +1013,12 @@ impl Stream {
             return Ok(());
         }
         for schema in truncate.schemas() {
-            let (oid, ready) = self.table(schema.0)?;
-            self.tracker.barrier(oid);
+            let ready = self.is_ready(schema.0)?;
+            let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
+            match order {
+                TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
+                TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
+            }
             let Some(in_hand) = self.in_hand.as_mut() else {
                 return Err(out_of_order());
             };
@@ -916,8 +1036,8 @@ impl Stream {
             let blocked = self.in_hand.as_ref().is_some_and(|in_hand| {
                 in_hand.blocked_on.iter().any(|schema| {
                     self.schemas
-                        .get(schema)
-                        .is_some_and(|(_, namespace, name)| {
+                        .get(*schema as usize)
+                        .is_some_and(|(namespace, name)| {
                             !self.coordinator.is_ready(namespace, name)
                         })
                 })
@@ -986,7 +1106,11 @@ impl Stream {
     fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
         // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
         // known, and be slept on.
-        self.group.ring.leader_will_wait();
+        // A wake-up for half of what is there: one for each commit would cost more than the commit.
+        let last = self.group.ring.published();
+        self.group
+            .ring
+            .leader_will_wait(self.collected + last.saturating_sub(self.collected).div_ceil(2));
         if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
             latch::wait(Some(FLUSH_INTERVAL));
         }
@@ -1004,9 +1128,16 @@ impl Stream {
         let Some(in_hand) = self.in_hand.take() else {
             return Err(out_of_order());
         };
-        if in_hand.begin_commit_lsn != commit.commit_lsn {
+        // Everything before an end that is committed here counts as received, and is never asked for again.
+        if in_hand.begin_commit_lsn != commit.commit_lsn
+            || in_hand.commit_timestamp != commit.commit_timestamp
+            || commit.commit_lsn < self.last_end
+            || commit.end_lsn <= commit.commit_lsn
+            || commit.end_lsn - commit.commit_lsn > MAX_COMMIT_RECORD
+        {
             return Err(out_of_order());
         }
+        self.last_end = commit.end_lsn;
         if in_hand.discard {
             self.tracker.abandon();
             self.producer.discard();
@@ -1029,7 +1160,7 @@ impl Stream {
             let wakes = if open {
                 ring.all_appliers()
             } else {
-                ring.idle_appliers()
+                ring.idle_appliers(self.grain)
             };
             for latch in wakes.iter() {
                 registry::set_latch(latch);
@@ -1041,7 +1172,7 @@ impl Stream {
 }
 
 fn out_of_order() -> End {
-    End::Permanent(
+    End::Transient(
         PgError::new("08P01", "records from the provider are out of order")
             .with_hint("The provider runs a version of braid that this one does not understand."),
         0,

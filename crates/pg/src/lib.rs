@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub mod applier;
+mod appliers;
 pub mod apply;
 pub mod catalog;
 pub mod cleanup;
@@ -9,18 +10,22 @@ mod compat;
 pub mod copy;
 pub mod decoding;
 pub mod drop_command;
+mod durability;
 pub mod error;
 mod ffi;
 mod group;
+pub mod ingest;
 pub mod latch;
 pub mod leader;
 pub mod libpq;
 pub mod manager;
 mod origin;
+pub mod rate_limit;
 pub mod registry;
 pub mod secrecy;
 pub mod settings;
 pub mod subscription;
 pub mod supervisor;
+mod table_order;
 pub mod wake;
 pub mod worker;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use braid_bgworker::policy;
 use pgrx::pg_sys;
 
+use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::subscription::{execute_counting, rows};
@@ -19,6 +20,8 @@ use crate::{latch, settings, supervisor, worker};
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// Batches' row versions are kept for this long after all subscriptions have come past them.
+const BATCH_MARGIN_MICROS: i64 = 3_600_000_000;
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
 /// A leader that ran this long and ended without an error starts again at once.
@@ -45,6 +48,8 @@ struct Wanted {
     id: u32,
     name: String,
     fingerprint: String,
+    /// Rows and bytes a second; 0 for no limit.
+    rate_limit: (u64, u64),
 }
 
 /// The process's main function.
@@ -69,6 +74,8 @@ pub fn main(argument: pg_sys::Datum) {
     }
     entry.latch.store(registry::my_latch(), Ordering::SeqCst);
     entry.pid.store(registry::my_pid(), Ordering::SeqCst);
+    // It looks at the next database now.
+    registry::wake_supervisor();
     // SAFETY: the callback only touches shared memory, which outlives the process.
     unsafe {
         let address = std::ptr::from_ref(entry).addr();
@@ -120,6 +127,29 @@ fn has_extension() -> Result<bool, PgError> {
     Ok(oid != pg_sys::InvalidOid)
 }
 
+/// Forget the row versions of batches that are older than anything that can still arrive: all subscriptions have come further,
+/// by more than nodes' clocks are ever apart.
+fn purge_batches(subscriptions: &[u32]) {
+    let reached = subscriptions.iter().map(|id| {
+        registry::subscription(*id).map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed))
+    });
+    let Some(reached) = reached.min().filter(|reached| *reached > 0) else {
+        return;
+    };
+    let before = reached
+        .saturating_add(EPOCH_DIFFERENCE)
+        .saturating_sub(BATCH_MARGIN_MICROS);
+    let purged = error::transaction(|| {
+        execute_counting(
+            "delete from braid.batch where newest < $1",
+            &[before.into()],
+        )
+    });
+    if let Err(failure) = purged {
+        failure.log("could not remove old batches");
+    }
+}
+
 /// Leaders that a manager before this one has started: nobody watches them.
 fn end_left_over_leaders(database: u32) {
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -150,7 +180,8 @@ fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, apply_mode, provider_name, subscription_owner)::text) from braid.subscription",
+         disable_on_error, apply_mode, consolidate, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         from braid.subscription",
         &[],
     )?;
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
@@ -167,6 +198,7 @@ fn read() -> Result<State, PgError> {
                 id,
                 name: text(1),
                 fingerprint: text(3),
+                rate_limit: (text(4).parse().unwrap_or(0), text(5).parse().unwrap_or(0)),
             });
         }
     }
@@ -197,6 +229,9 @@ impl Manager {
                     .log(&format!("subscription \"{}\"", wanted.name));
                 continue;
             };
+            entry
+                .rate_limit
+                .set(wanted.rate_limit.0, wanted.rate_limit.1);
             if self.leaders.contains_key(&wanted.id) {
                 // What it does not watch for itself: tables that are to be copied.
                 entry.catalog_version.fetch_add(1, Ordering::AcqRel);
@@ -219,14 +254,17 @@ impl Manager {
                 }
                 None => {
                     entry.set_activity(Activity::Retrying);
-                    entry.set_error("no background worker is free: increase max_worker_processes");
+                    let error =
+                        PgError::new("53400", "no background worker is free for the leader")
+                            .with_hint("Increase max_worker_processes and restart the server.");
+                    entry.set_failure(&error, 0);
                     wait = wait.min(Duration::from_secs(2));
                 }
             }
         }
         self.release(wanted, known);
         self.clean_up(cleanup, &mut wait);
-        self.purge(&mut wait);
+        self.purge(known, &mut wait);
         wait
     }
 
@@ -248,7 +286,7 @@ impl Manager {
             if stopping {
                 self.not_before.remove(&id);
                 if let Some(entry) = registry::subscription(id) {
-                    entry.clear_error();
+                    entry.clear_failure();
                 }
                 continue;
             }
@@ -283,6 +321,8 @@ impl Manager {
                 && !self.leaders.contains_key(&id)
             {
                 entry.set_activity(Activity::Stopped);
+                // Whoever lets it run again starts with a short pause, and without an error of the past.
+                entry.failures.store(0, Ordering::Release);
             }
         }
         self.not_before
@@ -318,11 +358,12 @@ impl Manager {
         });
     }
 
-    fn purge(&mut self, wait: &mut Duration) {
+    fn purge(&mut self, known: &[u32], wait: &mut Duration) {
         if self.purged.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
             return;
         }
         self.purged = Some(Instant::now());
+        purge_batches(known);
         let Some(minutes) = settings::conflict_history_retention_minutes() else {
             return;
         };

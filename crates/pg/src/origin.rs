@@ -42,21 +42,52 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<Orig
     while origins.len() < count {
         let left = rows(
             "update braid.origin set subscription_id = $1 where origin_id = (select origin_id from braid.origin \
-             where subscription_id is null and node_name = $2::name order by number limit 1) returning origin_id::text",
+             where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
             &[id.into(), node.into()],
         )
         .map(parse)?;
         match left.first() {
             // What another subscription had applied says nothing of this one.
             Some(origin) => advance(*origin, 0),
-            None => create(id, node)?,
+            None => create(Owner::Subscription(id), node)?,
         }
         origins = mine()?;
     }
     Ok(origins)
 }
 
-fn create(subscription_id: i64, node: &str) -> Result<(), PgError> {
+/// Whose an origin is.
+#[derive(Debug, Clone, Copy)]
+enum Owner<'a> {
+    Subscription(i64),
+    Source(&'a str),
+}
+
+/// The origin that what comes from `source` and was first committed at `node` is stamped with; made when there is none. In a
+/// transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> {
+    let find = || {
+        rows(
+            "select origin_id::text from braid.origin where source_name = $1::name and node_name = $2::name",
+            &[source.into(), node.into()],
+        )
+        .map(parse)
+    };
+    if let Some(origin) = find()?.first() {
+        return Ok(*origin);
+    }
+    execute("lock table braid.origin in share row exclusive mode", &[])?;
+    create(Owner::Source(source), node)?;
+    find()?
+        .first()
+        .copied()
+        .ok_or_else(|| PgError::new("XX000", "no replication origin"))
+}
+
+fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     let number = rows(
         "select (coalesce(max(number), -1) + 1)::text from braid.origin where node_name = $1::name",
         &[node.into()],
@@ -82,13 +113,22 @@ fn create(subscription_id: i64, node: &str) -> Result<(), PgError> {
     };
     advance(OriginId(origin), 0);
     execute(
-        "insert into braid.origin (origin_id, node_name, number, subscription_id) \
-         values ($1::oid, $2::name, $3::integer, $4)",
+        "insert into braid.origin (origin_id, node_name, number, subscription_id, source_name) \
+         values ($1::oid, $2::name, $3::integer, $4, $5::name)",
         &[
             i64::from(origin).into(),
             node.into(),
             number.parse::<i64>().unwrap_or(0).into(),
-            subscription_id.into(),
+            match owner {
+                Owner::Subscription(id) => Some(id),
+                Owner::Source(_) => None,
+            }
+            .into(),
+            match owner {
+                Owner::Subscription(_) => None,
+                Owner::Source(name) => Some(name),
+            }
+            .into(),
         ],
     )
 }

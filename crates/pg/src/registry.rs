@@ -1,27 +1,34 @@
 //! What all of this server's Braid processes know of each other: fixed shared memory, laid out when the server starts.
 //!
-//! Written by the workers, read by the monitoring functions in any backend. Everything is an atomic, but for the last error's
-//! text, which a light-weight lock guards. Positions are in the provider's WAL unless a name says local.
+//! Written by the workers, read by the monitoring functions in any backend. Everything is an atomic; a light-weight lock
+//! keeps the parts of a subscription's last failure together. Positions are in the provider's WAL unless a name says local.
 //!
 //! An entry's life: the manager takes it when it first sees a subscription (under the lock, `subscription_id` set last), the leader
-//! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry.
+//! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry. Readers hold no lock:
+//! whoever shows an entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
 
 use std::ffi::c_void;
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-use braid_ring::MAX_APPLIERS;
+use braid_ring::{ApplierState, MAX_APPLIERS};
 use pgrx::pg_sys;
 
+use crate::error::PgError;
+use crate::rate_limit::RateLimit;
 use crate::settings;
+
+mod last_failure;
+
+use last_failure::LastFailure;
+pub use last_failure::RecordedFailure;
 
 /// Databases of one server that can have the extension.
 pub const MAX_DATABASES: usize = 128;
 /// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
 pub const MAX_TABLES: usize = 4096;
-const TEXT: usize = 512;
-const MAGIC: u64 = 0x6272_6169_6472_6701;
+const MAGIC: u64 = 0x6272_6169_6472_6703;
 
 /// A database's manager.
 #[repr(C)]
@@ -87,7 +94,7 @@ impl Activity {
 pub struct ApplierEntry {
     /// Process id; 0: absent.
     pub pid: AtomicI32,
-    /// Code of [`braid_ring::ApplierState`]'s order.
+    /// [`ApplierState::as_u32`] of what it is doing.
     pub state: AtomicU32,
     /// End of the transaction in hand.
     pub commit_lsn: AtomicU64,
@@ -103,6 +110,33 @@ pub struct ApplierEntry {
     pub started_at: AtomicI64,
 }
 
+impl ApplierEntry {
+    /// What it is doing.
+    #[must_use]
+    pub fn state(&self) -> ApplierState {
+        ApplierState::from_u32(self.state.load(Ordering::Relaxed))
+    }
+
+    fn reset(&self) {
+        let Self {
+            pid,
+            state,
+            commit_lsn,
+            transactions,
+            changes,
+            retries,
+            busy_micros,
+            started_at,
+        } = self;
+        for counter in [commit_lsn, transactions, changes, retries, busy_micros] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        pid.store(0, Ordering::Relaxed);
+        state.store(0, Ordering::Relaxed);
+        started_at.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One subscription.
 #[repr(C)]
 #[derive(Debug)]
@@ -111,6 +145,8 @@ pub struct SubscriptionEntry {
     pub subscription_id: AtomicU32,
     /// OID of its database.
     pub database: AtomicU32,
+    /// Grows whenever the entry is taken or given back.
+    generation: AtomicU32,
     activity: AtomicU32,
     /// Process id of the leader; 0: none.
     pub leader_pid: AtomicI32,
@@ -128,6 +164,8 @@ pub struct SubscriptionEntry {
     pub last_message_at: AtomicI64,
     /// Commit time at the origin of the last applied transaction (TimestampTz).
     pub last_commit_at: AtomicI64,
+    /// Everything that the provider had committed by this time is applied (TimestampTz); 0 when that is not known.
+    pub caught_up_at: AtomicI64,
     /// Leader started (TimestampTz).
     pub started_at: AtomicI64,
     /// Counters since (TimestampTz).
@@ -160,9 +198,9 @@ pub struct SubscriptionEntry {
     pub catalog_version: AtomicU32,
     /// Leaders started so far, so that a wait can tell a fresh one.
     pub starts: AtomicU32,
-    error_len: AtomicU32,
-    error_at: AtomicI64,
-    error: [AtomicU32; TEXT / 4],
+    failure: LastFailure,
+    /// How fast it may be read.
+    pub rate_limit: RateLimit,
     /// Appliers by number.
     pub appliers: [ApplierEntry; MAX_APPLIERS],
 }
@@ -199,6 +237,8 @@ struct Shared {
     supervisor_latch: AtomicUsize,
     supervisor_pid: AtomicI32,
     subscriptions: AtomicU32,
+    /// Batches that were committed since the server was started.
+    batches: AtomicU64,
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],
     // SubscriptionEntry × subscriptions follows.
@@ -342,56 +382,111 @@ pub fn register_supervisor() {
     }
 }
 
-/// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no shared memory.
+/// Wake the supervisor.
+pub fn wake_supervisor() {
+    if let Some(shared) = shared() {
+        set_latch(shared.supervisor_latch.load(Ordering::Acquire));
+    }
+}
+
+/// The entry of a database's manager, if it has one.
 #[must_use]
-pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
-    let shared = shared()?;
-    let find = || {
-        shared
-            .managers
-            .iter()
-            .find(|entry| entry.database.load(Ordering::Acquire) == database)
-    };
-    find().or_else(|| {
-        locked(|| {
-            find().or_else(|| {
-                let free = shared
-                    .managers
-                    .iter()
-                    .find(|entry| entry.database.load(Ordering::Acquire) == 0)?;
-                free.database.store(database, Ordering::Release);
-                Some(free)
-            })
-        })
+pub fn find_manager(database: u32) -> Option<&'static ManagerEntry> {
+    shared()?
+        .managers
+        .iter()
+        .find(|entry| entry.database.load(Ordering::Acquire) == database)
+}
+
+/// As [`manager`], by the holder of the lock.
+fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
+    find_manager(database).or_else(|| {
+        let free = find_manager(0)?;
+        free.poked.store(0, Ordering::SeqCst);
+        free.pid.store(0, Ordering::SeqCst);
+        free.latch.store(0, Ordering::SeqCst);
+        free.database.store(database, Ordering::Release);
+        Some(free)
     })
 }
 
-/// Give back the entries of databases that are gone.
-pub fn release_managers(existing: &[u32]) {
+/// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no shared memory.
+#[must_use]
+pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
+    find_manager(database).or_else(|| locked(|| find_or_take_manager(database)))
+}
+
+/// Give back the entry of a database without a manager, unless somebody wants one.
+pub fn release_manager(database: u32) {
+    locked(|| {
+        if let Some(entry) = find_manager(database)
+            && entry.pid.load(Ordering::SeqCst) <= 0
+        {
+            entry.pid.store(0, Ordering::SeqCst);
+            if entry.poked.load(Ordering::SeqCst) == 0 {
+                entry.database.store(0, Ordering::Release);
+            }
+        }
+    });
+}
+
+/// Background workers that run now for the other databases of this server: managers, leaders and appliers.
+#[must_use]
+pub fn workers_elsewhere() -> usize {
+    let here = my_database();
+    let elsewhere = |database: &AtomicU32| ![0, here].contains(&database.load(Ordering::Acquire));
+    let runs = |pid: &AtomicI32| usize::from(pid.load(Ordering::Acquire) > 0);
+    let managers = shared().map_or(&[][..], |shared| &shared.managers);
+    let managers = managers.iter().filter(|entry| elsewhere(&entry.database));
+    let groups = subscriptions().iter().filter(|entry| {
+        entry.subscription_id.load(Ordering::Acquire) != 0 && elsewhere(&entry.database)
+    });
+    managers.map(|entry| runs(&entry.pid)).sum::<usize>()
+        + groups
+            .map(|entry| {
+                let appliers = entry.appliers.iter().map(|applier| runs(&applier.pid));
+                runs(&entry.leader_pid) + appliers.sum::<usize>()
+            })
+            .sum::<usize>()
+}
+
+/// Give back the entries of databases that are gone, and of their subscriptions.
+pub fn release_databases(existing: &[u32]) {
     let Some(shared) = shared() else { return };
+    let gone = |database: u32| database != 0 && !existing.contains(&database);
     for entry in &shared.managers {
         let database = entry.database.load(Ordering::Acquire);
-        if database != 0 && !existing.contains(&database) && entry.pid.load(Ordering::SeqCst) <= 0 {
+        if gone(database) {
             entry.poked.store(0, Ordering::SeqCst);
-            entry.pid.store(0, Ordering::SeqCst);
-            entry.database.store(0, Ordering::Release);
+            release_manager(database);
+        }
+    }
+    for entry in subscriptions() {
+        let database = entry.database.load(Ordering::Acquire);
+        if entry.subscription_id.load(Ordering::Acquire) != 0
+            && gone(database)
+            && find_manager(database).is_none()
+        {
+            release_subscription(entry);
         }
     }
 }
 
 /// Make the manager of this database, or the supervisor if it has none, look at the catalog.
 pub fn poke(database: u32) {
-    let Some(shared) = shared() else {
+    if shared().is_none() {
         return;
-    };
-    if let Some(entry) = manager(database) {
-        entry.poked.store(1, Ordering::SeqCst);
-        if entry.pid.load(Ordering::SeqCst) > 0 {
-            set_latch(entry.latch.load(Ordering::Acquire));
-            return;
-        }
     }
-    set_latch(shared.supervisor_latch.load(Ordering::Acquire));
+    // Under the lock, so that the entry is not given back between.
+    let running = locked(|| {
+        let entry = find_or_take_manager(database)?;
+        entry.poked.store(1, Ordering::SeqCst);
+        (entry.pid.load(Ordering::SeqCst) > 0).then(|| entry.latch.load(Ordering::Acquire))
+    });
+    match running {
+        Some(latch) => set_latch(latch),
+        None => wake_supervisor(),
+    }
 }
 
 /// All entries of subscriptions.
@@ -428,16 +523,17 @@ pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
         return Some(entry);
     }
     locked(|| {
-        let entry = subscriptions()
-            .iter()
-            .find(|entry| entry.subscription_id.load(Ordering::Acquire) == 0)?;
-        // SAFETY: all-zero is a valid entry; it is free, and only the holder of the lock takes free entries.
-        unsafe {
-            std::ptr::from_ref(entry)
-                .cast_mut()
-                .cast::<u8>()
-                .write_bytes(0, size_of::<SubscriptionEntry>())
+        let free = || {
+            subscriptions()
+                .iter()
+                .find(|entry| entry.subscription_id.load(Ordering::Acquire) == 0)
         };
+        // Somebody may have taken it while this process waited for the lock.
+        if let Some(entry) = subscription(id) {
+            return Some(entry);
+        }
+        let entry = free()?;
+        entry.reset();
         entry.database.store(my_database(), Ordering::Relaxed);
         entry.stats_since.store(now(), Ordering::Relaxed);
         entry.subscription_id.store(id, Ordering::Release);
@@ -445,8 +541,13 @@ pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
     })
 }
 
-/// Give a subscription's entry back, with its tables' counters.
+/// Give a subscription's entry back, with its tables' counters. Does nothing while one of its processes still runs, which would write
+/// into what is somebody else's by then.
 pub fn release_subscription(entry: &SubscriptionEntry) {
+    let runs = |pid: &AtomicI32| pid.load(Ordering::Acquire) != 0;
+    if runs(&entry.leader_pid) || entry.appliers.iter().any(|applier| runs(&applier.pid)) {
+        return;
+    }
     locked(|| {
         let id = entry.subscription_id.load(Ordering::Acquire);
         let database = entry.database.load(Ordering::Acquire);
@@ -460,10 +561,108 @@ pub fn release_subscription(entry: &SubscriptionEntry) {
             }
         }
         entry.subscription_id.store(0, Ordering::Release);
+        entry.generation.fetch_add(1, Ordering::AcqRel);
     });
 }
 
 impl SubscriptionEntry {
+    /// Read the entry with `read`. `None` when it was given back, or became another subscription's, meanwhile.
+    #[must_use]
+    pub fn consistent<T>(&self, read: impl FnOnce(&Self) -> T) -> Option<T> {
+        let before = self.generation.load(Ordering::Acquire);
+        let value = read(self);
+        // Nothing that was read moves behind this.
+        fence(Ordering::Acquire);
+        (self.generation.load(Ordering::Relaxed) == before).then_some(value)
+    }
+
+    /// Everything as it is in fresh memory, but for the generation. By the holder of the lock, who has found it free; readers may be
+    /// looking at it, so each field is stored on its own.
+    fn reset(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        // A reader that sees one of the stores below also sees the new generation.
+        fence(Ordering::Release);
+        // Named one by one, so that a field that is added is not forgotten.
+        let Self {
+            subscription_id: _,
+            generation: _,
+            database,
+            activity,
+            leader_pid,
+            leader_latch,
+            received_lsn,
+            applied_lsn,
+            flushed_lsn,
+            provider_lsn,
+            last_message_at,
+            last_commit_at,
+            caught_up_at,
+            started_at,
+            stats_since,
+            transactions,
+            inserts,
+            updates,
+            deletes,
+            truncates,
+            bytes,
+            conflicts,
+            retries,
+            transactions_per_second,
+            rows_per_second,
+            failures,
+            tables_version,
+            catalog_version,
+            starts,
+            failure,
+            rate_limit,
+            appliers,
+        } = self;
+        for small in [
+            database,
+            activity,
+            failures,
+            tables_version,
+            catalog_version,
+            starts,
+        ] {
+            small.store(0, Ordering::Relaxed);
+        }
+        for large in [
+            received_lsn,
+            applied_lsn,
+            flushed_lsn,
+            provider_lsn,
+            transactions,
+            inserts,
+            updates,
+            deletes,
+            truncates,
+            bytes,
+            conflicts,
+            retries,
+            transactions_per_second,
+            rows_per_second,
+        ] {
+            large.store(0, Ordering::Relaxed);
+        }
+        for time in [
+            last_message_at,
+            last_commit_at,
+            caught_up_at,
+            started_at,
+            stats_since,
+        ] {
+            time.store(0, Ordering::Relaxed);
+        }
+        leader_pid.store(0, Ordering::Relaxed);
+        leader_latch.store(0, Ordering::Relaxed);
+        failure.clear();
+        rate_limit.set(0, 0);
+        for applier in appliers {
+            applier.reset();
+        }
+    }
+
     /// What its workers are doing.
     #[must_use]
     pub fn activity(&self) -> Activity {
@@ -475,53 +674,29 @@ impl SubscriptionEntry {
         self.activity.store(activity as u32, Ordering::Release);
     }
 
-    /// Keep the text of the last failure, cut to 512 bytes.
-    pub fn set_error(&self, message: &str) {
-        // One line: libpq breaks its messages for terminals.
-        let message = &message.split_whitespace().collect::<Vec<_>>().join(" ");
-        let bytes = message.as_bytes();
-        locked(|| {
-            let mut end = bytes.len().min(TEXT);
-            while !message.is_char_boundary(end) {
-                end -= 1;
-            }
-            let words = bytes.get(..end).unwrap_or_default().chunks(4);
-            for (place, chunk) in self.error.iter().zip(words) {
-                let mut word = [0_u8; 4];
-                for (to, from) in word.iter_mut().zip(chunk) {
-                    *to = *from;
-                }
-                place.store(u32::from_ne_bytes(word), Ordering::Relaxed);
-            }
-            self.error_len
-                .store(u32::try_from(end).unwrap_or(0), Ordering::Relaxed);
-            self.error_at.store(now(), Ordering::Relaxed);
-        });
+    /// A failure has ended its workers, or kept them from starting: keep it, whole. `lsn` is the end of the transaction that failed, 0
+    /// for none.
+    pub fn set_failure(&self, error: &PgError, lsn: u64) {
+        self.failure.record(error, lsn);
+        self.failures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Forget the last failure.
-    pub fn clear_error(&self) {
-        self.error_len.store(0, Ordering::Relaxed);
-        self.failures.store(0, Ordering::Relaxed);
+    /// What was wrong is over: forget it.
+    pub fn clear_failure(&self) {
+        self.failure.clear();
+        self.failures.store(0, Ordering::Release);
     }
 
-    /// The text of the last failure and when it was (TimestampTz).
+    /// Whether there is a last failure.
     #[must_use]
-    pub fn error(&self) -> Option<(String, i64)> {
-        locked(|| {
-            let len = usize::try_from(self.error_len.load(Ordering::Relaxed)).unwrap_or(0);
-            if len == 0 {
-                return None;
-            }
-            let bytes: Vec<u8> = self
-                .error
-                .iter()
-                .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
-                .take(len)
-                .collect();
-            let at = self.error_at.load(Ordering::Relaxed);
-            Some((String::from_utf8_lossy(&bytes).into_owned(), at))
-        })
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_there()
+    }
+
+    /// The last failure.
+    #[must_use]
+    pub fn failure(&self) -> Option<RecordedFailure> {
+        self.failure.get()
     }
 }
 
@@ -578,4 +753,17 @@ pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry>
         Some(entry)
     })
     .or_else(|| order().find(|entry| matches(entry, 0)))
+}
+
+/// Batches that appliers of this server have committed since it was started.
+#[must_use]
+pub fn batches() -> u64 {
+    shared().map_or(0, |shared| shared.batches.load(Ordering::Acquire))
+}
+
+/// An applier is about to commit a batch.
+pub fn count_batch() {
+    if let Some(shared) = shared() {
+        shared.batches.fetch_add(1, Ordering::AcqRel);
+    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
 static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static MIN_APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(0);
+static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
 static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
@@ -24,12 +26,12 @@ struct Int {
     flags: GucFlags,
 }
 
-/// Register all settings.
-pub fn register() {
-    let ints = [
+/// How many appliers there are.
+fn of_appliers() -> [Int; 3] {
+    [
         Int {
             name: c"braid.appliers_per_subscription",
-            short: c"Number of processes that apply the changes of one subscription.",
+            short: c"Largest number of processes that apply the changes of one subscription.",
             long: c"Takes effect when a subscription's workers start. Each needs one of max_worker_processes and a \
                 replication origin.",
             setting: &APPLIERS,
@@ -37,6 +39,30 @@ pub fn register() {
             context: GucContext::Sighup,
             flags: GucFlags::empty(),
         },
+        Int {
+            name: c"braid.min_appliers_per_subscription",
+            short: c"Smallest number of processes that apply the changes of one subscription.",
+            long: c"Between this and braid.appliers_per_subscription the number follows the load: it doubles at 90 % and                 halves at 50 %. With 0 it is always the largest.",
+            setting: &MIN_APPLIERS,
+            range: (0, 64),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+        Int {
+            name: c"braid.rows_per_applier",
+            short: c"Rows per second that one applier is taken to carry, when their number follows the load.",
+            long: c"With 0 only the part of their time counts in which appliers have something to do.",
+            setting: &ROWS_PER_APPLIER,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+    ]
+}
+
+/// Register all settings.
+pub fn register() {
+    let ints = [
         Int {
             name: c"braid.copy_workers_per_subscription",
             short: c"Number of tables that one subscription copies at the same time.",
@@ -95,7 +121,7 @@ pub fn register() {
     ];
     // SAFETY: reads a variable of the process.
     let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
-    for int in ints {
+    for int in of_appliers().into_iter().chain(ints) {
         // Too late for it when a session loads the library by itself: create_node then says what to do.
         if matches!(int.context, GucContext::Postmaster) && !preloading {
             continue;
@@ -136,6 +162,20 @@ fn milliseconds(value: i32) -> Duration {
 #[must_use]
 pub fn appliers_per_subscription() -> usize {
     size(APPLIERS.get())
+}
+
+/// `braid.min_appliers_per_subscription`; `None` when their number does not follow the load.
+#[must_use]
+pub fn min_appliers_per_subscription() -> Option<usize> {
+    usize::try_from(MIN_APPLIERS.get())
+        .ok()
+        .filter(|least| *least > 0)
+}
+
+/// `braid.rows_per_applier`; `None` when it does not count.
+#[must_use]
+pub fn rows_per_applier() -> Option<f64> {
+    Some(f64::from(ROWS_PER_APPLIER.get())).filter(|rows| *rows > 0.0)
 }
 
 /// `braid.copy_workers_per_subscription`.

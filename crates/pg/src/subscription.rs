@@ -26,16 +26,18 @@ pub struct Subscription {
     pub origin: String,
     /// Slot at the provider.
     pub slot: String,
-    /// The slot is ours to create.
-    pub create_slot: bool,
+    /// A leader has tried to create the slot after it had seen that there was none.
+    pub slot_attempted: bool,
     /// For the appliers.
     pub synchronous_commit: String,
     /// Apply as the subscription's owner.
     pub run_as_owner: bool,
     /// Any error stops it.
     pub disable_on_error: bool,
-    /// `serial` or `parallel`.
+    /// `serial`, `parallel` or `batch`.
     pub apply_mode: String,
+    /// Changes of one row in a batch become one.
+    pub consolidate: bool,
     /// Tables are copied before their changes are applied.
     pub copy_data: bool,
     /// `slot`, `copy` or `stream`.
@@ -85,6 +87,20 @@ pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usi
     }))
 }
 
+/// The rows of a result, as text.
+fn texts(table: pgrx::spi::SpiTupleTable<'_>) -> Result<Vec<Vec<Option<String>>>, SpiError> {
+    let columns = table.columns()?;
+    let mut rows = Vec::new();
+    for row in table {
+        let mut cells = Vec::with_capacity(columns);
+        for column in 1..=columns {
+            cells.push(row.get::<String>(column)?);
+        }
+        rows.push(cells);
+    }
+    Ok(rows)
+}
+
 /// Run one query and give its rows as text.
 ///
 /// # Errors
@@ -94,17 +110,20 @@ pub fn rows(
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
     spi(pgrx::Spi::connect(|client| {
-        let table = client.select(sql, None, arguments)?;
-        let columns = table.columns()?;
-        let mut rows = Vec::new();
-        for row in table {
-            let mut cells = Vec::with_capacity(columns);
-            for column in 1..=columns {
-                cells.push(row.get::<String>(column)?);
-            }
-            rows.push(cells);
-        }
-        Ok(rows)
+        texts(client.select(sql, None, arguments)?)
+    }))
+}
+
+/// Run one statement that writes, and give the rows that it returns as text.
+///
+/// # Errors
+/// As [`execute`].
+pub fn rows_written(
+    sql: &str,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<Vec<Vec<Option<String>>>, PgError> {
+    spi(pgrx::Spi::connect_mut(|client| {
+        texts(client.update(sql, None, arguments)?)
     }))
 }
 
@@ -115,8 +134,8 @@ pub fn rows(
 pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
-         array_to_string(publications, E'\\x01'), origin, slot_name::text, create_slot::text, synchronous_commit, \
-         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text \
+         array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -135,7 +154,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         publications: text(4).split('\x01').map(str::to_owned).collect(),
         origin: text(5),
         slot: text(6),
-        create_slot: flag(7),
+        slot_attempted: flag(7),
         synchronous_commit: text(8),
         run_as_owner: flag(9),
         disable_on_error: flag(10),
@@ -144,6 +163,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         start_lsn: lsn(13),
         skip_lsn: lsn(14),
         copy_data: flag(15),
+        consolidate: flag(16),
     }))
 }
 
@@ -174,6 +194,18 @@ pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgE
             start_lsn.map(lsn_text).into(),
         ],
     )
+}
+
+/// Note down that the slot is about to be created, or that it was not. False when the subscription is gone.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
+    execute_counting(
+        "update braid.subscription set slot_attempted = $2 where subscription_id = $1",
+        &[i64::from(id).into(), attempted.into()],
+    )
+    .map(|touched| touched == 1)
 }
 
 /// Whether a table of this database has no rows; false when it is not here.

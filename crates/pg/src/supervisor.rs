@@ -14,6 +14,8 @@ use crate::{latch, registry, worker};
 const INTERVAL: Duration = Duration::from_secs(30);
 /// A manager that ended is not started again sooner.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A manager that has not found out by then whether its database has the extension holds up no other: it may wait for a lock.
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Register the supervisor. Called while the postmaster loads its libraries.
 pub fn register() {
@@ -57,6 +59,10 @@ pub fn main(_argument: pg_sys::Datum) {
 }
 
 /// Start managers that are missing. Returns how long to wait.
+///
+/// Whether a database has the extension only a process that is connected to it can tell, so each is given a manager to find out. One
+/// after the other: all of a server's databases at once would take the worker processes that others need. Where somebody has asked,
+/// nothing is waited for.
 fn tend(
     databases: &[u32],
     managers: &mut HashMap<u32, Manager>,
@@ -64,46 +70,69 @@ fn tend(
 ) -> Duration {
     let mut wait = INTERVAL;
     without.retain(|database| databases.contains(database));
+    let mut is_probing = managers.iter().any(is_finding_out);
     for database in databases {
-        let poked = registry::manager(*database)
+        let poked = registry::find_manager(*database)
             .is_some_and(|entry| entry.poked.swap(0, Ordering::SeqCst) != 0);
+        let keep_poked = || {
+            if poked && let Some(entry) = registry::find_manager(*database) {
+                entry.poked.store(1, Ordering::SeqCst);
+            }
+        };
         if let Some(manager) = managers.get(database) {
             if manager.handle.status() != worker::Status::Ended {
                 if poked {
                     // Somebody asked while it was about to end, or before it listened.
-                    if let Some(entry) = registry::manager(*database) {
+                    if let Some(entry) = registry::find_manager(*database) {
                         registry::set_latch(entry.latch.load(Ordering::Acquire));
                     }
                 }
                 continue;
             }
-            if manager.started.elapsed() < PAUSE {
-                if poked && let Some(entry) = registry::manager(*database) {
-                    entry.poked.store(1, Ordering::SeqCst);
-                }
+            let left = registry::find_manager(*database)
+                .is_some_and(|entry| entry.pid.load(Ordering::SeqCst) == NO_EXTENSION);
+            if !left && manager.started.elapsed() < PAUSE {
+                keep_poked();
                 wait = wait.min(PAUSE);
                 continue;
             }
             managers.remove(database);
-            let left = registry::manager(*database)
-                .is_some_and(|entry| entry.pid.load(Ordering::SeqCst) == NO_EXTENSION);
             if left {
                 without.insert(*database);
+                keep_poked();
+                registry::release_manager(*database);
             }
         }
-        if without.contains(database) && !poked {
+        if let Some(entry) = registry::find_manager(*database)
+            && entry.pid.load(Ordering::SeqCst) > 0
+        {
+            // Of a supervisor before this one; nobody says when it ends.
+            if poked {
+                registry::set_latch(entry.latch.load(Ordering::Acquire));
+            }
+            wait = wait.min(PAUSE);
+            continue;
+        }
+        if (is_probing || without.contains(database)) && !poked {
             continue;
         }
         without.remove(database);
-        let started = worker::start(&worker::Worker {
-            name: &format!("braid manager of database {database}"),
-            kind: "braid manager",
-            function: "braid_manager_main",
-            argument: *database,
-            extra: worker::Extra::pack(&[]),
-        });
-        match started {
+        let Some(entry) = registry::manager(*database) else {
+            PgError::new(
+                "53400",
+                format!(
+                    "more than {} databases of this server have the extension",
+                    registry::MAX_DATABASES
+                ),
+            )
+            .with_hint("Drop it where it is not used.")
+            .log("braid supervisor");
+            break;
+        };
+        entry.pid.store(0, Ordering::SeqCst);
+        match start(*database) {
             Some(handle) => {
+                is_probing = true;
                 managers.insert(
                     *database,
                     Manager {
@@ -113,16 +142,42 @@ fn tend(
                 );
             }
             None => {
+                keep_poked();
                 PgError::new("53400", "no background worker is free for a manager")
                     .with_hint("Increase max_worker_processes and restart the server.")
                     .log("braid supervisor");
                 wait = wait.min(Duration::from_secs(10));
+                break;
             }
         }
     }
-    managers.retain(|database, _| databases.contains(database));
-    registry::release_managers(databases);
+    // One whose database can't be connected to any more may still run: it is not to be given a second.
+    managers.retain(|database, manager| {
+        databases.contains(database) || manager.handle.status() != worker::Status::Ended
+    });
+    registry::release_databases(databases);
+    if is_probing {
+        wait = wait.min(PROBE_LIMIT);
+    }
     wait
+}
+
+/// A manager sets its process id once it has found the extension.
+fn is_finding_out((database, manager): (&u32, &Manager)) -> bool {
+    manager.started.elapsed() < PROBE_LIMIT
+        && manager.handle.status() != worker::Status::Ended
+        && registry::find_manager(*database)
+            .is_none_or(|entry| entry.pid.load(Ordering::SeqCst) == 0)
+}
+
+fn start(database: u32) -> Option<worker::Handle> {
+    worker::start(&worker::Worker {
+        name: &format!("braid manager of database {database}"),
+        kind: "braid manager",
+        function: "braid_manager_main",
+        argument: database,
+        extra: worker::Extra::pack(&[]),
+    })
 }
 
 /// What a manager leaves as its process id when it ends because its database lacks the extension.

@@ -155,6 +155,11 @@ pub fn start(worker: &Worker<'_>) -> Option<Handle> {
 }
 
 impl Handle {
+    /// PostgreSQL's own handle, which lives as long as this process.
+    pub(crate) fn raw(&self) -> *mut pg_sys::BackgroundWorkerHandle {
+        self.raw
+    }
+
     /// What the postmaster says of it.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::wake::{ApplierWait, Counters, LeaderWait, MAX_APPLIERS};
 
-pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0002;
+pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0003;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
 
@@ -97,7 +97,21 @@ impl ApplierState {
         }
     }
 
-    pub(crate) fn from_u32(raw: u32) -> Self {
+    /// Its name in the views.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "starting",
+            Self::Idle => "idle",
+            Self::WaitingForDependency => "waiting for a dependency",
+            Self::Applying => "applying",
+            Self::WaitingForTurn => "waiting for its turn",
+        }
+    }
+
+    /// The state of a number; any that is not known is [`Absent`](Self::Absent).
+    #[must_use]
+    pub fn from_u32(raw: u32) -> Self {
         match raw {
             1 => Self::Idle,
             2 => Self::WaitingForDependency,

@@ -47,7 +47,7 @@ pub use layout::{ApplierSlot, ApplierState, Descriptor, Geometry};
 #[cfg(not(loom))]
 pub use producer::{Complete, Leader};
 #[cfg(not(loom))]
-pub use ring::{Error, Ring};
+pub use ring::{Error, Grain, Ring, Run};
 #[cfg(loom)]
 pub use wake::{ApplierWait, Counters, LeaderWait};
 pub use wake::{MAX_APPLIERS, Wakes};

@@ -19,6 +19,40 @@ pub enum Error {
     Corrupt(u64),
 }
 
+/// Transactions that an applier has taken, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Number of the first.
+    pub first: u64,
+    /// Number of the last.
+    pub last: u64,
+}
+
+/// Which transactions are taken together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grain {
+    /// Changes of a run, at least 1.
+    pub run: u32,
+    /// Changes up to which a transaction is small.
+    pub small: u32,
+}
+
+impl Grain {
+    /// Every transaction is taken alone.
+    pub const ONE: Self = Self { run: 1, small: 0 };
+
+    /// What a transaction adds to a run; that of a whole run when it stands alone.
+    fn weight(self, descriptor: &Descriptor) -> u32 {
+        let changes = descriptor.changes.load(Ordering::Relaxed).max(1);
+        let alone = descriptor.flags.load(Ordering::Acquire) != 0;
+        if alone || changes > self.small {
+            self.run
+        } else {
+            changes
+        }
+    }
+}
+
 /// A view of the segment. Copies are views of the same segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring {
@@ -53,6 +87,7 @@ impl Ring {
         header
             .active_appliers
             .store(geometry.appliers as u64, Ordering::Relaxed);
+        header.leader.reset();
         for slot in &header.slots {
             slot.wait.reset();
         }
@@ -225,10 +260,10 @@ impl Ring {
         )
     }
 
-    /// The leader is about to wait, for commits or for room. It looks again at what it waits for after this, before it
-    /// sleeps: at [`Ring::committed`], and for room at [`Ring::tail`] too, which an open transaction moves alone.
-    pub fn leader_will_wait(&self) {
-        self.header().leader.will_wait();
+    /// The leader is about to wait until `sequence` is committed, or for room that an open transaction releases. It looks again
+    /// at what it waits for after this, before it sleeps: at [`Ring::committed`], and for room at [`Ring::tail`] too.
+    pub fn leader_will_wait(&self, sequence: u64) {
+        self.header().leader.will_wait(sequence);
     }
 
     /// Say where an applier is.
@@ -251,15 +286,45 @@ impl Ring {
     /// Take the next transaction in order, if there is one and this applier may.
     #[must_use]
     pub fn claim(&self, applier: usize) -> Option<Transaction> {
+        self.claim_run(applier, Grain::ONE)
+            .map(|run| self.transaction(run.first))
+    }
+
+    /// Take the next transactions in order, if there are any and this applier may: one, and if it is small those behind it for as
+    /// long as they are small and have no more changes together than a run. One that is open or is to be skipped is taken
+    /// alone.
+    #[must_use]
+    pub fn claim_run(&self, applier: usize, grain: Grain) -> Option<Run> {
         if applier >= self.active_appliers() {
             return None;
         }
         let slot = self.slot(applier)?;
         // Shown before it is taken: whoever asks who is ahead never misses it.
         let show = |sequence| slot.sequence.store(sequence, Ordering::SeqCst);
-        let sequence = self.header().counters.claim(&slot.wait, show)?;
-        let descriptor = self.descriptor(sequence);
-        Some(Transaction::taken(*self, sequence, descriptor))
+        let last = |first: u64, published: u64| {
+            let mut last = first;
+            let mut sum = 0_u32;
+            for sequence in first..=published {
+                // What nobody has taken is not committed, so its descriptor stays as it is. It may have been taken meanwhile:
+                // then what was read does not count.
+                let descriptor = self.descriptor(sequence);
+                let weight = grain.weight(descriptor);
+                sum = sum.saturating_add(weight);
+                if weight == grain.run || sum > grain.run {
+                    break;
+                }
+                last = sequence;
+            }
+            last
+        };
+        let (first, last) = self.header().counters.claim(&slot.wait, show, last)?;
+        Some(Run { first, last })
+    }
+
+    /// A transaction that this applier has taken.
+    #[must_use]
+    pub fn transaction(&self, sequence: u64) -> Transaction {
+        Transaction::taken(*self, sequence, self.descriptor(sequence))
     }
 
     /// An applier is about to wait until `sequence` is committed (or for anything, with `u64::MAX - 1`). It looks at
@@ -277,14 +342,15 @@ impl Ring {
         }
     }
 
-    /// `sequence` is committed here, its commit record ending at `local_end`. Returns the latches to set.
-    pub fn commit(&self, applier: usize, sequence: u64, local_end: u64) -> Wakes {
+    /// `sequence` is committed here, its commit record ending at `local_end`; `next` is the next of the run that the applier has
+    /// taken, 0 for none. Returns the latches to set.
+    pub fn commit(&self, applier: usize, sequence: u64, local_end: u64, next: u64) -> Wakes {
         let header = self.header();
         let descriptor = self.descriptor(sequence);
         descriptor.local_end.store(local_end, Ordering::Relaxed);
         let end = descriptor.end.load(Ordering::Acquire);
         if let Some(slot) = self.slot(applier) {
-            slot.sequence.store(0, Ordering::SeqCst);
+            slot.sequence.store(next, Ordering::SeqCst);
         }
         header.counters.commit(
             sequence,
@@ -292,6 +358,16 @@ impl Ring {
             &header.leader,
             self.waits(self.geometry.appliers),
         )
+    }
+
+    /// The transactions from `run.first` to `run.last` are committed here as one; else as [`Ring::commit`].
+    pub fn commit_run(&self, applier: usize, run: Run, local_end: u64, next: u64) -> Wakes {
+        for sequence in run.first..run.last {
+            self.descriptor(sequence)
+                .local_end
+                .store(local_end, Ordering::Relaxed);
+        }
+        self.commit(applier, run.last, local_end, next)
     }
 
     fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> {
@@ -308,13 +384,24 @@ impl Ring {
         header.counters.release(position, &header.leader)
     }
 
-    /// Latches of idle appliers that are to take what was published: as many as there are transactions that nobody has
-    /// taken yet. To be asked for after each publication, and after [`Ring::set_active_appliers`].
+    /// Latches of idle appliers that are to take what was published: one for each run that nobody has taken, and at least one
+    /// when no applier is busy. To be asked for after each publication, and after [`Ring::set_active_appliers`].
     #[must_use]
-    pub fn idle_appliers(&self) -> Wakes {
+    pub fn idle_appliers(&self, grain: Grain) -> Wakes {
+        let active = self.active_appliers();
         self.header()
             .counters
-            .idle(self.waits(self.active_appliers()))
+            .idle(self.waits(active), |first, published, busy| {
+                let run = u64::from(grain.run);
+                let mut sum = 0_u64;
+                for sequence in first..=published {
+                    sum += u64::from(grain.weight(self.descriptor(sequence)));
+                    if sum >= run * active as u64 {
+                        break;
+                    }
+                }
+                (sum / run).max(u64::from(!busy))
+            })
     }
 
     /// Latches of all appliers that are there.

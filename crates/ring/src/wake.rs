@@ -6,7 +6,7 @@
 //!
 //! This module knows nothing of how things lie in shared memory, so that loom can check it (`tests/loom.rs`).
 
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Most appliers that one subscription can have.
 pub const MAX_APPLIERS: usize = 64;
@@ -37,8 +37,8 @@ pub struct Counters {
 pub struct LeaderWait {
     /// Address of its latch, 0 before it is there.
     pub(crate) latch: AtomicUsize,
-    /// 1 when it wants to be woken by the next commit or release.
-    waits: AtomicU32,
+    /// Wants to be woken when `committed` reaches this, and by any release; [`AWAKE`] when it does not wait.
+    wakes_at: AtomicU64,
 }
 
 /// Where an applier's latch is, and what it waits for.
@@ -52,14 +52,21 @@ pub struct ApplierWait {
 }
 
 impl LeaderWait {
-    /// It is about to wait. It looks again at what it waits for after this, before it sleeps.
-    pub fn will_wait(&self) {
-        self.waits.store(1, Ordering::SeqCst);
+    /// What fresh memory is to hold.
+    pub fn reset(&self) {
+        self.wakes_at.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// It is about to wait until `sequence` is committed. It looks again at what it waits for after this, before it sleeps.
+    pub fn will_wait(&self, sequence: u64) {
+        self.wakes_at.store(sequence, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    fn wake(&self, wakes: &mut Wakes) {
-        if self.waits.load(Ordering::SeqCst) != 0 && self.waits.swap(0, Ordering::SeqCst) != 0 {
+    /// Wake it if it waits for no more than `committed`.
+    fn wake(&self, committed: u64, wakes: &mut Wakes) {
+        let at = self.wakes_at.load(Ordering::SeqCst);
+        if at != AWAKE && at <= committed && self.wakes_at.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             wakes.push(self.latch.load(Ordering::Acquire));
         }
     }
@@ -89,14 +96,23 @@ impl Counters {
         self.published.0.store(sequence, Ordering::SeqCst);
     }
 
-    /// Take the next transaction for the applier `me`. `show` makes known which one it may be about to take, 0 for none.
-    pub fn claim(&self, me: &ApplierWait, mut show: impl FnMut(u64)) -> Option<u64> {
+    /// Take the next transactions for the applier `me`: from the returned one up to what `last` makes of it and of the last that
+    /// is published. `show` makes known which one it may be about to take first, 0 for none.
+    pub fn claim(
+        &self,
+        me: &ApplierWait,
+        mut show: impl FnMut(u64),
+        last: impl Fn(u64, u64) -> u64,
+    ) -> Option<(u64, u64)> {
         let mut claimed = self.claimed.0.load(Ordering::Acquire);
         loop {
-            if claimed >= self.published.0.load(Ordering::Acquire) {
+            let published = self.published.0.load(Ordering::Acquire);
+            if claimed >= published {
                 return None;
             }
-            show(claimed + 1);
+            let first = claimed + 1;
+            show(first);
+            let last = last(first, published).clamp(first, published);
             // Who takes one is no longer idle, and that is seen by whoever sees that it was taken: else the wake-up for
             // the next transaction could be spent on an applier that is busy with this one.
             let waited = me.wakes_at.load(Ordering::Relaxed);
@@ -105,11 +121,11 @@ impl Counters {
             }
             match self.claimed.0.compare_exchange(
                 claimed,
-                claimed + 1,
+                last,
                 Ordering::SeqCst,
                 Ordering::Acquire,
             ) {
-                Ok(_) => return Some(claimed + 1),
+                Ok(_) => return Some((first, last)),
                 Err(now) => {
                     show(0);
                     if waited != AWAKE {
@@ -121,21 +137,35 @@ impl Counters {
         }
     }
 
-    /// Idle appliers to wake after transactions were published: as many as there are transactions that nobody has taken.
-    /// One for each that was just published would not do: an applier that was woken for an earlier one and has not run
-    /// yet still looks idle, and the wake-up would be spent on it twice.
-    pub fn idle<'a>(&self, appliers: impl Iterator<Item = &'a ApplierWait>) -> Wakes {
+    /// Idle appliers to wake after transactions were published: as many as `wanted` says of what nobody has taken (the first,
+    /// the last, and whether an applier is busy: that one looks for more when it is done). As many as were just published
+    /// would not do: an applier that was woken for an earlier one and has not run yet still looks idle, and the wake-up
+    /// would be spent on it twice.
+    pub fn idle<'a>(
+        &self,
+        appliers: impl Iterator<Item = &'a ApplierWait>,
+        wanted: impl FnOnce(u64, u64, bool) -> u64,
+    ) -> Wakes {
         fence(Ordering::SeqCst);
-        let published = self.published.0.load(Ordering::Relaxed);
-        let open = published.saturating_sub(self.claimed.0.load(Ordering::Acquire));
         let mut wakes = Wakes::default();
-        for applier in appliers {
-            if wakes.len() as u64 >= open {
+        let mut idle = appliers
+            .filter(|applier| applier.wakes_at.load(Ordering::SeqCst) == IDLE)
+            .peekable();
+        if idle.peek().is_none() {
+            return wakes;
+        }
+        let published = self.published.0.load(Ordering::Relaxed);
+        let claimed = self.claimed.0.load(Ordering::Acquire);
+        if claimed >= published {
+            return wakes;
+        }
+        let busy = self.committed.0.load(Ordering::Acquire) < claimed;
+        let wanted = wanted(claimed + 1, published, busy);
+        for applier in idle {
+            if wakes.len() as u64 >= wanted {
                 break;
             }
-            if applier.wakes_at.load(Ordering::SeqCst) == IDLE {
-                wakes.push(applier.latch.load(Ordering::Acquire));
-            }
+            wakes.push(applier.latch.load(Ordering::Acquire));
         }
         wakes
     }
@@ -157,7 +187,7 @@ impl Counters {
                 wakes.push(applier.latch.load(Ordering::Acquire));
             }
         }
-        leader.wake(&mut wakes);
+        leader.wake(sequence, &mut wakes);
         wakes
     }
 
@@ -166,7 +196,7 @@ impl Counters {
         self.tail.0.store(position, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let mut wakes = Wakes::default();
-        leader.wake(&mut wakes);
+        leader.wake(AWAKE - 1, &mut wakes);
         wakes
     }
 
@@ -249,7 +279,7 @@ impl LeaderWait {
     pub fn at(latch: usize) -> Self {
         Self {
             latch: AtomicUsize::new(latch),
-            waits: AtomicU32::new(0),
+            wakes_at: AtomicU64::new(AWAKE),
         }
     }
 }

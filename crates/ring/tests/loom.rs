@@ -67,7 +67,11 @@ impl Group {
 
     fn publish(&self, sequence: u64) {
         self.counters.publish(sequence);
-        self.set(&self.counters.idle(self.appliers.iter()));
+        self.set(
+            &self
+                .counters
+                .idle(self.appliers.iter(), |first, last, _| last + 1 - first),
+        );
     }
 
     fn commit(&self, sequence: u64) {
@@ -82,7 +86,7 @@ impl Group {
         let me = &self.appliers[applier];
         loop {
             me.will_wait(IDLE);
-            if let Some(sequence) = self.counters.claim(me, |_| {}) {
+            if let Some((sequence, _)) = self.counters.claim(me, |_| {}, |first, _| first) {
                 me.awake();
                 return sequence;
             }
@@ -104,7 +108,7 @@ impl Group {
 
     fn leader_waits_for(&self, sequence: u64) {
         while self.counters.committed() < sequence {
-            self.leader.will_wait();
+            self.leader.will_wait(sequence);
             if self.counters.committed() < sequence {
                 self.latches[0].wait();
             }
@@ -207,7 +211,7 @@ fn a_release_wakes_the_leader() {
             })
         };
         while group.counters.tail() < 16 {
-            group.leader.will_wait();
+            group.leader.will_wait(u64::MAX - 1);
             if group.counters.tail() < 16 {
                 group.latches[0].wait();
             }

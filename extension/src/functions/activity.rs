@@ -3,7 +3,7 @@
 //! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz are; the install script
 //! declares them as such.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use braid_pg::registry;
 use pgrx::iter::TableIterator;
@@ -28,14 +28,19 @@ fn process(pid: i32) -> Option<i32> {
     Some(pid).filter(|pid| *pid > 0)
 }
 
-/// Entries of this database's subscriptions.
-fn subscriptions() -> impl Iterator<Item = (i32, &'static registry::SubscriptionEntry)> {
+/// What `read` makes of each entry of this database's subscriptions. An entry that becomes another's meanwhile is left out.
+fn subscriptions<T>(read: impl Fn(i32, &registry::SubscriptionEntry) -> T) -> Vec<T> {
     let database = registry::my_database();
-    registry::subscriptions().iter().filter_map(move |entry| {
-        let id = entry.subscription_id.load(Ordering::Acquire);
-        let here = id != 0 && entry.database.load(Ordering::Acquire) == database;
-        here.then(|| (id.cast_signed(), entry))
-    })
+    registry::subscriptions()
+        .iter()
+        .filter_map(|entry| {
+            entry.consistent(|entry| {
+                let id = entry.subscription_id.load(Ordering::Acquire);
+                let here = id != 0 && entry.database.load(Ordering::Acquire) == database;
+                here.then(|| read(id.cast_signed(), entry))
+            })?
+        })
+        .collect()
 }
 
 #[pg_extern(sql = false)]
@@ -63,70 +68,72 @@ fn subscription_activity() -> TableIterator<
         name!(retries, i64),
         name!(transactions_per_second, f64),
         name!(rows_per_second, f64),
+        name!(is_throttled, bool),
         name!(started_at, Option<i64>),
         name!(stats_since, Option<i64>),
+        name!(last_error_sqlstate, Option<String>),
         name!(last_error, Option<String>),
+        name!(last_error_detail, Option<String>),
+        name!(last_error_hint, Option<String>),
+        name!(last_error_lsn, Option<i64>),
         name!(last_error_at, Option<i64>),
         name!(failures, i32),
     ),
 > {
-    let rows: Vec<_> = subscriptions()
-        .map(|(id, entry)| {
-            let leader = process(entry.leader_pid.load(Ordering::Acquire));
-            let appliers: Vec<i32> = entry
-                .appliers
-                .iter()
-                .filter_map(|applier| process(applier.pid.load(Ordering::Acquire)))
-                .collect();
-            // A rate belongs to a process that runs.
-            let rate = |bits: &AtomicU64| {
-                if leader.is_some() {
-                    f64::from_bits(bits.load(Ordering::Relaxed))
-                } else {
-                    0.0
-                }
-            };
-            let error = entry.error();
-            (
-                id,
-                entry.activity().name(),
-                leader,
-                appliers,
-                position(&entry.received_lsn),
-                position(&entry.applied_lsn),
-                position(&entry.flushed_lsn),
-                position(&entry.provider_lsn),
-                time(&entry.last_message_at),
-                time(&entry.last_commit_at),
-                count(&entry.transactions),
-                count(&entry.inserts),
-                count(&entry.updates),
-                count(&entry.deletes),
-                count(&entry.truncates),
-                count(&entry.bytes),
-                count(&entry.conflicts),
-                count(&entry.retries),
-                rate(&entry.transactions_per_second),
-                rate(&entry.rows_per_second),
-                leader.and_then(|_| time(&entry.started_at)),
-                time(&entry.stats_since),
-                error.as_ref().map(|(text, _)| text.clone()),
-                error.map(|(_, at)| at),
-                entry.failures.load(Ordering::Relaxed).cast_signed(),
-            )
-        })
-        .collect();
+    let rows = subscriptions(|id, entry| {
+        let leader = process(entry.leader_pid.load(Ordering::Acquire));
+        let appliers: Vec<i32> = entry
+            .appliers
+            .iter()
+            .filter_map(|applier| process(applier.pid.load(Ordering::Acquire)))
+            .collect();
+        // A rate belongs to a process that runs.
+        let rate = |bits: &AtomicU64| {
+            if leader.is_some() {
+                f64::from_bits(bits.load(Ordering::Relaxed))
+            } else {
+                0.0
+            }
+        };
+        let failure = entry.failure();
+        let error = failure.as_ref().map(|failure| failure.error.clone());
+        (
+            id,
+            entry.activity().name(),
+            leader,
+            appliers,
+            position(&entry.received_lsn),
+            position(&entry.applied_lsn),
+            position(&entry.flushed_lsn),
+            position(&entry.provider_lsn),
+            time(&entry.last_message_at),
+            time(&entry.last_commit_at),
+            count(&entry.transactions),
+            count(&entry.inserts),
+            count(&entry.updates),
+            count(&entry.deletes),
+            count(&entry.truncates),
+            count(&entry.bytes),
+            count(&entry.conflicts),
+            count(&entry.retries),
+            rate(&entry.transactions_per_second),
+            rate(&entry.rows_per_second),
+            leader.is_some() && entry.rate_limit.is_holding(),
+            leader.and_then(|_| time(&entry.started_at)),
+            time(&entry.stats_since),
+            error.as_ref().map(|error| error.sqlstate.clone()),
+            error.as_ref().map(|error| error.message.clone()),
+            error.as_ref().and_then(|error| error.detail.clone()),
+            error.and_then(|error| error.hint),
+            failure
+                .as_ref()
+                .map(|failure| failure.lsn.cast_signed())
+                .filter(|lsn| *lsn != 0),
+            failure.map(|failure| failure.at),
+            entry.failures.load(Ordering::Relaxed).cast_signed(),
+        )
+    });
     TableIterator::new(rows)
-}
-
-fn applier_state(code: u32) -> &'static str {
-    match code {
-        1 => "idle",
-        2 => "waiting for a dependency",
-        3 => "applying",
-        4 => "waiting for its turn",
-        _ => "starting",
-    }
 }
 
 #[pg_extern(sql = false)]
@@ -146,8 +153,8 @@ fn applier_activity() -> TableIterator<
     ),
 > {
     let now = registry::now();
-    let mut rows = Vec::new();
-    for (id, entry) in subscriptions() {
+    let rows = subscriptions(|id, entry| {
+        let mut rows = Vec::new();
         for (number, applier) in entry.appliers.iter().enumerate() {
             let Some(pid) = process(applier.pid.load(Ordering::Acquire)) else {
                 continue;
@@ -160,7 +167,7 @@ fn applier_activity() -> TableIterator<
                 id,
                 i32::try_from(number).unwrap_or(0),
                 pid,
-                applier_state(applier.state.load(Ordering::Relaxed)),
+                applier.state().name(),
                 position(&applier.commit_lsn),
                 count(&applier.transactions),
                 count(&applier.changes),
@@ -168,8 +175,9 @@ fn applier_activity() -> TableIterator<
                 busy,
             ));
         }
-    }
-    TableIterator::new(rows)
+        rows
+    });
+    TableIterator::new(rows.into_iter().flatten())
 }
 
 #[pg_extern(sql = false)]
@@ -189,16 +197,23 @@ fn table_activity() -> TableIterator<
     ),
 > {
     let database = registry::my_database();
+    let key = |entry: &registry::TableEntry| {
+        (
+            entry.subscription_id.load(Ordering::Acquire),
+            entry.relation.load(Ordering::Acquire),
+            entry.database.load(Ordering::Acquire),
+        )
+    };
     let rows: Vec<_> = registry::tables()
         .iter()
-        .filter(|entry| {
-            entry.subscription_id.load(Ordering::Acquire) != 0
-                && entry.database.load(Ordering::Acquire) == database
-        })
-        .map(|entry| {
-            (
-                entry.subscription_id.load(Ordering::Acquire).cast_signed(),
-                pg_sys::Oid::from(entry.relation.load(Ordering::Acquire)),
+        .filter_map(|entry| {
+            let (id, relation, of) = key(entry);
+            if id == 0 || of != database {
+                return None;
+            }
+            let row = (
+                id.cast_signed(),
+                pg_sys::Oid::from(relation),
                 count(&entry.inserts),
                 count(&entry.updates),
                 count(&entry.deletes),
@@ -206,7 +221,10 @@ fn table_activity() -> TableIterator<
                 count(&entry.conflicts),
                 count(&entry.copy_rows),
                 count(&entry.copy_bytes),
-            )
+            );
+            // It may have been given back and become another table's.
+            fence(Ordering::Acquire);
+            (key(entry) == (id, relation, of)).then_some(row)
         })
         .collect();
     TableIterator::new(rows)

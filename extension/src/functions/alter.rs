@@ -10,6 +10,7 @@ use super::local;
 use super::options::{Options, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
+use super::subscription::leave_slot_to_manager;
 use super::{required_name, run, table_set, wake_manager};
 
 /// braid.alter_subscription(...): null leaves an option as it is.
@@ -25,6 +26,7 @@ fn alter_subscription(
     run_as_owner: Option<bool>,
     disable_on_error: Option<bool>,
     apply_mode: Option<String>,
+    consolidate: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
@@ -35,6 +37,7 @@ fn alter_subscription(
             origin,
             synchronous_commit,
             apply_mode,
+            consolidate,
             run_as_owner,
             disable_on_error,
         };
@@ -64,6 +67,8 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
         .detail("Its owner is a superuser, whose rights another connection string could lend to somebody else.")
         .hint("Ask a superuser, or drop the subscription and create one of your own."));
     }
+    // Of a slot that is there and takes the place of one that was still to be created.
+    let mut start_lsn = None;
     if dsn.is_some() || options.publications.is_some() || options.slot_name.is_some() {
         // A new connection string is the caller's; the one that is there is the owner's.
         let mut provider = match dsn {
@@ -87,7 +92,13 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             if !used.is_empty() {
                 return Err(slot_in_use(slot));
             }
-            provider.require_slot(slot)?;
+            let slot = provider.require_slot(slot)?;
+            if subscription.awaits_slot {
+                start_lsn = slot.confirmed_flush_lsn;
+                if subscription.has_slot {
+                    leave_slot_to_manager(&subscription);
+                }
+            }
         }
         if let Some(publications) = &options.publications {
             provider.check_publications(publications)?;
@@ -100,7 +111,10 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
         "update braid.subscription set dsn = coalesce($2, dsn), publications = coalesce($3::text[], publications), \
                 slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
                 synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
-                disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode) \
+                disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode), \
+                phase = case when $10::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
+                consolidate = coalesce($11::boolean, consolidate), \
+                create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
             Some(&subscription.id),
@@ -112,6 +126,8 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             options.run_as_owner.map(flag),
             options.disable_on_error.map(flag),
             options.apply_mode.as_deref(),
+            start_lsn.as_deref(),
+            options.consolidate.map(flag),
         ],
     );
     wake_manager();

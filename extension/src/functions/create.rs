@@ -11,7 +11,7 @@ use super::node::check_name;
 use super::options::{Options, flag, one_of, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
-use super::{required, required_name, run, table_set, wake_manager};
+use super::{required, required_name, run, server, table_set, wake_manager};
 
 /// What create_subscription is asked for.
 struct Request {
@@ -39,6 +39,7 @@ fn create_subscription(
     run_as_owner: Option<bool>,
     disable_on_error: Option<bool>,
     apply_mode: Option<String>,
+    consolidate: Option<bool>,
     streaming: Option<String>,
     two_phase: Option<bool>,
 ) -> i32 {
@@ -56,6 +57,7 @@ fn create_subscription(
                 origin: Some(required(origin, "origin")?),
                 synchronous_commit: Some(required(synchronous_commit, "synchronous_commit")?),
                 apply_mode: Some(required(apply_mode, "apply_mode")?),
+                consolidate: Some(required(consolidate, "consolidate")?),
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
             },
@@ -101,6 +103,7 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
     let name = &request.name;
     check_name(name, "subscription")?;
     request.options.check()?;
+    server::check_for_subscription()?;
     let node = local::check_node(local::lock_node())?;
     let taken = query(
         "select 1 from braid.subscription where subscription_name = $1::name",
@@ -126,7 +129,10 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
     )?;
     let tables = provider.published_tables(publications, request.copy_data)?;
     let targets = table_set::find_targets(&tables, request.copy_data)?;
-    check_room()?;
+    server::check_room(request.enabled.then(|| server::Workers {
+        apply_mode: request.options.apply_mode.as_deref().unwrap_or_default(),
+        copy_data: request.copy_data,
+    }))?;
     if targets.is_empty() {
         Failure::new(
             PgSqlErrorCode::ERRCODE_WARNING,
@@ -142,55 +148,6 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
     }
     wake_manager();
     Ok(id)
-}
-
-/// That one more subscription fits into what this server has set aside.
-fn check_room() -> Outcome<()> {
-    let full = |message: &str, setting: &str, needed: i64| {
-        Err(Failure::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            message,
-        )
-        .hint(format!(
-            "Set {setting} to at least {needed} in postgresql.conf and restart the server."
-        )))
-    };
-    let counts = query(
-        "select (select count(*) from braid.subscription), (select count(*) from pg_subscription)",
-        &[],
-    );
-    let count = |column| {
-        counts
-            .get(0, column)
-            .and_then(|text| text.parse::<i64>().ok())
-            .unwrap_or(0)
-    };
-    let subscriptions = count(0).saturating_add(1);
-    if subscriptions > local::number_setting("braid.max_subscriptions", 64) {
-        return full(
-            "this node has no room for another subscription",
-            "braid.max_subscriptions",
-            subscriptions,
-        );
-    }
-    // Each applier has a replication origin of its own in use. Before version 18, max_replication_slots limits these.
-    let appliers = local::number_setting("braid.appliers_per_subscription", 2);
-    let origins = subscriptions
-        .saturating_mul(appliers)
-        .saturating_add(count(1));
-    let slots = local::number_setting("max_replication_slots", 0);
-    let (setting, limit) = match local::number_setting("max_active_replication_origins", -1) {
-        -1 => ("max_replication_slots", slots),
-        limit => ("max_active_replication_origins", limit),
-    };
-    if origins > limit {
-        return full(
-            "not enough replication origins for another subscription",
-            setting,
-            origins,
-        );
-    }
-    Ok(())
 }
 
 fn insert(
@@ -210,9 +167,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -231,6 +188,7 @@ fn insert(
             options.apply_mode.as_deref(),
             Some(phase),
             slot.start_lsn.as_deref(),
+            options.consolidate.map(flag),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -87,6 +87,10 @@ pub struct Subscription {
     pub publications: Vec<String>,
     /// Slot at the provider.
     pub slot_name: String,
+    /// The slot is there, or a worker has tried to create it: it is this subscription's to drop.
+    pub has_slot: bool,
+    /// The slot is still to be created.
+    pub awaits_slot: bool,
     /// Whether tables are copied.
     pub copy_data: bool,
     /// Whether it runs.
@@ -100,7 +104,7 @@ pub struct Subscription {
 /// A subscription by name, its row locked until the transaction ends.
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
-        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid \
+        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted \
            from braid.subscription s where s.subscription_name = $1::name for update",
         &[Some(name)],
     );
@@ -121,6 +125,8 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         provider_id: text(4),
         publications,
         slot_name: text(5),
+        has_slot: rows.get(0, 10) != Some("slot") || rows.get(0, 11) == Some("t"),
+        awaits_slot: rows.get(0, 10) == Some("slot"),
         copy_data: rows.get(0, 6) == Some("t"),
         enabled: rows.get(0, 7) == Some("t"),
         error_lsn: rows.get(0, 8).map(str::to_owned),

@@ -7,7 +7,7 @@ use braid_pg::libpq;
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};
-use super::{local, required, required_name, run, wake_manager};
+use super::{local, required, required_name, run, server, wake_manager};
 
 /// braid.create_node(node_name name, dsn text)
 #[pg_extern(sql = false)]
@@ -29,7 +29,7 @@ fn drop_node(node_name: Option<&CStr>) {
 fn create(name: &str, dsn: &str) -> Outcome<()> {
     check_name(name, "node")?;
     libpq::check_connection_string(dsn).map_err(|_| Failure::malformed_dsn())?;
-    check_server_settings()?;
+    server::check_for_node()?;
     // One at a time: two sessions that both find no local node would meet in the unique index with a less helpful error.
     query("lock table braid.node in share row exclusive mode", &[]);
     if let Some(node) = local::find_node() {
@@ -83,72 +83,6 @@ pub fn check_name(name: &str, what: &str) -> Outcome<()> {
         .hint(hint));
     }
     Ok(())
-}
-
-/// What a node needs of its server, as far as it can be known when the node is created.
-fn check_server_settings() -> Outcome<()> {
-    let has_setting = |name: &str, wanted: &str| local::setting(name).as_deref() == Some(wanted);
-    if !has_setting("wal_level", "logical") {
-        return Err(Failure::state("wal_level must be logical")
-            .hint("Set wal_level = logical in postgresql.conf and restart the server."));
-    }
-    if !has_setting("track_commit_timestamp", "on") {
-        return Err(Failure::state("track_commit_timestamp must be on")
-            .detail("Commit timestamps are the versions that conflicts are resolved by.")
-            .hint("Set track_commit_timestamp = on in postgresql.conf and restart the server."));
-    }
-    if !loads_library(&local::setting("shared_preload_libraries").unwrap_or_default()) {
-        return Err(
-            Failure::state("braid must be loaded when the server starts").hint(
-                "Add braid to shared_preload_libraries in postgresql.conf and restart the server.",
-            ),
-        );
-    }
-    if local::number_setting("max_replication_slots", 0) == 0 {
-        return Err(Failure::state("max_replication_slots must be greater than zero")
-            .hint("Set max_replication_slots to at least the number of peers in postgresql.conf and restart the server."));
-    }
-    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
-    if let Some(listed) = local::setting("output_plugin_libraries")
-        .filter(|list| elements(list).all(|item| item != "braid"))
-    {
-        return Err(
-            Failure::state("output_plugin_libraries does not list braid")
-                .detail(
-                    "The server refuses replication slots for an output plugin that is not listed.",
-                )
-                .hint(format!(
-                    "To allow them, {}.",
-                    output_plugin_setting(&listed)
-                )),
-        );
-    }
-    Ok(())
-}
-
-/// What to set so that slots for the output plugin are allowed, given what is listed now.
-pub fn output_plugin_setting(listed: &str) -> String {
-    // An empty list reads as one empty name.
-    let list = if listed.trim_matches(['"', ' ']).is_empty() {
-        "braid".to_owned()
-    } else {
-        format!("{listed}, braid")
-    };
-    format!(
-        "set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration"
-    )
-}
-
-/// Elements of a list as settings write it.
-fn elements(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').map(|item| item.trim().trim_matches('"'))
-}
-
-/// Whether a list of libraries to load has ours, by name or by path.
-fn loads_library(list: &str) -> bool {
-    elements(list)
-        .map(|item| item.rsplit('/').next().unwrap_or(item))
-        .any(|item| item == "braid" || item == "braid.so")
 }
 
 fn drop(name: &str) -> Outcome<()> {

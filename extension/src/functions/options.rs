@@ -15,8 +15,10 @@ pub struct Options {
     pub origin: Option<String>,
     /// The setting of this name for the workers.
     pub synchronous_commit: Option<String>,
-    /// 'parallel' or 'serial'.
+    /// 'parallel', 'serial' or 'batch'.
     pub apply_mode: Option<String>,
+    /// Whether changes of one row in a batch become one.
+    pub consolidate: Option<bool>,
     /// Whether changes are applied as the subscription's owner instead of the tables'.
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
@@ -33,7 +35,7 @@ impl Options {
         one_of(
             "apply_mode",
             self.apply_mode.as_deref(),
-            &["parallel", "serial"],
+            &["parallel", "serial", "batch"],
         )?;
         one_of(
             "synchronous_commit",

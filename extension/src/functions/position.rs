@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::{flush_wal, query};
+use braid_pg::subscription::lsn_text;
 use pgrx::datum::Interval;
 use pgrx::pg_extern;
 
@@ -36,7 +37,7 @@ fn sync_event() -> i64 {
 fn wait_for_event(origin_node: Option<&CStr>, position: Option<i64>, timeout: Option<Interval>) {
     run(|| {
         let node = required_name(origin_node, "origin_node")?;
-        let position = lsn_text(required(position, "position")?);
+        let position = lsn_text(required(position, "position")?.cast_unsigned());
         local::require_node()?;
         let what = format!("position {position} of node \"{node}\"");
         wait_until(timeout, &what, || {
@@ -66,13 +67,4 @@ fn wait_for_event(origin_node: Option<&CStr>, position: Option<i64>, timeout: Op
             )))
         })
     });
-}
-
-/// A position as PostgreSQL writes it.
-pub fn lsn_text(position: i64) -> String {
-    let position = position.cast_unsigned();
-    let text = format!("{:X}/{:X}", position >> 32, position & 0xffff_ffff);
-    query("select $1::pg_lsn", &[Some(&text)])
-        .get(0, 0)
-        .map_or(text.clone(), str::to_owned)
 }

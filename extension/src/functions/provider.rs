@@ -1,14 +1,16 @@
 //! What the functions look at and check on a provider, before a transaction here changes anything. Reads only.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use braid_pg::catalog::is_superuser;
+use braid_pg::latch;
 use braid_pg::libpq::{Connection, Error, Mode, Rows, has_password, quote_literal};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode, Subscription};
-use super::node::output_plugin_setting;
+use super::server::output_plugin_setting;
 
 /// A connection to a provider, and the node that it turned out to be.
 pub struct Provider {
@@ -23,13 +25,12 @@ pub struct Provider {
 
 /// A slot at the provider.
 pub struct Slot {
-    /// From where it would send, if it is a logical slot.
+    /// From where it would send.
     pub confirmed_flush_lsn: Option<String>,
-    /// Its output plugin; none for a physical slot.
-    pub plugin: Option<String>,
-    /// Its database.
-    pub database: Option<String>,
 }
+
+/// A slot that its last reader is just leaving is waited for.
+const SLOT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Published tables: schema and name, and the columns.
 pub type PublishedTables = BTreeMap<(String, String), Vec<String>>;
@@ -329,29 +330,46 @@ impl Provider {
         ))
     }
 
-    /// A slot by name, which must be there and must be one that Braid can read.
+    /// A slot by name, which must be there, be one that Braid can read, and be read by nobody else.
     pub fn require_slot(&mut self, name: &str) -> Outcome<Slot> {
-        let rows = self.query(&format!(
-            "select confirmed_flush_lsn, plugin, database, current_database() from pg_replication_slots where slot_name = {}",
-            quote_literal(name)
-        ))?;
-        let text = |column| rows.get(0, column).map(str::to_owned);
-        let slot = Slot {
-            confirmed_flush_lsn: text(0),
-            plugin: text(1),
-            database: text(2),
-        };
-        if rows.is_empty() {
-            return Err(Failure::undefined(format!("replication slot \"{name}\" does not exist at the provider"))
-                .hint(format!("Create it there with pg_create_logical_replication_slot('{name}', 'braid'), or use create_slot => true.")));
+        let deadline = Instant::now() + SLOT_PATIENCE;
+        loop {
+            let rows = self.query(&format!(
+                "select confirmed_flush_lsn, plugin, database = current_database(), active_pid, wal_status \
+                   from pg_replication_slots where slot_name = {}",
+                quote_literal(name)
+            ))?;
+            if rows.is_empty() {
+                return Err(Failure::undefined(format!("replication slot \"{name}\" does not exist at the provider"))
+                    .hint(format!("Create it there with pg_create_logical_replication_slot('{name}', 'braid'), or use create_slot => true.")));
+            }
+            if rows.get(0, 1) != Some("braid") || rows.get(0, 2) != Some("t") {
+                return Err(Failure::state(format!(
+                    "replication slot \"{name}\" is not one of output plugin braid in the provider's database"
+                ))
+                .hint("Name another slot."));
+            }
+            if rows.get(0, 4) == Some("lost") {
+                return Err(Failure::state(format!(
+                    "the provider has removed WAL that replication slot \"{name}\" needs"
+                ))
+                .hint("Drop the slot there, and use create_slot => true."));
+            }
+            let Some(reader) = rows.get(0, 3) else {
+                return Ok(Slot {
+                    confirmed_flush_lsn: rows.get(0, 0).map(str::to_owned),
+                });
+            };
+            if Instant::now() > deadline {
+                return Err(Failure::new(
+                    PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+                    format!("replication slot \"{name}\" is in use at the provider"),
+                )
+                .detail(format!("Process {reader} there reads from it."))
+                .hint("End that reader, or name another slot."));
+            }
+            latch::wait(Some(Duration::from_millis(50)));
         }
-        if slot.plugin.as_deref() != Some("braid") || slot.database != text(3) {
-            return Err(Failure::state(format!(
-                "replication slot \"{name}\" is not one of output plugin braid in the provider's database"
-            ))
-            .hint("Name another slot."));
-        }
-        Ok(slot)
     }
 
     fn query(&mut self, sql: &str) -> Outcome<Rows> {

@@ -1,5 +1,6 @@
 //! Which replication slot a new subscription reads.
 
+use braid_bgworker::slot_name;
 use braid_pg::catalog::query;
 
 use super::failure::{Failure, Outcome};
@@ -30,7 +31,7 @@ pub fn choose_slot(
     ));
     let is_named = wanted.is_some();
     let wanted = wanted.map_or_else(
-        || default_slot_name(&node.name, subscription, 1),
+        || slot_name::for_subscription(&node.name, subscription, 1),
         str::to_owned,
     );
     let is_used_here = |name: &String| used_here.contains(name);
@@ -47,7 +48,7 @@ pub fn choose_slot(
     let there = provider.slot_names()?;
     if !is_named {
         let name = (1..)
-            .map(|attempt| default_slot_name(&node.name, subscription, attempt))
+            .map(|attempt| slot_name::for_subscription(&node.name, subscription, attempt))
             .find(|name| !is_used_here(name) && !there.contains(name))
             .unwrap_or(wanted);
         return Ok(ChosenSlot {
@@ -72,26 +73,4 @@ pub fn choose_slot(
 pub fn slot_in_use(name: &str) -> Failure {
     Failure::duplicate(format!("replication slot \"{name}\" belongs to another subscription of this node"))
         .hint("Choose another slot_name. Slots of dropped subscriptions are listed in braid.pending_cleanup until they are gone.")
-}
-
-/// braid_NODE_SUBSCRIPTION, with other characters folded, and with a number from the second attempt on.
-fn default_slot_name(node: &str, subscription: &str, attempt: usize) -> String {
-    let folded: String = format!("braid_{node}_{subscription}")
-        .chars()
-        .map(|letter| letter.to_ascii_lowercase())
-        .map(|letter| {
-            if letter.is_ascii_alphanumeric() {
-                letter
-            } else {
-                '_'
-            }
-        })
-        .collect();
-    let suffix = if attempt == 1 {
-        String::new()
-    } else {
-        format!("_{attempt}")
-    };
-    let stem: String = folded.chars().take(63 - suffix.len()).collect();
-    format!("{stem}{suffix}")
 }

@@ -4,19 +4,21 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::query;
+use braid_pg::subscription::lsn_text;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
 use super::local;
 use super::node::check_name;
 use super::provider;
-use super::{required, required_name, run, wake_manager};
+use super::{required, required_name, run, server, wake_manager};
 
 /// braid.enable_subscription(subscription_name name)
 #[pg_extern(sql = false)]
 fn enable_subscription(subscription_name: Option<&CStr>) {
     run(|| {
         local::require_node()?;
+        server::check_for_subscription()?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
         query(
@@ -73,6 +75,38 @@ fn rename_subscription(subscription_name: Option<&CStr>, new_name: Option<&CStr>
     });
 }
 
+/// braid.set_rate_limit(subscription_name name, rows_per_second bigint, bytes_per_second bigint)
+#[pg_extern(sql = false)]
+fn set_rate_limit(
+    subscription_name: Option<&CStr>,
+    rows_per_second: Option<i64>,
+    bytes_per_second: Option<i64>,
+) {
+    run(|| {
+        let name = required_name(subscription_name, "subscription_name")?;
+        let limit = |argument: &str, value: Option<i64>| match value {
+            Some(..0) => Err(
+                Failure::parameter(format!("{argument} must not be negative"))
+                    .hint("Use null or 0 for no limit."),
+            ),
+            limit => Ok(limit
+                .filter(|limit| *limit > 0)
+                .map(|limit| limit.to_string())),
+        };
+        let rows = limit("rows_per_second", rows_per_second)?;
+        let bytes = limit("bytes_per_second", bytes_per_second)?;
+        local::require_node()?;
+        let subscription = local::lock_subscription(&name)?;
+        query(
+            "update braid.subscription set rows_per_second = $2::bigint, bytes_per_second = $3::bigint \
+              where subscription_id = $1::integer",
+            &[Some(&subscription.id), rows.as_deref(), bytes.as_deref()],
+        );
+        wake_manager();
+        Ok(())
+    });
+}
+
 /// braid.drop_subscription(subscription_name name, drop_slot boolean)
 #[pg_extern(sql = false)]
 fn drop_subscription(subscription_name: Option<&CStr>, drop_slot: Option<bool>) {
@@ -92,7 +126,10 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
             subscription.provider_name
         ));
     } else if drop_slot {
-        leave_slot_to_manager(&subscription);
+        // One that no worker has tried to create is not there, or is somebody else's.
+        if subscription.has_slot {
+            leave_slot_to_manager(&subscription);
+        }
     } else {
         notice(format!(
             "replication slot \"{slot}\" stays at node \"{}\"",
@@ -107,8 +144,8 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Note the slot down for the manager, which drops it after commit: even if it was still to be created, for a worker may be at it.
-fn leave_slot_to_manager(subscription: &local::Subscription) {
+/// Note the slot down for the manager, which drops it after commit.
+pub fn leave_slot_to_manager(subscription: &local::Subscription) {
     let (slot, provider) = (&subscription.slot_name, &subscription.provider_name);
     query(
         "insert into braid.slot_cleanup (slot_name, dsn, provider_name) values ($1::name, $2, $3::name) \
@@ -136,7 +173,7 @@ fn skip_transaction(subscription_name: Option<&CStr>, lsn: Option<i64>) {
         local::require_node()?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
-        let lsn = super::position::lsn_text(required(lsn, "lsn")?);
+        let lsn = lsn_text(required(lsn, "lsn")?.cast_unsigned());
         let Some(error_lsn) = &subscription.error_lsn else {
             return Err(Failure::state(format!(
                 "subscription \"{}\" has no transaction that could not be applied",

@@ -9,7 +9,7 @@ use pgrx::datum::Interval;
 use pgrx::{PgSqlErrorCode, pg_extern};
 
 use super::failure::{Failure, Outcome};
-use super::{local, required_name, run};
+use super::{local, required_name, run, server};
 
 /// How often the catalog is looked at.
 const POLL: Duration = Duration::from_millis(50);
@@ -75,6 +75,7 @@ fn duration(interval: Interval) -> Outcome<Duration> {
 
 /// That a subscription which is waited for can get there by itself.
 pub fn check_running(name: &str, enabled: Option<&str>, error: Option<&str>) -> Outcome<()> {
+    server::check_workers_run()?;
     if let Some(error) = error {
         return Err(
             Failure::state(format!("subscription \"{name}\" has stopped with an error"))

@@ -2,7 +2,8 @@
 
 use braid_gir::{
     BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal, ImageWriter,
-    Message, Reader, ReplicaIdentity, Result, SchemaNumber, StreamHeader, Value, Writer,
+    Message, Reader, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, StreamHeader, Value,
+    Writer,
 };
 
 use crate::model::decimal_bytes;
@@ -17,10 +18,11 @@ const EXAMPLE: [&str; 9] = [
     "42 22000000
      a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000",
     // Schema
-    "53 52000000
+    "53 59000000
      00000000 0b400000 64 067075626c6963 056974656d73 0200
      07 17000000 ffffffff 026964 0a70675f636174616c6f67 04696e7434
-     00 19000000 ffffffff 046e6f7465 0a70675f636174616c6f67 0474657874",
+     00 19000000 ffffffff 046e6f7465 0a70675f636174616c6f67 0474657874
+     01 00 0100 0000 00",
     // Insert
     "49 19000000
      00000000 00 01 8877665544332211 0200 0202 090568c3a97921",
@@ -129,8 +131,18 @@ fn example() -> Writer {
     let columns = [column(key, 23, "id", "int4"), column(0, 25, "note", "text")];
     let items = SchemaNumber(0);
     let names = ("public", "items");
+    let id = SchemaKeyColumn {
+        column: 0,
+        comparison: "",
+    };
     writer
-        .schema(items, 16_395, ReplicaIdentity::Default, names, &columns)
+        .schema(
+            items,
+            16_395,
+            ReplicaIdentity::Default,
+            names,
+            (&columns, &[(false, &[id])]),
+        )
         .unwrap();
     let (first, second) = (0x1122_3344_5566_7788, 0xfedc_ba98_7654_3210);
     let after = [Value::Integer(1), Value::String("héy!".as_bytes())];

@@ -7,6 +7,7 @@
 )]
 
 mod frozen_bytes;
+mod json;
 mod model;
 mod mutation;
 mod rejection;

@@ -2,8 +2,8 @@
 
 use braid_gir::{
     BeforeKind, Begin, Change, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal, Image,
-    ImageWriter, Message, Operation, Record, ReplicaIdentity, Result, SchemaNumber, StreamHeader,
-    Value, Writer,
+    ImageWriter, Message, Operation, Record, ReplicaIdentity, Result, SchemaKeyColumn,
+    SchemaNumber, StreamHeader, Value, Writer,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -109,6 +109,17 @@ pub struct OwnedChange {
     pub after: Vec<OwnedValue>,
 }
 
+/// Whether nulls are equal, and the columns.
+type OwnedKey = (bool, Vec<(u16, String)>);
+
+fn borrow_key((nulls, columns): &OwnedKey) -> (bool, Vec<SchemaKeyColumn<'_>>) {
+    let columns = columns.iter().map(|(column, comparison)| SchemaKeyColumn {
+        column: *column,
+        comparison,
+    });
+    (*nulls, columns.collect())
+}
+
 #[derive(Debug, Clone)]
 pub enum OwnedRecord {
     StreamHeader {
@@ -121,6 +132,7 @@ pub enum OwnedRecord {
         identity: ReplicaIdentity,
         names: [String; 2],
         columns: Vec<OwnedColumn>,
+        keys: Vec<OwnedKey>,
     },
     Begin {
         lsns: (u64, u64),
@@ -221,15 +233,21 @@ impl OwnedRecord {
                 identity,
                 names,
                 columns,
+                keys,
             } => {
                 let columns: Vec<_> = columns.iter().map(borrow_column).collect();
                 let names = (names[0].as_str(), names[1].as_str());
+                let keys: Vec<_> = keys.iter().map(borrow_key).collect();
+                let keys: Vec<_> = keys
+                    .iter()
+                    .map(|(nulls, columns)| (*nulls, columns.as_slice()))
+                    .collect();
                 writer.schema(
                     SchemaNumber(numbers.0),
                     numbers.1,
                     *identity,
                     names,
-                    &columns,
+                    (&columns, &keys),
                 )
             }
             Self::Begin {
@@ -295,6 +313,7 @@ impl OwnedRecord {
                     identity,
                     names,
                     columns,
+                    keys,
                 },
                 Record::Schema(schema),
             ) => {
@@ -303,6 +322,11 @@ impl OwnedRecord {
                     && [schema.namespace, schema.name] == *names
                     && usize::from(schema.column_count()) == columns.len()
                     && schema.columns().eq(columns.iter().map(borrow_column))
+                    && schema.keys().count() == keys.len()
+                    && schema.keys().zip(keys).all(|(read, written)| {
+                        let (nulls, columns) = borrow_key(written);
+                        read.nulls_equal == nulls && read.columns().eq(columns)
+                    })
             }
             (
                 Self::Begin {
@@ -547,12 +571,26 @@ fn schema() -> impl Strategy<Value = OwnedRecord> {
         identity,
         [name(), name()],
         vec(column, 0..5),
+        vec((any::<bool>(), vec((any::<u16>(), name()), 0..4)), 0..4),
     )
-        .prop_map(|(numbers, identity, names, columns)| OwnedRecord::Schema {
-            numbers,
-            identity,
-            names,
-            columns,
+        .prop_map(|(numbers, identity, names, columns, mut keys)| {
+            // A key's columns are the schema's.
+            let count = u16::try_from(columns.len()).unwrap();
+            for (_, key) in &mut keys {
+                if count == 0 {
+                    key.clear();
+                }
+                for (column, _) in key {
+                    *column %= count;
+                }
+            }
+            OwnedRecord::Schema {
+                numbers,
+                identity,
+                names,
+                columns,
+                keys,
+            }
         })
 }
 

@@ -12,7 +12,7 @@ const ROUNDS: usize = 300_000;
 const TIME: Duration = Duration::from_secs(5);
 
 /// xorshift64*; good enough to pick bytes, and the same everywhere.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -22,11 +22,11 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() >> 33).unwrap() % limit.max(1)
     }
 
-    fn byte(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         // Small numbers, flags and lengths hit more than evenly spread bytes do.
         let spread = (self.next() >> 56) as u8;
         if self.below(2) == 0 {

@@ -3,8 +3,8 @@
 use crate::model::{config, decimal_bytes, record};
 use braid_gir::{
     BeforeKind, Begin, Column, ColumnFlags, DateTime, DateTimeKind, Decimal, Error, ImageWriter,
-    MAGIC, Message, PROTOCOL_VERSION, Reader, ReplicaIdentity, Result, SchemaNumber, StreamHeader,
-    Value, Writer,
+    MAGIC, Message, PROTOCOL_VERSION, Reader, ReplicaIdentity, Result, SchemaKeyColumn,
+    SchemaNumber, StreamHeader, Value, Writer,
 };
 use proptest::prelude::*;
 
@@ -114,8 +114,18 @@ fn every_unknown_tag_is_an_error_that_names_it() {
         type_name: "t",
     };
     let names = ("n", "t");
+    let key = SchemaKeyColumn {
+        column: 0,
+        comparison: "",
+    };
     writer
-        .schema(SchemaNumber(0), 1, ReplicaIdentity::Full, names, &[column])
+        .schema(
+            SchemaNumber(0),
+            1,
+            ReplicaIdentity::Full,
+            names,
+            (&[column], &[(false, &[key])]),
+        )
         .unwrap();
     check_tag(writer.frame(), 5 + 8, "replica identity", b"difn");
     // Number, OID, identity, two names of one letter, count.
@@ -126,6 +136,13 @@ fn every_unknown_tag_is_an_error_that_names_it() {
         "column flags",
         &(0..16).collect::<Vec<_>>(),
     );
+    // Flags, number of columns, column, comparison.
+    let end = writer.frame().len();
+    check_tag(writer.frame(), end - 6, "key flags", &[0, 1]);
+    let mut frame = writer.frame().to_vec();
+    frame[end - 3] = 1;
+    let what = "key column";
+    assert_eq!(read(&frame), Err(Error::OutOfRange { what, value: 1 }));
 }
 
 fn header_frame() -> Vec<u8> {

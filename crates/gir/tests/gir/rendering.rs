@@ -2,7 +2,8 @@
 
 use braid_gir::{
     BeforeKind, Begin, Column, ColumnFlags, Commit, Detail, Error, ImageWriter, Message,
-    ReplicaIdentity, Result, SchemaNumber, Schemas, StreamHeader, Value, Writer, render_frame,
+    ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, Schemas, StreamHeader, Value, Writer,
+    render_frame,
 };
 use proptest::prelude::*;
 
@@ -59,19 +60,28 @@ fn sample() -> Writer {
     let (t, odd) = (SchemaNumber(0), SchemaNumber(1));
     let columns = [column(1, "id", "int4", -1), column(0, "v", "text", -1)];
     writer
-        .schema(t, 5, ReplicaIdentity::Default, ("public", "t"), &columns)
+        .schema(
+            t,
+            5,
+            ReplicaIdentity::Default,
+            ("public", "t"),
+            (&columns, &[]),
+        )
         .unwrap();
     let columns = [
         column(7, "Id", "int4", -1),
         column(8, "a\n\"b\"", "varchar", 14),
     ];
+    let key_column = |column, comparison| SchemaKeyColumn { column, comparison };
+    let both = [key_column(0, ""), key_column(1, "Any case")];
+    let keys = [(true, &both[..]), (false, &both[..1])];
     writer
         .schema(
             odd,
             6,
             ReplicaIdentity::Index,
             ("public", "select me"),
-            &columns,
+            (&columns, &keys),
         )
         .unwrap();
     let one = [

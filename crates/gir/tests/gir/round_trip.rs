@@ -174,7 +174,7 @@ fn a_row_that_cannot_be_counted_is_refused_and_leaves_nothing() {
         1,
         braid_gir::ReplicaIdentity::Full,
         ("n", "t"),
-        &columns,
+        (&columns, &[]),
     );
     assert_eq!(refused, Err(Error::TooLarge("column count")));
     assert_eq!(writer.frame(), before);
@@ -244,7 +244,7 @@ fn what_no_reader_takes_is_refused_when_written() {
         1,
         braid_gir::ReplicaIdentity::Full,
         ("n", "t"),
-        &[column],
+        (&[column], &[]),
     );
     assert_eq!(
         refused,
@@ -253,6 +253,19 @@ fn what_no_reader_takes_is_refused_when_written() {
             tag: 16
         })
     );
+    let key = braid_gir::SchemaKeyColumn {
+        column: 1,
+        comparison: "",
+    };
+    let refused = writer.schema(
+        SchemaNumber(0),
+        1,
+        braid_gir::ReplicaIdentity::Full,
+        ("n", "t"),
+        (&[model_column()], &[(false, &[key])]),
+    );
+    let what = "key column";
+    assert_eq!(refused, Err(Error::OutOfRange { what, value: 1 }));
     assert!(writer.is_empty());
     assert_eq!(writer.frame(), b"");
 }

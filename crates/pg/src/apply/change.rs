@@ -1,5 +1,7 @@
 //! One changed row: find what is here, decide, write, record.
 
+use std::rc::Rc;
+
 use braid_bgworker::conflict::{
     Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
 };
@@ -7,15 +9,17 @@ use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
 use super::history;
-use super::lookup::Found;
+use super::key_hash::key_hash;
+use super::lookup::{Found, writer};
 use super::relation::RemoteRelation;
+use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
-use super::write::RowValues;
+use super::write::Written;
 use super::{Current, Session, Target};
 use crate::error::PgError;
 use crate::settings;
 
-type Key = (u32, u32);
+pub(super) type Key = (u32, u32);
 
 /// What a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
@@ -32,6 +36,32 @@ impl Session {
     /// transaction is to be rolled back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let schema = change.header.schema.0;
+        let Some((key, remote, current)) = self.prepare(schema)? else {
+            return Ok(());
+        };
+        match change.operation {
+            Operation::Insert => {
+                let (key, after) = self.routed(change.after.as_ref(), schema, key, &remote)?;
+                self.insert(key, &remote, &current, &after)?;
+                self.spare.push(after);
+                Ok(())
+            }
+            Operation::Update => self.update_change(change, schema, key, &remote, &current),
+            Operation::Delete => {
+                let (key, before) = self.routed(change.before.as_ref(), schema, key, &remote)?;
+                self.delete(key, &remote, &current, &before)?;
+                self.spare.push(before);
+                Ok(())
+            }
+        }
+    }
+
+    /// Open the table that a relation of the stream goes to, and work as its owner. `None` when its changes are not applied: they are
+    /// in its copy, or it is not part of the subscription.
+    pub(super) fn prepare(
+        &mut self,
+        schema: u32,
+    ) -> Result<Option<(Key, Rc<RemoteRelation>, Current)>, PgError> {
         let remote = self.remote(schema)?;
         let Some(current) = self.current.clone() else {
             return Err(PgError::new(
@@ -42,7 +72,7 @@ impl Session {
         let key = loop {
             let route = self.route(schema, &remote)?;
             if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
-                return Ok(());
+                return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;
             // Taking the lock may have shown that the table was truncated and copied anew meanwhile.
@@ -57,17 +87,7 @@ impl Session {
             pg_sys::MemoryContextSwitchTo(self.change_context);
             pg_sys::MemoryContextReset(self.change_context);
         }
-        match change.operation {
-            Operation::Insert => {
-                let (key, after) = self.routed(change.after.as_ref(), schema, key, &remote)?;
-                self.insert(key, &remote, &current, &after)
-            }
-            Operation::Update => self.update_change(change, schema, key, &remote, &current),
-            Operation::Delete => {
-                let (key, before) = self.routed(change.before.as_ref(), schema, key, &remote)?;
-                self.delete(key, &remote, &current, &before)
-            }
-        }
+        Ok(Some((key, remote, current)))
     }
 
     fn update_change(
@@ -80,7 +100,9 @@ impl Session {
     ) -> Result<(), PgError> {
         let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
         let Some(before) = change.before.as_ref() else {
-            return self.update(new_key, remote, current, &after, &after, false);
+            self.update(new_key, remote, current, &after, &after, false)?;
+            self.spare.push(after);
+            return Ok(());
         };
         let (old_key, old) = self.routed(Some(before), schema, root, remote)?;
         if old_key != new_key {
@@ -94,7 +116,9 @@ impl Session {
             // Nothing but a unique key can be in the way; a row that equals the new one is a row of its own.
             None => false,
         };
-        self.update(old_key, remote, current, &old, &after, moved)
+        self.update(old_key, remote, current, &old, &after, moved)?;
+        self.spare.extend([old, after]);
+        Ok(())
     }
 
     /// Fill in unchanged TOAST values of a row that moves between partitions, from the row that is there.
@@ -132,7 +156,7 @@ impl Session {
                 })
                 .collect()
         };
-        if gaps.is_empty() || !matches!(self.find(old_key, remote, old)?, Found::Row(_)) {
+        if gaps.is_empty() || !matches!(self.find(old_key, remote, old, true)?, Found::Row(_)) {
             return Ok(after);
         }
         if let Some(table) = self
@@ -216,7 +240,9 @@ impl Session {
         let Some(target) = self.targets.get_mut(&key) else {
             return Err(PgError::new("XX000", "table is not open"));
         };
-        let mut row: RowValues = vec![None; target.plan.width];
+        let mut row = self.spare.pop().unwrap_or_default();
+        row.clear();
+        row.resize(target.plan.width, None);
         let mut columns = target.plan.columns.iter_mut().peekable();
         for (index, value) in image.values().enumerate() {
             let value = value?;
@@ -235,38 +261,71 @@ impl Session {
         Ok(row)
     }
 
-    fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
+    pub(super) fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
         self.targets
             .get_mut(&key)
             .ok_or_else(|| PgError::new("XX000", "table is not open"))
     }
 
-    /// Find and lock the row that `values` identify.
-    fn find(
+    /// The table, if the row that is found in it need not be locked before it is written.
+    pub(super) fn needs_lock(&self, key: Key) -> bool {
+        self.targets
+            .get(&key)
+            .and_then(|target| target.table.as_ref())
+            .is_none_or(|table| !(table.is_plain() && table.has_key()))
+    }
+
+    /// Find the row that `values` identify, and with `lock` lock it.
+    pub(super) fn find(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
+        lock: bool,
     ) -> Result<Found, PgError> {
-        let target = self.target(key)?;
-        let Some(table) = target.table.as_mut() else {
+        let Self {
+            targets,
+            batches,
+            origins,
+            current,
+            ..
+        } = self;
+        let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = targets.get_mut(&key)
+        else {
             return Err(PgError::new("XX000", "table is not open"));
         };
-        if let Some(index) = &target.plan.key
+        let mut refine = |xid, slot, stamp| {
+            let Stamp::Known(_, origin) = stamp else {
+                return Ok(stamp);
+            };
+            // What comes straight from the origin that wrote the row is newer, whatever the row's time.
+            let trusted = current.as_ref().is_some_and(|current| {
+                current.from_origin && origins.node(origin) == &*current.origin
+            });
+            if origin == 0 || trusted {
+                return Ok(stamp);
+            }
+            // SAFETY: the slot holds a version of a row of the table, which is open.
+            batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) })
+        };
+        if let Some(index) = &plan.key
             && table.has_key()
         {
-            let arguments: Vec<Option<pg_sys::Datum>> = index
-                .columns
-                .iter()
-                .map(|column| {
-                    let position = usize::try_from(column.attribute).ok()?.checked_sub(1)?;
-                    values.get(position).copied().flatten().flatten()
-                })
-                .collect();
-            return table.find(&arguments);
+            return table.find(values, index, lock, &mut refine);
         }
         if remote.identity == braid_gir::ReplicaIdentity::Full {
-            return table.find_by_scan(values);
+            let found = table.find_by_scan(values)?;
+            let Found::Row(stamp) = found else {
+                return Ok(found);
+            };
+            let slot = table.local_slot();
+            // SAFETY: the slot holds the row that was found.
+            let xid = unsafe { writer(slot) };
+            return Ok(Found::Row(refine(xid, slot, stamp)?));
         }
         Err(PgError::new(
             "55000",
@@ -278,7 +337,32 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
+    /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
+    /// a conflict to record, or where it turns out to have changed between being found and being written.
+    fn resolve(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        decide: impl Fn(Local<'_>) -> Decision,
+        mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+    ) -> Result<(), PgError> {
+        let mut lock = self.needs_lock(key);
+        loop {
+            let found = self.find(key, remote, values, lock)?;
+            let decision = decide(self.local(found));
+            if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
+                lock = true;
+                continue;
+            }
+            if act(self, found, decision)? == Written::Done {
+                return Ok(());
+            }
+            lock = true;
+        }
+    }
+
+    pub(super) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
         match found {
             Found::Missing(None) => Local::Missing,
             Found::Missing(Some(Stamp::Known(timestamp, origin))) => Local::Deleted(Version {
@@ -303,14 +387,17 @@ impl Session {
         current: &Current,
         after: &RowValues,
     ) -> Result<(), PgError> {
-        let keyed = self.target(key)?.plan.key.is_some();
-        let found = if keyed {
-            self.find(key, remote, after)?
-        } else {
-            Found::Missing(None)
-        };
-        let decision = decide_insert(self.local(found), version(current), current.from_origin);
-        self.write_row(key, remote, current, found, decision, after)
+        let decide = |local: Local<'_>| decide_insert(local, version(current), current.from_origin);
+        if self.target(key)?.plan.key.is_none() {
+            let decision = decide(Local::Missing);
+            let missing = Found::Missing(None);
+            return self
+                .write_row(key, remote, current, missing, decision, after)
+                .map(|_| ());
+        }
+        self.resolve(key, remote, after, decide, |session, found, decision| {
+            session.write_row(key, remote, current, found, decision, after)
+        })
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -322,7 +409,7 @@ impl Session {
         found: Found,
         decision: Decision,
         after: &RowValues,
-    ) -> Result<(), PgError> {
+    ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         {
             let target = self.target(key)?;
@@ -348,19 +435,49 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            return Ok(());
+            return Ok(Written::Done);
         }
-        let Some(table) = self.target(key)?.table.as_mut() else {
-            return Ok(());
-        };
+        let table = self.open(key)?;
         if exists {
-            table.update();
+            if table.update()? == Written::Changed {
+                return Ok(Written::Changed);
+            }
             self.count(key, |counts| counts.updates += 1);
         } else {
             table.insert();
             self.count(key, |counts| counts.inserts += 1);
         }
-        Ok(())
+        self.note_version(key, current, OpenTable::new_slot);
+        Ok(Written::Done)
+    }
+
+    /// Remember the version of the row in a slot, which was just written or deleted, if this is a batch.
+    pub(super) fn note_version(
+        &mut self,
+        key: Key,
+        current: &Current,
+        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+    ) {
+        if !self.batches.is_making() {
+            return;
+        }
+        if let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = self.targets.get(&key)
+        {
+            // SAFETY: the slot holds the row.
+            let hash = unsafe { key_hash(plan, slot(table)) };
+            self.batches.note(hash, current.timestamp);
+        }
+    }
+
+    pub(super) fn open(&mut self, key: Key) -> Result<&mut OpenTable, PgError> {
+        self.target(key)?
+            .table
+            .as_mut()
+            .ok_or_else(|| PgError::new("XX000", "table is not open"))
     }
 
     fn update(
@@ -376,21 +493,22 @@ impl Session {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
-        let found = self.find(key, remote, old)?;
-        let mut decision = decide_update(self.local(found), version(current), current.from_origin);
-        let missing = matches!(found, Found::Missing(_));
-        if missing && decision.action == Action::Apply && self.has_gaps(key, after) {
-            decision.action = Action::Keep;
-            decision.reason =
-                "the row is not here, and the change does not carry its unchanged large values";
-        }
-        self.write_row(key, remote, current, found, decision, after)
+        let decide = |local: Local<'_>| decide_update(local, version(current), current.from_origin);
+        self.resolve(key, remote, old, decide, |session, found, mut decision| {
+            let missing = matches!(found, Found::Missing(_));
+            if missing && decision.action == Action::Apply && session.has_gaps(key, after) {
+                decision.action = Action::Keep;
+                decision.reason =
+                    "the row is not here, and the change does not carry its unchanged large values";
+            }
+            session.write_row(key, remote, current, found, decision, after)
+        })
     }
 
     /// Where the row that was found last is.
     fn found_at(&self, key: Key) -> Option<(u16, u16, u16)> {
         let target = self.targets.get(&key)?;
-        target.table.as_ref().map(super::write::OpenTable::found_at)
+        target.table.as_ref().map(OpenTable::found_at)
     }
 
     /// Whether a column that the stream has is not available in `values`.
@@ -413,11 +531,11 @@ impl Session {
         old: &RowValues,
         after: &RowValues,
     ) -> Result<bool, PgError> {
-        let own = match self.find(key, remote, old)? {
+        let own = match self.find(key, remote, old, true)? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
         };
-        let found = self.find(key, remote, after)?;
+        let found = self.find(key, remote, after, true)?;
         if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
             return Ok(true);
@@ -439,8 +557,10 @@ impl Session {
         if decision.action == Action::Keep {
             return Ok(false);
         }
-        if exists && let Some(table) = self.target(key)?.table.as_mut() {
-            table.delete();
+        if exists {
+            // Locked since it was found, so it has not changed.
+            self.open(key)?.delete()?;
+            self.note_version(key, current, OpenTable::local_slot);
             self.count(key, |counts| counts.deletes += 1);
         }
         Ok(true)
@@ -453,8 +573,22 @@ impl Session {
         current: &Current,
         before: &RowValues,
     ) -> Result<(), PgError> {
-        let found = self.find(key, remote, before)?;
-        let decision = decide_delete(self.local(found), version(current), current.from_origin);
+        let decide = |local: Local<'_>| decide_delete(local, version(current), current.from_origin);
+        self.resolve(key, remote, before, decide, |session, found, decision| {
+            session.delete_row(key, remote, current, found, decision, before)
+        })
+    }
+
+    /// Delete what was found, as decided; record the conflict.
+    fn delete_row(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+        decision: Decision,
+        before: &RowValues,
+    ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
             if !exists
@@ -473,14 +607,14 @@ impl Session {
             };
             self.record(key, remote, current, found, decision, rows)?;
         }
-        if decision.action == Action::Apply
-            && exists
-            && let Some(table) = self.target(key)?.table.as_mut()
-        {
-            table.delete();
+        if decision.action == Action::Apply && exists {
+            if self.open(key)?.delete()? == Written::Changed {
+                return Ok(Written::Changed);
+            }
+            self.note_version(key, current, OpenTable::local_slot);
             self.count(key, |counts| counts.deletes += 1);
         }
-        Ok(())
+        Ok(Written::Done)
     }
 
     /// Count a conflict, and record it with its rows if that is wanted.
@@ -528,7 +662,7 @@ impl Session {
     }
 }
 
-fn version(current: &Current) -> Version<'_> {
+pub(super) fn version(current: &Current) -> Version<'_> {
     Version {
         timestamp: current.timestamp,
         origin: &current.origin,

@@ -5,7 +5,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use super::relation::{LocalRelation, RemoteRelation};
-use super::write::OpenTable;
+use super::table::OpenTable;
 use crate::error::PgError;
 
 /// What is known of a conflict besides its rows.

@@ -7,17 +7,26 @@
 use pgrx::pg_sys;
 
 use super::relation::Key;
+use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
 use crate::error::PgError;
+use crate::ffi::raw;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The row is in the slot, locked, with this version.
+    /// The row is in the slot, locked unless that was not wanted, with this version.
     Row(Stamp),
     /// No row. The version of its deletion, if dead row versions still tell.
     Missing(Option<Stamp>),
 }
+
+/// Makes of what a transaction's commit says of its rows' version that of the row in a slot.
+pub type Refine<'a> = &'a mut dyn FnMut(
+    pg_sys::TransactionId,
+    *mut pg_sys::TupleTableSlot,
+    Stamp,
+) -> Result<Stamp, PgError>;
 
 /// An open index of an open table, ready to look for keys.
 #[derive(Debug)]
@@ -31,6 +40,10 @@ pub struct IndexLookup {
     dirty: Box<pg_sys::SnapshotData>,
 }
 
+/// A scan marks index entries of rows that are dead to everybody, and passes over those that are marked. The first so many of a
+/// key are spared: they tell of its deletion. The others are not, as many dead ones would be looked at each time.
+const SPARED: usize = 8;
+
 enum Outcome {
     None { candidates: usize },
     Visible,
@@ -40,8 +53,7 @@ impl IndexLookup {
     /// Prepare look-ups by `key`.
     ///
     /// # Safety
-    /// `table` stays open and locked for as long as the look-up is used; `index` too. Both end with the transaction, and so
-    /// does the current memory context.
+    /// `table` and `index` are open and locked whenever the look-up is used; the current memory context lives as long as it.
     pub unsafe fn new(table: pg_sys::Relation, index: pg_sys::Relation, key: &Key) -> Self {
         let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
         dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
@@ -83,40 +95,64 @@ impl IndexLookup {
         unsafe { pg_sys::index_endscan(self.scan) };
     }
 
-    /// Find the row with this key and lock it for change, into `slot`. Null in a key finds nothing.
+    /// The scan, and how many keys it has.
+    #[must_use]
+    pub fn scan(&self) -> (pg_sys::IndexScanDesc, i32) {
+        (self.scan, i32::try_from(self.keys.len()).unwrap_or(0))
+    }
+
+    /// Find the row with the values' key, into `slot`, and with `lock` lock it for change. Null in a key finds nothing. What the
+    /// transactions say of versions goes through `refine`.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises: lock timeouts, cancelled waits.
     pub fn find(
         &mut self,
-        values: &[Option<pg_sys::Datum>],
+        values: &RowValues,
+        key: &Key,
         slot: *mut pg_sys::TupleTableSlot,
+        lock: bool,
+        refine: Refine<'_>,
     ) -> Result<Found, PgError> {
-        for (key, value) in self.keys.iter_mut().zip(values) {
-            let Some(value) = value else {
+        for (place, column) in self.keys.iter_mut().zip(&key.columns) {
+            let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
+            let Some(value) = values.get(position).copied().flatten().flatten() else {
                 return Ok(Found::Missing(None));
             };
-            key.sk_argument = *value;
+            place.sk_argument = value;
         }
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
-        let found = self.find_prepared(slot);
+        let found = self.find_prepared(slot, lock, refine);
         // SAFETY: as above.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         found
     }
 
-    fn find_prepared(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Result<Found, PgError> {
+    fn find_prepared(
+        &mut self,
+        slot: *mut pg_sys::TupleTableSlot,
+        lock: bool,
+        refine: Refine<'_>,
+    ) -> Result<Found, PgError> {
         loop {
             match self.scan_once(slot) {
                 Outcome::Visible => {
-                    if let Some(stamp) = self.lock(slot)? {
-                        return Ok(Found::Row(stamp));
+                    let stamp = if lock {
+                        self.lock(slot)?
+                    } else {
+                        // SAFETY: the slot holds the version that the scan stands on.
+                        Some(stamp_of(unsafe { writer(slot) }))
+                    };
+                    if let Some(stamp) = stamp {
+                        // SAFETY: as above.
+                        let xid = unsafe { writer(slot) };
+                        return Ok(Found::Row(refine(xid, slot, stamp)?));
                     }
                 }
                 Outcome::None { candidates: 0 } => return Ok(Found::Missing(None)),
                 Outcome::None { .. } => {
-                    let (moved, deletion) = self.survey(slot);
+                    let (moved, deletion) = self.survey(slot, refine)?;
                     if !moved || !self.visible_to_fresh_snapshot(slot) {
                         return Ok(Found::Missing(deletion));
                     }
@@ -125,49 +161,36 @@ impl IndexLookup {
         }
     }
 
-    fn start(&mut self, snapshot: pg_sys::Snapshot) {
-        // SAFETY: the scan is open and its keys are as many as it was begun with; the snapshot outlives this look.
+    /// Start to look: the first version under the key that `snapshot` sees, and how many entries the index had up to it.
+    fn first(
+        &mut self,
+        snapshot: pg_sys::Snapshot,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> (bool, usize) {
+        let (scan, count) = self.scan();
+        let keys = self.keys.as_mut_ptr();
+        // SAFETY: the scan is open and has as many keys as it was begun with; the snapshot outlives this look.
         unsafe {
-            (*self.scan).xs_snapshot = snapshot;
-            let count = i32::try_from(self.keys.len()).unwrap_or(0);
-            pg_sys::index_rescan(
-                self.scan,
-                self.keys.as_mut_ptr(),
-                count,
-                std::ptr::null_mut(),
-                0,
-            );
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                (*scan).xs_snapshot = snapshot;
+                raw::index_rescan(scan, keys, count, std::ptr::null_mut(), 0);
+                next_version(scan, slot)
+            })
         }
     }
 
-    /// The next version under the key that the scan's snapshot sees. Counts what the index holds.
-    fn next(&mut self, slot: *mut pg_sys::TupleTableSlot, candidates: &mut usize) -> bool {
-        // SAFETY: the loop of index_getnext_slot (src/backend/access/index/indexam.c, 15 to 18), counting as it goes.
-        unsafe {
-            loop {
-                if !(*self.scan).xs_heap_continue {
-                    let tid = pg_sys::index_getnext_tid(
-                        self.scan,
-                        pg_sys::ScanDirection::ForwardScanDirection,
-                    );
-                    if tid.is_null() {
-                        return false;
-                    }
-                    *candidates += 1;
-                }
-                if pg_sys::index_fetch_heap(self.scan, slot) {
-                    return true;
-                }
-            }
-        }
+    /// The next version under the key that the scan's snapshot sees.
+    fn next(&mut self, slot: *mut pg_sys::TupleTableSlot) -> bool {
+        let scan = self.scan;
+        // SAFETY: the scan was started.
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, slot).0) }
     }
 
     fn scan_once(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Outcome {
         loop {
             let dirty = &raw mut *self.dirty;
-            self.start(dirty);
-            let mut candidates = 0;
-            if !self.next(slot, &mut candidates) {
+            let (found, candidates) = self.first(dirty, slot);
+            if !found {
                 return Outcome::None { candidates };
             }
             // The dirty snapshot says who is writing or deleting the version that it showed.
@@ -199,8 +222,7 @@ impl IndexLookup {
         unsafe {
             pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
             let snapshot = pg_sys::GetActiveSnapshot();
-            self.start(snapshot);
-            let found = self.next(slot, &mut 0);
+            let (found, _) = self.first(snapshot, slot);
             super::clear_slot(slot);
             pg_sys::PopActiveSnapshot();
             found
@@ -209,29 +231,72 @@ impl IndexLookup {
 
     /// Look through the dead versions under the key: whether the row may have gone to a place that the scan had passed, and
     /// the latest deletion.
-    fn survey(&mut self, slot: *mut pg_sys::TupleTableSlot) -> (bool, Option<Stamp>) {
+    fn survey(
+        &mut self,
+        slot: *mut pg_sys::TupleTableSlot,
+        refine: Refine<'_>,
+    ) -> Result<(bool, Option<Stamp>), PgError> {
         let mut moved = false;
         let mut latest = None;
-        self.start(super::any_snapshot());
-        while self.next(slot, &mut 0) {
+        // SAFETY: the scan is open. What is marked as dead is there until VACUUM has taken the row.
+        unsafe { (*self.scan).ignore_killed_tuples = false };
+        let (mut found, _) = self.first(super::any_snapshot(), slot);
+        while found {
             // SAFETY: the slot holds the version that the scan stands on, with its buffer pinned.
             match unsafe { end_of(slot) } {
                 EndOfVersion::Replaced => moved = true,
-                EndOfVersion::Deleted(Stamp::Known(timestamp, origin)) => {
-                    let newer = match latest {
-                        Some(Stamp::Known(known, _)) => timestamp > known,
+                EndOfVersion::Deleted(xid, stamp @ Stamp::Known(..)) => {
+                    let refined = refine(xid, slot, stamp)?;
+                    let newer = match (refined, latest) {
+                        (Stamp::Known(timestamp, _), Some(Stamp::Known(known, _))) => {
+                            timestamp > known
+                        }
                         _ => true,
                     };
                     if newer {
-                        latest = Some(Stamp::Known(timestamp, origin));
+                        latest = Some(refined);
                     }
                 }
-                EndOfVersion::Deleted(_) | EndOfVersion::Aborted => {}
+                EndOfVersion::Deleted(..) | EndOfVersion::Aborted => {}
+            }
+            found = self.next(slot);
+        }
+        // SAFETY: lets go of the buffer pin; no error leaves the scan in use.
+        unsafe {
+            (*self.scan).ignore_killed_tuples = true;
+            super::clear_slot(slot);
+        }
+        Ok((moved, latest))
+    }
+}
+
+/// The next version that the scan's snapshot sees, and how many index entries were looked at: the loop of index_getnext_slot
+/// (src/backend/access/index/indexam.c, 15 to 18).
+///
+/// # Safety
+/// Under a guard; the scan was started, and the slot is of its table.
+unsafe fn next_version(
+    scan: pg_sys::IndexScanDesc,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> (bool, usize) {
+    let mut entries = 0;
+    // SAFETY: as the caller says.
+    unsafe {
+        loop {
+            if !(*scan).xs_heap_continue {
+                let forward = pg_sys::ScanDirection::ForwardScanDirection;
+                if raw::index_getnext_tid(scan, forward).is_null() {
+                    return (false, entries);
+                }
+                entries += 1;
+            }
+            if raw::index_fetch_heap(scan, slot) {
+                return (true, entries);
+            }
+            if entries <= SPARED {
+                (*scan).kill_prior_tuple = false;
             }
         }
-        // SAFETY: lets go of the buffer pin.
-        unsafe { super::clear_slot(slot) };
-        (moved, latest)
     }
 }
 
@@ -272,7 +337,7 @@ pub fn lock_row(
         });
         pg_sys::PopActiveSnapshot();
         match result {
-            pg_sys::TM_Result::TM_Ok => Ok(Some(stamp_of(xmin(slot)))),
+            pg_sys::TM_Result::TM_Ok => Ok(Some(stamp_of(writer(slot)))),
             pg_sys::TM_Result::TM_Updated | pg_sys::TM_Result::TM_Deleted => Ok(None),
             other => Err(PgError::new(
                 "XX000",
@@ -282,20 +347,14 @@ pub fn lock_row(
     }
 }
 
-/// The transaction that wrote the version in `slot`; a frozen one has none that is normal.
+/// The transaction that wrote the version in `slot`, also of a frozen one: its id stays in the row, and commit timestamps are
+/// kept for longer than it takes VACUUM FULL or CLUSTER to freeze a row.
 ///
 /// # Safety
 /// The slot holds a heap tuple.
-unsafe fn xmin(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::TransactionId {
-    // SAFETY: as the caller says; macros of src/include/access/htup_details.h.
-    unsafe {
-        let header = heap_header(slot);
-        let frozen = pg_sys::HEAP_XMIN_COMMITTED | pg_sys::HEAP_XMIN_INVALID;
-        if u32::from((*header).t_infomask) & frozen == frozen {
-            return pg_sys::FrozenTransactionId;
-        }
-        (*header).t_choice.t_heap.t_xmin
-    }
+pub unsafe fn writer(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::TransactionId {
+    // SAFETY: as the caller says; HeapTupleHeaderGetRawXmin of src/include/access/htup_details.h.
+    unsafe { (*heap_header(slot)).t_choice.t_heap.t_xmin }
 }
 
 /// Header of the heap tuple in `slot`.
@@ -312,7 +371,7 @@ enum EndOfVersion {
     /// There is, or may be, a newer version of the row elsewhere.
     Replaced,
     /// Its deletion; [`Stamp::Own`] when this transaction deleted it.
-    Deleted(Stamp),
+    Deleted(pg_sys::TransactionId, Stamp),
     /// It never came to be.
     Aborted,
 }
@@ -329,11 +388,13 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
         let mask = u32::from((*header).t_infomask);
         if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
             // Not deleted: its writer was rolled back, or the version came after the scan.
-            let writer = xmin(slot);
-            let gone = writer != pg_sys::FrozenTransactionId
-                && !pg_sys::TransactionIdIsCurrentTransactionId(writer)
-                && !pg_sys::TransactionIdIsInProgress(writer)
-                && !pg_sys::TransactionIdDidCommit(writer);
+            let xmin = writer(slot);
+            let frozen = pg_sys::HEAP_XMIN_COMMITTED | pg_sys::HEAP_XMIN_INVALID;
+            let gone = mask & frozen != frozen
+                && xmin.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
+                && !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+                && !pg_sys::TransactionIdIsInProgress(xmin)
+                && !pg_sys::TransactionIdDidCommit(xmin);
             return if gone {
                 EndOfVersion::Aborted
             } else {
@@ -354,10 +415,11 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
             return EndOfVersion::Replaced;
         }
         if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
-            return EndOfVersion::Deleted(Stamp::Own);
+            return EndOfVersion::Deleted(xmax, Stamp::Own);
         }
-        if pg_sys::TransactionIdDidCommit(xmax) {
-            EndOfVersion::Deleted(stamp_of(xmax))
+        // In this order: the commit log knows of a commit before snapshots do, and what was committed with it would not be seen.
+        if !pg_sys::TransactionIdIsInProgress(xmax) && pg_sys::TransactionIdDidCommit(xmax) {
+            EndOfVersion::Deleted(xmax, stamp_of(xmax))
         } else {
             EndOfVersion::Replaced
         }

@@ -8,19 +8,24 @@
 //! (I1, I3); a row's version is read only after the row is locked; a change of another origin is decided by
 //! `braid_bgworker::conflict` alone (I2).
 
+mod attach;
+mod batch;
 mod change;
+mod consolidate;
 mod decode;
 mod history;
+mod key_hash;
 mod lookup;
+mod number_map;
 mod partition;
 mod relation;
 mod scan;
+mod table;
 mod truncate;
 pub(crate) mod user;
 mod version;
 mod write;
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -29,12 +34,18 @@ use pgrx::pg_sys;
 
 use crate::error::PgError;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
+use batch::Batches;
+use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
+use table::{OpenTable, RowValues};
 use user::UserSwitch;
 use version::OriginNames;
-use write::OpenTable;
 
+pub use attach::Versions;
+pub use batch::store as store_versions;
+pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use relation::find as find_table;
 pub use version::COPIED;
 
 /// Grows with each relcache invalidation.
@@ -64,10 +75,31 @@ unsafe fn clear_slot(slot: *mut pg_sys::TupleTableSlot) {
     }
 }
 
+/// ExecStoreVirtualTuple of src/backend/executor/execTuples.c, 15 to 18.
+///
+/// # Safety
+/// `slot` is a virtual slot whose arrays hold a value, or null, for each column.
+unsafe fn store_virtual(slot: *mut pg_sys::TupleTableSlot) {
+    // SAFETY: as the caller says.
+    unsafe {
+        (*slot).tts_flags &= !u16::try_from(pg_sys::TTS_FLAG_EMPTY).unwrap_or(2);
+        (*slot).tts_nvalid =
+            i16::try_from((*(*slot).tts_tupleDescriptor).natts).unwrap_or(i16::MAX);
+    }
+}
+
+/// How many tables are kept set up between transactions.
+const KEPT_TABLES: usize = 256;
+
+/// Id of no subscription: what is applied was handed to `braid.ingest`, and may go to any table of users.
+pub const NO_SUBSCRIPTION: u32 = 0;
+/// FirstNormalObjectId of src/include/access/transam.h.
+const FIRST_NORMAL_OBJECT: u32 = 16384;
+
 /// Who applies, for whom.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// Subscription's id.
+    /// Subscription's id, or [`NO_SUBSCRIPTION`].
     pub subscription_id: u32,
     /// Subscription's name.
     pub subscription: String,
@@ -94,8 +126,21 @@ struct Route {
 struct Target {
     plan: LocalRelation,
     generation: u64,
+    /// Open, or suspended.
     table: Option<OpenTable>,
+    /// Its indexes, as long as it is there.
+    indexes: Vec<pg_sys::Oid>,
     counters: Option<&'static TableEntry>,
+    /// What the transaction in hand did.
+    counts: Counts,
+}
+
+impl Target {
+    fn is_open(&self) -> bool {
+        self.table
+            .as_ref()
+            .is_some_and(|table| !table.is_suspended())
+    }
 }
 
 /// The transaction in hand.
@@ -137,16 +182,25 @@ impl Counts {
 pub struct Session {
     identity: Identity,
     provider: Rc<str>,
-    schemas: HashMap<u32, Rc<RemoteRelation>>,
-    routes: HashMap<u32, Route>,
-    targets: HashMap<(u32, u32), Target>,
+    schemas: NumberMap<u32, Rc<RemoteRelation>>,
+    routes: NumberMap<u32, Route>,
+    targets: NumberMap<(u32, u32), Target>,
+    /// Tables that the transaction in hand has open.
     open: Vec<(u32, u32)>,
+    /// Tables that are suspended.
+    kept: usize,
+    /// Rows of values to be used again.
+    spare: Vec<RowValues>,
     origins: OriginNames,
+    batches: Batches,
     user: UserSwitch,
     change_context: pg_sys::MemoryContext,
     current: Option<Current>,
+    /// A table that the transaction in hand has open is not plain.
+    has_rules: bool,
+    /// The newest timestamp of the batch in hand.
+    newest: i64,
     counts: Counts,
-    table_counts: HashMap<(u32, u32), Counts>,
     /// Version of the catalog's table states that `routes` was read under.
     tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
@@ -179,15 +233,19 @@ impl Session {
             provider: Rc::from(identity.provider.as_str()),
             origins: OriginNames::new(&identity.local_node),
             identity,
-            schemas: HashMap::new(),
-            routes: HashMap::new(),
-            targets: HashMap::new(),
+            batches: Batches::default(),
+            schemas: NumberMap::default(),
+            routes: NumberMap::default(),
+            targets: NumberMap::default(),
             open: Vec::new(),
+            kept: 0,
+            spare: Vec::new(),
             user: UserSwitch::default(),
             change_context: memory_context(c"braid change"),
             current: None,
+            has_rules: false,
+            newest: 0,
             counts: Counts::default(),
-            table_counts: HashMap::new(),
             tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
         }
@@ -205,12 +263,8 @@ impl Session {
         self.schemas.contains_key(&schema)
     }
 
-    /// Open a transaction for what follows `begin`.
-    pub fn begin(&mut self, begin: &Begin<'_>, tables_version: u32) {
-        if tables_version != self.tables_version {
-            self.routes.clear();
-            self.tables_version = tables_version;
-        }
+    /// What follows belongs to the transaction of `begin`.
+    pub fn show(&mut self, begin: &Begin<'_>) {
         let from_origin = begin.origin.is_empty();
         self.current = Some(Current {
             commit_lsn: begin.commit_lsn,
@@ -223,8 +277,68 @@ impl Session {
             },
             from_origin,
         });
+    }
+
+    /// Open a transaction for what follows `begin`, and for more that is to be committed with it as one.
+    pub fn begin_batch(&mut self, begin: &Begin<'_>, tables_version: u32) {
+        self.begin(begin, tables_version);
+        self.newest = begin.commit_timestamp;
+        self.batches.begin();
+    }
+
+    /// What follows `begin` joins the open batch. False, and nothing has happened, when it can't: it has another origin.
+    pub fn join(&mut self, begin: &Begin<'_>) -> bool {
+        let origin = if begin.origin.is_empty() {
+            &*self.provider
+        } else {
+            begin.origin
+        };
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|current| &*current.origin != origin)
+        {
+            return false;
+        }
+        self.show(begin);
+        self.newest = self.newest.max(begin.commit_timestamp);
+        if self.has_rules {
+            self.refresh_snapshot();
+        }
+        true
+    }
+
+    /// What triggers and expressions see is what is committed now, as in a transaction of its own.
+    fn refresh_snapshot(&mut self) {
+        // SAFETY: in a transaction whose active snapshot is the one that `begin` pushed.
+        unsafe {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        }
+    }
+
+    /// All of the batch is applied: write down what its commit does not say. It is committed next.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn finish_batch(&mut self) -> Result<(), PgError> {
+        self.close_tables();
+        self.batches.store(self.newest)?;
+        if let Some(current) = self.current.as_mut() {
+            current.timestamp = self.newest;
+        }
+        Ok(())
+    }
+
+    /// Open a transaction for what follows `begin`.
+    pub fn begin(&mut self, begin: &Begin<'_>, tables_version: u32) {
+        if tables_version != self.tables_version {
+            self.routes.clear();
+            self.tables_version = tables_version;
+        }
+        self.show(begin);
         self.counts = Counts::default();
-        self.table_counts.clear();
+        self.has_rules = false;
         // SAFETY: outside of a transaction until here.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
@@ -255,26 +369,49 @@ impl Session {
         }
     }
 
-    /// Close what the transaction has opened, before it commits or waits to.
+    /// Let go of what the transaction has opened, before it commits or waits to.
     pub fn close_tables(&mut self) {
         self.user.restore();
-        for key in std::mem::take(&mut self.open) {
-            if let Some(table) = self
-                .targets
-                .get_mut(&key)
-                .and_then(|target| target.table.take())
-            {
-                table.close();
+        for index in 0..self.open.len() {
+            let target = self
+                .open
+                .get(index)
+                .and_then(|key| self.targets.get_mut(key));
+            let Some(target) = target else { continue };
+            if let Some(table) = target.table.as_mut().filter(|table| !table.is_suspended()) {
+                if table.is_plain() {
+                    table.suspend();
+                    self.kept += 1;
+                } else if let Some(table) = target.table.take() {
+                    table.close();
+                }
             }
         }
+        if self.kept > KEPT_TABLES {
+            self.forget_kept();
+        }
+    }
+
+    /// Free all tables that are suspended.
+    fn forget_kept(&mut self) {
+        for target in self.targets.values_mut() {
+            if let Some(table) = target.table.take_if(|table| table.is_suspended()) {
+                table.discard();
+            }
+        }
+        self.kept = 0;
     }
 
     /// The transaction was rolled back: forget what it had open, which is gone.
     pub fn forget_transaction(&mut self) {
         self.user.forget();
+        self.batches.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
-                target.table = None;
+                target.counts = Counts::default();
+                if let Some(table) = target.table.take_if(|table| !table.is_suspended()) {
+                    table.discard();
+                }
             }
         }
         self.current = None;
@@ -304,11 +441,12 @@ impl Session {
         add(&entry.deletes, self.counts.deletes);
         add(&entry.truncates, self.counts.truncates);
         add(&entry.conflicts, self.counts.conflicts);
-        for (key, counts) in self.table_counts.drain() {
+        for key in self.open.drain(..) {
             let subscription = self.identity.subscription_id;
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
+            let counts = std::mem::take(&mut target.counts);
             if target.counters.is_none() {
                 target.counters = registry::table(subscription, key.1);
             }
@@ -350,7 +488,18 @@ impl Session {
                  braid.enable_subscription.",
             ));
         };
-        let from_lsn = table_position(self.identity.subscription_id, oid)?;
+        let from_lsn = if self.identity.subscription_id == NO_SUBSCRIPTION {
+            if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
+                return Err(PgError::new(
+                    "42501",
+                    format!("table \"{}\" takes no records", remote.qualified_name()),
+                )
+                .with_hint("Records are applied to tables of users only."));
+            }
+            Some(0)
+        } else {
+            table_position(self.identity.subscription_id, oid)?
+        };
         let route = Route {
             oid,
             generation,
@@ -380,16 +529,38 @@ impl Session {
         oid: pg_sys::Oid,
     ) -> Result<(u32, u32), PgError> {
         let key = (schema, oid.to_u32());
-        if let Some(target) = self.targets.get(&key)
-            && target.table.is_some()
-        {
-            return Ok(key);
+        if let Some(target) = self.targets.get_mut(&key) {
+            if target.is_open() {
+                return Ok(key);
+            }
+            if let Some(table) = target.table.as_mut() {
+                let fresh = |generation| generation == GENERATION.load(Ordering::Relaxed);
+                // SAFETY: in a transaction. Without an invalidation up to here the table may be taken up; taking the locks
+                // processes what has come meanwhile.
+                let resumed = unsafe {
+                    fresh(target.generation)
+                        && {
+                            OpenTable::lock(oid, &target.indexes);
+                            fresh(target.generation)
+                        }
+                        && {
+                            table.resume();
+                            true
+                        }
+                };
+                self.kept = self.kept.saturating_sub(1);
+                if resumed {
+                    self.open.push(key);
+                    return Ok(key);
+                }
+                if let Some(table) = target.table.take() {
+                    table.discard();
+                }
+            }
         }
         // SAFETY: opened in this transaction, which has not ended; the lock makes the shape stable until it does.
         unsafe {
-            let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
-            let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-            let relation = pg_sys::try_relation_open(oid, lock);
+            let relation = pg_sys::try_relation_open(oid, table::write_lock());
             if relation.is_null() {
                 return Err(PgError::new(
                     "42P01",
@@ -404,21 +575,37 @@ impl Session {
                 .is_none_or(|target| target.generation != generation);
             if stale {
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
-                self.targets.insert(
+                let before = self.targets.insert(
                     key,
                     Target {
                         plan,
                         generation,
                         table: None,
+                        indexes: Vec::new(),
                         counters: None,
+                        counts: Counts::default(),
                     },
                 );
+                // What this transaction did to it under its former shape counts too.
+                if let (Some(before), Some(now)) = (before, self.targets.get_mut(&key)) {
+                    now.counts = before.counts;
+                }
             }
             if let Some(target) = self.targets.get_mut(&key) {
-                target.table = Some(OpenTable::open(relation, &target.plan)?);
+                let table = OpenTable::open(relation, &target.plan)?;
+                let plain = table.is_plain();
+                target.indexes = table.index_oids();
+                // To open the indexes may have shown that something changed: then it is good for this transaction only, as a
+                // plan's generation is not the current one's any more when it is looked for next.
+                target.table = Some(table);
                 self.open.push(key);
+                if !plain && !self.has_rules {
+                    self.has_rules = true;
+                    if self.batches.is_making() {
+                        self.refresh_snapshot();
+                    }
+                }
             }
-            pg_sys::MemoryContextSwitchTo(before);
         }
         Ok(key)
     }
@@ -434,7 +621,9 @@ impl Session {
 
     fn count(&mut self, key: (u32, u32), add: impl Fn(&mut Counts)) {
         add(&mut self.counts);
-        add(self.table_counts.entry(key).or_default());
+        if let Some(target) = self.targets.get_mut(&key) {
+            add(&mut target.counts);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-use super::write::make_node;
+use super::table::make_node;
 use crate::ffi;
 
 /// Routes rows of one partitioned table, until the transaction ends.

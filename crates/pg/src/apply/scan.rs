@@ -6,8 +6,8 @@
 use pgrx::pg_sys;
 
 use super::lookup::lock_row;
+use super::table::RowValues;
 use super::version::Stamp;
-use super::write::RowValues;
 use crate::compat;
 use crate::error::PgError;
 

@@ -105,6 +105,7 @@ impl Session {
         }
         self.user.restore();
         for (key, _) in oids {
+            self.open.push(key);
             self.count(key, |counts| counts.truncates += 1);
         }
         Ok(())

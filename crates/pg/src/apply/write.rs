@@ -1,247 +1,27 @@
-//! Writing rows through the executor's interfaces: triggers, generated columns, constraints, indexes. Run by the appliers.
+//! Writing rows. Run by the appliers.
 //!
-//! One executor state for each table that a transaction touches; it ends with the transaction.
+//! Into plain tables directly, through the table access method and `ExecInsertIndexTuples`: what the executor's functions do for
+//! them, without locking a row first that is then written anyway. Into others through the executor's own functions:
+//! triggers, generated columns, constraints.
 
 use pgrx::pg_sys;
 
-use super::lookup::{self, Found, IndexLookup};
-use super::partition::Router;
 use super::relation::LocalRelation;
-use super::scan;
+use super::table::{OpenTable, RowValues};
 use crate::compat;
 use crate::error::PgError;
+use crate::ffi::raw;
 
-/// A table, open for writing until the transaction ends.
-#[derive(Debug)]
-pub struct OpenTable {
-    relation: pg_sys::Relation,
-    estate: *mut pg_sys::EState,
-    target: *mut pg_sys::ResultRelInfo,
-    epq: Box<pg_sys::EPQState>,
-    /// The row to be written.
-    new_slot: *mut pg_sys::TupleTableSlot,
-    /// The row that is there.
-    local_slot: *mut pg_sys::TupleTableSlot,
-    /// The key, as a row, for scans of the whole table.
-    search_slot: *mut pg_sys::TupleTableSlot,
-    lookup: Option<IndexLookup>,
-    has_triggers: bool,
-    router: Option<Router>,
-    /// Default expressions of columns that the stream lacks: (column from 0, prepared expression).
-    defaults: Option<Vec<(usize, *mut pg_sys::ExprState)>>,
-}
-
-/// Values for a row's columns: `None` leaves a column as it is (or to its default), `Some(None)` is null.
-pub type RowValues = Vec<Option<Option<pg_sys::Datum>>>;
-
-fn lock_mode(mode: u32) -> i32 {
-    i32::try_from(mode).unwrap_or(3)
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// It is done.
+    Done,
+    /// Nothing is written: the row was changed or deleted since it was found without a lock. To be looked for again.
+    Changed,
 }
 
 impl OpenTable {
-    /// Prepare an open table for writing, and open its indexes. In a memory context that lives as long as the transaction.
-    ///
-    /// # Errors
-    /// Whatever PostgreSQL raises.
-    ///
-    /// # Safety
-    /// `relation` is open with RowExclusiveLock in this transaction; it is closed by [`OpenTable::close`].
-    pub unsafe fn open(relation: pg_sys::Relation, local: &LocalRelation) -> Result<Self, PgError> {
-        // SAFETY: everything is opened in this transaction and closed in `close`, or by the transaction's abort.
-        unsafe {
-            let estate = pg_sys::CreateExecutorState();
-            let before = pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
-            let entry = make_node::<pg_sys::RangeTblEntry>(pg_sys::NodeTag::T_RangeTblEntry);
-            (*entry).rtekind = pg_sys::RTEKind::RTE_RELATION;
-            (*entry).relid = local.oid;
-            (*entry).relkind = (*(*relation).rd_rel).relkind;
-            (*entry).rellockmode = lock_mode(pg_sys::AccessShareLock);
-            compat::init_range_table(estate, entry);
-            let target = make_node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
-            pg_sys::InitResultRelInfo(target, relation, 1, std::ptr::null_mut(), 0);
-            (*estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
-            pg_sys::ExecOpenIndices(target, false);
-            let descriptor = (*relation).rd_att;
-            let new_slot = pg_sys::ExecInitExtraTupleSlot(
-                estate,
-                descriptor,
-                &raw const pg_sys::TTSOpsVirtual,
-            );
-            let search_slot = pg_sys::ExecInitExtraTupleSlot(
-                estate,
-                descriptor,
-                &raw const pg_sys::TTSOpsVirtual,
-            );
-            let local_slot = pg_sys::table_slot_create(relation, &raw mut (*estate).es_tupleTable);
-            let mut epq: Box<pg_sys::EPQState> = Box::default();
-            compat::eval_plan_qual_init(&raw mut *epq, estate);
-            epq.origslot = new_slot;
-            // A partitioned index has nothing to scan; rows are looked for in their partitions.
-            let key = local.key.as_ref().filter(|_| !local.partitioned);
-            let lookup = key.and_then(|key| {
-                let count = usize::try_from((*target).ri_NumIndices).unwrap_or(0);
-                (0..count)
-                    .map(|position| *(*target).ri_IndexRelationDescs.add(position))
-                    .find(|index| (**index).rd_id == key.index)
-                    .map(|index| IndexLookup::new(relation, index, key))
-            });
-            let has_triggers = !(*target).ri_TrigDesc.is_null();
-            pg_sys::MemoryContextSwitchTo(before);
-            Ok(Self {
-                relation,
-                estate,
-                target,
-                epq,
-                new_slot,
-                local_slot,
-                search_slot,
-                lookup,
-                has_triggers,
-                router: None,
-                defaults: None,
-            })
-        }
-    }
-
-    /// Close it. To be called before the transaction commits.
-    pub fn close(mut self) {
-        if let Some(lookup) = self.lookup.take() {
-            lookup.end();
-        }
-        if let Some(router) = self.router.take() {
-            router.end();
-        }
-        // SAFETY: the counterparts of `open`, in the order of PostgreSQL's own apply worker. The lock stays until commit.
-        unsafe {
-            pg_sys::EvalPlanQualEnd(&raw mut *self.epq);
-            pg_sys::ExecCloseIndices(self.target);
-            pg_sys::ExecResetTupleTable((*self.estate).es_tupleTable, false);
-            pg_sys::FreeExecutorState(self.estate);
-            pg_sys::relation_close(self.relation, lock_mode(pg_sys::NoLock));
-        }
-    }
-
-    /// The open relation.
-    #[must_use]
-    pub fn relation(&self) -> pg_sys::Relation {
-        self.relation
-    }
-
-    /// The slot with the row that [`OpenTable::find`] found.
-    #[must_use]
-    pub fn local_slot(&self) -> *mut pg_sys::TupleTableSlot {
-        self.local_slot
-    }
-
-    /// The slot with the row that is written.
-    #[must_use]
-    pub fn new_slot(&self) -> *mut pg_sys::TupleTableSlot {
-        self.new_slot
-    }
-
-    /// Value of a column, from 0, of the row that was found; `None` for null.
-    #[must_use]
-    pub fn local_value(&self, column: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: the slot holds a row; the arrays are filled up to `natts` below, and `column` is checked.
-        unsafe {
-            let natts = (*(*self.local_slot).tts_tupleDescriptor).natts;
-            if column >= usize::try_from(natts).unwrap_or(0) {
-                return None;
-            }
-            pg_sys::slot_getsomeattrs_int(self.local_slot, natts);
-            let is_null = *(*self.local_slot).tts_isnull.add(column);
-            (!is_null).then(|| *(*self.local_slot).tts_values.add(column))
-        }
-    }
-
-    /// Whether rows are found by an index.
-    #[must_use]
-    pub fn has_key(&self) -> bool {
-        self.lookup.is_some()
-    }
-
-    /// Find and lock the row with this key, in the order of the key's columns.
-    ///
-    /// # Errors
-    /// Whatever PostgreSQL raises.
-    pub fn find(&mut self, key: &[Option<pg_sys::Datum>]) -> Result<Found, PgError> {
-        let slot = self.local_slot;
-        match self.lookup.as_mut() {
-            Some(lookup) => lookup.find(key, slot),
-            None => Ok(Found::Missing(None)),
-        }
-    }
-
-    /// Where the row in the local slot is: block (two halves) and item.
-    #[must_use]
-    pub fn found_at(&self) -> (u16, u16, u16) {
-        // SAFETY: the slot is valid as long as the table is open.
-        let tid = unsafe { (*self.local_slot).tts_tid };
-        (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
-    }
-
-    /// Find and lock a row that has these very values, else one that equals them, by scans of the whole table.
-    ///
-    /// # Errors
-    /// Whatever PostgreSQL raises.
-    pub fn find_by_scan(&mut self, values: &RowValues) -> Result<Found, PgError> {
-        // SAFETY: the search slot is a virtual one of the table's shape, the local slot one of its own kind;
-        // RelationFindReplTupleSeq locks what it finds.
-        unsafe {
-            if let Some(stamp) = scan::find_identical(self.relation, self.local_slot, values)? {
-                return Ok(Found::Row(stamp));
-            }
-            self.fill(self.search_slot, values);
-            loop {
-                let found = pg_sys::RelationFindReplTupleSeq(
-                    self.relation,
-                    pg_sys::LockTupleMode::LockTupleExclusive,
-                    self.search_slot,
-                    self.local_slot,
-                );
-                if !found {
-                    return Ok(Found::Missing(None));
-                }
-                if let Some(stamp) = lookup::lock_row(self.relation, self.local_slot)? {
-                    return Ok(Found::Row(stamp));
-                }
-            }
-        }
-    }
-
-    /// The partition below this table that a row with these values belongs to.
-    pub fn partition_for(&mut self, values: &RowValues) -> pg_sys::Oid {
-        // SAFETY: the slot is this table's; routing ends before the executor state does.
-        unsafe {
-            self.fill(self.new_slot, values);
-            let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
-            let router = self
-                .router
-                .get_or_insert_with(|| Router::new(self.estate, self.target, self.relation));
-            let oid = router.find(self.estate, self.new_slot);
-            pg_sys::MemoryContextSwitchTo(before);
-            oid
-        }
-    }
-
-    /// Put values into a virtual slot; what is not given is null.
-    ///
-    /// # Safety
-    /// `slot` is a virtual slot of this table's shape.
-    unsafe fn fill(&self, slot: *mut pg_sys::TupleTableSlot, values: &RowValues) {
-        // SAFETY: the arrays have as many places as the table has columns, and `values` has no more.
-        unsafe {
-            super::clear_slot(slot);
-            let natts = usize::try_from((*(*slot).tts_tupleDescriptor).natts).unwrap_or(0);
-            for position in 0..natts {
-                let value = values.get(position).copied().flatten().flatten();
-                *(*slot).tts_values.add(position) = value.unwrap_or_else(pg_sys::Datum::null);
-                *(*slot).tts_isnull.add(position) = value.is_none();
-            }
-            pg_sys::ExecStoreVirtualTuple(slot);
-        }
-    }
-
     fn prepare_defaults(&mut self, local: &LocalRelation) {
         if self.defaults.is_some() {
             return;
@@ -273,7 +53,7 @@ impl OpenTable {
         // SAFETY: the slot is this table's; expressions were prepared in this executor state.
         unsafe {
             self.fill(self.new_slot, values);
-            let context = self.expression_context();
+            let context = (*self.estate).es_per_tuple_exprcontext;
             for (position, state) in self.defaults.iter().flatten() {
                 let Some(evaluate) = (**state).evalfunc else {
                     continue;
@@ -293,11 +73,13 @@ impl OpenTable {
         // SAFETY: both slots have the table's shape; the values of the local slot stay valid while it holds the row.
         unsafe {
             let natts = (*(*self.new_slot).tts_tupleDescriptor).natts;
-            if i32::from((*self.local_slot).tts_nvalid) < natts {
+            let wanted = usize::try_from(natts).unwrap_or(0);
+            let complete = values.len() >= wanted && values.iter().all(Option::is_some);
+            if !complete && i32::from((*self.local_slot).tts_nvalid) < natts {
                 pg_sys::slot_getsomeattrs_int(self.local_slot, natts);
             }
             super::clear_slot(self.new_slot);
-            for position in 0..usize::try_from(natts).unwrap_or(0) {
+            for position in 0..wanted {
                 let (value, is_null) = match values.get(position).copied().flatten() {
                     Some(Some(value)) => (value, false),
                     Some(None) => (pg_sys::Datum::null(), true),
@@ -309,17 +91,7 @@ impl OpenTable {
                 *(*self.new_slot).tts_values.add(position) = value;
                 *(*self.new_slot).tts_isnull.add(position) = is_null;
             }
-            pg_sys::ExecStoreVirtualTuple(self.new_slot);
-        }
-    }
-
-    fn expression_context(&self) -> *mut pg_sys::ExprContext {
-        // SAFETY: GetPerTupleExprContext of src/include/executor/executor.h.
-        unsafe {
-            if (*self.estate).es_per_tuple_exprcontext.is_null() {
-                pg_sys::MakePerTupleExprContext(self.estate);
-            }
-            (*self.estate).es_per_tuple_exprcontext
+            super::store_virtual(self.new_slot);
         }
     }
 
@@ -328,6 +100,8 @@ impl OpenTable {
         unsafe {
             (*self.estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
             if self.has_triggers {
+                // What plain tables wrote before is visible to triggers too.
+                pg_sys::UpdateActiveSnapshotCommandId();
                 pg_sys::AfterTriggerBeginQuery();
             }
         }
@@ -350,53 +124,168 @@ impl OpenTable {
 
     /// Insert the row in the new slot.
     pub fn insert(&mut self) {
-        self.begin_write();
-        // SAFETY: target, state and slot belong together.
-        unsafe { pg_sys::ExecSimpleRelationInsert(self.target, self.estate, self.new_slot) };
-        self.end_write();
+        let (relation, target, estate, slot) =
+            (self.relation, self.target, self.estate, self.new_slot);
+        if !self.is_plain() {
+            self.begin_write();
+            // SAFETY: target, state and slot belong together.
+            unsafe { pg_sys::ExecSimpleRelationInsert(target, estate, slot) };
+            self.end_write();
+            return;
+        }
+        // SAFETY: as above; a plain table is a heap, whose access method has all functions.
+        unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let command = raw::GetCurrentCommandId(true);
+                (*estate).es_output_cid = command;
+                check_not_null(relation, target, slot, estate);
+                if let Some(insert) = (*(*relation).rd_tableam).tuple_insert {
+                    insert(relation, slot, command, 0, std::ptr::null_mut());
+                }
+                compat::insert_index_tuples(target, slot, estate, false, false);
+                finish(estate);
+            });
+        }
+    }
+
+    /// Whether rows may be updated (0) or deleted (1) as far as this node's own publications go.
+    fn check_identity(&mut self, command: usize) {
+        if let Some(checked) = self.checked.get_mut(command)
+            && !*checked
+        {
+            let kind = if command == 0 {
+                pg_sys::CmdType::CMD_UPDATE
+            } else {
+                pg_sys::CmdType::CMD_DELETE
+            };
+            // SAFETY: the relation is open; raises an error if not.
+            unsafe { pg_sys::CheckCmdReplicaIdentity(self.relation, kind) };
+            *checked = true;
+        }
     }
 
     /// Replace the found row by the one in the new slot.
-    pub fn update(&mut self) {
-        self.begin_write();
-        // SAFETY: as for `insert`; the local slot holds the locked row.
-        unsafe {
-            pg_sys::ExecSimpleRelationUpdate(
-                self.target,
-                self.estate,
-                &raw mut *self.epq,
-                self.local_slot,
-                self.new_slot,
-            );
+    ///
+    /// # Errors
+    /// XX000 for an answer of the table access method that cannot be.
+    pub fn update(&mut self) -> Result<Written, PgError> {
+        let (relation, target, estate) = (self.relation, self.target, self.estate);
+        let (local, slot) = (self.local_slot, self.new_slot);
+        if !self.is_plain() {
+            self.begin_write();
+            // SAFETY: as for `insert`; the local slot holds the locked row.
+            unsafe {
+                pg_sys::ExecSimpleRelationUpdate(target, estate, &raw mut *self.epq, local, slot);
+            }
+            self.end_write();
+            return Ok(Written::Done);
         }
-        self.end_write();
+        self.check_identity(0);
+        let mut failure = pg_sys::TM_FailureData::default();
+        let failure = &raw mut failure;
+        // SAFETY: as for `insert`; the local slot holds a row of this table.
+        let result = unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let command = raw::GetCurrentCommandId(true);
+                (*estate).es_output_cid = command;
+                check_not_null(relation, target, slot, estate);
+                let mut tid = (*local).tts_tid;
+                let result = compat::update_tuple_and_indexes(
+                    relation,
+                    target,
+                    estate,
+                    &raw mut tid,
+                    slot,
+                    command,
+                    failure,
+                );
+                finish(estate);
+                result
+            })
+        };
+        written(result)
     }
 
     /// Delete the found row.
-    pub fn delete(&mut self) {
-        self.begin_write();
-        // SAFETY: as for `update`.
-        unsafe {
-            pg_sys::ExecSimpleRelationDelete(
-                self.target,
-                self.estate,
-                &raw mut *self.epq,
-                self.local_slot,
-            );
+    ///
+    /// # Errors
+    /// As [`OpenTable::update`].
+    pub fn delete(&mut self) -> Result<Written, PgError> {
+        let (relation, target, estate, local) =
+            (self.relation, self.target, self.estate, self.local_slot);
+        if !self.is_plain() {
+            self.begin_write();
+            // SAFETY: as for `update`.
+            unsafe {
+                pg_sys::ExecSimpleRelationDelete(target, estate, &raw mut *self.epq, local);
+            }
+            self.end_write();
+            return Ok(Written::Done);
         }
-        self.end_write();
+        self.check_identity(1);
+        let mut failure = pg_sys::TM_FailureData::default();
+        let failure = &raw mut failure;
+        // SAFETY: as for `update`.
+        let result = unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let command = raw::GetCurrentCommandId(true);
+                let mut tid = (*local).tts_tid;
+                let result = match (*(*relation).rd_tableam).tuple_delete {
+                    Some(delete) => delete(
+                        relation,
+                        &raw mut tid,
+                        command,
+                        std::ptr::null_mut(),
+                        std::ptr::null_mut(),
+                        true,
+                        failure,
+                        false,
+                    ),
+                    None => pg_sys::TM_Result::TM_Invisible,
+                };
+                finish(estate);
+                result
+            })
+        };
+        written(result)
     }
 }
 
-/// PostgreSQL's makeNode.
+fn written(result: pg_sys::TM_Result::Type) -> Result<Written, PgError> {
+    match result {
+        pg_sys::TM_Result::TM_Ok => Ok(Written::Done),
+        pg_sys::TM_Result::TM_Updated | pg_sys::TM_Result::TM_Deleted => Ok(Written::Changed),
+        other => Err(PgError::new(
+            "XX000",
+            format!("unexpected result {other} of writing a row"),
+        )),
+    }
+}
+
+/// # Safety
+/// Under a guard; all belong together.
+unsafe fn check_not_null(
+    relation: pg_sys::Relation,
+    target: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    estate: *mut pg_sys::EState,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        if !(*(*relation).rd_att).constr.is_null() {
+            raw::ExecConstraints(target, slot, estate);
+        }
+    }
+}
+
+/// What was written becomes visible to what follows in this transaction.
 ///
 /// # Safety
-/// `tag` is the tag of `T`, a node type that starts with it and for which zeros are a valid start.
-pub unsafe fn make_node<T>(tag: pg_sys::NodeTag) -> *mut T {
-    // SAFETY: fresh zeroed memory of T's size, which starts with a NodeTag.
+/// Under a guard; the state is this transaction's and has its context for rows.
+unsafe fn finish(estate: *mut pg_sys::EState) {
+    // SAFETY: as the caller says.
     unsafe {
-        let node = pg_sys::palloc0(size_of::<T>());
-        node.cast::<pg_sys::NodeTag>().write(tag);
-        node.cast()
+        raw::MemoryContextReset((*(*estate).es_per_tuple_exprcontext).ecxt_per_tuple_memory);
+        raw::CommandCounterIncrement();
     }
 }

@@ -12,6 +12,7 @@ use crate::apply::user::UserSwitch;
 use crate::compat;
 use crate::error::PgError;
 use crate::libpq::{CopyData, CopyMessage, quote_identifier};
+use crate::rate_limit::Limiter;
 use crate::registry::TableEntry;
 use crate::subscription;
 
@@ -72,6 +73,7 @@ struct Feed {
     ended: bool,
     copied: Copied,
     counters: Option<&'static TableEntry>,
+    limiter: Limiter,
 }
 
 thread_local! {
@@ -254,6 +256,7 @@ impl Target {
         filling: Filling,
         run_as: Option<u32>,
         counters: Option<&'static TableEntry>,
+        limiter: Limiter,
     ) -> Result<Copied, PgError> {
         let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
         // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
@@ -279,6 +282,7 @@ impl Target {
                 ended: false,
                 copied: Copied::default(),
                 counters,
+                limiter,
             };
             FEED.with(|cell| cell.replace(Some(feed)));
             let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
@@ -506,6 +510,13 @@ impl Feed {
             if self.ended {
                 break;
             }
+            if let Some(pause) = self.limiter.pause() {
+                if filled >= minimum {
+                    break;
+                }
+                self.limiter.wait(pause);
+                continue;
+            }
             let next = match self.source.connection.try_copy_data()? {
                 CopyData::Message(message) => Some(message),
                 CopyData::Pending if filled >= minimum => break,
@@ -531,8 +542,11 @@ impl Feed {
     fn accept(&mut self, message: CopyMessage) {
         // In COPY's text form a line feed inside a value is escaped, so each one ends a row.
         let rows = message.iter().filter(|byte| **byte == b'\n').count();
-        self.copied.rows += u64::try_from(rows).unwrap_or(0);
-        self.copied.bytes += u64::try_from(message.len()).unwrap_or(0);
+        let rows = u64::try_from(rows).unwrap_or(0);
+        let bytes = u64::try_from(message.len()).unwrap_or(0);
+        self.copied.rows += rows;
+        self.copied.bytes += bytes;
+        self.limiter.take(rows, bytes);
         self.message = Some(message);
         self.taken = 0;
     }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use braid_bgworker::policy;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -11,6 +12,7 @@ use super::source::{OwnRows, Published, Source};
 use super::{is_permanent, try_lock};
 use crate::apply::COPIED;
 use crate::error::{self, PgError};
+use crate::rate_limit::Limiter;
 use crate::registry;
 use crate::subscription::{self, Subscription, lsn_text, parse_lsn};
 use crate::worker::{self, Extra};
@@ -150,7 +152,8 @@ fn run(task: &Task) -> Result<(), PgError> {
             .subscription
             .run_as_owner
             .then_some(start.subscription.owner);
-        let copied = target.fill(source, &published, filling, run_as, counters)?;
+        let limiter = Limiter::new(task.subscription);
+        let copied = target.fill(source, &published, filling, run_as, counters, limiter)?;
         finish(task, lsn, copied)
     })
 }
@@ -277,6 +280,7 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
             .hint
             .as_deref()
             .or_else(|| hint(&failure.sqlstate))
+            .or_else(|| (!starts_anew).then(|| policy::transient_hint(&failure.sqlstate)))
             .into(),
         starts_anew.into(),
     ];

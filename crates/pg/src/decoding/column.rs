@@ -85,13 +85,15 @@ pub(super) enum Encoder {
 }
 
 impl Encoder {
-    /// Choose the encoder for a column of a type; functions keep their memory in `context`.
+    /// Choose the encoder for a column of a type; functions keep their memory in `context`. With `text`, types that have no portable
+    /// form are written in their text form, for readers that do not know PostgreSQL's binary ones.
     ///
     /// # Safety
     /// In a transaction with a snapshot for catalogs; `context` outlives the encoder.
     pub(super) unsafe fn new(
         facts: &TypeFacts,
         by_value: bool,
+        text: bool,
         context: pg_sys::MemoryContext,
     ) -> Self {
         // SAFETY: as the caller says; the OIDs are those of the type's functions.
@@ -113,12 +115,13 @@ impl Encoder {
             | pg_sys::XMLOID => Self::Text,
             pg_sys::NAMEOID | pg_sys::UNKNOWNOID => Self::CString,
             pg_sys::BYTEAOID => Self::Bytea,
-            pg_sys::UUIDOID => Self::Uuid,
+            pg_sys::UUIDOID if !text => Self::Uuid,
             oid => {
                 let naming = NAMING_TYPES.contains(&oid) || NAMING_TYPES.contains(&facts.element);
                 if facts.kind == pg_sys::TYPTYPE_ENUM {
                     Self::Enum(function(facts.output))
-                } else if facts.is_built_in()
+                } else if !text
+                    && facts.is_built_in()
                     && !naming
                     && facts.kind != pg_sys::TYPTYPE_COMPOSITE
                     && facts.send != pg_sys::InvalidOid
@@ -188,7 +191,11 @@ impl TypeFunction {
     ///
     /// # Safety
     /// In a transaction; `context` outlives the function.
-    unsafe fn new(oid: pg_sys::Oid, by_value: bool, context: pg_sys::MemoryContext) -> Self {
+    pub(super) unsafe fn new(
+        oid: pg_sys::Oid,
+        by_value: bool,
+        context: pg_sys::MemoryContext,
+    ) -> Self {
         let info = Box::new(RefCell::new(pg_sys::FmgrInfo::default()));
         // SAFETY: the box is a place for one FmgrInfo, and the context outlives it.
         unsafe { pg_sys::fmgr_info_cxt(oid, info.as_ptr(), context) };
@@ -205,7 +212,8 @@ impl TypeFunction {
         })
     }
 
-    fn output<'t>(&self, bytes: &[u8], tools: &'t Tools) -> &'t CStr {
+    /// Call the type's output function. The text lives until the change is over.
+    pub(super) fn output<'t>(&self, bytes: &[u8], tools: &'t Tools) -> &'t CStr {
         let value = to_datum(bytes, self.by_value);
         // SAFETY: the function is the type's own, and the value is of the type; it returns a C string in the scratch memory,
         // which is not reset before the change is written.

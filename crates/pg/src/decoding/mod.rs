@@ -8,15 +8,26 @@
 //! (`invalidation`) says that they may differ; the tuple is taken apart once (`tuple`) and written straight into the
 //! frame (`column`).
 //!
+//! A stream is in one of several formats: `plugin` has the callbacks, `format` the port behind them, `stream` the format `gir`,
+//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values).
+//!
 //! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in `plugin` over
 //! the same [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
 
 mod arguments;
 mod column;
+mod fetch;
+mod format;
+mod gir_json;
+mod held;
 mod invalidation;
+mod json_table;
+mod json_value;
 mod key;
 mod names;
 mod node;
+mod outgoing;
+mod paced;
 mod plugin;
 mod publications;
 mod relation;
@@ -28,5 +39,7 @@ mod session;
 mod stream;
 mod tuple;
 mod type_facts;
+mod wal2json;
 
+pub use fetch::worker_main as fetch_worker_main;
 pub use plugin::install;

@@ -48,6 +48,26 @@ pub(super) fn to_server(name: &str) -> Option<CString> {
     Some(unsafe { CStr::from_ptr(converted) }.to_owned())
 }
 
+/// Text of a value as UTF-8; `None` where a conversion can't be had.
+pub(super) fn text_from_server(text: &[u8]) -> Option<String> {
+    let len = i32::try_from(text.len()).ok()?;
+    // SAFETY: a string of that length; the answer is the same string or a new one in the current context, which ends with a
+    // zero byte.
+    unsafe {
+        let converted = pg_sys::pg_server_to_any(text.as_ptr().cast(), len, UTF8);
+        if converted.is_null() || converted.cast_const() == text.as_ptr().cast() {
+            return std::str::from_utf8(text).ok().map(str::to_owned);
+        }
+        CStr::from_ptr(converted).to_str().ok().map(str::to_owned)
+    }
+}
+
+/// Whether the server's encoding is UTF8.
+pub(super) fn is_utf8() -> bool {
+    // SAFETY: reads a variable.
+    unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
+}
+
 fn is_verbatim() -> bool {
     // SAFETY: reads a variable.
     let encoding = unsafe { pg_sys::GetDatabaseEncoding() };

@@ -1,16 +1,14 @@
-//! The callbacks of the output plugin. What they find and write is [`Stream`]'s.
+//! The callbacks of the output plugin: PostgreSQL's pointers in, calls of the stream's [`Format`] out.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
-use braid_decoder::{Options, OriginPolicy, classify, to_unix_micros};
-use braid_gir::Message;
+use braid_decoder::Request;
 use pgrx::pg_sys;
 
 use super::arguments::{given_options, split_identifiers};
+use super::format::{self, Change, Format, LogicalMessage, Truncation};
 use super::report::or_raise;
-use super::session::Session;
-use super::stream::{Sink, Stream, no_origin};
-use super::{invalidation, names};
+use super::{held, invalidation};
 use crate::compat;
 
 /// Fill in the table of callbacks. In-progress and prepared transactions have none yet: they are decoded when they commit.
@@ -30,10 +28,13 @@ pub unsafe fn install(callbacks: *mut c_void) {
     callbacks.shutdown_cb = Some(shutdown);
 }
 
-/// The stream's state, if it has one: creating a slot has none.
-unsafe fn state<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Option<&'c mut Stream> {
+/// What hangs on the decoding context: a thin pointer to it.
+type State = Box<dyn Format>;
+
+/// The stream's format, if there is one: creating a slot has none.
+pub(super) unsafe fn state<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Option<&'c mut State> {
     // SAFETY: set by `startup` to null or a box that lives as long as the context; callbacks do not nest.
-    unsafe { (*ctx).output_plugin_private.cast::<Stream>().as_mut() }
+    unsafe { (*ctx).output_plugin_private.cast::<State>().as_mut() }
 }
 
 #[pgrx::pg_guard]
@@ -50,36 +51,44 @@ unsafe extern "C-unwind" fn startup(
         if is_init {
             return;
         }
-        let options = or_raise(Options::parse(given_options(ctx), split_identifiers));
+        let request = or_raise(Request::parse(given_options(ctx), split_identifiers));
         invalidation::listen();
         // What was noted before this stream has no one to concern.
         invalidation::take();
-        let stream = Box::new(Stream::new(options, (*ctx).context));
         let callback = pg_sys::MemoryContextAllocZero(
             (*ctx).context,
             size_of::<pg_sys::MemoryContextCallback>(),
         )
         .cast::<pg_sys::MemoryContextCallback>();
-        let stream = Box::into_raw(stream);
+        let format = format::start(request, (*ctx).context);
+        if format.is_text() {
+            (*opt).output_type = pg_sys::OutputPluginOutputType::OUTPUT_PLUGIN_TEXTUAL_OUTPUT;
+        }
+        let state = Box::into_raw(Box::<State>::new(format));
         (*callback).func = Some(drop_state);
-        (*callback).arg = stream.cast();
+        (*callback).arg = state.cast();
         pg_sys::MemoryContextRegisterResetCallback((*ctx).context, callback);
-        (*ctx).output_plugin_private = stream.cast();
-        (*stream).session = Some(Session::enter());
+        (*ctx).output_plugin_private = state.cast();
+        if let Some(stream) = (*state).joined() {
+            held::join_if_wanted(ctx, stream);
+        }
+        if let Some(pacing) = (*state).paced() {
+            pacing.enter(ctx);
+        }
     }
 }
 
 /// Called when the context's memory goes, after its children's went.
 unsafe extern "C-unwind" fn drop_state(state: *mut c_void) {
     // SAFETY: the pointer is that of `startup`'s box, and this is called once.
-    drop(unsafe { Box::from_raw(state.cast::<Stream>()) });
+    drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn shutdown(ctx: *mut pg_sys::LogicalDecodingContext) {
     // SAFETY: a valid context; the state itself goes with the context's memory.
-    if let Some(session) = unsafe { state(ctx) }.and_then(|stream| stream.session.take()) {
-        session.leave();
+    if let Some(format) = unsafe { state(ctx) } {
+        format.leave();
     }
 }
 
@@ -88,11 +97,8 @@ unsafe extern "C-unwind" fn filter_by_origin(
     ctx: *mut pg_sys::LogicalDecodingContext,
     origin: pg_sys::RepOriginId,
 ) -> bool {
-    // Called while WAL is read, outside of transactions: an origin's name can't be looked up yet.
     // SAFETY: a valid context.
-    let stream = unsafe { state(ctx) };
-    stream
-        .is_some_and(|stream| stream.options.origin == OriginPolicy::Local && origin != no_origin())
+    unsafe { state(ctx) }.is_some_and(|format| format.refuses_origin(origin))
 }
 
 #[pgrx::pg_guard]
@@ -100,26 +106,10 @@ unsafe extern "C-unwind" fn begin(
     ctx: *mut pg_sys::LogicalDecodingContext,
     txn: *mut pg_sys::ReorderBufferTXN,
 ) {
-    // SAFETY: valid pointers, in a transaction with a historic snapshot. The commit time is the member of the union that is
-    // set for a transaction that committed.
+    // SAFETY: valid pointers, in a transaction with a historic snapshot.
     unsafe {
-        let Some(stream) = state(ctx) else { return };
-        let txn = &*txn;
-        stream.absorb_invalidations();
-        let origin = stream.origin_name(txn.origin_id);
-        let source = classify(&origin);
-        stream.skip = source.is_node(stream.options.node.as_deref());
-        let transaction = stream.outbox.start();
-        transaction.commit_lsn = txn.final_lsn;
-        transaction.commit_timestamp = to_unix_micros(txn.xact_time.commit_time);
-        transaction.xid = txn.xid.into_inner();
-        transaction.origin.clear();
-        transaction.origin.push_str(source.name());
-        transaction.origin_lsn = if source.name().is_empty() {
-            0
-        } else {
-            txn.origin_lsn
-        };
+        let Some(format) = state(ctx) else { return };
+        format.begin(ctx, &*txn);
     }
 }
 
@@ -131,100 +121,80 @@ unsafe extern "C-unwind" fn commit(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(stream) = state(ctx) else { return };
-        let sent = or_raise(stream.outbox.commit((*txn).end_lsn, &mut Sink(ctx)));
-        // Keeps feedback and synchronous replication going over transactions of which nothing is sent.
-        pg_sys::OutputPluginUpdateProgress(ctx, !sent);
+        let Some(format) = state(ctx) else { return };
+        format.commit(ctx, &*txn);
     }
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn change(
     ctx: *mut pg_sys::LogicalDecodingContext,
-    _txn: *mut pg_sys::ReorderBufferTXN,
+    txn: *mut pg_sys::ReorderBufferTXN,
     relation: pg_sys::Relation,
     change: *mut pg_sys::ReorderBufferChange,
 ) {
     // SAFETY: valid pointers, in a transaction with a historic snapshot, in a callback that may write. The tuples of the union
     // are the member that is set for a row's change.
     unsafe {
-        let Some(stream) = state(ctx) else { return };
-        let written = !stream.skip && {
-            let action = (*change).action;
-            let tuples = (*change).data.tp;
-            stream.row_changed(
-                relation,
-                action,
-                compat::change_tuple(tuples.oldtuple),
-                compat::change_tuple(tuples.newtuple),
-            )
+        let Some(format) = state(ctx) else { return };
+        let tuples = (*change).data.tp;
+        let change = Change {
+            relation,
+            action: (*change).action,
+            old: compat::change_tuple(tuples.oldtuple),
+            new: compat::change_tuple(tuples.newtuple),
+            lsn: (*change).lsn,
         };
-        stream.old.clear();
-        stream.new.clear();
-        stream.tools.scratch.reset();
-        stream.end_of_change(ctx, written);
+        format.row_changed(ctx, &*txn, &change);
     }
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn truncate(
     ctx: *mut pg_sys::LogicalDecodingContext,
-    _txn: *mut pg_sys::ReorderBufferTXN,
+    txn: *mut pg_sys::ReorderBufferTXN,
     count: c_int,
     relations: *mut pg_sys::Relation,
     change: *mut pg_sys::ReorderBufferChange,
 ) {
     // SAFETY: as for `change`; there are `count` relations.
     unsafe {
-        let Some(stream) = state(ctx) else { return };
-        let mut written = false;
-        if !stream.skip {
-            let count = usize::try_from(count).unwrap_or_default();
-            let relations = std::slice::from_raw_parts(relations, count);
-            let flags = (*change).data.truncate;
-            written = stream.truncated(relations, flags.cascade, flags.restart_seqs);
-        }
-        stream.tools.scratch.reset();
-        stream.end_of_change(ctx, written);
+        let Some(format) = state(ctx) else { return };
+        let count = usize::try_from(count).unwrap_or_default();
+        let flags = (*change).data.truncate;
+        let truncation = Truncation {
+            relations: std::slice::from_raw_parts(relations, count),
+            cascade: flags.cascade,
+            restart_identity: flags.restart_seqs,
+            lsn: (*change).lsn,
+        };
+        format.truncated(ctx, &*txn, &truncation);
     }
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn message(
     ctx: *mut pg_sys::LogicalDecodingContext,
-    _txn: *mut pg_sys::ReorderBufferTXN,
+    txn: *mut pg_sys::ReorderBufferTXN,
     lsn: pg_sys::XLogRecPtr,
     transactional: bool,
     prefix: *const c_char,
     size: pg_sys::Size,
     content: *const c_char,
 ) {
-    // SAFETY: valid pointers; the content has `size` bytes. A message that is not transactional comes outside of any
-    // transaction, and never between a transaction's changes.
+    // SAFETY: valid pointers; the content has `size` bytes; there is no transaction for a message that is not transactional.
     unsafe {
-        let Some(stream) = state(ctx) else { return };
-        if !stream.options.messages || (transactional && stream.skip) {
-            return;
-        }
-        let prefix = names::from_server(prefix);
-        let content = if size == 0 {
-            &[][..]
-        } else {
-            std::slice::from_raw_parts(content.cast::<u8>(), size)
-        };
-        let message = Message {
+        let Some(format) = state(ctx) else { return };
+        let message = LogicalMessage {
             transactional,
             lsn,
-            prefix: &prefix,
-            content,
+            prefix: CStr::from_ptr(prefix),
+            content: if size == 0 {
+                &[]
+            } else {
+                std::slice::from_raw_parts(content.cast::<u8>(), size)
+            },
         };
-        stream.ensure_header();
-        if transactional {
-            or_raise(stream.outbox.ensure_begun());
-            or_raise(stream.outbox.writer().message(&message));
-            stream.end_of_change(ctx, true);
-        } else {
-            or_raise(stream.outbox.lone_message(&message, &mut Sink(ctx)));
-        }
+        format.message(ctx, txn.as_ref(), &message);
     }
 }

@@ -4,8 +4,8 @@
 use std::ffi::CStr;
 
 use braid_decoder::{
-    Actions, KeyPlan, Publication, Publishing, RelationFacts, Shape, ShapeColumn, UniqueKey,
-    publishing,
+    Actions, KeyPlan, Publication, Publishing, RelationFacts, Shape, ShapeColumn, ShapeKey,
+    UniqueKey, publishing,
 };
 use braid_gir::{ColumnFlags, ReplicaIdentity};
 use pgrx::pg_sys;
@@ -49,6 +49,8 @@ pub(super) struct Compiled {
     pub(super) filters: Option<RowFilters>,
     /// Some column's bytes depend on the client's encoding.
     pub(super) sends_text: bool,
+    /// Values are written as [`Encoder::new`] says.
+    text: bool,
     /// Holds functions and filters; deleted by [`Compiled::release`].
     context: pg_sys::MemoryContext,
     /// The relations on which this depends.
@@ -58,7 +60,7 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    /// Compile `relation`. `None` if nothing of it is published.
+    /// Compile `relation`, for [`Encoder::new`] with `text`. `None` if nothing of it is published.
     ///
     /// # Safety
     /// In a transaction with a historic snapshot; `relation` is valid; `parent` outlives the result, and the current memory
@@ -66,32 +68,21 @@ impl Compiled {
     pub(super) unsafe fn new(
         relation: pg_sys::Relation,
         publications: &[Publication],
+        text: bool,
         parent: pg_sys::MemoryContext,
     ) -> Option<Self> {
         // SAFETY: as the caller says. The ancestor is closed after its last use.
         unsafe {
-            let form = &*(*relation).rd_rel;
-            let facts = RelationFacts {
-                oid: (*relation).rd_id.to_u32(),
-                is_partition: form.relispartition,
-                is_partitioned: form.relkind.cast_unsigned() == pg_sys::RELKIND_PARTITIONED_TABLE,
-            };
+            let facts = facts(relation);
             let decision = report::or_raise(publishing(&facts, publications, &mut Catalogs::new()));
             if decision.actions == Actions::default() {
                 return None;
             }
             if decision.publish_as == facts.oid {
-                return Some(Self::compile(relation, relation, &decision, parent));
+                return Some(Self::compile(relation, relation, &decision, text, parent));
             }
-            let ancestor = pg_sys::RelationIdGetRelation(decision.publish_as.into());
-            if ancestor.is_null() {
-                report::fail(
-                    pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-                    format!("could not open relation with OID {}", decision.publish_as),
-                    None,
-                );
-            }
-            let compiled = Self::compile(relation, ancestor, &decision, parent);
+            let ancestor = open_ancestor(decision.publish_as);
+            let compiled = Self::compile(relation, ancestor, &decision, text, parent);
             pg_sys::RelationClose(ancestor);
             Some(compiled)
         }
@@ -101,6 +92,7 @@ impl Compiled {
         relation: pg_sys::Relation,
         ancestor: pg_sys::Relation,
         decision: &Publishing,
+        text: bool,
         parent: pg_sys::MemoryContext,
     ) -> Self {
         // SAFETY: both relations are valid; the context is a new one.
@@ -124,6 +116,7 @@ impl Compiled {
                     name,
                     identity: identity.kind,
                     columns: Vec::with_capacity(decision.columns.len()),
+                    keys: Vec::new(),
                 },
                 attributes: Vec::new(),
                 columns: Vec::with_capacity(decision.columns.len()),
@@ -131,6 +124,7 @@ impl Compiled {
                 keys: KeyPlan::default(),
                 filters: None,
                 sends_text: false,
+                text,
                 context,
                 depends: vec![(*ancestor).rd_id.to_u32()],
                 type_hashes: Vec::new(),
@@ -162,7 +156,7 @@ impl Compiled {
                 return;
             };
             let facts = TypeFacts::look_up(sent.atttypid, sent.atttypmod);
-            let encoder = Encoder::new(&facts, sent.attbyval, self.context);
+            let encoder = Encoder::new(&facts, sent.attbyval, self.text, self.context);
             let in_identity = identity.has(own.attnum);
             let flag = |on: bool, bit| if on { bit } else { 0 };
             self.sends_text |= encoder.sends_text();
@@ -227,6 +221,7 @@ impl Compiled {
         unsafe {
             let form = &*(*index).rd_index;
             let mut columns = Vec::new();
+            let mut sent = Vec::new();
             for (position, number) in key_numbers(index).into_iter().enumerate() {
                 if number <= 0 {
                     return None;
@@ -247,7 +242,15 @@ impl Compiled {
                     name.push_str(&column.comparison);
                 }
                 columns.push((self.key_columns.len(), name));
+                sent.push(self.sent_column(&column));
                 self.key_columns.push(column);
+            }
+            // The subscriber goes by columns that it knows.
+            if let Some(columns) = sent.into_iter().collect() {
+                self.shape.keys.push(ShapeKey {
+                    nulls_equal: form.indnullsnotdistinct,
+                    columns,
+                });
             }
             let in_identity = key_numbers(index)
                 .into_iter()
@@ -260,6 +263,13 @@ impl Compiled {
                 in_identity,
             ))
         }
+    }
+
+    /// Where a key's column is among those that are sent, and what compares it; `None` when it is not sent.
+    fn sent_column(&self, key: &KeyColumn) -> Option<(u16, String)> {
+        let sent = |column: &SentColumn| column.attribute == key.attribute;
+        let place = self.columns.iter().position(sent)?;
+        Some((u16::try_from(place).ok()?, key.comparison.clone()))
     }
 
     /// What its hashes are made of. Those that are made of something else do not meet them.
@@ -285,11 +295,55 @@ impl Compiled {
     }
 }
 
+/// What is to be known of a relation to decide what of it is published.
+///
+/// # Safety
+/// `relation` is valid.
+pub(super) unsafe fn facts(relation: pg_sys::Relation) -> RelationFacts {
+    // SAFETY: as the caller says.
+    unsafe {
+        let form = &*(*relation).rd_rel;
+        RelationFacts {
+            oid: (*relation).rd_id.to_u32(),
+            is_partition: form.relispartition,
+            is_partitioned: form.relkind.cast_unsigned() == pg_sys::RELKIND_PARTITIONED_TABLE,
+        }
+    }
+}
+
+/// The relation under whose name changes are sent; to be closed.
+///
+/// # Safety
+/// In a transaction with a snapshot for catalogs.
+pub(super) unsafe fn open_ancestor(oid: u32) -> pg_sys::Relation {
+    // SAFETY: as the caller says.
+    let ancestor = unsafe { pg_sys::RelationIdGetRelation(oid.into()) };
+    if ancestor.is_null() {
+        report::fail(
+            pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            format!("could not open relation with OID {oid}"),
+            None,
+        );
+    }
+    ancestor
+}
+
+/// Numbers of the attributes that were not dropped.
+///
+/// # Safety
+/// `relation` is valid.
+pub(super) unsafe fn live_numbers(relation: pg_sys::Relation) -> Vec<i16> {
+    // SAFETY: as the caller says.
+    let live = unsafe { all(relation) }.filter(|attribute| !attribute.attisdropped);
+    live.map(|attribute| attribute.attnum).collect()
+}
+
 /// How old rows of a relation are identified in WAL.
-struct Identity {
-    kind: ReplicaIdentity,
-    columns: Vec<i16>,
-    primary_key: Vec<i16>,
+pub(super) struct Identity {
+    pub(super) kind: ReplicaIdentity,
+    /// Attributes of the index that identifies rows.
+    pub(super) columns: Vec<i16>,
+    pub(super) primary_key: Vec<i16>,
     /// All indexes.
     indexes: Vec<u32>,
 }
@@ -297,7 +351,7 @@ struct Identity {
 impl Identity {
     /// # Safety
     /// `relation` is valid; in a transaction with a snapshot for catalogs.
-    unsafe fn of(relation: pg_sys::Relation) -> Self {
+    pub(super) unsafe fn of(relation: pg_sys::Relation) -> Self {
         // SAFETY: as the caller says. RelationGetIndexList fills in the OIDs of the primary key and of the identity's index.
         unsafe {
             let indexes = publications::oids(pg_sys::RelationGetIndexList(relation));
@@ -347,19 +401,22 @@ unsafe fn key_numbers(index: pg_sys::Relation) -> Vec<i16> {
 }
 
 /// Index of an attribute by its number.
-fn index(number: i16) -> usize {
+pub(super) fn index(number: i16) -> usize {
     usize::try_from(number).unwrap_or(1).saturating_sub(1)
 }
 
 /// From the columns of the relation under whose name changes are sent to those of the changed one, by name.
-struct AttributeMap {
-    relation: pg_sys::Relation,
-    ancestor: pg_sys::Relation,
+pub(super) struct AttributeMap {
+    pub(super) relation: pg_sys::Relation,
+    pub(super) ancestor: pg_sys::Relation,
 }
 
 impl AttributeMap {
     /// Attribute `number` of the ancestor, and the one of the relation that has its name.
-    unsafe fn find(
+    ///
+    /// # Safety
+    /// Both relations are valid.
+    pub(super) unsafe fn find(
         &self,
         number: i16,
     ) -> Option<(
@@ -380,7 +437,7 @@ impl AttributeMap {
     }
 
     /// For every attribute of the ancestor the index of the relation's, and whether it is by value.
-    fn sources(&self) -> Vec<Option<(usize, bool)>> {
+    pub(super) fn sources(&self) -> Vec<Option<(usize, bool)>> {
         // SAFETY: both relations are valid for as long as the map.
         unsafe {
             all(self.ancestor)

@@ -10,7 +10,7 @@ pub(super) fn raise(error: &Error) -> ! {
     let (code, hint) = match error {
         Error::UnknownOption(_) => (
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            "Valid options are \"proto_version\", \"publication_names\", \"origin\", \"node\" and \"messages\".",
+            "Valid options are \"format\", \"proto_version\", \"publication_names\", \"origin\", \"node\", \"messages\" and \"join_transactions\"; with format \"gir-json\" also \"schema\", \"keys\" and \"include-unchanged-toast\".",
         ),
         Error::MissingOption("proto_version") | Error::UnsupportedVersion(_) => (
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -23,6 +23,7 @@ pub(super) fn raise(error: &Error) -> ! {
         Error::InvalidOption { hint, .. } => {
             (PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, *hint)
         }
+        Error::Wal2Json(error) => wal2json(error),
         Error::MissingPublication(_) => (
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             "The publication must have existed when the change was made. Name other publications with braid.alter_subscription, or drop the subscription and create it again.",
@@ -41,6 +42,60 @@ pub(super) fn raise(error: &Error) -> ! {
         ),
     };
     fail(code, error.to_string(), Some(hint))
+}
+
+/// wal2json's own SQLSTATEs.
+fn wal2json(error: &braid_decoder::wal2json::Error) -> (PgSqlErrorCode, &'static str) {
+    use braid_decoder::wal2json::Error;
+    match error {
+        Error::Unknown { .. } => (
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "Options of output plugin \"braid\" are listed in its reference, under \"Output formats\".",
+        ),
+        Error::Value {
+            option: "format-version",
+            ..
+        } => (
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "Valid values are 1 and 2.",
+        ),
+        Error::Value {
+            option: "actions", ..
+        } => (
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "Valid values are insert, update, delete and truncate.",
+        ),
+        Error::Value {
+            option: "max-message-size",
+            ..
+        } => (
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "Give a number of bytes, or one with a unit: kB, MB or GB.",
+        ),
+        Error::Value { .. } => (
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            "Valid values are true and false.",
+        ),
+        Error::List {
+            option: "filter-tables" | "add-tables",
+            ..
+        } => (
+            PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            "Separate tables by commas, name each with its schema, and put a backslash before special characters.",
+        ),
+        Error::List { .. } => (
+            PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            "Separate the values by commas.",
+        ),
+        Error::Deprecated(_) => (
+            PgSqlErrorCode::ERRCODE_INVALID_NAME,
+            "Values that have not changed and are not in WAL are left out; \"include-unchanged-toast-marker\" says which.",
+        ),
+        Error::VersionTooLow(_) | Error::VersionTooHigh(_) => (
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "Set \"format-version\" to 1 or 2.",
+        ),
+    }
 }
 
 /// Raise an error that has no variant of its own.

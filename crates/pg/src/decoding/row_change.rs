@@ -9,7 +9,7 @@ use super::column::Tools;
 use super::key::RowKeys;
 use super::relation::{Compiled, SentColumn};
 use super::report::or_raise;
-use super::row_filter::Of;
+use super::row_filter::{Of, RowFilters};
 use super::tuple::{Field, Row};
 
 /// One change of a row that was taken apart.
@@ -25,25 +25,9 @@ impl RowChange<'_> {
     /// As which operation the change passes the row filters, if it does.
     #[inline]
     pub fn passes(&self) -> Option<Operation> {
-        let Some(filters) = &self.compiled.filters else {
-            return Some(self.operation);
-        };
-        match (self.operation, self.old, self.new) {
-            (Operation::Insert, _, Some(new)) => filters
-                .matches(Of::Insert, new, None)
-                .then_some(Operation::Insert),
-            (Operation::Delete, Some(old), _) => filters
-                .matches(Of::Delete, old, None)
-                .then_some(Operation::Delete),
-            (Operation::Update, old, Some(new)) => {
-                let old_matches = old.map(|old| filters.matches(Of::Update, old, None));
-                let new_matches = filters.matches(Of::Update, new, old);
-                match transform(old_matches, new_matches) {
-                    Passed::As(operation) => Some(operation),
-                    Passed::Nothing => None,
-                }
-            }
-            _ => None,
+        match &self.compiled.filters {
+            Some(filters) => passes(filters, self.operation, self.old, self.new),
+            None => Some(self.operation),
         }
     }
 
@@ -137,5 +121,31 @@ impl RowChange<'_> {
             Field::Unavailable => image.put(&Value::None),
             Field::Stored(bytes) => column.encoder.put(bytes, image, self.tools),
         }
+    }
+}
+
+/// As which operation a change passes row filters, if it does.
+pub(super) fn passes(
+    filters: &RowFilters,
+    operation: Operation,
+    old: Option<&Row>,
+    new: Option<&Row>,
+) -> Option<Operation> {
+    match (operation, old, new) {
+        (Operation::Insert, _, Some(new)) => filters
+            .matches(Of::Insert, new, None)
+            .then_some(Operation::Insert),
+        (Operation::Delete, Some(old), _) => filters
+            .matches(Of::Delete, old, None)
+            .then_some(Operation::Delete),
+        (Operation::Update, old, Some(new)) => {
+            let old_matches = old.map(|old| filters.matches(Of::Update, old, None));
+            let new_matches = filters.matches(Of::Update, new, old);
+            match transform(old_matches, new_matches) {
+                Passed::As(operation) => Some(operation),
+                Passed::Nothing => None,
+            }
+        }
+        _ => None,
     }
 }

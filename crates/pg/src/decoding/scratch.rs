@@ -19,6 +19,11 @@ impl Scratch {
         }
     }
 
+    /// The memory itself.
+    pub(super) fn context(&self) -> pg_sys::MemoryContext {
+        self.context
+    }
+
     /// Run `f` with this as the current memory context. After an error, which unwinds, PostgreSQL sets the context itself.
     #[inline]
     pub(super) fn run<T>(&self, f: impl FnOnce() -> T) -> T {

@@ -1,5 +1,5 @@
-//! The state of a stream: the relations that it has met, what it has announced, the transaction in hand; and what a change
-//! makes of it.
+//! The format `gir`: the relations that a stream has met, what it has announced, the transaction in hand; and what a change
+//! makes of it. How finished frames leave is a [`Delivery`]'s.
 //!
 //! It belongs to the decoding context: it is dropped when that context's memory goes, also after an error, for which there
 //! is no callback.
@@ -7,11 +7,16 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 
-use braid_decoder::{FrameSink, Options, Outbox, Publication, SchemaBook, Shape};
-use braid_gir::{Operation, SchemaNumber};
+use braid_decoder::{
+    FrameSink, Options, OriginPolicy, Outbox, Publication, SchemaBook, Shape, classify,
+    to_unix_micros,
+};
+use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::Tools;
+use super::format::{Change, Context, Format, LogicalMessage, Truncation};
+use super::held::{self, Held};
 use super::invalidation;
 use super::node::Identity;
 use super::relation::{Compiled, Hashed};
@@ -41,10 +46,36 @@ struct Entry {
     fence: bool,
 }
 
+/// Reports progress within a large transaction of which nothing is sent, where the reorder buffer does not do it.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    silent: u32,
+}
+
+impl Progress {
+    /// A change is done with.
+    #[inline]
+    pub(super) fn note(&mut self, ctx: Context, written: bool) {
+        if written {
+            self.silent = 0;
+        } else if !compat::REPORTS_PROGRESS {
+            self.silent += 1;
+            if self.silent >= SILENT_CHANGES {
+                self.silent = 0;
+                // SAFETY: in a callback of this context.
+                unsafe { pg_sys::OutputPluginUpdateProgress(ctx, false) };
+            }
+        }
+    }
+}
+
 /// What a stream knows and has in hand.
-pub struct Stream {
-    pub options: Options,
-    pub outbox: Outbox,
+pub(super) struct Stream {
+    pub(super) options: Options,
+    pub(super) outbox: Outbox,
+    pub(super) delivery: Box<dyn Delivery>,
+    /// Types without a portable form are written in their text form.
+    text_forms: bool,
     /// Loaded with the first change, and again after an invalidation.
     publications: Option<Vec<Publication>>,
     relations: HashMap<u32, Entry>,
@@ -52,40 +83,79 @@ pub struct Stream {
     /// Relations were forgotten for want of room.
     forgot: bool,
     origins: HashMap<u16, String>,
-    pub tools: Tools,
-    pub old: Row,
-    pub new: Row,
+    tools: Tools,
+    old: Row,
+    new: Row,
     keys: Vec<u64>,
     /// Nothing of this transaction is sent.
-    pub skip: bool,
-    silent: u32,
+    skip: bool,
+    progress: Progress,
     /// Parent of every memory context of the plugin.
     context: pg_sys::MemoryContext,
-    pub session: Option<Session>,
+    session: Option<Session>,
+    pub(super) held: Held,
 }
 
-/// Sends a frame through the decoding context.
-pub struct Sink(pub *mut pg_sys::LogicalDecodingContext);
+/// How the frames of a stream leave: as they are, or as something else that says the same.
+pub(super) trait Delivery {
+    /// Whether it is text in the server's encoding that leaves.
+    fn is_text(&self) -> bool;
 
-impl FrameSink for Sink {
-    fn send(&mut self, frame: &[u8]) {
-        let Ok(len) = i32::try_from(frame.len()) else {
-            report::fail(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                "row is too large to be replicated".to_owned(),
-                None,
-            );
-        };
-        // SAFETY: called in a callback that may write; the output buffer is the context's.
-        unsafe {
-            pg_sys::OutputPluginPrepareWrite(self.0, true);
-            pg_sys::appendBinaryStringInfo((*self.0).out, frame.as_ptr().cast(), len);
-            pg_sys::OutputPluginWrite(self.0, true);
-        }
+    /// Send a frame: whole records, at most of one transaction.
+    ///
+    /// # Safety
+    /// `ctx` is valid and may be written to; in a transaction with a historic snapshot, unless the frame is a lone message.
+    unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]);
+}
+
+/// Each frame as one message.
+pub(super) struct Frames;
+
+impl Delivery for Frames {
+    fn is_text(&self) -> bool {
+        false
+    }
+
+    unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]) {
+        // SAFETY: as the caller says.
+        unsafe { write_message(ctx, frame, true) };
     }
 }
 
-unsafe fn small_context(
+/// Send `bytes` through the decoding context; `last` if its buffer holds the whole of what belongs together.
+///
+/// # Safety
+/// `ctx` is valid, in a callback that may write.
+pub(super) unsafe fn write_message(ctx: Context, bytes: &[u8], last: bool) {
+    let Ok(len) = i32::try_from(bytes.len()) else {
+        report::fail(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            "row is too large to be replicated".to_owned(),
+            None,
+        );
+    };
+    // SAFETY: as the caller says; the output buffer is the context's.
+    unsafe {
+        pg_sys::OutputPluginPrepareWrite(ctx, last);
+        pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), len);
+        pg_sys::OutputPluginWrite(ctx, last);
+    }
+}
+
+/// The outbox's way out.
+pub(super) struct Sink<'s> {
+    pub(super) ctx: Context,
+    pub(super) delivery: &'s mut dyn Delivery,
+}
+
+impl FrameSink for Sink<'_> {
+    fn send(&mut self, frame: &[u8]) {
+        // SAFETY: made in callbacks that may write, from their context.
+        unsafe { self.delivery.deliver(self.ctx, frame) };
+    }
+}
+
+pub(super) unsafe fn small_context(
     parent: pg_sys::MemoryContext,
     name: &'static CStr,
 ) -> pg_sys::MemoryContext {
@@ -102,7 +172,7 @@ unsafe fn small_context(
 }
 
 /// `InvalidRepOriginId`: first committed here.
-pub fn no_origin() -> pg_sys::RepOriginId {
+pub(super) fn no_origin() -> pg_sys::RepOriginId {
     pg_sys::RepOriginId::try_from(pg_sys::InvalidRepOriginId).unwrap_or_default()
 }
 
@@ -110,8 +180,12 @@ impl Stream {
     /// A stream that has sent nothing. `parent` is the decoding context's memory.
     ///
     /// # Safety
-    /// `parent` is valid, and outlives the stream.
-    pub unsafe fn new(options: Options, parent: pg_sys::MemoryContext) -> Self {
+    /// `parent` is valid, and outlives the stream; in the startup callback.
+    pub(super) unsafe fn new(
+        options: Options,
+        delivery: Box<dyn Delivery>,
+        parent: pg_sys::MemoryContext,
+    ) -> Self {
         // SAFETY: as the caller says.
         let (context, scratch) = unsafe {
             let context = small_context(parent, c"braid output plugin");
@@ -120,6 +194,8 @@ impl Stream {
         Self {
             options,
             outbox: Outbox::new(),
+            text_forms: delivery.is_text(),
+            delivery,
             publications: None,
             relations: HashMap::new(),
             book: SchemaBook::default(),
@@ -130,15 +206,16 @@ impl Stream {
             new: Row::default(),
             keys: Vec::new(),
             skip: false,
-            silent: 0,
+            progress: Progress::default(),
             context,
-            session: None,
+            session: Some(Session::enter()),
+            held: Held::default(),
         }
     }
 
     /// # Safety
     /// With a historic snapshot.
-    pub unsafe fn ensure_header(&mut self) {
+    unsafe fn ensure_header(&mut self) {
         if !self.outbox.wants_header() {
             return;
         }
@@ -149,18 +226,12 @@ impl Stream {
     }
 
     /// Send what has gathered, or say that nothing does.
-    pub fn end_of_change(&mut self, ctx: *mut pg_sys::LogicalDecodingContext, written: bool) {
+    fn end_of_change(&mut self, ctx: Context, written: bool) {
         if written {
-            self.silent = 0;
-            self.outbox.flush_if_large(&mut Sink(ctx));
-        } else if !compat::REPORTS_PROGRESS {
-            self.silent += 1;
-            if self.silent >= SILENT_CHANGES {
-                self.silent = 0;
-                // SAFETY: in a callback of this context.
-                unsafe { pg_sys::OutputPluginUpdateProgress(ctx, false) };
-            }
+            let delivery = &mut *self.delivery;
+            self.outbox.flush_if_large(&mut Sink { ctx, delivery });
         }
+        self.progress.note(ctx, written);
     }
 
     /// Name of a replication origin; empty for none, for one that is not known any more, and for what was marked as not to be
@@ -168,7 +239,7 @@ impl Stream {
     ///
     /// # Safety
     /// In a transaction with a historic snapshot.
-    pub unsafe fn origin_name(&mut self, origin: pg_sys::RepOriginId) -> String {
+    unsafe fn origin_name(&mut self, origin: pg_sys::RepOriginId) -> String {
         let unnamed = u32::from(origin) == pg_sys::DoNotReplicateId;
         if origin == no_origin() || unnamed {
             return String::new();
@@ -187,7 +258,7 @@ impl Stream {
     }
 
     #[inline]
-    pub fn absorb_invalidations(&mut self) {
+    fn absorb_invalidations(&mut self) {
         if let Some(notes) = invalidation::take() {
             self.forget(&notes);
         }
@@ -252,6 +323,7 @@ impl Stream {
             tools,
             options,
             context,
+            text_forms,
             ..
         } = self;
         // SAFETY: as for `refresh`; what is allocated on the way is in the scratch memory.
@@ -263,7 +335,7 @@ impl Stream {
                 Some(publications) => publications,
                 None => publications.insert(or_raise(publications::load(&options.publications))),
             };
-            Compiled::new(relation, publications, *context)
+            Compiled::new(relation, publications, *text_forms, *context)
         });
         let entry = relations.entry(oid).or_default();
         entry.stale = false;
@@ -283,13 +355,14 @@ impl Stream {
     ///
     /// # Safety
     /// In a transaction with a historic snapshot; the pointers are valid, the tuples may be null.
-    pub unsafe fn row_changed(
-        &mut self,
-        relation: pg_sys::Relation,
-        action: pg_sys::ReorderBufferChangeType::Type,
-        old: pg_sys::HeapTuple,
-        new: pg_sys::HeapTuple,
-    ) -> bool {
+    unsafe fn put_row(&mut self, change: &Change) -> bool {
+        let &Change {
+            relation,
+            action,
+            old,
+            new,
+            ..
+        } = change;
         // SAFETY: as the caller says.
         let oid = unsafe { self.refresh(relation) };
         let Self {
@@ -374,14 +447,9 @@ impl Stream {
     ///
     /// # Safety
     /// In a transaction with a historic snapshot; the relations are valid.
-    pub unsafe fn truncated(
-        &mut self,
-        relations: &[pg_sys::Relation],
-        cascade: bool,
-        restart: bool,
-    ) -> bool {
+    unsafe fn put_truncation(&mut self, truncation: &Truncation<'_>) -> bool {
         let mut numbers = Vec::new();
-        for relation in relations {
+        for relation in truncation.relations {
             // SAFETY: as the caller says.
             let oid = unsafe { self.refresh(*relation) };
             let concerned = self
@@ -413,8 +481,117 @@ impl Stream {
             return false;
         }
         or_raise(self.outbox.ensure_begun());
+        let (cascade, restart) = (truncation.cascade, truncation.restart_identity);
         or_raise(self.outbox.writer().truncate(cascade, restart, &numbers));
         true
+    }
+}
+
+impl Format for Stream {
+    fn is_text(&self) -> bool {
+        self.delivery.is_text()
+    }
+
+    fn refuses_origin(&self, origin: pg_sys::RepOriginId) -> bool {
+        self.options.origin == OriginPolicy::Local && origin != no_origin()
+    }
+
+    fn joined(&mut self) -> Option<&mut Stream> {
+        Some(self)
+    }
+
+    unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+        // SAFETY: as the caller says.
+        unsafe { held::release_before(ctx, self, txn) };
+        self.absorb_invalidations();
+        // SAFETY: as the caller says. The commit time is the member of the union that is set for a transaction that committed.
+        let (origin, time) =
+            unsafe { (self.origin_name(txn.origin_id), txn.xact_time.commit_time) };
+        let source = classify(&origin);
+        self.skip = source.is_node(self.options.node.as_deref());
+        let transaction = self.outbox.start();
+        transaction.commit_lsn = txn.final_lsn;
+        transaction.commit_timestamp = to_unix_micros(time);
+        transaction.xid = txn.xid.into_inner();
+        transaction.origin.clear();
+        transaction.origin.push_str(source.name());
+        transaction.origin_lsn = if source.name().is_empty() {
+            0
+        } else {
+            txn.origin_lsn
+        };
+    }
+
+    unsafe fn row_changed(
+        &mut self,
+        ctx: Context,
+        _txn: &pg_sys::ReorderBufferTXN,
+        change: &Change,
+    ) {
+        // SAFETY: as the caller says.
+        let written = !self.skip && unsafe { self.put_row(change) };
+        self.old.clear();
+        self.new.clear();
+        self.tools.scratch.reset();
+        self.end_of_change(ctx, written);
+    }
+
+    unsafe fn truncated(
+        &mut self,
+        ctx: Context,
+        _txn: &pg_sys::ReorderBufferTXN,
+        truncation: &Truncation<'_>,
+    ) {
+        // SAFETY: as the caller says.
+        let written = !self.skip && unsafe { self.put_truncation(truncation) };
+        self.tools.scratch.reset();
+        self.end_of_change(ctx, written);
+    }
+
+    unsafe fn message(
+        &mut self,
+        ctx: Context,
+        _txn: Option<&pg_sys::ReorderBufferTXN>,
+        message: &LogicalMessage<'_>,
+    ) {
+        if !self.options.messages || (message.transactional && self.skip) {
+            return;
+        }
+        // SAFETY: as the caller says.
+        let prefix = unsafe { names::from_server(message.prefix.as_ptr()) };
+        let record = Message {
+            transactional: message.transactional,
+            lsn: message.lsn,
+            prefix: &prefix,
+            content: message.content,
+        };
+        // SAFETY: as the caller says.
+        unsafe { self.ensure_header() };
+        if message.transactional {
+            or_raise(self.outbox.ensure_begun());
+            or_raise(self.outbox.writer().message(&record));
+            self.end_of_change(ctx, true);
+        } else {
+            let delivery = &mut *self.delivery;
+            or_raise(
+                self.outbox
+                    .lone_message(&record, &mut Sink { ctx, delivery }),
+            );
+        }
+    }
+
+    unsafe fn commit(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+        let delivery = &mut *self.delivery;
+        let sent = or_raise(self.outbox.commit(txn.end_lsn, &mut Sink { ctx, delivery }));
+        // Keeps feedback and synchronous replication going over transactions of which nothing is sent.
+        // SAFETY: as the caller says.
+        unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
+    }
+
+    fn leave(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.leave();
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory that stands in for a shared segment, and other things that the tests share.
 
+pub use braid_testing::Random;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -111,50 +112,5 @@ pub fn frames(transaction: &mut Transaction) -> Result<Vec<Vec<u8>>, Error> {
             FrameRead::Pending => panic!("a complete transaction has no more to come"),
             FrameRead::End => return Ok(frames),
         }
-    }
-}
-
-/// A generator of numbers that a seed determines (splitmix64).
-pub struct Random(u64);
-
-impl Random {
-    /// Seeded by `BRAID_TEST_SEED`, else by the clock. Prints the seed: cargo shows it when the test fails.
-    pub fn new(test: &str) -> Self {
-        let seed = std::env::var("BRAID_TEST_SEED")
-            .ok()
-            .and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| {
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .unwrap();
-            u64::from(now.subsec_nanos()) ^ now.as_secs()
-        });
-        println!("{test}: BRAID_TEST_SEED={seed}");
-        Self(seed)
-    }
-
-    pub fn from_seed(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(len + 8);
-        while bytes.len() < len {
-            bytes.extend_from_slice(&self.next().to_le_bytes());
-        }
-        bytes.truncate(len);
-        bytes
     }
 }

@@ -163,21 +163,21 @@ fn i10_any_bytes_in_the_buffer_are_an_error_or_frames() {
     for round in 0..2000 {
         let (memory, mut leader) = ring(small());
         let mut sizes = Vec::new();
-        for _ in 0..=random.below(20) {
-            let len = random.below(300);
+        for _ in 0..=random.index(20) {
+            let len = random.index(300);
             assert!(store(&mut leader, &random.bytes(len)));
             sizes.push(len);
         }
         leader.publish(&Complete::default());
-        for _ in 0..=random.below(4) {
-            let at = buffer_at(small()) + random.below(1000);
+        for _ in 0..=random.index(4) {
+            let at = buffer_at(small()) + random.index(1000);
             // Small numbers are likelier to look like headers.
             let bytes = if round % 2 == 0 {
                 random.bytes(8)
             } else {
                 header(
-                    u32::try_from(random.below(400)).unwrap(),
-                    u32::try_from(random.below(6)).unwrap(),
+                    u32::try_from(random.index(400)).unwrap(),
+                    u32::try_from(random.index(6)).unwrap(),
                 )
                 .to_vec()
             };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use braid_ring::{Complete, FrameRead, Geometry, Leader, Ring, Transaction, Wakes};
+use braid_ring::{Complete, FrameRead, Geometry, Grain, Leader, Ring, Transaction, Wakes};
 
 use crate::memory::{Memory, Random, ring};
 
@@ -84,7 +84,7 @@ impl Latches {
 /// The frames of transaction `number` are a function of the seed and the number.
 fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
     let mut random = Random::from_seed(seed ^ number.wrapping_mul(0x1234_5678_9abc_def1));
-    let kind = random.below(1000);
+    let kind = random.index(1000);
     let (most, frames) = match kind {
         0..=4 => (buffer * 3, 2),   // larger than the ring in one frame
         5..=9 => (buffer / 20, 60), // larger than the ring in many
@@ -92,14 +92,14 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         60..=99 => (10, 0),
         _ => (200, 5),
     };
-    let frames: Vec<_> = (0..random.below(frames + 1))
+    let frames: Vec<_> = (0..random.index(frames + 1))
         .map(|_| {
-            let len = random.below(most);
+            let len = random.index(most);
             random.bytes(len)
         })
         .collect();
     let complete = Complete {
-        depends_on: if random.below(3) == 0 {
+        depends_on: if random.index(3) == 0 {
             number.saturating_sub(1 + random.next() % 10)
         } else {
             0
@@ -108,7 +108,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         end_lsn: number * 10 + 5,
         commit_timestamp: number.cast_signed(),
         changes: 1,
-        skip: random.below(50) == 0,
+        skip: random.index(50) == 0,
     };
     (frames, complete)
 }
@@ -138,7 +138,7 @@ impl Producer<'_> {
             if ready(&mut self.leader) {
                 return;
             }
-            self.leader.ring().leader_will_wait();
+            self.leader.ring().leader_will_wait(0);
             self.collect();
             if ready(&mut self.leader) {
                 return;
@@ -158,7 +158,8 @@ impl Producer<'_> {
                 self.latches.moved();
                 if self.leader.should_open() {
                     self.leader.publish_open();
-                    self.latches.set(&self.leader.ring().idle_appliers());
+                    self.latches
+                        .set(&self.leader.ring().idle_appliers(Grain::ONE));
                 }
                 if self.leader.is_open() {
                     self.leader.extend();
@@ -176,7 +177,7 @@ impl Producer<'_> {
         self.latches.set(&if open {
             ring.all_appliers()
         } else {
-            ring.idle_appliers()
+            ring.idle_appliers(Grain::ONE)
         });
         self.latches.moved();
     }
@@ -195,13 +196,13 @@ impl Applier<'_> {
     fn run(&mut self) {
         self.latches.own(self.number + 2);
         while let Some(mut transaction) = self.next() {
-            if self.random.below(8) == 0 {
+            if self.random.index(8) == 0 {
                 thread::yield_now();
             }
             let sequence = transaction.sequence;
             self.wait_for(transaction.depends_on);
             self.check(&mut transaction);
-            if !transaction.is_open() && self.random.below(10) == 0 {
+            if !transaction.is_open() && self.random.index(10) == 0 {
                 transaction.rewind();
                 self.check(&mut transaction);
             }
@@ -216,7 +217,7 @@ impl Applier<'_> {
                 order.push(sequence);
             }
             self.latches
-                .set(&self.ring.commit(self.number, sequence, sequence * 3));
+                .set(&self.ring.commit(self.number, sequence, sequence * 3, 0));
             self.latches.moved();
         }
     }
@@ -313,7 +314,7 @@ fn run(seed: u64, geometry: Geometry, time: Duration) -> u64 {
                 number += 1;
                 let (frames, complete) = content(seed, number, buffer);
                 producer.send(&frames, &complete);
-                if random.below(200) == 0 {
+                if random.index(200) == 0 {
                     // Everybody falls asleep.
                     producer.wait_until(|leader| leader.ring().committed() == number);
                 }
@@ -398,7 +399,7 @@ fn an_open_transaction_several_times_the_ring_streams_through() {
                     FrameRead::End => break,
                 }
             }
-            let _ = ring.commit(0, 1, 1);
+            let _ = ring.commit(0, 1, 1, 0);
             read
         });
         latches.own(1);
@@ -411,8 +412,8 @@ fn an_open_transaction_several_times_the_ring_streams_through() {
         let mut frames = Vec::new();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let len = if random.below(50) == 0 {
-                random.below(4 * 65_536)
+            let len = if random.index(50) == 0 {
+                random.index(4 * 65_536)
             } else {
                 100
             };

@@ -1,6 +1,6 @@
 //! Transactions from the leader to an applier, one step at a time.
 
-use braid_ring::{Complete, FrameRead, Geometry};
+use braid_ring::{Complete, FrameRead, Geometry, Grain};
 
 use crate::memory::{Random, frames, ring, small, store};
 
@@ -44,7 +44,7 @@ fn frames_of_all_sizes_arrive_as_they_were() {
             [frame],
             "{len} after a rewind"
         );
-        let _ = ring.commit(0, number, number);
+        let _ = ring.commit(0, number, number, 0);
         leader.committed_at(number);
     }
     assert!(ring.tail() > 10 * ring.geometry().buffer, "it went around");
@@ -57,8 +57,8 @@ fn a_transaction_of_many_frames_and_of_none() {
     let ring = leader.ring();
     for number in 1..500 {
         let mut stored = Vec::new();
-        for _ in 0..random.below(60) {
-            let len = random.below(400);
+        for _ in 0..random.index(60) {
+            let len = random.index(400);
             let frame = random.bytes(len);
             assert!(store(&mut leader, &frame));
             stored.push(frame);
@@ -68,7 +68,7 @@ fn a_transaction_of_many_frames_and_of_none() {
         assert_eq!(frames(&mut transaction).unwrap(), stored);
         assert_eq!(transaction.commit_lsn(), number * 100);
         assert_eq!(transaction.end_lsn(), number * 100 + 50);
-        let _ = ring.commit(1, number, 7 * number);
+        let _ = ring.commit(1, number, 7 * number, 0);
         let (remote, local, timestamp) = leader.committed_at(number);
         assert_eq!((remote, local), (number * 100 + 50, 7 * number));
         assert_eq!(timestamp, -i64::try_from(number).unwrap());
@@ -93,7 +93,7 @@ fn i9_a_full_ring_takes_nothing_until_a_commit_releases_it() {
     assert!(!store(&mut leader, &frame));
     let _ = ring.claim(0).unwrap();
     assert!(!store(&mut leader, &frame), "taking it releases nothing");
-    let _ = ring.commit(0, 1, 1);
+    let _ = ring.commit(0, 1, 1, 0);
     assert!(store(&mut leader, &frame), "its commit does");
     assert!(!store(&mut leader, &frame));
 }
@@ -110,7 +110,7 @@ fn i1_a_descriptor_is_not_used_again_before_its_end_was_read() {
     assert_eq!(number, 15);
     for sequence in 1..=5 {
         let _ = ring.claim(0).unwrap();
-        let _ = ring.commit(0, sequence, sequence * 3);
+        let _ = ring.commit(0, sequence, sequence * 3, 0);
     }
     // Committed, but the leader has not taken note yet.
     assert!(!leader.has_descriptor());
@@ -158,7 +158,7 @@ fn i5_transactions_are_taken_in_order_by_who_may() {
     );
     assert_eq!(ring.ahead_of(3).count(), 2);
     assert_eq!(ring.ahead_of(1).count(), 0);
-    let _ = ring.commit(1, 1, 1);
+    let _ = ring.commit(1, 1, 1, 0);
     assert_eq!(ring.ahead_of(2).count(), 0);
     ring.set_active_appliers(3);
     assert_eq!(ring.claim(2).unwrap().sequence, 3);
@@ -191,7 +191,7 @@ fn what_is_discarded_is_never_seen() {
         assert!(store(&mut leader, &[2; 100]));
         leader.publish(&complete(number));
         assert_eq!(frames(&mut ring.claim(0).unwrap()).unwrap(), [[2; 100]]);
-        let _ = ring.commit(0, number, 1);
+        let _ = ring.commit(0, number, 1, 0);
         leader.committed_at(number);
     }
 }
@@ -243,7 +243,7 @@ fn an_open_transaction_is_read_as_it_comes() {
         FrameRead::End
     );
     assert_eq!(transaction.end_lsn(), 150);
-    let _ = ring.commit(0, 1, 1);
+    let _ = ring.commit(0, 1, 1, 0);
     leader.publish(&complete(2));
     assert_eq!(ring.claim(1).unwrap().sequence, 2);
 }
@@ -262,6 +262,63 @@ fn i9_a_transaction_asks_to_be_opened_before_it_fills_the_ring() {
 }
 
 #[test]
+fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
+    let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));
+    let ring = leader.ring();
+    for number in 1..=12 {
+        assert!(leader.store(&[1; 10], true, true));
+        leader.publish(&Complete {
+            changes: if number == 9 { 4 } else { 1 },
+            skip: number == 6,
+            ..complete(number)
+        });
+    }
+    let mut runs = Vec::new();
+    while let Some(run) = ring.claim_run(0, Grain { run: 4, small: 3 }) {
+        runs.push((run.first, run.last));
+    }
+    assert_eq!(runs, [(1, 4), (5, 5), (6, 6), (7, 8), (9, 9), (10, 12)]);
+    // What is in hand is shown as the run goes on.
+    assert_eq!(ring.slot(0).unwrap().sequence(), 10);
+    let _ = ring.commit(0, 10, 1, 11);
+    assert_eq!(ring.slot(0).unwrap().sequence(), 11);
+}
+
+#[test]
+fn appliers_are_woken_by_the_load() {
+    let (_memory, mut leader) = ring(Geometry::new(3, 0, 64));
+    let ring = leader.ring();
+    for applier in 0..3 {
+        ring.applier_will_wait(applier, u64::MAX - 1);
+    }
+    const GRAIN: Grain = Grain { run: 8, small: 2 };
+    let publish = |leader: &mut braid_ring::Leader, number: u64| {
+        assert!(leader.store(&[1; 10], true, true));
+        leader.publish(&Complete {
+            changes: 2,
+            ..complete(number)
+        });
+    };
+    publish(&mut leader, 1);
+    assert_eq!(ring.idle_appliers(GRAIN).len(), 1, "nobody is busy");
+    assert_eq!(ring.claim_run(0, GRAIN).unwrap().last, 1);
+    for number in 2..=4 {
+        publish(&mut leader, number);
+        assert!(ring.idle_appliers(GRAIN).is_empty(), "the busy one goes on");
+    }
+    publish(&mut leader, 5);
+    assert_eq!(
+        ring.idle_appliers(GRAIN).len(),
+        1,
+        "more than it can do soon"
+    );
+    for number in 6..=30 {
+        publish(&mut leader, number);
+    }
+    assert_eq!(ring.idle_appliers(GRAIN).len(), 2);
+}
+
+#[test]
 fn waiting_and_waking_by_address() {
     let (_memory, mut leader) = ring(Geometry::new(3, 0, 16));
     let ring = leader.ring();
@@ -270,31 +327,34 @@ fn waiting_and_waking_by_address() {
     for applier in 0..3 {
         ring.applier_will_wait(applier, u64::MAX - 1);
     }
-    assert!(ring.idle_appliers().is_empty(), "there is nothing to take");
+    assert!(
+        ring.idle_appliers(Grain::ONE).is_empty(),
+        "there is nothing to take"
+    );
     leader.publish(&complete(1));
-    assert_eq!(list(ring.idle_appliers()), [2]);
+    assert_eq!(list(ring.idle_appliers(Grain::ONE)), [2]);
     // The first has not run yet; a second transaction is for another.
     leader.publish(&complete(2));
-    assert_eq!(list(ring.idle_appliers()), [2, 3]);
+    assert_eq!(list(ring.idle_appliers(Grain::ONE)), [2, 3]);
     ring.claim(0).unwrap();
     assert_eq!(
-        list(ring.idle_appliers()),
+        list(ring.idle_appliers(Grain::ONE)),
         [3],
         "who has taken one is not idle"
     );
     ring.claim(1).unwrap();
-    assert!(ring.idle_appliers().is_empty());
+    assert!(ring.idle_appliers(Grain::ONE).is_empty());
     ring.applier_will_wait(1, 1);
     leader.publish(&complete(3));
-    ring.leader_will_wait();
+    ring.leader_will_wait(0);
     assert_eq!(
-        list(ring.commit(0, 1, 1)),
+        list(ring.commit(0, 1, 1, 0)),
         [3, 1],
         "who waits for it, and the leader"
     );
     ring.applier_awake(1);
     assert!(
-        ring.commit(1, 2, 2).is_empty(),
+        ring.commit(1, 2, 2, 0).is_empty(),
         "the leader was woken, applier 2 waits for another thing"
     );
 }

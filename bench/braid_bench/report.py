@@ -1,0 +1,103 @@
+"""`bench/report`: charts and the tables of docs/PERFORMANCE.md from results files. Several complete each other; of what is in more
+than one, the later counts. Without arguments: the newest in bench/results. What was reported is kept as bench/results/pgNN.json, which
+can be completed in the same way.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+from . import charts, goals, summary
+
+TOP = pathlib.Path(__file__).parents[2]
+DOCUMENT = TOP / "docs" / "PERFORMANCE.md"
+CHARTS = TOP / "bench" / "charts"
+RESULTS = TOP / "bench" / "results"
+IDENTITY = {
+    "drains": ("workload", "variant", "commit"), "latency": ("rate", "variant"), "link": ("workload", "variant", "delay_ms"),
+    "dtle": ("variant", "delay_ms"),
+}
+
+
+def merge(files):
+    merged = None
+    for path in files:
+        found = json.loads(path.read_text())
+        if merged is None:
+            merged = found
+            continue
+        for key in ("scale", "options", "settings"):
+            if found["plan"][key] != merged["plan"][key]:
+                raise SystemExit(f"report: {path} was taken with another {key}: {found['plan'][key]}, not {merged['plan'][key]}")
+        merged["loads"].update(found["loads"])
+        merged["limits"].update(found["limits"])
+        merged["machine"], merged["at"] = found["machine"], found["at"]
+        merged["plan"]["runs"] = min(merged["plan"]["runs"], found["plan"]["runs"])
+        for part, keys in IDENTITY.items():
+            entries = {tuple(e[k] for k in keys): e for e in [*merged.get(part, ()), *found.get(part, ())]}
+            merged[part] = list(entries.values())
+    return merged
+
+
+def markdown(rows, right=()):
+    def line(cells):
+        return "| " + " | ".join(str(c) for c in cells) + " |"
+
+    return "\n".join([line(rows[0]), "|" + "|".join("---:" if n in right else "---" for n in range(len(rows[0]))) + "|",
+                      *map(line, rows[1:])])
+
+
+def sections(results, kept):
+    """Name of a mark in the document -> what stands there."""
+    m = results["machine"]
+    scale = results["plan"]["scale"]
+    yield "machine", "\n".join([
+        f"- {m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, Linux {m['kernel']}; a flush of 8 kB takes {m['flush_ms']} ms",
+        f"- PostgreSQL {m['postgresql']}, Braid {m['braid']}, {results['at'][:10]}; median of {results['plan']['runs']} samples",
+        f"- load average before {', '.join(map(str, m['load_average']))}; {m.get('stolen_percent', 0)} % of the CPU time was taken by the host",
+        *([f"- **At {scale:g} of the full size**: a look, no result"] if scale != 1 else []),
+        *([f"- settings: `{'; '.join(results['plan']['settings'])}`"] if results["plan"]["settings"] else []),
+        f"- samples: [`{kept.relative_to(TOP)}`](../{kept.relative_to(TOP)})",
+    ])
+    yield "goals", markdown(summary.goal_rows(results), right=(4, 5))
+    drains = summary.drain_rows(results)
+    if len(drains) > 1:
+        yield "drains", markdown(drains, right=range(3, 11))
+    limits, times, far = summary.other_rows(results)
+    for name, rows, right in (("limits", limits, range(2, 5)), ("latency", times, (0, *range(2, 9))), ("distance", far, range(2, 6))):
+        if len(rows) > 1:
+            yield name, markdown(rows, right)
+
+
+def fill(text, name, content):
+    """What stands between `<!-- bench: NAME -->` and `<!-- end -->`."""
+    marked = re.compile(rf"(<!-- bench: {name} -->\n).*?(<!-- end -->)", re.S)
+    if not marked.search(text):
+        raise SystemExit(f"report: {DOCUMENT} has no mark for {name}")
+    return marked.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
+
+
+def main(arguments):
+    files = [pathlib.Path(a) for a in arguments] or sorted(RESULTS.glob("20*.json"))[-1:]
+    if not files:
+        raise SystemExit("report: there are no results yet: make bench")
+    results = merge(files)
+    # What the document shows is kept with it, whole.
+    kept = RESULTS / f"pg{results['machine']['postgresql'].split('.')[0]}.json"
+    text = DOCUMENT.read_text()
+    for name, content in sections(results, kept):
+        text = fill(text, name, content)
+    DOCUMENT.write_text(text)
+    kept.write_text(json.dumps(results, indent=1) + "\n")
+    CHARTS.mkdir(exist_ok=True)
+    drawn = charts.draw(results)
+    for name, svg in drawn.items():
+        (CHARTS / name).write_text(svg)
+    missed = [f"{goal.workload}, {goal.variant}, {goal.measure}" for goal, _, met in summary.judged(results) if met is False]
+    print(f"{DOCUMENT.relative_to(TOP)} and {len(drawn)} charts in {CHARTS.relative_to(TOP)} from {', '.join(f.name for f in files)};"
+          f" {len(goals.GOALS)} goals, {len(missed)} measured and not met")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1087 @@
+//! A discrete event simulation of one subscription: decoder, leader, appliers, flushes. The dependency tracker and the
+//! consolidation are the real ones; time is what the costs say.
+//!
+//! Processors are shared evenly: with more runnable processes than processors, each runs at that part of its speed. Processes that
+//! wait use none.
+//!
+//! Left out: what processes do to each other beyond that (caches, locks on pages and WAL buffers), the network, and local load. So a
+//! prediction for many appliers is the limit that scheduling sets.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashSet};
+
+use braid_bgworker::consolidate::{self, Change as NetChange, Run, Version};
+use braid_bgworker::dependency::DependencyTracker;
+use serde::{Deserialize, Serialize};
+
+use crate::costs::{Costs, Rows};
+use crate::workload::{Operation, Transaction};
+
+/// Keys that the tracker remembers, as the leader's.
+const TRACKED_KEYS: usize = 200_000;
+
+/// The order of commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// The provider's.
+    Source,
+    /// Any that the dependencies allow.
+    Relaxed,
+}
+
+/// How transactions are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// One by one, by one applier.
+    Serial,
+    /// Each by itself.
+    Parallel,
+    /// Several as one.
+    Batch,
+    /// Several as one, each row once.
+    Consolidate,
+}
+
+/// Who waits until commits are flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flush {
+    /// Nobody.
+    None,
+    /// The leader, now and then, for all of them; as Braid does with `synchronous_commit`.
+    Leader,
+    /// Each applier for its own, after it has passed the turn on; flushes that several wait for are one.
+    Appliers,
+}
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setup {
+    /// Appliers.
+    pub appliers: usize,
+    /// Processors; 0 for as many as it takes.
+    pub cores: u32,
+    /// Order of commits.
+    pub order: Order,
+    /// Mode.
+    pub mode: Mode,
+    /// Flushes.
+    pub flush: Flush,
+}
+
+/// What came out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Throughput.
+    pub transactions_per_second: f64,
+    /// Throughput in rows of the provider.
+    pub rows_per_second: f64,
+    /// What sets the limit.
+    pub bottleneck: &'static str,
+    /// Share of the time that the decoder worked.
+    pub decoder: f64,
+    /// The leader.
+    pub leader: f64,
+    /// The processors, of as many as there are; 0 when they are not limited.
+    #[serde(rename = "processors")]
+    pub cores: f64,
+    /// Of the appliers' time: applying and committing.
+    pub working: f64,
+    /// Nothing to do.
+    pub idle: f64,
+    /// Waiting for a transaction with a common key.
+    #[serde(rename = "waits_for_keys")]
+    pub dependency: f64,
+    /// Waiting for the turn to commit.
+    #[serde(rename = "waits_for_turn")]
+    pub turn: f64,
+    /// Waiting for a flush.
+    #[serde(rename = "waits_for_flush")]
+    pub flush: f64,
+    /// Transactions in a local one, on average.
+    pub batch: f64,
+    /// Rows written here, in parts of those written there.
+    pub written: f64,
+}
+
+/// A time that can be ordered.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Time(f64);
+
+impl Eq for Time {}
+
+impl PartialOrd for Time {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Time {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Dependency,
+    Applying,
+    Turn,
+    Committing,
+    Flush,
+}
+
+const STATES: usize = 6;
+
+#[derive(Debug)]
+struct Applier {
+    state: State,
+    since: f64,
+    spent: [f64; STATES],
+    /// Transactions in hand.
+    unit: Vec<u64>,
+    /// It may start when all up to this one are committed.
+    needs: u64,
+    /// What it has to wait, after its processor time.
+    wait: f64,
+}
+
+/// A transaction that the leader has handed out.
+#[derive(Debug, Clone, Default)]
+struct Published {
+    latest: u64,
+    through: u64,
+    all: Vec<u64>,
+    dependents: Vec<u64>,
+    unmet: usize,
+    taken: bool,
+    done: bool,
+}
+
+/// A process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Process {
+    Decoder,
+    Leader,
+    Applier(usize),
+}
+
+struct Engine<'t> {
+    costs: &'t Costs,
+    row_prices: Rows,
+    setup: Setup,
+    trace: &'t [Transaction],
+    now: f64,
+    /// Microseconds that a process which was runnable all the time would have run.
+    shared: f64,
+    running: BinaryHeap<Reverse<(Time, Process)>>,
+    /// Appliers that wait for something outside, until then.
+    waits: BinaryHeap<Reverse<(Time, usize)>>,
+    flush_ends: Option<f64>,
+    last_flush: f64,
+    /// Committed before the last flush.
+    flushed: u64,
+    /// Appliers that the running flush is for, and those that wait for the next one.
+    flushing: Vec<usize>,
+    to_flush: Vec<usize>,
+    worked: f64,
+    decoder_worked: f64,
+    leader_worked: f64,
+    decoder_runs: bool,
+    leader_runs: bool,
+    decoded: u64,
+    in_pipe: u64,
+    dispatched: u64,
+    claimed: u64,
+    committed: u64,
+    tracker: DependencyTracker,
+    published: Vec<Published>,
+    /// Relaxed: those that may start, and those that wait for all before them.
+    ready: BinaryHeap<Reverse<u64>>,
+    behind: BinaryHeap<Reverse<(u64, u64)>>,
+    appliers: Vec<Applier>,
+    units: u64,
+    rows: u64,
+    written: u64,
+    keyless: u64,
+}
+
+/// Simulate a trace whose rows have these prices.
+#[must_use]
+pub fn simulate(trace: &[Transaction], costs: &Costs, row_prices: Rows, setup: Setup) -> Outcome {
+    let setup = Setup {
+        appliers: if setup.mode == Mode::Serial {
+            1
+        } else {
+            setup.appliers.max(1)
+        },
+        ..setup
+    };
+    let mut engine = Engine {
+        costs,
+        row_prices,
+        setup,
+        trace,
+        now: 0.0,
+        shared: 0.0,
+        running: BinaryHeap::new(),
+        waits: BinaryHeap::new(),
+        flush_ends: None,
+        last_flush: 0.0,
+        flushed: 0,
+        flushing: Vec::new(),
+        to_flush: Vec::new(),
+        worked: 0.0,
+        decoder_worked: 0.0,
+        leader_worked: 0.0,
+        decoder_runs: false,
+        leader_runs: false,
+        decoded: 0,
+        in_pipe: 0,
+        dispatched: 0,
+        claimed: 0,
+        committed: 0,
+        tracker: DependencyTracker::new(TRACKED_KEYS),
+        published: vec![Published::default()],
+        ready: BinaryHeap::new(),
+        behind: BinaryHeap::new(),
+        appliers: (0..setup.appliers)
+            .map(|_| Applier {
+                state: State::Idle,
+                since: 0.0,
+                spent: [0.0; STATES],
+                unit: Vec::new(),
+                needs: 0,
+                wait: 0.0,
+            })
+            .collect(),
+        units: 0,
+        rows: 0,
+        written: 0,
+        keyless: 0,
+    };
+    engine.run();
+    engine.outcome()
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts of a simulation are small"
+)]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+fn place(sequence: u64) -> usize {
+    usize::try_from(sequence).unwrap_or(usize::MAX)
+}
+
+impl Engine<'_> {
+    fn run(&mut self) {
+        let all = self.trace.len() as u64;
+        self.decode();
+        while self.committed < all || self.flush_ends.is_some() {
+            let speed = self.speed();
+            let next_run = self
+                .running
+                .peek()
+                .map(|Reverse((end, _))| self.now + (end.0 - self.shared) / speed);
+            let next_wait = self.waits.peek().map(|Reverse((end, _))| end.0);
+            let outside = match (self.flush_ends, next_wait) {
+                (Some(flush), Some(wait)) => Some(flush.min(wait)),
+                (flush, wait) => flush.or(wait),
+            };
+            match (outside, next_run) {
+                // Nothing runs and nothing will.
+                (None, None) => return,
+                (Some(end), run) if run.is_none_or(|run| end < run) => {
+                    self.shared += (end - self.now) * speed;
+                    self.now = end;
+                    if self.flush_ends == Some(end) {
+                        self.flush_ends = None;
+                        self.flush_ended();
+                    } else if let Some(Reverse((_, number))) = self.waits.pop() {
+                        self.applied(number);
+                    }
+                }
+                _ => {
+                    if let Some(Reverse((end, process))) = self.running.pop() {
+                        self.now += (end.0 - self.shared) / speed;
+                        self.shared = end.0;
+                        self.done(process);
+                    }
+                }
+            }
+        }
+    }
+
+    /// At which part of its speed each runnable process runs.
+    fn speed(&self) -> f64 {
+        let runnable = self.running.len() as u64;
+        if self.setup.cores == 0 || runnable <= u64::from(self.setup.cores) {
+            1.0
+        } else {
+            f64::from(self.setup.cores) / float(runnable)
+        }
+    }
+
+    fn start(&mut self, process: Process, cost: f64) {
+        self.worked += cost;
+        match process {
+            Process::Decoder => self.decoder_worked += cost,
+            Process::Leader => self.leader_worked += cost,
+            Process::Applier(_) => {}
+        }
+        self.running
+            .push(Reverse((Time(self.shared + cost), process)));
+    }
+
+    fn done(&mut self, process: Process) {
+        match process {
+            Process::Decoder => {
+                self.decoder_runs = false;
+                self.decoded += 1;
+                self.dispatch();
+                self.decode();
+            }
+            Process::Leader => {
+                self.leader_runs = false;
+                self.publish();
+                self.dispatch();
+                self.decode();
+            }
+            Process::Applier(number) => self.computed(number),
+        }
+    }
+
+    /// An applier has used its processor time; it may have to wait for something outside.
+    fn computed(&mut self, number: usize) {
+        let now = self.now;
+        match self.appliers.get_mut(number) {
+            Some(applier) if applier.state == State::Applying && applier.wait > 0.0 => {
+                let end = now + std::mem::take(&mut applier.wait);
+                self.waits.push(Reverse((Time(end), number)));
+            }
+            _ => self.applied(number),
+        }
+    }
+
+    fn transaction(&self, sequence: u64) -> Option<&Transaction> {
+        self.trace.get(place(sequence).checked_sub(1)?)
+    }
+
+    /// The decoder goes on if there is something and room for it.
+    fn decode(&mut self) {
+        if self.decoder_runs || self.in_pipe >= self.costs.pipe {
+            return;
+        }
+        let Some(transaction) = self.transaction(self.decoded + 1) else {
+            return;
+        };
+        let price = self.costs.decode;
+        let rows = transaction.changes.len() as u64;
+        let bytes = u64::from(transaction.bytes);
+        self.decoder_runs = true;
+        self.in_pipe += bytes;
+        self.start(
+            Process::Decoder,
+            price.transaction + price.row * float(rows) + price.byte * float(bytes),
+        );
+    }
+
+    /// The leader goes on if there is something and a descriptor for it.
+    fn dispatch(&mut self) {
+        if self.setup.flush == Flush::Leader && !self.leader_runs && self.flush_is_due() {
+            self.leader_runs = true;
+            self.flushed = self.committed;
+            self.flush_ends = Some(self.now + self.costs.commit.flush);
+        }
+        if self.leader_runs
+            || self.dispatched >= self.decoded
+            || self.dispatched - self.committed >= self.costs.in_flight
+        {
+            return;
+        }
+        let Some(transaction) = self.transaction(self.dispatched + 1) else {
+            return;
+        };
+        let price = self.costs.dispatch;
+        let rows = transaction.changes.len() as u64;
+        let bytes = u64::from(transaction.bytes);
+        self.leader_runs = true;
+        self.in_pipe -= bytes;
+        self.start(
+            Process::Leader,
+            price.transaction + price.row * float(rows) + price.byte * float(bytes),
+        );
+    }
+
+    fn flush_is_due(&self) -> bool {
+        let all = self.trace.len() as u64;
+        let since = self.now - self.last_flush;
+        self.committed > self.flushed
+            && (since >= self.costs.commit.interval || self.committed == all)
+    }
+
+    fn publish(&mut self) {
+        self.dispatched += 1;
+        let sequence = self.dispatched;
+        self.tracker.begin(sequence, self.committed);
+        if let Some(transaction) = self.trace.get(place(sequence) - 1) {
+            for change in &transaction.changes {
+                if change.barrier {
+                    self.tracker.barrier(change.table);
+                }
+                self.tracker
+                    .change(change.table, change.hashes.iter().copied());
+            }
+        }
+        let edges = self.tracker.finish();
+        let mut entry = Published {
+            latest: edges.latest,
+            through: edges.through,
+            all: edges.all.to_vec(),
+            ..Published::default()
+        };
+        if self.setup.order == Order::Relaxed {
+            for edge in &entry.all {
+                if let Some(before) = self.published.get_mut(place(*edge))
+                    && !before.done
+                {
+                    before.dependents.push(sequence);
+                    entry.unmet += 1;
+                }
+            }
+            if entry.through > self.committed {
+                entry.unmet += 1;
+                self.behind.push(Reverse((entry.through, sequence)));
+            }
+            if entry.unmet == 0 {
+                self.ready.push(Reverse(sequence));
+            }
+        }
+        self.published.push(entry);
+        self.employ();
+    }
+
+    /// Idle appliers take what there is.
+    fn employ(&mut self) {
+        for number in 0..self.appliers.len() {
+            let idle = |applier: &Applier| applier.state == State::Idle;
+            if !self.appliers.get(number).is_some_and(idle) {
+                continue;
+            }
+            let took = match self.setup.order {
+                Order::Source => self.claim(number),
+                Order::Relaxed => self.pick(number),
+            };
+            if !took {
+                return;
+            }
+        }
+    }
+
+    fn most(&self) -> usize {
+        match self.setup.mode {
+            Mode::Serial | Mode::Parallel => 1,
+            Mode::Batch | Mode::Consolidate => self.costs.batch.most.max(1),
+        }
+    }
+
+    /// Source order: the next ones, a fair share of what waits.
+    fn claim(&mut self, number: usize) -> bool {
+        let waiting = place(self.dispatched - self.claimed);
+        if waiting == 0 {
+            return false;
+        }
+        let count = (waiting / self.appliers.len()).clamp(1, self.most());
+        let first = self.claimed + 1;
+        let unit: Vec<u64> = (first..first + count as u64).collect();
+        self.claimed += count as u64;
+        let latest = |sequence: &u64| {
+            let entry = self.published.get(place(*sequence));
+            entry.map_or(0, |entry| entry.latest)
+        };
+        // Within a unit the order is kept anyway.
+        let needs = unit
+            .iter()
+            .map(latest)
+            .filter(|latest| *latest < first)
+            .max();
+        if let Some(applier) = self.appliers.get_mut(number) {
+            applier.unit = unit;
+            applier.needs = needs.unwrap_or(0);
+        }
+        if needs.is_some_and(|needs| needs > self.committed) {
+            self.enter(number, State::Dependency);
+        } else {
+            self.work(number);
+        }
+        true
+    }
+
+    /// Relaxed: any that are ready, and those that depend on nothing but them.
+    fn pick(&mut self, number: usize) -> bool {
+        let most = (self.ready.len() / self.appliers.len()).clamp(1, self.most());
+        let mut unit: Vec<u64> = Vec::new();
+        let mut members: HashSet<u64> = HashSet::new();
+        let mut candidates: BinaryHeap<Reverse<u64>> = BinaryHeap::new();
+        while unit.len() < most.max(if self.most() > 1 { self.most() } else { 1 }) {
+            let next = match candidates.pop() {
+                Some(Reverse(next)) => Some(next),
+                None if unit.len() < most => self.ready.pop().map(|Reverse(next)| next),
+                None => None,
+            };
+            let Some(next) = next else { break };
+            let free = self.published.get(place(next)).is_some_and(|entry| {
+                let met = |edge: &u64| {
+                    members.contains(edge)
+                        || self
+                            .published
+                            .get(place(*edge))
+                            .is_some_and(|before| before.done)
+                };
+                !entry.taken && entry.through <= self.committed && entry.all.iter().all(met)
+            });
+            if !free {
+                continue;
+            }
+            unit.push(next);
+            members.insert(next);
+            if let Some(entry) = self.published.get_mut(place(next)) {
+                entry.taken = true;
+                candidates.extend(entry.dependents.iter().map(|later| Reverse(*later)));
+            }
+        }
+        if unit.is_empty() {
+            return false;
+        }
+        unit.sort_unstable();
+        if let Some(applier) = self.appliers.get_mut(number) {
+            applier.unit = unit;
+        }
+        self.work(number);
+        true
+    }
+
+    fn enter(&mut self, number: usize, state: State) {
+        let now = self.now;
+        if let Some(applier) = self.appliers.get_mut(number) {
+            if let Some(spent) = applier.spent.get_mut(applier.state as usize) {
+                *spent += now - applier.since;
+            }
+            applier.since = now;
+            applier.state = state;
+        }
+    }
+
+    /// Start applying what is in hand.
+    fn work(&mut self, number: usize) {
+        let Some(applier) = self.appliers.get(number) else {
+            return;
+        };
+        // Whoever waited has slept, unless it was for a moment.
+        let slept = self.now - applier.since > self.costs.apply.wake
+            && matches!(applier.state, State::Idle | State::Dependency);
+        let unit = applier.unit.clone();
+        let written = self.written;
+        let cost = self.price(&unit) + if slept { self.costs.apply.wake } else { 0.0 };
+        let wait = float(self.written - written) * self.row_prices.wait;
+        if let Some(applier) = self.appliers.get_mut(number) {
+            applier.wait = wait;
+        }
+        self.enter(number, State::Applying);
+        self.start(Process::Applier(number), cost);
+    }
+
+    fn price(&mut self, unit: &[u64]) -> f64 {
+        let apply = self.costs.apply;
+        let batch = self.costs.batch;
+        let prices = self.row_prices;
+        let row = |operation: Operation| match operation {
+            Operation::Insert => prices.insert,
+            Operation::Update => prices.update,
+            Operation::Delete => prices.delete,
+        };
+        let changes: Vec<_> = unit
+            .iter()
+            .filter_map(|sequence| self.trace.get(place(*sequence) - 1))
+            .flat_map(|transaction| &transaction.changes)
+            .collect();
+        self.units += 1;
+        self.rows += changes.len() as u64;
+        if self.most() == 1 || unit.len() == 1 {
+            self.written += changes.len() as u64;
+            return apply.transaction
+                + changes
+                    .iter()
+                    .map(|change| row(change.operation))
+                    .sum::<f64>();
+        }
+        let fixed = apply.transaction + batch.transaction * float(unit.len() as u64);
+        if self.setup.mode == Mode::Batch {
+            self.written += changes.len() as u64;
+            let rows: f64 = changes.iter().map(|change| row(change.operation)).sum();
+            return fixed + rows * batch.row;
+        }
+        let mut rows = 0.0;
+        let mut run = Run::new(u32::MAX);
+        for (at, change) in (0_i64..).zip(&changes) {
+            let as_net = || NetChange {
+                relation: change.table,
+                operation: match change.operation {
+                    Operation::Insert => consolidate::Operation::Insert,
+                    Operation::Update => consolidate::Operation::Update,
+                    Operation::Delete => consolidate::Operation::Delete,
+                },
+                barrier: change.barrier,
+                hashes: &change.hashes,
+                key: change.hashes.first().copied(),
+                moves: change.hashes.len() > 1,
+                columns: vec![Some(())],
+                version: Version {
+                    timestamp: at,
+                    origin: 0,
+                },
+                from_origin: true,
+            };
+            if change.hashes.is_empty() {
+                self.keyless += 1;
+            }
+            if run.push(as_net()).is_err() {
+                rows += self.net_rows(std::mem::replace(&mut run, Run::new(u32::MAX)));
+                if run.push(as_net()).is_err() {
+                    rows += row(change.operation);
+                    self.written += 1;
+                }
+            }
+        }
+        rows += self.net_rows(run);
+        fixed + rows * batch.row + batch.consolidate * float(changes.len() as u64)
+    }
+
+    fn net_rows(&mut self, run: Run<Option<u64>, ()>) -> f64 {
+        let prices = self.row_prices;
+        let nets = run.finish();
+        self.written += nets.len() as u64;
+        nets.iter()
+            .map(|net| match net.action {
+                consolidate::Action::Insert(_) => prices.insert,
+                consolidate::Action::Update(_) | consolidate::Action::Replace(_) => prices.update,
+                consolidate::Action::Delete | consolidate::Action::Vanish => prices.delete,
+            })
+            .sum()
+    }
+
+    /// An applier has done what it was at.
+    fn applied(&mut self, number: usize) {
+        let Some(applier) = self.appliers.get(number) else {
+            return;
+        };
+        let first = applier.unit.first().copied().unwrap_or(0);
+        if applier.state == State::Applying {
+            let turn = self.setup.order == Order::Relaxed || self.committed + 1 == first;
+            if turn {
+                self.commit(number);
+            } else {
+                self.enter(number, State::Turn);
+            }
+            return;
+        }
+        self.committed_unit(number);
+        if self.setup.flush == Flush::Appliers {
+            self.enter(number, State::Flush);
+            self.to_flush.push(number);
+            self.flush();
+        } else {
+            self.enter(number, State::Idle);
+        }
+        self.employ();
+        self.dispatch();
+        self.decode();
+    }
+
+    fn commit(&mut self, number: usize) {
+        self.enter(number, State::Committing);
+        self.start(Process::Applier(number), self.costs.commit.transaction);
+    }
+
+    fn committed_unit(&mut self, number: usize) {
+        let unit = self
+            .appliers
+            .get_mut(number)
+            .map(|applier| std::mem::take(&mut applier.unit))
+            .unwrap_or_default();
+        let mut freed = Vec::new();
+        for sequence in &unit {
+            if let Some(entry) = self.published.get_mut(place(*sequence)) {
+                entry.done = true;
+                freed.append(&mut entry.dependents);
+            }
+        }
+        while self
+            .published
+            .get(place(self.committed + 1))
+            .is_some_and(|entry| entry.done)
+        {
+            self.committed += 1;
+        }
+        while let Some(Reverse((through, sequence))) = self.behind.peek().copied()
+            && through <= self.committed
+        {
+            self.behind.pop();
+            freed.push(sequence);
+        }
+        for sequence in freed {
+            if let Some(entry) = self.published.get_mut(place(sequence)) {
+                entry.unmet = entry.unmet.saturating_sub(1);
+                if entry.unmet == 0 && !entry.taken {
+                    self.ready.push(Reverse(sequence));
+                }
+            }
+        }
+        if self.setup.order == Order::Relaxed {
+            return;
+        }
+        for other in 0..self.appliers.len() {
+            let Some(applier) = self.appliers.get(other) else {
+                continue;
+            };
+            let first = applier.unit.first().copied().unwrap_or(0);
+            match applier.state {
+                State::Dependency if applier.needs <= self.committed => self.work(other),
+                State::Turn if first == self.committed + 1 => self.commit(other),
+                _ => {}
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.flush_ends.is_none() && !self.to_flush.is_empty() {
+            self.flushing = std::mem::take(&mut self.to_flush);
+            self.flush_ends = Some(self.now + self.costs.commit.flush);
+        }
+    }
+
+    fn flush_ended(&mut self) {
+        self.last_flush = self.now;
+        if self.setup.flush == Flush::Leader {
+            self.leader_runs = false;
+            self.dispatch();
+            self.decode();
+            return;
+        }
+        for number in std::mem::take(&mut self.flushing) {
+            self.enter(number, State::Idle);
+        }
+        self.flush();
+        self.employ();
+    }
+
+    fn outcome(mut self) -> Outcome {
+        for number in 0..self.appliers.len() {
+            self.enter(number, State::Idle);
+        }
+        let elapsed = self.now.max(1e-9);
+        let applier_time = elapsed * float(self.appliers.len() as u64);
+        let share = |state: State| {
+            let spent = self
+                .appliers
+                .iter()
+                .filter_map(|applier| applier.spent.get(state as usize));
+            spent.sum::<f64>() / applier_time
+        };
+        let mut outcome = Outcome {
+            transactions_per_second: float(self.committed) / elapsed * 1e6,
+            rows_per_second: float(self.rows) / elapsed * 1e6,
+            bottleneck: "",
+            decoder: self.decoder_worked / elapsed,
+            leader: self.leader_worked / elapsed,
+            cores: if self.setup.cores == 0 {
+                0.0
+            } else {
+                self.worked / elapsed / f64::from(self.setup.cores)
+            },
+            working: share(State::Applying) + share(State::Committing),
+            idle: share(State::Idle),
+            dependency: share(State::Dependency),
+            turn: share(State::Turn),
+            flush: share(State::Flush),
+            batch: float(self.committed) / float(self.units.max(1)),
+            written: float(self.written) / float(self.rows.max(1)),
+        };
+        let commits = float(self.units) * self.costs.commit.transaction / elapsed;
+        outcome.bottleneck = bottleneck(&outcome, commits, self.setup);
+        outcome
+    }
+}
+
+/// What is full, or what the appliers wait for most.
+fn bottleneck(outcome: &Outcome, commits: f64, setup: Setup) -> &'static str {
+    const FULL: f64 = 0.92;
+    if outcome.cores >= FULL {
+        "processors"
+    } else if outcome.decoder >= FULL {
+        "decoder"
+    } else if outcome.leader >= FULL {
+        "leader"
+    } else if setup.order == Order::Source && commits >= 0.85 {
+        "one commit after the other"
+    } else if outcome.working >= 0.85 {
+        "appliers"
+    } else if outcome.flush >= outcome.dependency.max(outcome.turn) && outcome.flush > 0.1 {
+        "flushes"
+    // Whoever waits for its turn often does so behind one that waits for a key. Relaxed appliers without a ready transaction are idle.
+    } else if outcome.dependency * 4.0 >= outcome.turn && outcome.dependency > 0.05
+        || setup.order == Order::Relaxed && outcome.idle > 0.15
+    {
+        "common keys"
+    } else if outcome.turn > 0.1 {
+        "commit order"
+    } else {
+        "appliers"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::costs::{Apply, Batch, Commit, Price};
+    use crate::workload::Workload;
+
+    const ROWS: Rows = Rows {
+        insert: 10.0,
+        update: 20.0,
+        delete: 10.0,
+        wait: 0.0,
+    };
+
+    fn costs() -> Costs {
+        Costs {
+            about: String::new(),
+            decode: Price {
+                transaction: 1.0,
+                row: 1.0,
+                byte: 0.0,
+            },
+            dispatch: Price {
+                transaction: 0.5,
+                row: 0.5,
+                byte: 0.0,
+            },
+            apply: Apply {
+                transaction: 10.0,
+                wake: 0.0,
+            },
+            rows: std::iter::once((String::new(), ROWS)).collect(),
+            batch: Batch {
+                most: 50,
+                transaction: 1.0,
+                row: 0.5,
+                consolidate: 0.1,
+            },
+            commit: Commit {
+                transaction: 5.0,
+                flush: 100.0,
+                interval: 1000.0,
+            },
+            in_flight: 4096,
+            pipe: 1 << 20,
+        }
+    }
+
+    fn run(
+        workload: Workload,
+        appliers: usize,
+        mode: Mode,
+        order: Order,
+        durable: bool,
+    ) -> Outcome {
+        let setup = Setup {
+            appliers,
+            cores: 0,
+            order,
+            mode,
+            flush: if durable {
+                Flush::Appliers
+            } else {
+                Flush::None
+            },
+        };
+        simulate(&workload.trace(5_000), &costs(), ROWS, setup)
+    }
+
+    fn near(outcome: &Outcome, transactions_per_second: f64) {
+        let ratio = outcome.transactions_per_second / transactions_per_second;
+        assert!(
+            (0.98..1.02).contains(&ratio),
+            "{outcome:?}, not {transactions_per_second}"
+        );
+    }
+
+    #[test]
+    fn one_applier_takes_as_long_as_its_work() {
+        // 10 to begin, 10 for the row, 5 to commit.
+        let serial = run(Workload::Single, 1, Mode::Serial, Order::Source, false);
+        near(&serial, 1e6 / 25.0);
+        assert_eq!(serial.bottleneck, "appliers");
+        near(
+            &run(Workload::Single, 8, Mode::Serial, Order::Source, false),
+            1e6 / 25.0,
+        );
+        // And with a flush each.
+        near(
+            &run(Workload::Single, 1, Mode::Serial, Order::Source, true),
+            1e6 / 125.0,
+        );
+    }
+
+    #[test]
+    fn waiting_takes_no_processor() {
+        let setup = |appliers| Setup {
+            appliers,
+            cores: 2,
+            order: Order::Relaxed,
+            mode: Mode::Parallel,
+            flush: Flush::None,
+        };
+        let rows = Rows {
+            wait: 275.0,
+            ..ROWS
+        };
+        let trace = Workload::Single.trace(5_000);
+        near(&simulate(&trace, &costs(), rows, setup(1)), 1e6 / 300.0);
+        // They meet at the processors now and then.
+        let four = simulate(&trace, &costs(), rows, setup(4)).transactions_per_second;
+        assert!((3.6e6 / 300.0..4.01e6 / 300.0).contains(&four), "{four}");
+    }
+
+    #[test]
+    fn appliers_add_up_until_something_else_is_full() {
+        near(
+            &run(Workload::Single, 2, Mode::Parallel, Order::Source, false),
+            2e6 / 25.0,
+        );
+        let source = run(Workload::Single, 16, Mode::Parallel, Order::Source, false);
+        near(&source, 1e6 / 5.0);
+        assert_eq!(source.bottleneck, "one commit after the other");
+        let relaxed = run(Workload::Single, 16, Mode::Parallel, Order::Relaxed, false);
+        near(&relaxed, 1e6 / 2.0);
+        assert_eq!(relaxed.bottleneck, "decoder");
+    }
+
+    #[test]
+    fn processors_are_shared() {
+        let setup = Setup {
+            appliers: 4,
+            cores: 2,
+            order: Order::Relaxed,
+            mode: Mode::Parallel,
+            flush: Flush::None,
+        };
+        let outcome = simulate(&Workload::Single.trace(5_000), &costs(), ROWS, setup);
+        // 25 + 2 + 1 microseconds of two processors.
+        near(&outcome, 2e6 / 28.0);
+        assert_eq!(outcome.bottleneck, "processors");
+    }
+
+    #[test]
+    fn flushes_are_shared() {
+        let one = run(Workload::Single, 1, Mode::Parallel, Order::Source, true);
+        let many = run(Workload::Single, 16, Mode::Parallel, Order::Source, true);
+        assert!(
+            many.transactions_per_second > 9.0 * one.transactions_per_second,
+            "{many:?}"
+        );
+        assert_eq!(many.bottleneck, "flushes");
+    }
+
+    #[test]
+    fn one_flush_for_all_costs_hardly_anything() {
+        let setup = |flush| Setup {
+            appliers: 4,
+            cores: 0,
+            order: Order::Source,
+            mode: Mode::Parallel,
+            flush,
+        };
+        let trace = Workload::Single.trace(5_000);
+        let none = simulate(&trace, &costs(), ROWS, setup(Flush::None));
+        let leader = simulate(&trace, &costs(), ROWS, setup(Flush::Leader));
+        let ratio = leader.transactions_per_second / none.transactions_per_second;
+        assert!((0.9..=1.0).contains(&ratio), "{none:?} {leader:?}");
+    }
+
+    #[test]
+    fn a_hot_row_is_serial_until_it_is_consolidated() {
+        let hot = |mode, order| run(Workload::Zipf(4.0), 16, mode, order, false);
+        let parallel = hot(Mode::Parallel, Order::Source);
+        assert!(
+            parallel.transactions_per_second < 1e6 / 35.0 * 12.0,
+            "{parallel:?}"
+        );
+        let consolidated = hot(Mode::Consolidate, Order::Source);
+        assert!(consolidated.written < 0.5, "{consolidated:?}");
+        assert!(
+            consolidated.transactions_per_second > 1.5 * parallel.transactions_per_second,
+            "{parallel:?} {consolidated:?}"
+        );
+        // One row of one table.
+        let one = Transaction {
+            changes: vec![Workload::Zipf(9.0).trace(1).remove(0).changes.remove(0)],
+            bytes: 100,
+        };
+        let trace = vec![one; 3000];
+        for order in [Order::Source, Order::Relaxed] {
+            let setup = Setup {
+                appliers: 8,
+                cores: 0,
+                order,
+                mode: Mode::Parallel,
+                flush: Flush::None,
+            };
+            let outcome = simulate(&trace, &costs(), ROWS, setup);
+            near(&outcome, 1e6 / 35.0);
+            assert_eq!(outcome.bottleneck, "common keys");
+        }
+    }
+
+    #[test]
+    fn every_transaction_is_committed_in_every_setup() {
+        for workload in Workload::ALL {
+            let trace = workload.trace(2_000);
+            for mode in [Mode::Serial, Mode::Parallel, Mode::Batch, Mode::Consolidate] {
+                for order in [Order::Source, Order::Relaxed] {
+                    for (appliers, cores, flush) in [
+                        (1, 1, Flush::None),
+                        (3, 2, Flush::Leader),
+                        (64, 0, Flush::Appliers),
+                    ] {
+                        let setup = Setup {
+                            appliers,
+                            cores,
+                            order,
+                            mode,
+                            flush,
+                        };
+                        let outcome = simulate(&trace, &costs(), ROWS, setup);
+                        let rows: usize = trace.iter().map(|one| one.changes.len()).sum();
+                        let counted = outcome.rows_per_second / outcome.transactions_per_second;
+                        let expected = float(rows as u64) / float(trace.len() as u64);
+                        assert!((counted - expected).abs() < 1e-6, "{setup:?} {outcome:?}");
+                        let all = outcome.working
+                            + outcome.idle
+                            + outcome.dependency
+                            + outcome.turn
+                            + outcome.flush;
+                        assert!((all - 1.0).abs() < 1e-6, "{setup:?} {outcome:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! What `make bench` has measured: throughput, and processor time by process. Costs are made of the drains with one applier, the
+//! check takes any.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::costs::{Apply, Batch, Commit, Costs, Price, Rows};
+use crate::engine::{Flush, Mode, Order, Setup};
+
+/// A result file of the bench, as far as it matters here.
+#[derive(Debug, Deserialize)]
+pub struct Results {
+    at: String,
+    machine: Machine,
+    plan: Plan,
+    drains: Vec<Drain>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Machine {
+    cpu: String,
+    cores: u32,
+    flush_ms: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Plan {
+    settings: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Drain {
+    workload: String,
+    variant: String,
+    commit: String,
+    transactions: f64,
+    rows: f64,
+    samples: Vec<serde_json::Value>,
+}
+
+/// A drain's median sample, for each of its transactions.
+#[derive(Debug, Clone, Copy)]
+struct Each {
+    rows: f64,
+    microseconds: f64,
+    walsender: f64,
+    leader: f64,
+    appliers: f64,
+}
+
+/// A point to compare with.
+#[derive(Debug, Clone)]
+pub struct Point {
+    /// The simulator's name of the workload.
+    pub workload: String,
+    /// How it was run.
+    pub setup: Setup,
+    /// What it gave.
+    pub transactions_per_second: f64,
+}
+
+impl Drain {
+    /// The sample in the middle by time; void ones have none.
+    fn each(&self) -> Option<Each> {
+        let seconds = |sample: &serde_json::Value| sample.get("seconds")?.as_f64();
+        let mut samples: Vec<&serde_json::Value> = self
+            .samples
+            .iter()
+            .filter(|sample| seconds(sample).is_some())
+            .collect();
+        samples.sort_by(|a, b| {
+            seconds(a)
+                .unwrap_or(0.0)
+                .total_cmp(&seconds(b).unwrap_or(0.0))
+        });
+        let sample = samples.get(samples.len() / 2)?;
+        let first = sample
+            .get("first_row_s")
+            .and_then(serde_json::Value::as_f64);
+        let processes = |role: &str, name: &str| {
+            let list = sample.get(role)?.get("processes")?.as_array()?;
+            let of = list.iter().filter(|process| {
+                let title = process.get("title").and_then(serde_json::Value::as_str);
+                title.is_some_and(|title| title.contains(name))
+            });
+            Some(
+                of.filter_map(|process| process.get("cpu")?.as_f64())
+                    .sum::<f64>(),
+            )
+        };
+        let per = 1e6 / self.transactions;
+        Some(Each {
+            rows: self.rows / self.transactions,
+            microseconds: (seconds(sample)? - first.unwrap_or(0.0)) * per,
+            walsender: sample.get("walsender")?.get("cpu")?.as_f64()? * per,
+            leader: processes("subscriber", "braid leader")? * per,
+            appliers: processes("subscriber", "braid applier")? * per,
+        })
+    }
+}
+
+/// The workload's name here.
+fn name(of: &str) -> String {
+    match of {
+        "tpcb" => "tpcb-10".to_owned(),
+        "zipf0" | "zipf1" | "zipf2" => of.replace("zipf", "zipf-"),
+        other => other.to_owned(),
+    }
+}
+
+impl Results {
+    /// From JSON.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    fn appliers(&self) -> usize {
+        let number = |setting: &String| {
+            let (name, value) = setting.split_once('=')?;
+            let found = name.trim() == "braid.appliers_per_subscription";
+            found.then(|| value.trim().parse().ok()).flatten()
+        };
+        self.plan.settings.iter().find_map(number).unwrap_or(2)
+    }
+
+    /// What there is to compare with.
+    #[must_use]
+    pub fn points(&self) -> Vec<Point> {
+        let points = self.drains.iter().filter_map(|drain| {
+            let (mode, order) = match drain.variant.as_str() {
+                "serial" => (Mode::Serial, Order::Source),
+                "parallel" => (Mode::Parallel, Order::Source),
+                "batch" => (Mode::Batch, Order::Source),
+                "batch+consolidate" => (Mode::Consolidate, Order::Source),
+                "relaxed" => (Mode::Parallel, Order::Relaxed),
+                "batch+relaxed" => (Mode::Batch, Order::Relaxed),
+                _ => return None,
+            };
+            Some(Point {
+                workload: name(&drain.workload),
+                setup: Setup {
+                    appliers: self.appliers(),
+                    cores: self.machine.cores,
+                    order,
+                    mode,
+                    flush: if drain.commit == "on" {
+                        Flush::Leader
+                    } else {
+                        Flush::None
+                    },
+                },
+                transactions_per_second: 1e6 / drain.each()?.microseconds,
+            })
+        });
+        points.collect()
+    }
+
+    /// Costs of what was measured. `quiet`: nothing else ran, so that time without processor time was waiting.
+    ///
+    /// # Errors
+    /// When it was not measured with one applier, or without single-row inserts.
+    pub fn costs(&self, quiet: bool) -> Result<Costs, String> {
+        if self.appliers() != 1 {
+            return Err(
+                "costs are those of one applier: braid.appliers_per_subscription=1".to_owned(),
+            );
+        }
+        let measured: BTreeMap<&str, Each> = self
+            .drains
+            .iter()
+            .filter(|drain| drain.variant == "parallel" && drain.commit == "off")
+            .filter_map(|drain| Some((drain.workload.as_str(), drain.each()?)))
+            .collect();
+        let single = measured
+            .get("single")
+            .ok_or("costs need the workload \"single\"")?;
+        // A row of a large transaction costs no begin and no commit. Without one: half.
+        let row_alone = measured
+            .get("bulk")
+            .map_or(single.appliers / 2.0, |bulk| bulk.appliers / bulk.rows);
+        let fixed =
+            (single.appliers - row_alone).clamp(single.appliers * 0.2, single.appliers * 0.8);
+        let small = || {
+            measured
+                .iter()
+                .filter(|(name, _)| !matches!(**name, "bulk" | "wide"))
+        };
+        let mut rows: BTreeMap<String, Rows> = small()
+            .map(|(workload, each)| {
+                let row = ((each.appliers - fixed) / each.rows).max(0.1);
+                let busiest = each.appliers.max(each.walsender).max(each.leader);
+                let wait = (each.microseconds - busiest).max(0.0) / each.rows;
+                let prices = Rows {
+                    insert: rounded(row),
+                    update: rounded(row),
+                    delete: rounded(row),
+                    wait: if quiet { rounded(wait) } else { 0.0 },
+                };
+                (name(workload), prices)
+            })
+            .collect();
+        if let Some(single) = rows.get("single").copied() {
+            rows.insert(String::new(), single);
+        }
+        Ok(Costs {
+            about: format!(
+                "measured at {} on {} ({} processors); a commit's part of what a transaction costs beside its rows, and what a \
+                 batch saves, are assumed",
+                self.at, self.machine.cpu, self.machine.cores
+            ),
+            decode: fitted(small().map(|(_, each)| (each.rows, each.walsender))),
+            dispatch: fitted(small().map(|(_, each)| (each.rows, each.leader))),
+            apply: Apply {
+                transaction: rounded(fixed * 0.4),
+                wake: 5.0,
+            },
+            rows,
+            batch: Batch {
+                most: 64,
+                transaction: rounded(fixed * 0.1),
+                row: 0.85,
+                consolidate: 0.15,
+            },
+            commit: Commit {
+                transaction: rounded(fixed * 0.6),
+                flush: rounded(self.machine.flush_ms * 1000.0),
+                interval: 5000.0,
+            },
+            in_flight: 4096,
+            pipe: 1 << 20,
+        })
+    }
+}
+
+fn rounded(price: f64) -> f64 {
+    (price * 100.0).round() / 100.0
+}
+
+/// The line through (rows, cost) that fits best, with no negative price.
+fn fitted(points: impl Iterator<Item = (f64, f64)>) -> Price {
+    let (mut n, mut x, mut y, mut xx, mut xy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for (rows, cost) in points {
+        n += 1.0;
+        x += rows;
+        y += cost;
+        xx += rows * rows;
+        xy += rows * cost;
+    }
+    let spread = n * xx - x * x;
+    let row = if spread > 1e-9 {
+        ((n * xy - x * y) / spread).max(0.0)
+    } else {
+        0.0
+    };
+    let transaction = if n > 0.0 { (y - row * x) / n } else { 0.0 };
+    Price {
+        transaction: rounded(transaction.max(0.0)),
+        row: rounded(row),
+        byte: 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::simulate;
+    use crate::workload::Workload;
+
+    fn results(appliers: usize) -> Results {
+        let process = |title: &str, cpu: f64| serde_json::json!({ "title": title, "cpu": cpu });
+        let drain = |workload: &str, transactions: f64, rows: f64, seconds: f64, applier: f64| {
+            serde_json::json!({
+                "workload": workload, "variant": "parallel", "commit": "off",
+                "transactions": transactions, "rows": rows,
+                "samples": [ { "void": "for some reason" }, {
+                    "seconds": seconds, "first_row_s": 0.0,
+                    "walsender": { "cpu": 0.2 + rows * 1e-6, "processes": [] },
+                    "subscriber": { "cpu": 1.0, "processes": [
+                        process("braid applier 0 of subscription bench", applier),
+                        process("braid leader of subscription bench", 0.1),
+                    ] },
+                } ],
+            })
+        };
+        let text = serde_json::json!({
+            "at": "2024-01-01", "machine": { "cpu": "any", "cores": 2, "flush_ms": 0.1 },
+            "plan": { "settings": [format!("braid.appliers_per_subscription={appliers}")] },
+            "drains": [
+                drain("single", 100_000.0, 100_000.0, 1.0, 0.8),
+                drain("sysbench", 100_000.0, 400_000.0, 4.0, 2.8),
+                drain("bulk", 1.0, 1_000_000.0, 4.0, 4.0),
+            ],
+        });
+        Results::read(&text.to_string()).unwrap()
+    }
+
+    #[test]
+    fn costs_give_back_what_they_were_made_of() {
+        let results = results(1);
+        let costs = results.costs(true).unwrap();
+        assert_eq!((costs.decode.transaction, costs.decode.row), (2.0, 1.0));
+        assert!(
+            (costs.rows_of("single").insert - 4.0).abs() < 0.01,
+            "{costs:?}"
+        );
+        assert!(
+            (costs.rows_of("sysbench").update - 6.0).abs() < 0.01,
+            "{costs:?}"
+        );
+        for point in results.points() {
+            let Some(workload) = Workload::by_name(&point.workload) else {
+                continue;
+            };
+            let rows = costs.rows_of(&point.workload);
+            let outcome = simulate(&workload.trace(20_000), &costs, rows, point.setup);
+            let ratio = outcome.transactions_per_second / point.transactions_per_second;
+            assert!((0.97..1.03).contains(&ratio), "{point:?} {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn only_one_applier_has_costs() {
+        assert!(results(2).costs(true).is_err());
+        assert_eq!(results(2).points().len(), 3);
+    }
+}

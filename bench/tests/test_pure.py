@@ -1,0 +1,216 @@
+"""What the bench computes, without a server: `make bench-check`."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import unittest
+import xml.etree.ElementTree as xml
+
+from braid_bench import charts, goals, latency, limits, processes, profile, report, summary, svg
+
+
+def drained(workload, variant, seconds, cpu=(1.0, 1.0), commit="off"):
+    samples = [{"seconds": s, "first_row_s": 0.1, "transactions_per_s": 1000 / s, "rows_per_s": 1000 / s,
+                "subscriber": {"cpu": cpu[0]}, "walsender": {"cpu": cpu[1]}} for s in seconds]
+    return {"workload": workload, "variant": variant, "commit": commit, "transactions": 1000, "rows": 1000, "samples": samples}
+
+
+def results(**parts):
+    machine = {"postgresql": "18.6", "cores": 2, "cpu": "a processor", "memory_gb": 1, "kernel": "6", "flush_ms": 0.1,
+               "braid": "abc", "load_average": [0, 0, 0]}
+    return {"at": "2026-01-02T03:04:05+00:00", "machine": machine, "plan": {"scale": 1.0, "runs": 3, "options": "", "settings": []},
+            "loads": {}, "limits": {}, "drains": [], **parts}
+
+
+class Ratios(unittest.TestCase):
+    def test_medians_and_neighbours(self):
+        found = summary.Ratio([3, 30, 6], [1, 2, 3])
+        self.assertEqual((found.value, found.low, found.high), (3, 2, 15))
+
+    def test_a_void_sample_does_not_count(self):
+        braid = drained("single", "parallel", [1, 2, 1])
+        braid["samples"][1] = {"void": "rows differ"}
+        r = results(drains=[drained("single", "native", [2, 2, 2]), braid])
+        self.assertEqual(summary.ratio(r, "single", "parallel", "off", goals.THROUGHPUT).value, 2)
+
+    def test_one_large_transaction_has_a_throughput(self):
+        native, braid = drained("bulk", "native", [40]), drained("bulk", "parallel", [20])
+        for sample in native["samples"] + braid["samples"]:
+            sample["transactions_per_s"] = 0.0
+        self.assertEqual(summary.ratio(results(drains=[native, braid]), "bulk", "parallel", "off", goals.THROUGHPUT).value, 2)
+
+    def test_goals(self):
+        r = results(drains=[drained("single", "native", [2] * 3), drained("single", "parallel", [1] * 3, (1.2, 0.5))])
+        verdicts = {g.measure: met for g, _, met in summary.judged(r) if (g.variant, g.commit) == ("parallel", "off")}
+        self.assertIs(verdicts[goals.THROUGHPUT], True)
+        self.assertIs(verdicts[goals.SUBSCRIBER_CPU], False)
+        self.assertIs(verdicts[goals.WALSENDER_CPU], True)
+        self.assertIsNone(verdicts[goals.OF_DECODER])
+
+    def test_the_link_is_judged_without_its_start(self):
+        far, near = drained("single", "parallel", [2.0]), drained("single", "parallel", [1.1])
+        far["samples"][0]["first_row_s"] = 1.0
+        r = results(link=[{**far, "delay_ms": 20}, {**near, "delay_ms": 0}])
+        self.assertAlmostEqual(summary.ratio(r, "single", "parallel", "off", goals.LINK).value, 1.0)
+
+
+class Latency(unittest.TestCase):
+    LINE = ("rmgr: Transaction len (rec/tot):     65/    65, tx:        745, lsn: 0/0155D2A0, prev 0/0155D260, "
+            "desc: COMMIT 2026-01-02 03:04:05.678901 UTC; subxacts: 746 747; origin: node 1, lsn 0/0, at 2026-01-02 03:04:05.6 UTC")
+
+    def test_commit_records(self):
+        match = latency.COMMIT.search(self.LINE)
+        self.assertEqual((match[1], latency.microseconds(match[2])), ("745", 1767323045678901))
+        self.assertEqual(latency.SUBXACTS.search(match[3])[1].split(), ["746", "747"])
+        self.assertEqual(latency.microseconds("1970-01-01 00:00:01"), 1_000_000)
+
+    def test_quantiles(self):
+        self.assertEqual([latency.quantile(list(range(1, 101)), s) for s in (0.5, 0.99, 1.0)], [50, 99, 100])
+
+    def test_snapshots(self):
+        looks = latency.Snapshots()
+        looks.taken = [(1000, "12:14:12")]
+        # 12 was still running 400 us after its record; 13 was visible, 14 had not begun.
+        self.assertEqual(looks.compare({11: 100, 12: 600, 13: 900}), (400, 0))
+        self.assertEqual(looks.compare({13: 1200}), (0, 1))
+        self.assertEqual(looks.compare({14: 950}), (50, 0))
+
+
+class Processes(unittest.TestCase):
+    def test_a_child_is_seen_and_then_reaped(self):
+        before = processes.reaped(os.getpid())
+        child = subprocess.Popen([sys.executable, "-c", "import time\nend = time.process_time() + .2\nwhile time.process_time() < end: pass"])
+        self.assertIn(child.pid, processes.children(os.getpid()))
+        child.wait()
+        self.assertGreaterEqual(processes.reaped(os.getpid()) - before, 0.18)
+        self.assertIsNone(processes.cpu(child.pid))
+
+    def test_roles(self):
+        for title in ("logical replication apply worker for subscription 16400", "braid applier 1 of subscription bench",
+                      "logical replication parallel apply worker for subscription 16400"):
+            self.assertTrue(processes.SUBSCRIBER.search(title) and not processes.STAYING.search(title), title)
+        for title in ("logical replication launcher ", "braid supervisor ", "braid manager of database 5 "):
+            self.assertTrue(processes.STAYING.search(title), title)
+
+
+class Options(unittest.TestCase):
+    def test_what_a_subscriber_asks_for(self):
+        class Scene:
+            class provider:
+                @staticmethod
+                def logged(wanted):
+                    line = """2026 [1] LOG:  received replication command: START_REPLICATION SLOT "bench" LOGICAL 0/1 (""" \
+                           """proto_version '1', publication_names '"bench"', "origin" 'none', node 'it''s')"""
+                    return [line] if re.search(wanted, line) else []
+
+        self.assertEqual(limits.asked(Scene), {
+            "proto_version": "1", "publication_names": '"bench"', "origin": "none", "node": "it's"})
+
+
+class Link(unittest.TestCase):
+    def test_bytes_arrive_whole_and_late(self):
+        import socket
+
+        target = socket.create_server(("127.0.0.1", 0))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        proxy = subprocess.Popen([sys.executable, "-m", "braid_bench.link", str(port), str(target.getsockname()[1]), "20"])
+        try:
+            end = time.monotonic() + 10
+            while True:
+                try:
+                    near = socket.create_connection(("127.0.0.1", port))
+                    break
+                except ConnectionRefusedError:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.02)
+            far, _ = target.accept()
+            for sender, receiver in ((near, far), (far, near)):
+                began = time.monotonic()
+                sender.sendall(b"x")
+                self.assertEqual(receiver.recv(1), b"x")
+                self.assertGreaterEqual(time.monotonic() - began, 0.020)
+                self.assertLess(time.monotonic() - began, 0.5)
+            # More than is on its way at once, read only after it was all offered.
+            much = os.urandom(1 << 20) * 100
+            writer = subprocess.Popen([sys.executable, "-c", "import sys, socket\ns = socket.socket(fileno=int(sys.argv[1]))\n"
+                                       "s.sendall(sys.stdin.buffer.read())\ns.shutdown(socket.SHUT_WR)", str(near.fileno())],
+                                      pass_fds=[near.fileno()], stdin=subprocess.PIPE)
+            writer.stdin.write(much)
+            writer.stdin.close()
+            got = bytearray()
+            while chunk := far.recv(1 << 20):
+                got += chunk
+            self.assertEqual(len(got), len(much))
+            self.assertEqual(bytes(got), much)
+            writer.wait()
+            # The other direction is open still, until it ends too.
+            far.sendall(b"and back")
+            far.close()
+            self.assertEqual(near.recv(100), b"and back")
+            self.assertEqual(near.recv(100), b"")
+            near.close()
+        finally:
+            proxy.kill()
+            proxy.wait()
+            target.close()
+
+
+class Drawings(unittest.TestCase):
+    def test_charts_are_well_formed_and_have_both_faces(self):
+        r = results(drains=[drained("single", "native", [2] * 3), drained("single", "parallel", [1, 2, 3]),
+                            drained("zipf2", "native", [2] * 3), drained("zipf2", "batch", [1] * 3)],
+                    loads={"single": {"rows": 1000, "seconds": 1.0, "cpu": 1}},
+                    limits={"single": {"copy": [{"rows_per_s": 5000.0, "seconds": 1, "cpu": 1}]}},
+                    latency=[{"rate": 500, "variant": "native", "samples": [{"p50_ms": 1.0, "p99_ms": 2.0}]}])
+        drawn = charts.draw(r)
+        self.assertEqual(set(drawn), {"throughput.svg", "cpu-subscriber.svg", "cpu-walsender.svg", "zipf.svg", "latency.svg", "limits.svg"})
+        for name, picture in drawn.items():
+            xml.fromstring(picture)
+            self.assertIn("prefers-color-scheme:dark", picture, name)
+        # Nothing is drawn beyond the edge.
+        for x, width in re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', drawn["limits.svg"]):
+            self.assertLessEqual(float(x) + float(width), svg.WIDTH)
+
+    def test_scale(self):
+        for top in (0.3, 1, 1.7, 9, 45, 800, 123_456):
+            self.assertLessEqual(top / svg.nice(top), 6)
+            self.assertGreaterEqual(top / svg.nice(top), 2)
+
+    def test_flames(self):
+        folded = {("leader", "main", "<read>"): 3, ("leader", "main", "write"): 1}
+        picture = svg.flames("a & b", profile.tree(folded, "all"))
+        xml.fromstring(picture)
+        self.assertIn("&lt;read&gt;: 75.0 %", picture)
+        self.assertIn("75.0%  <read>", profile.text(folded, "a drain"))
+
+
+class Report(unittest.TestCase):
+    def test_the_document_has_every_mark(self):
+        text = report.DOCUMENT.read_text()
+        r = results(drains=[drained("single", "native", [2] * 3)],
+                    limits={"single": {"copy": [{"rows_per_s": 5000.0, "seconds": 1, "cpu": 1}]}},
+                    loads={"single": {"rows": 1000, "seconds": 1.0, "cpu": 1}},
+                    link=[{**drained("single", "native", [2]), "delay_ms": 20}],
+                    latency=[{"rate": 500, "variant": "native", "samples": [
+                        {"reached_per_s": 500, "p50_ms": 1.0, "p99_ms": 2.0, "p999_ms": 3.0, "unseen_ms": 0.1,
+                         "subscriber": {"cpu": 1}, "walsender": {"cpu": 1}}]}])
+        names = [name for name, _ in report.sections(r, report.RESULTS / "pg18.json")]
+        self.assertEqual(set(names), set(re.findall(r"<!-- bench: (\w+) -->", text)))
+        filled = report.fill(text, "goals", r"a \1 table")
+        self.assertIn("<!-- bench: goals -->\na \\1 table\n<!-- end -->", filled)
+
+    def test_charts_of_the_document_exist_in_the_code(self):
+        named = {pathlib.Path(p).name for p in re.findall(r"bench/charts/(\S+\.svg)", report.DOCUMENT.read_text())}
+        import inspect
+
+        drawn = set(re.findall(r'"(\S+\.svg)"', inspect.getsource(charts.draw)))
+        self.assertEqual(named, drawn)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,101 @@
+//! What a subscription's replication slot is called at the provider when its creator names none.
+//!
+//! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription differ, for all nodes that read from a
+//! provider share one list of slots, and a node may drop a left-over slot of its own name.
+
+/// Bytes that a slot's name can have (NAMEDATALEN - 1).
+const LIMIT: usize = 63;
+
+/// The name for the `attempt`th time (from 1) that one is needed: a later one has a number at its end.
+///
+/// Slots allow `a`-`z`, `0`-`9` and `_`; others are folded. Where that, the length, or a `_` in the node's name would let two pairs of
+/// node and subscription meet in one name, 40 bits of a hash of both follow.
+#[must_use]
+pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> String {
+    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let mut name: String = format!("braid_{node}_{subscription}")
+        .chars()
+        .map(|letter| letter.to_ascii_lowercase())
+        .map(|letter| if plain(letter) { letter } else { '_' })
+        .collect();
+    let mut suffix = String::new();
+    let unchanged = node.chars().all(plain) && subscription.chars().all(|l| plain(l) || l == '_');
+    // Room for a number of up to five digits, so that no attempt cuts the name differently.
+    if !unchanged || name.len() > LIMIT - 6 {
+        suffix = format!("_{:010x}", hash(node, subscription) >> 24);
+    }
+    if attempt > 1 {
+        suffix = format!("{suffix}_{attempt}");
+    }
+    name.truncate(LIMIT - suffix.len().min(LIMIT));
+    name + &suffix
+}
+
+/// FNV-1a over both, with a byte between them that no UTF-8 text has.
+fn hash(node: &str, subscription: &str) -> u64 {
+    node.bytes()
+        .chain([0xff])
+        .chain(subscription.bytes())
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::for_subscription;
+    use proptest::prelude::*;
+
+    #[test]
+    fn plain_names_stay_readable() {
+        assert_eq!(
+            for_subscription("tokyo", "from_paris", 1),
+            "braid_tokyo_from_paris"
+        );
+        assert_eq!(
+            for_subscription("tokyo", "from_paris", 2),
+            "braid_tokyo_from_paris_2"
+        );
+    }
+
+    #[test]
+    fn what_folds_to_the_same_stays_apart() {
+        let pairs = [
+            ("a_b", "c"),
+            ("a", "b_c"),
+            ("a-b", "c"),
+            ("A_B", "c"),
+            ("a", "b-c"),
+            ("a", "B_C"),
+        ];
+        let names: std::collections::HashSet<String> = pairs
+            .iter()
+            .map(|(node, sub)| for_subscription(node, sub, 1))
+            .collect();
+        assert_eq!(names.len(), pairs.len(), "{names:?}");
+        let long = "x".repeat(80);
+        assert_ne!(
+            for_subscription("a", &format!("{long}1"), 1),
+            for_subscription("a", &format!("{long}2"), 1)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_is_valid_and_its_own(
+            pairs in proptest::collection::hash_set(("[ab_A\\-é]{1,6}", "[ab_A\\-é]{1,60}"), 2..20),
+            attempt in 1_usize..99_999,
+        ) {
+            let mut seen = std::collections::HashSet::new();
+            for (node, subscription) in pairs {
+                let name = for_subscription(&node, &subscription, attempt);
+                prop_assert!(name.len() <= 63, "{}", name);
+                prop_assert!(
+                    name.chars().all(|l| l.is_ascii_lowercase() || l.is_ascii_digit() || l == '_'),
+                    "{}", name
+                );
+                prop_assert!(seen.insert(name));
+            }
+        }
+    }
+}

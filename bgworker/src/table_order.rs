@@ -1,0 +1,354 @@
+//! How changes of one of this node's tables are ordered: by the keys that the provider hashes, or more strictly because this
+//! node's table has something that those do not cover. Decided by the leader when it learns of a relation, and again after either
+//! side changed it.
+//!
+//! Two transactions without a common hash may be applied in either order and at the same time. That is wrong, or makes them
+//! collide, where this node's table
+//! - has a unique index (plain, partial, on expressions) or an exclusion constraint under which rows collide that share no hashed
+//!   key. Its transactions are then ordered among themselves: a barrier on the table, whose cost is constant. Foreign keys do not
+//!   matter, since they are not checked here;
+//! - fires a trigger here (ENABLE REPLICA or ALWAYS; a foreign key's own triggers too, if they were made so). It may read and write
+//!   any row of any table, so its transactions are ordered with all others. Only a trigger whose function is declared IMMUTABLE
+//!   looks at nothing but its row, by PostgreSQL's own definition.
+//!
+//! A unique index of this node is covered if it can only be violated by rows whose hashes meet: some hashed key's columns are all
+//! among its own, and values that are equal here were equal there.
+//!
+//! Not for: what the provider knows. Changes whose keys it can't hash come with a barrier anyway.
+
+use std::fmt;
+
+/// A type, as a column has it. Domains are replaced by what they are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnType {
+    /// Namespace and name, as in `pg_type`.
+    pub name: (String, String),
+    /// Type modifier, -1 for none.
+    pub modifier: i32,
+}
+
+/// A column of a unique key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyColumn {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub column_type: ColumnType,
+    /// The collation that makes values equal whose bytes are not; empty for the type's usual equality.
+    pub comparison: String,
+}
+
+/// A unique key that the provider hashes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HashedKey {
+    /// Its columns.
+    pub columns: Vec<KeyColumn>,
+    /// Two nulls are equal in it.
+    pub nulls_equal: bool,
+}
+
+/// A unique index or exclusion constraint of this node's table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalKey {
+    /// The index's name, for people.
+    pub name: String,
+    /// Those of its columns that are compared by their type's usual equality; expressions and other operators are left out.
+    pub columns: Vec<KeyColumn>,
+    /// Two nulls are equal in it.
+    pub nulls_equal: bool,
+}
+
+/// A trigger that fires when changes are applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trigger {
+    /// Its name, for people.
+    pub name: String,
+    /// Its function is declared IMMUTABLE.
+    pub immutable: bool,
+}
+
+/// What this node's table has, with its partitions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LocalTable {
+    /// Unique indexes and exclusion constraints.
+    pub keys: Vec<LocalKey>,
+    /// Triggers that fire.
+    pub triggers: Vec<Trigger>,
+}
+
+/// With what a table's changes are ordered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum TableOrder {
+    /// With changes that share a key's hash.
+    #[default]
+    Keys,
+    /// With all changes of the table, because of this index.
+    Table {
+        /// The index that no hashed key covers.
+        index: String,
+    },
+    /// With everything, because of this trigger.
+    Everything {
+        /// The trigger.
+        trigger: String,
+    },
+}
+
+impl fmt::Display for TableOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keys => write!(f, "ordered by keys"),
+            Self::Table { index } => write!(
+                f,
+                "ordered among themselves: the provider has no unique key that covers index \"{index}\""
+            ),
+            Self::Everything { trigger } => {
+                write!(
+                    f,
+                    "ordered with all others: trigger \"{trigger}\" fires here"
+                )
+            }
+        }
+    }
+}
+
+impl TableOrder {
+    /// What `table` asks for when the provider hashes `hashed`.
+    #[must_use]
+    pub fn of(table: &LocalTable, hashed: &[HashedKey]) -> Self {
+        if let Some(trigger) = table.triggers.iter().find(|trigger| !trigger.immutable) {
+            return Self::Everything {
+                trigger: trigger.name.clone(),
+            };
+        }
+        let covered = |key: &&LocalKey| hashed.iter().any(|hashed| covers(hashed, key));
+        match table.keys.iter().find(|key| !covered(key)) {
+            Some(key) => Self::Table {
+                index: key.name.clone(),
+            },
+            None => Self::Keys,
+        }
+    }
+}
+
+/// Whether rows that are equal in `local` have equal hashes of `hashed`.
+fn covers(hashed: &HashedKey, local: &LocalKey) -> bool {
+    !hashed.columns.is_empty()
+        && (hashed.nulls_equal || !local.nulls_equal)
+        && hashed.columns.iter().all(|there| {
+            local
+                .columns
+                .iter()
+                .any(|here| here.name == there.name && is_as_fine(here, there))
+        })
+}
+
+/// Whether values that are equal `here` were equal `there`.
+fn is_as_fine(here: &KeyColumn, there: &KeyColumn) -> bool {
+    let same_collation = here.comparison.is_empty() || here.comparison == there.comparison;
+    same_collation && keeps_apart(&there.column_type, &here.column_type)
+}
+
+/// Whether different values of type `from` stay different as values of type `to`.
+fn keeps_apart(from: &ColumnType, to: &ColumnType) -> bool {
+    // A modifier may round or cut.
+    if to.modifier != -1 && (to.modifier != from.modifier || to.name != from.name) {
+        return false;
+    }
+    if from.name == to.name {
+        return true;
+    }
+    let built_in = |of: &ColumnType| (of.name.0 == "pg_catalog").then(|| of.name.1.clone());
+    let (Some(from), Some(to)) = (built_in(from), built_in(to)) else {
+        return false;
+    };
+    let wider: &[&[&str]] = &[
+        &["int2", "int4", "int8", "numeric"],
+        &["float4", "float8"],
+        // What equals blanks at the end tells less apart than what does not.
+        &["bpchar", "varchar", "text"],
+        &["text", "varchar"],
+    ];
+    wider.iter().any(|family| {
+        let place = |name: &str| family.iter().position(|member| *member == name);
+        matches!((place(&from), place(&to)), (Some(from), Some(to)) if from <= to)
+            // Integers of any width hold what fits, unchanged; what does not fit is an error.
+            || (family.contains(&"int8") && place(&from).is_some_and(|place| place < 3) && place(&to).is_some())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, type_name: &str) -> KeyColumn {
+        KeyColumn {
+            name: name.to_owned(),
+            column_type: ColumnType {
+                name: ("pg_catalog".to_owned(), type_name.to_owned()),
+                modifier: -1,
+            },
+            comparison: String::new(),
+        }
+    }
+
+    fn hashed(columns: &[KeyColumn]) -> HashedKey {
+        HashedKey {
+            columns: columns.to_vec(),
+            nulls_equal: false,
+        }
+    }
+
+    fn local(columns: &[KeyColumn]) -> LocalKey {
+        LocalKey {
+            name: "i".to_owned(),
+            columns: columns.to_vec(),
+            nulls_equal: false,
+        }
+    }
+
+    fn order(keys: &[LocalKey], hashed: &[HashedKey]) -> TableOrder {
+        let table = LocalTable {
+            keys: keys.to_vec(),
+            triggers: Vec::new(),
+        };
+        TableOrder::of(&table, hashed)
+    }
+
+    fn by_table() -> TableOrder {
+        TableOrder::Table {
+            index: "i".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_same_keys_are_enough() {
+        let (id, email) = (column("id", "int4"), column("email", "text"));
+        let keys = [
+            local(std::slice::from_ref(&id)),
+            local(std::slice::from_ref(&email)),
+        ];
+        let both = [hashed(&[id]), hashed(&[email])];
+        assert_eq!(order(&keys, &both), TableOrder::Keys);
+        assert_eq!(order(&keys, &both[..1]), by_table());
+        assert_eq!(order(&keys, &[]), by_table());
+        assert_eq!(order(&[], &[]), TableOrder::Keys);
+    }
+
+    #[test]
+    fn an_index_on_more_columns_is_covered_one_on_fewer_is_not() {
+        let (id, region) = (column("id", "int4"), column("region", "text"));
+        let wide = [local(&[region.clone(), id.clone()])];
+        assert_eq!(
+            order(&wide, &[hashed(std::slice::from_ref(&id))]),
+            TableOrder::Keys
+        );
+        let narrow = [local(std::slice::from_ref(&id))];
+        assert_eq!(order(&narrow, &[hashed(&[id, region])]), by_table());
+        // Nothing but expressions: no columns.
+        assert_eq!(
+            order(&[local(&[])], &[hashed(&[column("id", "int4")])]),
+            by_table()
+        );
+        assert_eq!(
+            order(&[local(&[column("id", "int4")])], &[hashed(&[])]),
+            by_table()
+        );
+    }
+
+    #[test]
+    fn what_is_equal_here_must_be_equal_there() {
+        let covered = |here: &KeyColumn, there: &KeyColumn| {
+            order(
+                &[local(std::slice::from_ref(here))],
+                &[hashed(std::slice::from_ref(there))],
+            ) == TableOrder::Keys
+        };
+        let case = |expected: bool, here: &str, there: &str| {
+            assert_eq!(
+                covered(&column("c", here), &column("c", there)),
+                expected,
+                "{there} there, {here} here"
+            );
+        };
+        case(true, "int8", "int4");
+        case(true, "int4", "int8");
+        case(true, "numeric", "int8");
+        case(false, "int8", "numeric");
+        case(true, "float8", "float4");
+        case(false, "float4", "float8");
+        case(true, "text", "varchar");
+        case(true, "varchar", "text");
+        case(true, "text", "bpchar");
+        case(false, "bpchar", "text");
+        case(false, "bpchar", "varchar");
+        case(false, "date", "timestamp");
+        case(false, "int4", "text");
+        // A citext here, of whatever schema.
+        let mut citext = column("c", "citext");
+        citext.column_type.name.0 = "public".to_owned();
+        assert!(!covered(&citext, &column("c", "text")));
+        assert!(covered(&citext, &citext));
+        // A modifier that rounds, or cuts.
+        let mut rounded = column("c", "numeric");
+        rounded.column_type.modifier = 655_366;
+        assert!(!covered(&rounded, &column("c", "numeric")));
+        assert!(covered(&rounded, &rounded));
+        assert!(covered(&column("c", "numeric"), &rounded));
+        let mut short = column("c", "varchar");
+        short.column_type.modifier = 9;
+        assert!(!covered(&short, &column("c", "text")));
+        // A collation that ignores case: only with the same there.
+        let mut folded = column("c", "text");
+        folded.comparison = "any_case".to_owned();
+        assert!(!covered(&folded, &column("c", "text")));
+        assert!(covered(&folded, &folded));
+        assert!(covered(&column("c", "text"), &folded));
+    }
+
+    #[test]
+    fn nulls() {
+        let id = column("id", "int4");
+        let mut strict = local(std::slice::from_ref(&id));
+        strict.nulls_equal = true;
+        let mut strict_there = hashed(std::slice::from_ref(&id));
+        assert_eq!(
+            order(
+                std::slice::from_ref(&strict),
+                std::slice::from_ref(&strict_there)
+            ),
+            by_table()
+        );
+        strict_there.nulls_equal = true;
+        assert_eq!(
+            order(&[strict], std::slice::from_ref(&strict_there)),
+            TableOrder::Keys
+        );
+        assert_eq!(order(&[local(&[id])], &[strict_there]), TableOrder::Keys);
+    }
+
+    #[test]
+    fn a_trigger_orders_with_everything_unless_it_sees_its_row_only() {
+        let trigger = |immutable| Trigger {
+            name: "t".to_owned(),
+            immutable,
+        };
+        let id = column("id", "int4");
+        let mut table = LocalTable {
+            keys: vec![local(std::slice::from_ref(&id))],
+            triggers: vec![trigger(true)],
+        };
+        let keys = [hashed(&[id])];
+        assert_eq!(TableOrder::of(&table, &keys), TableOrder::Keys);
+        table.triggers.push(trigger(false));
+        assert_eq!(
+            TableOrder::of(&table, &keys).to_string(),
+            "ordered with all others: trigger \"t\" fires here"
+        );
+        table.keys.clear();
+        assert!(matches!(
+            TableOrder::of(&table, &keys),
+            TableOrder::Everything { .. }
+        ));
+    }
+}

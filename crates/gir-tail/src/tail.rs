@@ -1,0 +1,276 @@
+//! Following a slot: connect, stream, write, report, and again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::connection::{self, Connection, Received};
+use crate::format::Renderer;
+use crate::options::{Format, Options, lsn_text};
+use crate::output::Output;
+use crate::protocol::{self, Message};
+
+/// Pause before connecting again: doubled with each failure in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long nothing may come before it is looked whether there is something else to do.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why following ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection, or the server.
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    /// The output.
+    #[error("could not write: {0}")]
+    Output(#[from] std::io::Error),
+    /// What came is not GIR.
+    #[error("invalid data from the server: {0}")]
+    Gir(#[from] braid_gir::Error),
+    /// What came is not gir-json.
+    #[error("invalid JSON from the server: {0}")]
+    Json(#[from] braid_gir::JsonError),
+    /// What came is not of the replication protocol.
+    #[error("invalid message from the server")]
+    Message,
+    /// The server ended the stream.
+    #[error("the server ended the stream")]
+    Ended,
+}
+
+impl Error {
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Connection(error) => error.may_pass(),
+            Self::Ended => true,
+            Self::Output(_) | Self::Gir(_) | Self::Json(_) | Self::Message => false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Signals {
+    stop: Arc<AtomicBool>,
+    reopen: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        let signals = Self::default();
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&signals.stop))?;
+        }
+        signal_hook::flag::register(SIGHUP, Arc::clone(&signals.reopen))?;
+        Ok(signals)
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Drop the slot.
+pub fn drop_slot(options: &Options) -> Result<(), Error> {
+    let mut connection = Connection::open(&options.dbname)?;
+    connection.command(&format!(
+        "DROP_REPLICATION_SLOT {}",
+        quoted(&options.slot, '"')
+    ))?;
+    Ok(())
+}
+
+/// Follow the slot until told to end.
+pub fn run(options: &Options) -> Result<(), Error> {
+    let signals = Signals::listen()?;
+    let mut output = Output::open(options.file.as_deref())?;
+    let mut pause = FIRST_PAUSE;
+    let mut may_create = options.create_slot;
+    loop {
+        let mut progress = Progress::default();
+        let ended = follow(
+            options,
+            &signals,
+            &mut output,
+            &mut progress,
+            &mut may_create,
+        );
+        let error = match ended {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        // What is there is whole, whatever happens next.
+        output.cut()?;
+        if !error.may_pass() || options.no_loop {
+            return Err(error);
+        }
+        if progress.complete > 0 {
+            pause = FIRST_PAUSE;
+        }
+        eprintln!(
+            "gir-tail: {error}; connecting again in {} s",
+            pause.as_secs_f32()
+        );
+        let until = Instant::now() + pause;
+        while Instant::now() < until {
+            if signals.stops() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Positions of one connection.
+#[derive(Default)]
+struct Progress {
+    /// Everything before it was written.
+    complete: u64,
+    /// Everything before it is safe, and reported.
+    flushed: u64,
+}
+
+impl Progress {
+    /// Make safe what was written and say so.
+    fn report(&mut self, output: &mut Output, connection: &mut Connection) -> Result<(), Error> {
+        output.flush()?;
+        self.flushed = self.complete;
+        connection.send(&protocol::status(self.complete, self.flushed))?;
+        Ok(())
+    }
+}
+
+fn follow(
+    options: &Options,
+    signals: &Signals,
+    output: &mut Output,
+    progress: &mut Progress,
+    may_create: &mut bool,
+) -> Result<(), Error> {
+    let say = |text: &str| {
+        if options.verbose {
+            eprintln!("gir-tail: {text}");
+        }
+    };
+    let mut connection = Connection::open(&options.dbname)?;
+    if *may_create {
+        create_slot(&mut connection, &options.slot)?;
+        *may_create = false;
+    }
+    connection.command(&start_command(options))?;
+    say("streaming");
+    let mut renderer = Renderer::new(options.format);
+    let mut reported = Instant::now();
+    loop {
+        if signals.stops() {
+            break;
+        }
+        if signals.reopen.swap(false, Ordering::Relaxed) {
+            output.reopen()?;
+        }
+        if reported.elapsed() >= options.status_interval {
+            progress.report(output, &mut connection)?;
+            reported = Instant::now();
+        }
+        let message = match connection.receive()? {
+            Received::Message(message) => message,
+            Received::Nothing => {
+                // Whoever reads along should see what there is.
+                if progress.complete > progress.flushed {
+                    progress.report(output, &mut connection)?;
+                    reported = Instant::now();
+                }
+                connection.wait(LOOK.min(options.status_interval));
+                continue;
+            }
+            Received::End => return Err(Error::Ended),
+        };
+        match protocol::read(&message).ok_or(Error::Message)? {
+            Message::Data { lsn, body } => {
+                let outcome = renderer.message(lsn, body, options.until, |line| {
+                    output.write(line).map_err(Error::from)
+                })?;
+                if outcome.whole {
+                    output.mark_whole();
+                }
+                if let Some(complete) = outcome.complete {
+                    progress.complete = progress.complete.max(complete);
+                }
+                if outcome.past_end {
+                    break;
+                }
+            }
+            Message::Keepalive { lsn, reply } => {
+                // Keepalives also come inside of a large transaction; their position lies before it then.
+                progress.complete = progress.complete.max(lsn);
+                if reply {
+                    progress.report(output, &mut connection)?;
+                    reported = Instant::now();
+                }
+            }
+        }
+        if options
+            .until
+            .is_some_and(|until| progress.complete >= until)
+        {
+            break;
+        }
+    }
+    output.cut()?;
+    progress.report(output, &mut connection)?;
+    say(&format!(
+        "everything up to {} is written",
+        lsn_text(progress.flushed)
+    ));
+    connection.end()?;
+    Ok(())
+}
+
+fn create_slot(connection: &mut Connection, slot: &str) -> Result<(), Error> {
+    let command = format!(
+        "CREATE_REPLICATION_SLOT {} LOGICAL braid NOEXPORT_SNAPSHOT",
+        quoted(slot, '"')
+    );
+    match connection.command(&command) {
+        // It is there already.
+        Err(connection::Error::Server { sqlstate, .. }) if sqlstate == "42710" => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// The server goes on at the position that was confirmed last, whatever we say that lies before it.
+fn start_command(options: &Options) -> String {
+    let mut given: Vec<(&str, Option<&str>)> = Vec::new();
+    match options.format {
+        Format::Text => given.push(("proto_version", Some("1"))),
+        Format::Json => given.push(("format", Some("gir-json"))),
+        Format::Wal2json => given.push(("format", Some("wal2json"))),
+    }
+    if let Some(publications) = &options.publications {
+        given.push(("publication_names", Some(publications)));
+    }
+    for (name, value) in &options.plugin {
+        given.push((name, value.as_deref()));
+    }
+    let list: Vec<_> = given
+        .iter()
+        .map(|(name, value)| match value {
+            Some(value) => format!("{} {}", quoted(name, '"'), quoted(value, '\'')),
+            None => quoted(name, '"'),
+        })
+        .collect();
+    format!(
+        "START_REPLICATION SLOT {} LOGICAL 0/0 ({})",
+        quoted(&options.slot, '"'),
+        list.join(", ")
+    )
+}
+
+/// As the grammar of replication commands has it: the quote doubled, and nothing else special.
+fn quoted(text: &str, quote: char) -> String {
+    let doubled = text.replace(quote, &format!("{quote}{quote}"));
+    format!("{quote}{doubled}{quote}")
+}

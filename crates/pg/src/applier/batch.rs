@@ -1,0 +1,296 @@
+//! Batches (`apply_mode => 'batch'`): what an applier has taken is committed as one local transaction where that goes.
+//!
+//! A batch ends early before a transaction of another origin. One that fails, for whatever reason, is rolled back, and its
+//! transactions are applied one by one: then only the one that can't be applied is held back, with its own position.
+
+use std::sync::atomic::Ordering;
+
+use braid_gir::{Begin, Reader, Record, Tag};
+use braid_ring::{FrameRead, Run};
+
+use super::{Applier, Trouble, set_latches};
+use crate::apply::Item;
+use crate::error::{self, PgError};
+
+/// What became of an attempt at a batch.
+enum Joined {
+    /// Committed up to this transaction; the end of the local commit record.
+    Up(u64, u64),
+    /// Nothing is left of it.
+    Failed,
+    /// It is time to end.
+    Stop,
+}
+
+impl Applier {
+    /// Apply a run as one transaction, or as few as it takes. False when it is time to end.
+    pub(super) fn apply_batch(&mut self, run: Run) -> bool {
+        let mut rest = run;
+        while rest.first < rest.last {
+            match self.join(rest) {
+                Joined::Up(last, local_end) => {
+                    let next = if last < rest.last { last + 1 } else { 0 };
+                    let done = Run {
+                        first: rest.first,
+                        last,
+                    };
+                    let wakes = self.ring.commit_run(self.number, done, local_end, next);
+                    set_latches(&wakes);
+                    // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
+                    // SAFETY: outside of a transaction.
+                    unsafe { pgrx::pg_sys::pgstat_report_stat(false) };
+                    if next == 0 {
+                        return self.housekeeping();
+                    }
+                    rest.first = next;
+                }
+                Joined::Failed => return self.apply_singly(rest),
+                Joined::Stop => return false,
+            }
+            if !self.housekeeping() {
+                return false;
+            }
+        }
+        self.apply_singly(rest)
+    }
+
+    fn join(&mut self, run: Run) -> Joined {
+        // Outside of a transaction: without a lock that another could wait for.
+        let first = self.ring.transaction(run.first);
+        if !self.wait_for(
+            first.depends_on,
+            braid_ring::ApplierState::WaitingForDependency,
+        ) {
+            return Joined::Stop;
+        }
+        self.show(braid_ring::ApplierState::Applying);
+        let outcome = match error::catch(|| {
+            if self.consolidate {
+                self.apply_consolidated(run)
+            } else {
+                self.apply_joined(run)
+            }
+        }) {
+            Ok(outcome) => outcome,
+            Err(error) => Err(Trouble::Error(error)),
+        };
+        match outcome {
+            Ok((last, local_end)) => Joined::Up(last, local_end),
+            Err(_) => {
+                // Whatever it was comes again when the transaction is applied alone, and is dealt with there.
+                error::abort();
+                if let Some(session) = self.session.as_mut() {
+                    session.forget_transaction();
+                }
+                self.own.retries.fetch_add(1, Ordering::Relaxed);
+                self.entry.retries.fetch_add(1, Ordering::Relaxed);
+                if self.ring.stop_requested() {
+                    Joined::Stop
+                } else {
+                    Joined::Failed
+                }
+            }
+        }
+    }
+
+    /// Apply transactions up to the end of the run, or to the first that can't join, and commit them. Returns the last one, and
+    /// the end of the commit record.
+    fn apply_joined(&mut self, run: Run) -> Result<(u64, u64), Trouble> {
+        let mut last = None;
+        let mut end_lsn = 0;
+        for sequence in run.first..=run.last {
+            let mut transaction = self.ring.transaction(sequence);
+            if transaction.is_skipped() || transaction.is_open() {
+                break;
+            }
+            // What it depends on is part of this batch, or is waited for.
+            if transaction.depends_on < run.first {
+                self.wait_in_transaction(transaction.depends_on, run.first)?;
+            }
+            let mut begun = false;
+            let mut end = None;
+            let mut fits = true;
+            let mut assembled = std::mem::take(&mut self.assembled);
+            while fits {
+                let frame = match transaction
+                    .next_frame(&mut assembled, set_latches)
+                    .map_err(|error| PgError::new("XX000", error.to_string()))?
+                {
+                    FrameRead::Frame(frame) => frame,
+                    FrameRead::Assembled => &assembled,
+                    FrameRead::End => break,
+                    FrameRead::Pending => {
+                        return Err(PgError::new("XX000", "batch meets an open transaction").into());
+                    }
+                };
+                fits = self.frame_of_batch(frame, last.is_none(), &mut begun, &mut end)?;
+            }
+            self.assembled = assembled;
+            if !fits {
+                break;
+            }
+            let Some(end) = end else {
+                return Err(PgError::new(
+                    "08P01",
+                    "transaction without a commit from the provider",
+                )
+                .into());
+            };
+            end_lsn = end;
+            last = Some(sequence);
+        }
+        let Some(last) = last else {
+            return Err(PgError::new("08P01", "empty batch").into());
+        };
+        self.commit_batch(run.first, last, end_lsn)
+    }
+
+    /// As [`Applier::apply_joined`], with many changes of one row made one.
+    fn apply_consolidated(&mut self, run: Run) -> Result<(u64, u64), Trouble> {
+        let mut last = None;
+        let mut end_lsn = 0;
+        let mut begins: Vec<Begin<'_>> = Vec::new();
+        let mut items = Vec::new();
+        let mut buffers: Vec<Vec<u8>> = (run.first..=run.last).map(|_| Vec::new()).collect();
+        for (sequence, buffer) in (run.first..=run.last).zip(&mut buffers) {
+            let mut transaction = self.ring.transaction(sequence);
+            if transaction.is_skipped() || transaction.is_open() {
+                break;
+            }
+            if transaction.depends_on < run.first
+                && !self.wait_for(
+                    transaction.depends_on,
+                    braid_ring::ApplierState::WaitingForDependency,
+                )
+            {
+                return Err(PgError::new("57P01", "subscription is stopping").into());
+            }
+            // A small transaction is one frame, in one piece.
+            let FrameRead::Frame(frame) = transaction
+                .next_frame(buffer, set_latches)
+                .map_err(|error| PgError::new("XX000", error.to_string()))?
+            else {
+                break;
+            };
+            let kept = (begins.len(), items.len());
+            let Some(end) = self.gather(frame, &mut begins, &mut items)? else {
+                begins.truncate(kept.0);
+                items.truncate(kept.1);
+                break;
+            };
+            end_lsn = end;
+            last = Some(sequence);
+        }
+        let (Some(last), Some(first)) = (last, begins.first()) else {
+            return Err(PgError::new("08P01", "empty batch").into());
+        };
+        self.show(braid_ring::ApplierState::Applying);
+        self.begin(first, true)?;
+        if let Some(session) = self.session.as_mut() {
+            for begin in begins.get(1..).unwrap_or_default() {
+                session.join(begin);
+            }
+            session.apply_joined(&begins, &items)?;
+        }
+        self.commit_batch(run.first, last, end_lsn)
+    }
+
+    /// Take a frame apart. The end of its transaction; `None` when that is not in it, or when it has another origin than the batch.
+    fn gather<'a>(
+        &mut self,
+        frame: &'a [u8],
+        begins: &mut Vec<Begin<'a>>,
+        items: &mut Vec<Item<'a>>,
+    ) -> Result<Option<u64>, Trouble> {
+        let number = begins.len();
+        let mut end = None;
+        let mut reader = Reader::new(frame);
+        while let Some((tag, body)) = reader.next_raw()? {
+            if matches!(tag, Tag::Schema | Tag::StreamHeader) {
+                continue;
+            }
+            match Record::read(tag, body)? {
+                Record::Begin(begin) if begins.len() == number => {
+                    if begins
+                        .first()
+                        .is_some_and(|first| first.origin != begin.origin)
+                    {
+                        return Ok(None);
+                    }
+                    begins.push(begin);
+                }
+                Record::Commit(commit) if begins.len() > number => end = Some(commit.end_lsn),
+                Record::Change(change) if begins.len() > number => {
+                    self.know(change.header.schema.0)?;
+                    items.push(Item::Change(number, change));
+                }
+                Record::Truncate(truncate) if begins.len() > number => {
+                    for schema in truncate.schemas() {
+                        self.know(schema.0)?;
+                    }
+                    items.push(Item::Truncate(number, truncate));
+                }
+                Record::Message(_) if begins.len() > number => {}
+                _ => {
+                    return Err(PgError::new(
+                        "08P01",
+                        "records from the provider are out of order",
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(end)
+    }
+
+    /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and the end of the commit record.
+    fn commit_batch(&mut self, first: u64, last: u64, end_lsn: u64) -> Result<(u64, u64), Trouble> {
+        let entry = self.entry;
+        let Some(session) = self.session.as_mut() else {
+            return Err(PgError::new("08P01", "empty batch").into());
+        };
+        session.finish_batch()?;
+        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
+        self.wait_for_turn(first)?;
+        let Some(session) = self.session.as_mut() else {
+            return Err(PgError::new("08P01", "empty batch").into());
+        };
+        let counts = session.counts();
+        let local_end = session.commit(end_lsn);
+        session.publish_counts(entry);
+        let joined = last - first;
+        // Publishing counted one.
+        entry.transactions.fetch_add(joined, Ordering::Relaxed);
+        self.own
+            .transactions
+            .fetch_add(joined + 1, Ordering::Relaxed);
+        self.own
+            .changes
+            .fetch_add(counts.changes(), Ordering::Relaxed);
+        Ok((last, local_end))
+    }
+
+    /// As [`Applier::frame`], of a transaction that is the batch's first or joins it. False when it can't: then nothing of it was
+    /// applied.
+    fn frame_of_batch(
+        &mut self,
+        frame: &[u8],
+        first: bool,
+        begun: &mut bool,
+        end: &mut Option<u64>,
+    ) -> Result<bool, Trouble> {
+        let mut fits = true;
+        self.records(frame, begun, end, |applier, begin: &Begin<'_>| {
+            if first {
+                applier.begin(begin, true)?;
+                return Ok(true);
+            }
+            fits = applier
+                .session
+                .as_mut()
+                .is_some_and(|session| session.join(begin));
+            Ok(fits)
+        })?;
+        Ok(fits)
+    }
+}

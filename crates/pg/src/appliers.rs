@@ -1,0 +1,236 @@
+//! The appliers of a subscription: started, made more or fewer, ended. Run by the leader.
+//!
+//! The group's memory is laid out for the most that there may be, so that their number changes while everything runs. One that is
+//! to go takes no more transactions and ends by itself when it has none in hand; nobody is terminated before the whole group is.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::scaling::{Limits, Rule, Sample, Scaler};
+use braid_ring::{ApplierState, Ring};
+
+use crate::applier::Arguments;
+use crate::error::PgError;
+use crate::registry::{self, SubscriptionEntry};
+use crate::{settings, worker};
+
+/// How often the number is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the appliers were seen doing since the last look.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    glances: u32,
+    busy: u32,
+    waiting: u32,
+}
+
+/// The appliers.
+#[derive(Debug)]
+pub struct Appliers {
+    subscription_id: u32,
+    subscription: String,
+    handle: u32,
+    ring: Ring,
+    entry: &'static SubscriptionEntry,
+    /// By number; those that have been started and have not ended.
+    workers: Vec<Option<worker::Handle>>,
+    scaler: Scaler,
+    /// Not more: no worker was free for another one.
+    cap: usize,
+    began: Instant,
+    last_look: Instant,
+    rows: u64,
+    seen: Seen,
+}
+
+fn limits(most: usize) -> Limits {
+    Limits {
+        minimum: settings::min_appliers_per_subscription()
+            .unwrap_or(most)
+            .min(most),
+        maximum: most,
+        rows_per_applier: settings::rows_per_applier(),
+    }
+}
+
+impl Appliers {
+    /// Start as many as there are to be at least, of at most `most`, for which the ring is laid out.
+    ///
+    /// # Errors
+    /// 53400 when no worker is free for one of them.
+    pub fn start(
+        subscription: (u32, &str),
+        handle: u32,
+        ring: Ring,
+        entry: &'static SubscriptionEntry,
+        most: usize,
+    ) -> Result<Self, PgError> {
+        let now = Instant::now();
+        let scaler = Scaler::new(Rule::default(), limits(most), 1);
+        let mut appliers = Self {
+            subscription_id: subscription.0,
+            subscription: subscription.1.to_owned(),
+            handle,
+            ring,
+            entry,
+            workers: (0..most).map(|_| None).collect(),
+            scaler,
+            cap: most,
+            began: now,
+            last_look: now,
+            rows: 0,
+            seen: Seen::default(),
+        };
+        let count = appliers.scaler.appliers();
+        appliers.ring.set_active_appliers(count);
+        if !appliers.start_up_to(count) {
+            appliers.stop();
+            return Err(
+                PgError::new("53400", "no background worker is free to apply changes")
+                    .with_hint("Increase max_worker_processes and restart the server."),
+            );
+        }
+        Ok(appliers)
+    }
+
+    /// Start those with numbers below `count` that are not there. False when one could not be.
+    fn start_up_to(&mut self, count: usize) -> bool {
+        for (number, place) in self.workers.iter_mut().enumerate().take(count) {
+            if place.is_some() {
+                continue;
+            }
+            let arguments = Arguments {
+                subscription_id: self.subscription_id,
+                number,
+                handle: self.handle,
+            };
+            let name = format!(
+                "braid applier {number} of subscription {}",
+                self.subscription
+            );
+            *place = worker::start(&worker::Worker {
+                name: &name,
+                kind: "braid applier",
+                function: "braid_applier_main",
+                argument: registry::my_database(),
+                extra: arguments.pack(),
+            });
+            if place.is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// End them all.
+    pub fn stop(&mut self) {
+        self.ring.request_stop();
+        for latch in self.ring.all_appliers().iter() {
+            registry::set_latch(latch);
+        }
+        for worker in self.workers.iter().flatten() {
+            worker.terminate();
+        }
+        for worker in self.workers.iter_mut().filter_map(Option::take) {
+            if !worker.wait_ended(Duration::from_secs(10)) {
+                pgrx::log!(
+                    "an applier of subscription \"{}\" is slow to end",
+                    self.subscription
+                );
+            }
+        }
+    }
+
+    /// Whether one has ended that was not to.
+    pub fn has_lost_one(&mut self) -> bool {
+        let active = self.ring.active_appliers();
+        for (number, place) in self.workers.iter_mut().enumerate() {
+            let ended = place
+                .as_ref()
+                .is_some_and(|worker| worker.status() == worker::Status::Ended);
+            if ended && number < active {
+                return true;
+            }
+            if ended {
+                *place = None;
+            }
+        }
+        false
+    }
+
+    /// See what they are doing, and now and then decide how many there are to be.
+    pub fn tend(&mut self) {
+        let active = self.ring.active_appliers();
+        for applier in self.entry.appliers.iter().take(active) {
+            self.seen.glances += 1;
+            match applier.state() {
+                ApplierState::Absent | ApplierState::Idle => {}
+                ApplierState::Applying => self.seen.busy += 1,
+                ApplierState::WaitingForDependency | ApplierState::WaitingForTurn => {
+                    self.seen.busy += 1;
+                    self.seen.waiting += 1;
+                }
+            }
+        }
+        let since = self.last_look.elapsed();
+        // Those that are to go have to be gone before there may be others of their numbers.
+        let leaving = self.workers.iter().skip(active).any(Option::is_some);
+        if since >= LOOK_INTERVAL && !leaving {
+            self.look(since);
+        }
+    }
+
+    fn look(&mut self, since: Duration) {
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let entry = self.entry;
+        let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
+        let done = u32::try_from(rows.saturating_sub(self.rows)).unwrap_or(u32::MAX);
+        let seen = std::mem::take(&mut self.seen);
+        let share = |part: u32| f64::from(part) / f64::from(seen.glances.max(1));
+        self.last_look = Instant::now();
+        self.rows = rows;
+        let limits = limits(self.cap);
+        self.scaler.set_limits(limits);
+        if limits.minimum == limits.maximum && self.scaler.appliers() == limits.maximum {
+            return;
+        }
+        let decision = self.scaler.look(Sample {
+            at: self.began.elapsed(),
+            busy: share(seen.busy),
+            waiting: share(seen.waiting),
+            rows_per_second: f64::from(done) / since.as_secs_f64(),
+        });
+        worker::report_activity(&format!(
+            "subscription {}: {} appliers, {}",
+            self.subscription, decision.to, decision.reason
+        ));
+        if !decision.is_change() {
+            return;
+        }
+        pgrx::log!(
+            "subscription \"{}\" has {} appliers instead of {}: {}",
+            self.subscription,
+            decision.to,
+            decision.from,
+            decision.reason
+        );
+        if decision.to > decision.from && !self.start_up_to(decision.to) {
+            self.cap = self
+                .workers
+                .iter()
+                .take_while(|worker| worker.is_some())
+                .count();
+            pgrx::log!(
+                "subscription \"{}\" stays with {} appliers: no background worker is free (max_worker_processes)",
+                self.subscription,
+                self.cap
+            );
+        }
+        self.ring.set_active_appliers(decision.to.min(self.cap));
+        // Some have more to take, others are to see that they have nothing to do here any more.
+        for latch in self.ring.all_appliers().iter() {
+            registry::set_latch(latch);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The port between the plugin's callbacks (`plugin`) and the formats in which a stream can be asked for.
+//!
+//! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`]; which one it is,
+//! `braid_decoder::Request` reads from the options and [`start`] makes. A format sees everything that is decoded and decides
+//! itself what of it is sent. To add one: a variant of `Request` with its options, an implementation of [`Format`] in a module
+//! of its own, an arm in [`start`]. One that says what `gir` says in another way needs less: a [`super::stream::Delivery`].
+//!
+//! All methods run inside of a callback: catalogs are read under the historic snapshot of the change, errors leave by
+//! unwinding, and a format is dropped when the decoding context's memory goes, also after an error.
+
+use std::ffi::CStr;
+
+use braid_decoder::{Options, Request};
+use pgrx::pg_sys;
+
+use super::gir_json::GirJson;
+use super::paced::Pacing;
+use super::stream::{Frames, Stream};
+use super::wal2json::Wal2Json;
+
+/// The decoding context, through which a format writes.
+pub(super) type Context = *mut pg_sys::LogicalDecodingContext;
+
+/// A row's change. The tuples may be null: an insert has no old one, a delete no new one, and an old one is only there where
+/// the replica identity put it into WAL.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Change {
+    pub(super) relation: pg_sys::Relation,
+    pub(super) action: pg_sys::ReorderBufferChangeType::Type,
+    pub(super) old: pg_sys::HeapTuple,
+    pub(super) new: pg_sys::HeapTuple,
+    /// LSN of the change's record.
+    pub(super) lsn: u64,
+}
+
+/// A truncate of one or more relations.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Truncation<'c> {
+    pub(super) relations: &'c [pg_sys::Relation],
+    pub(super) cascade: bool,
+    pub(super) restart_identity: bool,
+    /// LSN of the change's record.
+    pub(super) lsn: u64,
+}
+
+/// A logical message, in the server's encoding as far as it is text at all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogicalMessage<'c> {
+    /// Part of the transaction in hand. One that is not comes outside of any, and never between a transaction's changes.
+    pub(super) transactional: bool,
+    pub(super) lsn: u64,
+    pub(super) prefix: &'c CStr,
+    pub(super) content: &'c [u8],
+}
+
+/// Port: what one stream makes of what is decoded.
+pub(super) trait Format {
+    /// Whether what is written is text in the server's encoding, so that SQL functions that return text may be used.
+    fn is_text(&self) -> bool;
+
+    /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions: no catalog can be read.
+    fn refuses_origin(&self, origin: pg_sys::RepOriginId) -> bool;
+
+    /// The stream of joined transactions that this is, if it can be one (`held`).
+    fn joined(&mut self) -> Option<&mut Stream> {
+        None
+    }
+
+    /// When this format's messages are flushed, if that is its own to say (`paced`).
+    fn paced(&mut self) -> Option<&mut Pacing> {
+        None
+    }
+
+    /// A transaction starts, which has committed.
+    ///
+    /// # Safety
+    /// As for all methods here: `ctx` is valid and may be written to, in a transaction with a historic snapshot; all pointers
+    /// are valid for the time of the call.
+    unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN);
+
+    /// A row was changed by the transaction in hand.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn row_changed(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN, change: &Change);
+
+    /// Relations were truncated by the transaction in hand.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn truncated(
+        &mut self,
+        ctx: Context,
+        txn: &pg_sys::ReorderBufferTXN,
+        truncation: &Truncation<'_>,
+    );
+
+    /// A message was emitted. There is no transaction for one that is not transactional.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn message(
+        &mut self,
+        ctx: Context,
+        txn: Option<&pg_sys::ReorderBufferTXN>,
+        message: &LogicalMessage<'_>,
+    );
+
+    /// The transaction in hand is over.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn commit(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN);
+
+    /// The stream ends without an error: give back what the session lent.
+    fn leave(&mut self);
+}
+
+/// The format that `request` asks for, of a stream that has sent nothing. `parent` is the decoding context's memory.
+///
+/// # Safety
+/// `parent` is valid and outlives the format; in the startup callback.
+pub(super) unsafe fn start(request: Request, parent: pg_sys::MemoryContext) -> Box<dyn Format> {
+    let gir = |options: Options| {
+        // SAFETY: as the caller says.
+        Box::new(unsafe { Stream::new(options, Box::new(Frames), parent) })
+    };
+    match request {
+        Request::Gir(options) => gir(options),
+        // SAFETY: as the caller says.
+        Request::Wal2Json(selection, options) => {
+            Box::new(unsafe { Wal2Json::new(selection, options, parent) })
+        }
+        Request::GirJson(options, json) => {
+            // SAFETY: as the caller says.
+            unsafe {
+                let delivery = Box::new(GirJson::new(json, parent));
+                Box::new(Stream::new(options, delivery, parent))
+            }
+        }
+    }
+}

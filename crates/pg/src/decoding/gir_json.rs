@@ -1,0 +1,187 @@
+//! The format `gir-json`: the records of `gir`, each as a JSON object and a message of its own.
+//!
+//! Everything before this is the same, so publications, row filters, column lists and the origin filter are too. What differs is
+//! that types without a portable form come in their text form, and that values which are not in WAL may be asked for
+//! ([`super::fetch`]).
+
+use braid_decoder::JsonRequest;
+use braid_gir::{
+    Change, JsonOptions, JsonWriter, Reader, Record, SchemaDetail, SchemaNumber, Tag, Value,
+};
+use pgrx::pg_sys;
+
+use super::fetch::Fetcher;
+use super::format::Context;
+use super::names;
+use super::report::or_raise;
+use super::scratch::Scratch;
+use super::stream::{Delivery, small_context, write_message};
+
+/// Frames as JSON.
+pub(super) struct GirJson {
+    writer: JsonWriter,
+    fetch: Option<Fetching>,
+    /// Of the transaction in hand.
+    commit_lsn: u64,
+    text: String,
+    scratch: Scratch,
+}
+
+/// What has to be remembered for asking.
+#[derive(Default)]
+struct Fetching {
+    fetcher: Fetcher,
+    /// Schema records by number, as they came.
+    schemas: std::collections::HashMap<SchemaNumber, Vec<u8>>,
+}
+
+impl GirJson {
+    /// A stream that has sent nothing. `parent` is the decoding context's memory.
+    ///
+    /// # Safety
+    /// `parent` is valid, and outlives the stream.
+    pub(super) unsafe fn new(request: JsonRequest, parent: pg_sys::MemoryContext) -> Self {
+        let options = JsonOptions {
+            schema: if request.schema_once {
+                SchemaDetail::Once
+            } else {
+                SchemaDetail::Each
+            },
+            keys: request.keys,
+            complete: request.fetch,
+        };
+        Self {
+            writer: JsonWriter::with_decoder(options, names::text_from_server),
+            fetch: request.fetch.then(Fetching::default),
+            commit_lsn: 0,
+            text: String::new(),
+            // SAFETY: as the caller says.
+            scratch: Scratch::new(unsafe { small_context(parent, c"braid JSON") }),
+        }
+    }
+
+    /// The record as JSON, in `text`.
+    fn write(&mut self, record: &Record<'_>, raw: &[u8]) {
+        self.text.clear();
+        let mut answer = None;
+        if let Some(fetching) = &mut self.fetch {
+            match record {
+                Record::StreamHeader(_) => fetching.schemas.clear(),
+                Record::Schema(schema) => {
+                    fetching.schemas.insert(schema.number, raw.to_vec());
+                }
+                Record::Change(change) if lacks_values(change) => {
+                    let schema = fetching.schemas.get(&change.header.schema);
+                    answer = schema.and_then(|schema| fetching.fetcher.ask(schema, raw));
+                }
+                _ => {}
+            }
+        }
+        let fetched = answer.as_deref().and_then(row_in);
+        or_raise(
+            self.writer
+                .record_with(record, fetched.as_ref(), &mut self.text),
+        );
+        if !names::is_utf8() {
+            self.text = to_ascii(&self.text);
+        }
+    }
+}
+
+impl Delivery for GirJson {
+    fn is_text(&self) -> bool {
+        true
+    }
+
+    unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]) {
+        // SAFETY: as the caller says.
+        let location = unsafe { (*ctx).write_location };
+        // Header and schemas may stand before the Begin.
+        if let Some(begin) = begin_in(frame) {
+            self.commit_lsn = begin;
+        }
+        let mut reader = Reader::new(frame);
+        let mut rest = frame;
+        while let Some(record) = or_raise(reader.next_record()) {
+            let (raw, behind) = rest.split_at(rest.len() - reader.remaining());
+            rest = behind;
+            // What a client confirms mid-way must not be the end of the transaction: it would not be sent again.
+            let is_end = matches!(record, Record::Commit(_));
+            let at = if is_end || self.commit_lsn == 0 {
+                location
+            } else {
+                location.min(self.commit_lsn)
+            };
+            if is_end {
+                self.commit_lsn = 0;
+            }
+            let scratch = Scratch::new(self.scratch.context());
+            scratch.run(|| self.write(&record, raw));
+            // SAFETY: as the caller says.
+            unsafe {
+                (*ctx).write_location = at;
+                write_message(ctx, self.text.as_bytes(), true);
+            }
+            scratch.reset();
+        }
+        self.text.shrink_to(KEPT_BYTES);
+        // SAFETY: as the caller says.
+        unsafe { (*ctx).write_location = location };
+    }
+}
+
+/// The position in the frame's Begin, if it has one. A frame is of one transaction at most.
+fn begin_in(frame: &[u8]) -> Option<u64> {
+    let mut reader = Reader::new(frame);
+    while let Some((tag, body)) = reader.next_raw().ok()? {
+        if tag == Tag::Begin
+            && let Ok(Record::Begin(begin)) = Record::read(tag, body)
+        {
+            return Some(begin.commit_lsn);
+        }
+    }
+    None
+}
+
+/// How many bytes of text are kept for the next frame.
+const KEPT_BYTES: usize = 64 * 1024;
+
+/// The after image lacks something that the before image does not have either.
+fn lacks_values(change: &Change<'_>) -> bool {
+    let Some(after) = &change.after else {
+        return false;
+    };
+    let mut before = change.before.iter().flat_map(braid_gir::Image::values);
+    after.values().any(|value| {
+        let known = before
+            .next()
+            .is_some_and(|value| value.is_ok_and(|value| value != Value::None));
+        !known && value.is_ok_and(|value| value == Value::None)
+    })
+}
+
+/// The row in a fetcher's answer.
+fn row_in(answer: &[u8]) -> Option<braid_gir::Image<'_>> {
+    match Reader::new(answer).next_record() {
+        Ok(Some(Record::Change(change))) => change.after,
+        _ => None,
+    }
+}
+
+/// The same JSON without anything but ASCII, which is the same in every server encoding. What is not ASCII is in strings.
+fn to_ascii(json: &str) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(json.len());
+    let mut units = [0; 2];
+    for character in json.chars() {
+        if character.is_ascii() {
+            out.push(character);
+            continue;
+        }
+        for unit in character.encode_utf16(&mut units) {
+            // Writing to a String can't fail.
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    }
+    out
+}

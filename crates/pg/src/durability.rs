@@ -1,0 +1,65 @@
+//! When what was applied here counts as durable, and may be confirmed to the provider. Run by the leader.
+//!
+//! Appliers commit asynchronously, whatever `synchronous_commit` a subscription has, except with `apply_mode => 'serial'`: a wait in each commit, for the disk or a
+//! standby, would be one after the other, as commits are in order. Instead the leader waits for what the setting asks for,
+//! once for all that was committed meanwhile, before it confirms. What is lost in a crash was never confirmed and comes again.
+
+use pgrx::pg_sys;
+
+/// What has to happen to a commit here before it is confirmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// On disk here, some time soon.
+    Lazy,
+    /// On disk here, at once.
+    Local,
+    /// And as far at the synchronous standbys of this server, if it has any: index of the position in `WalSndCtl`.
+    Standbys(usize),
+}
+
+impl Durability {
+    /// What a value of `synchronous_commit` asks for.
+    #[must_use]
+    pub fn parse(setting: &str) -> Self {
+        let standbys = |mode: u32| Self::Standbys(usize::try_from(mode).unwrap_or(usize::MAX));
+        match setting {
+            "local" => Self::Local,
+            "remote_write" => standbys(pg_sys::SYNC_REP_WAIT_WRITE),
+            "remote_apply" => standbys(pg_sys::SYNC_REP_WAIT_APPLY),
+            "on" => standbys(pg_sys::SYNC_REP_WAIT_FLUSH),
+            _ => Self::Lazy,
+        }
+    }
+
+    /// Whether somebody wants it at once.
+    #[must_use]
+    pub fn is_eager(self) -> bool {
+        self != Self::Lazy
+    }
+
+    /// Up to where this server's WAL is durable in this sense.
+    #[must_use]
+    pub fn durable_up_to(self) -> u64 {
+        // SAFETY: reads of shared memory and of a setting; a position is read whole.
+        unsafe {
+            let flushed = pg_sys::GetFlushRecPtr(std::ptr::null_mut());
+            let Self::Standbys(mode) = self else {
+                return flushed;
+            };
+            // SyncRepRequested and SyncStandbysDefined of src/include/replication/syncrep.h, 15 to 18.
+            let names = pg_sys::SyncRepStandbyNames;
+            if pg_sys::max_wal_senders == 0
+                || names.is_null()
+                || *names == 0
+                || pg_sys::WalSndCtl.is_null()
+            {
+                return flushed;
+            }
+            if mode > 2 {
+                return flushed;
+            }
+            let positions = (&raw const (*pg_sys::WalSndCtl).lsn).cast::<pg_sys::XLogRecPtr>();
+            flushed.min(positions.add(mode).read_volatile())
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! `braid.ingest`: records in gir-json, applied in the caller's transaction. Run by the session that calls it.
+//!
+//! Invariants: a source's position moves in `braid.ingest_source`, in the transaction that applies its records, so that both are there
+//! or neither is, whatever is rolled back, savepoints included (I1). A replication origin of ours marks the transaction as the
+//! source's; its own position only follows, since PostgreSQL would move that at an abort too. The mark is taken away at the
+//! transaction's end, or with the savepoint that set it (I8). One transaction has one origin.
+//!
+//! Not for: telling what records look like, which is `braid_gir`'s.
+
+mod stamp;
+
+use std::cell::RefCell;
+use std::ffi::CString;
+
+use braid_gir::{Begin, JsonReader, Reader, Record, Writer};
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
+
+use crate::apply::{Identity, NO_SUBSCRIPTION, Session};
+use crate::error::{self, PgError};
+use crate::origin;
+use crate::subscription::{execute, lsn_text, parse_lsn, rows_written};
+
+/// What a caller asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// A jsonb value.
+    pub gir: pg_sys::Datum,
+    /// Name of the source; `None`: the stream object says it.
+    pub source: Option<&'a str>,
+    /// This node.
+    pub local_node: &'a str,
+}
+
+/// What was done, in changes: rows and truncations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Handed to the apply path.
+    pub applied: u64,
+    /// Left out: had come before, or were first committed here.
+    pub skipped: u64,
+}
+
+thread_local! {
+    /// The session of the call in hand. One that is found here by a later call was left behind by an error.
+    static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
+}
+
+/// The records of a call, and which element of the array each came from.
+struct Input {
+    writer: Writer,
+    /// End of each element's records.
+    ends: Vec<usize>,
+    is_array: bool,
+}
+
+impl Input {
+    /// The element that the record at `offset` came from.
+    fn place(&self, offset: usize) -> String {
+        let index = self.ends.partition_point(|end| *end <= offset);
+        if self.is_array {
+            format!("/{}", index.min(self.ends.len().saturating_sub(1)))
+        } else {
+            String::new()
+        }
+    }
+}
+
+/// Apply records in the transaction that is open.
+///
+/// # Errors
+/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't take them; what applying a
+/// subscription's change would say. Whatever it is, the transaction, or its savepoint, is to be rolled back.
+pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
+    check_transaction()?;
+    if let Some(left) = SESSION.take() {
+        left.discard();
+    }
+    // SAFETY: in a transaction; put back below, or by the abort.
+    let context = unsafe { pg_sys::CurrentMemoryContext };
+    let input = read(request.gir)?;
+    let outcome = settings_for(|| apply(request, &input));
+    // SAFETY: the context that was current when this was called.
+    unsafe { pg_sys::MemoryContextSwitchTo(context) };
+    let done = outcome?;
+    if let Some(session) = SESSION.take() {
+        session.discard();
+    }
+    Ok(done)
+}
+
+fn check_transaction() -> Result<(), PgError> {
+    // SAFETY: reads of variables of the process.
+    let (isolation, read_only) = unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly) };
+    if read_only {
+        return Err(
+            PgError::new("25006", "cannot apply records in a read-only transaction")
+                .with_hint("Begin a read-write transaction."),
+        );
+    }
+    if isolation >= i32::try_from(pg_sys::XACT_REPEATABLE_READ).unwrap_or(2) {
+        return Err(PgError::new(
+            "0A000",
+            "records can only be applied at isolation level read committed",
+        )
+        .with_hint("Begin the transaction with isolation level read committed."));
+    }
+    Ok(())
+}
+
+/// Run `work` under the settings that an applier has, and put the session's own back. An error leaves that to the abort.
+fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
+    // SAFETY: a nest level of settings within the function call's; strings are copied.
+    let level = unsafe { pg_sys::NewGUCNestLevel() };
+    for (name, value) in [
+        ("session_replication_role", "replica"),
+        ("search_path", ""),
+        ("datestyle", "ISO"),
+        ("intervalstyle", "postgres"),
+        ("lc_monetary", "C"),
+        ("xmloption", "content"),
+        ("client_encoding", "UTF8"),
+    ] {
+        let c = |text: &str| CString::new(text).unwrap_or_default();
+        let (name, value) = (c(name), c(value));
+        // SAFETY: as above.
+        unsafe {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_SUSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+    }
+    let value = work()?;
+    // SAFETY: the level that was made above.
+    unsafe { pg_sys::AtEOXact_GUC(true, level) };
+    Ok(value)
+}
+
+/// The elements of the value as records.
+fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
+    let value = || DatumWithOidOf(gir).into();
+    let (elements, is_array) = pgrx::Spi::connect(|client| {
+        let table = client.select(
+            "select convert_to(e::text, 'UTF8'), jsonb_typeof($1) = 'array' \
+             from jsonb_array_elements(case jsonb_typeof($1) when 'array' then $1 else jsonb_build_array($1) end) e",
+            None,
+            &[value()],
+        )?;
+        let mut elements: Vec<Vec<u8>> = Vec::with_capacity(table.len());
+        let mut is_array = true;
+        for row in table {
+            elements.push(row.get::<Vec<u8>>(1)?.unwrap_or_default());
+            is_array = row.get::<bool>(2)?.unwrap_or(true);
+        }
+        Ok((elements, is_array))
+    })
+    .map_err(|error: pgrx::spi::SpiError| {
+        PgError::new("XX000", format!("could not read the records: {error}"))
+    })?;
+    let mut input = Input {
+        writer: Writer::new(),
+        ends: Vec::with_capacity(elements.len()),
+        is_array,
+    };
+    let mut reader = JsonReader::new();
+    let invalid = |error: &braid_gir::JsonError, index: usize| {
+        let element = if is_array {
+            format!("/{index}")
+        } else {
+            String::new()
+        };
+        PgError::new("22023", format!("invalid gir-json: {}", error.kind))
+            .with_detail(match format!("{element}{}", error.path) {
+                path if path.is_empty() => "In the record as a whole.".to_owned(),
+                path => format!("At {path}."),
+            })
+            .with_hint("docs/gir.schema.json says what records look like.")
+    };
+    for (index, element) in elements.iter().enumerate() {
+        reader
+            .read(element, &mut input.writer)
+            .map_err(|error| invalid(&error, index))?;
+        input.ends.push(input.writer.len());
+    }
+    let last = elements.len().saturating_sub(1);
+    reader
+        .finish(&mut input.writer)
+        .map_err(|error| invalid(&error, last))?;
+    Ok(input)
+}
+
+/// A jsonb value as an SPI argument.
+struct DatumWithOidOf(pg_sys::Datum);
+
+impl<'a> From<DatumWithOidOf> for DatumWithOid<'a> {
+    fn from(value: DatumWithOidOf) -> Self {
+        // SAFETY: the function's argument, which is declared as jsonb and outlives the call.
+        unsafe { DatumWithOid::new(value.0, pg_sys::JSONBOID) }
+    }
+}
+
+/// A call in hand.
+struct Call<'a> {
+    request: &'a Request<'a>,
+    source: String,
+    /// Everything up to here has come before.
+    position: u64,
+    /// The origin's node, once something is applied.
+    node: Option<String>,
+    in_transaction: bool,
+    skipping: bool,
+    /// Position and time of the last transaction that this call brought.
+    last: Option<(u64, i64)>,
+    newest: i64,
+    done: Done,
+}
+
+fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
+    let source = source_name(request, input)?;
+    if source == request.local_node {
+        return Err(
+            PgError::new("22023", format!("origin \"{source}\" is this node"))
+                .with_hint("Name the system that the records come from."),
+        );
+    }
+    let position = lock_source(&source)?;
+    let identity = Identity {
+        subscription_id: NO_SUBSCRIPTION,
+        subscription: source.clone(),
+        run_as: None,
+        local_node: request.local_node.to_owned(),
+        provider: source.clone(),
+        charset: i32::try_from(pg_sys::pg_enc::PG_UTF8).unwrap_or(6),
+    };
+    SESSION.set(Some(Session::new(identity)));
+    let mut call = Call {
+        request,
+        source,
+        position,
+        node: None,
+        in_transaction: false,
+        skipping: false,
+        last: None,
+        newest: i64::MIN,
+        done: Done::default(),
+    };
+    let frame = input.writer.frame();
+    let mut reader = Reader::new(frame);
+    loop {
+        let offset = frame.len().saturating_sub(reader.remaining());
+        let Some(record) = reader.next_record()? else {
+            break;
+        };
+        match error::catch(|| call.record(&record)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) | Err(error) => return Err(placed(error, &input.place(offset))),
+        }
+    }
+    call.finish()
+}
+
+/// With the place of the record that the error is about.
+fn placed(mut error: PgError, place: &str) -> PgError {
+    if matches!(error.sqlstate.as_str(), "42P01" | "42703") {
+        error.hint =
+            Some("Create what is missing here, or leave it out of the records.".to_owned());
+    }
+    if place.is_empty() {
+        return error;
+    }
+    let place = format!("Record at {place}.");
+    let detail = match error.detail.take() {
+        Some(detail) => format!("{detail} {place}"),
+        None => place,
+    };
+    error.with_detail(detail)
+}
+
+/// The name that the caller gives, or that of the node in the stream object.
+fn source_name(request: &Request<'_>, input: &Input) -> Result<String, PgError> {
+    if let Some(source) = request.source {
+        return Ok(source.to_owned());
+    }
+    match Reader::new(input.writer.frame()).next_record()? {
+        Some(Record::StreamHeader(header)) if !header.node_name.is_empty() => {
+            Ok(header.node_name.to_owned())
+        }
+        _ => Err(
+            PgError::new("22023", "origin of the records is not known").with_hint(
+                "Name it as the second argument, or begin with a stream object that names its node.",
+            ),
+        ),
+    }
+}
+
+/// Where a source stands, which nobody else moves until this transaction ends.
+fn lock_source(source: &str) -> Result<u64, PgError> {
+    let found = rows_written(
+        "insert into braid.ingest_source as s (source_name) values ($1::name) \
+         on conflict (source_name) do update set last_at = s.last_at returning \"position\"::text",
+        &[source.into()],
+    )?;
+    found
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next().flatten())
+        .and_then(|text| parse_lsn(&text))
+        .ok_or_else(|| PgError::new("XX000", "position of the source is missing"))
+}
+
+fn with_session<T>(work: impl FnOnce(&mut Session) -> Result<T, PgError>) -> Result<T, PgError> {
+    // An error that unwinds ends the borrow; the session is left for the next call to throw away.
+    SESSION.with(|cell| {
+        let mut place = cell
+            .try_borrow_mut()
+            .map_err(|_| PgError::new("55000", "records are being applied already"))?;
+        let session = place
+            .as_mut()
+            .ok_or_else(|| PgError::new("XX000", "no session to apply with"))?;
+        work(session)
+    })
+}
+
+impl Call<'_> {
+    fn record(&mut self, record: &Record<'_>) -> Result<(), PgError> {
+        match record {
+            Record::Schema(schema) => with_session(|session| {
+                session.learn(schema);
+                Ok(())
+            }),
+            Record::Begin(begin) => self.begin(begin),
+            Record::Commit(_) => {
+                self.in_transaction = false;
+                self.skipping = false;
+                Ok(())
+            }
+            Record::Change(_) | Record::Truncate(_) if self.skipping => {
+                self.done.skipped += 1;
+                Ok(())
+            }
+            Record::Change(_) | Record::Truncate(_) if !self.in_transaction => {
+                Err(PgError::new("22023", "change outside of a transaction")
+                    .with_hint("Give it a member \"transaction\", or a begin object before it."))
+            }
+            Record::Change(change) => {
+                self.done.applied += 1;
+                with_session(|session| session.change(change))
+            }
+            Record::Truncate(truncate) => {
+                self.done.applied += 1;
+                with_session(|session| session.truncate(truncate))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
+        self.in_transaction = true;
+        if begin.commit_lsn == 0 {
+            return Err(PgError::new("22023", "transaction has no position")
+                .with_hint("Number the transactions of a source in \"lsn\", upwards from 0/1."));
+        }
+        let node = if begin.origin.is_empty() {
+            self.source.as_str()
+        } else {
+            begin.origin
+        };
+        self.skipping = begin.commit_lsn <= self.position;
+        if self.skipping {
+            // Sent again, unless it is another one than the one just seen.
+            return match self.last {
+                Some((lsn, time)) if lsn == begin.commit_lsn && time != begin.commit_timestamp => {
+                    Err(PgError::new(
+                        "22023",
+                        format!("two transactions have the position {}", lsn_text(lsn)),
+                    )
+                    .with_hint(
+                        "Each transaction of a source needs a higher \"lsn\" than the one before.",
+                    ))
+                }
+                _ => Ok(()),
+            };
+        }
+        self.position = begin.commit_lsn;
+        self.last = Some((begin.commit_lsn, begin.commit_timestamp));
+        if node == self.request.local_node {
+            self.skipping = true;
+            return Ok(());
+        }
+        self.newest = self.newest.max(begin.commit_timestamp);
+        if self.node.is_some() {
+            let joined = with_session(|session| Ok(session.join(begin)))?;
+            return if joined { Ok(()) } else { Err(stamp::mixed()) };
+        }
+        let node = node.to_owned();
+        let origin = origin::ensure_for_source(&self.source, &node)?;
+        stamp::take(origin)?;
+        self.node = Some(node);
+        with_session(|session| {
+            session.attach(begin);
+            Ok(())
+        })
+    }
+
+    fn finish(self) -> Result<Done, PgError> {
+        if self.node.is_some() {
+            let versions = with_session(|session| Ok(session.detach()))?;
+            stamp::written(versions, self.newest, self.position);
+        }
+        execute(
+            "update braid.ingest_source set \"position\" = $2::pg_lsn, last_at = now() \
+             where source_name = $1::name and \"position\" < $2::pg_lsn",
+            &[self.source.as_str().into(), lsn_text(self.position).into()],
+        )?;
+        Ok(self.done)
+    }
+}

@@ -1,0 +1,116 @@
+//! What the options choose: tables by pattern, messages by prefix.
+
+use super::list;
+
+/// A name, or any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NamePattern {
+    Any,
+    Name(String),
+}
+
+impl NamePattern {
+    fn parse(text: &str) -> Self {
+        if text == "*" {
+            Self::Any
+        } else {
+            Self::Name(list::unescape(text))
+        }
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Name(wanted) => wanted == name,
+        }
+    }
+}
+
+/// A list of tables: `schema.table`, where either may be `*`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Patterns(Vec<(NamePattern, NamePattern)>);
+
+impl Patterns {
+    /// Read a list; `None` for what is none, or has a member without a schema.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let parse = |member: &str| {
+            let (schema, table) = member.split_at(list::find_unescaped(member, b'.')?);
+            Some((
+                NamePattern::parse(schema),
+                NamePattern::parse(table.get(1..)?),
+            ))
+        };
+        let members: Option<Vec<_>> = list::split(text)?.into_iter().map(parse).collect();
+        members.map(Self)
+    }
+
+    /// Whether a table is in the list.
+    #[must_use]
+    pub fn matches(&self, schema: &str, table: &str) -> bool {
+        self.0
+            .iter()
+            .any(|(schemas, tables)| schemas.matches(schema) && tables.matches(table))
+    }
+}
+
+/// A list of prefixes. wal2json compares them as they are written, backslashes included.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prefixes(Vec<String>);
+
+impl Prefixes {
+    /// Read a list; `None` for what is none.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        list::split(text).map(|members| Self(members.into_iter().map(str::to_owned).collect()))
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a prefix is in the list.
+    #[must_use]
+    pub fn has(&self, prefix: &[u8]) -> bool {
+        self.0.iter().any(|member| member.as_bytes() == prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        let matches = |patterns: &str, schema, table| {
+            Patterns::parse(patterns).unwrap().matches(schema, table)
+        };
+        assert!(matches("public.t", "public", "t"));
+        assert!(matches("*.t", "s", "t"));
+        assert!(matches("s.*, *.t", "s", "x"));
+        assert!(matches("public.a.b", "public", "a.b"));
+        assert!(matches(r"a\.b.c", "a.b", "c"));
+        assert!(matches(r"s\ 1.t\,x", "s 1", "t,x"));
+        assert!(matches(r"public.t\", "public", "t"));
+        assert!(matches(r"public.\*", "public", "*"));
+        assert!(!matches(r"public.\*", "public", "t"));
+        assert!(!matches("public.t*", "public", "tt"));
+        assert!(!matches("Public.t", "public", "t"));
+        assert!(!matches("public.", "public", "t"));
+        assert!(!matches("", "public", "t"));
+        for wrong in ["t", r"public\.t", "public.t,", "public. t", "public.t,bad"] {
+            assert_eq!(Patterns::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn prefixes() {
+        let prefixes = Prefixes::parse(r"a, b\ c").unwrap();
+        assert!(prefixes.has(b"a"));
+        assert!(prefixes.has(br"b\ c"));
+        assert!(!prefixes.has(b"b c"));
+        assert!(Prefixes::parse(" ").unwrap().is_empty());
+    }
+}

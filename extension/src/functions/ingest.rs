@@ -1,0 +1,41 @@
+//! Records of other systems.
+
+use std::ffi::CStr;
+
+use braid_pg::ingest::{Request, ingest as apply};
+use pgrx::datum::AnyElement;
+use pgrx::iter::TableIterator;
+use pgrx::prelude::*;
+
+use super::node::check_name;
+use super::{local, required, run, server};
+
+/// braid.ingest(gir jsonb, origin name)
+#[pg_extern(sql = false)]
+fn ingest(
+    gir: Option<AnyElement>,
+    origin: Option<&CStr>,
+) -> TableIterator<'static, (name!(applied, i64), name!(skipped, i64))> {
+    let done = run(|| {
+        let node = local::require_node()?;
+        server::check_for_subscription()?;
+        let gir = required(gir, "gir")?;
+        let origin = origin.map(braid_pg::catalog::utf8_string);
+        if let Some(origin) = &origin {
+            check_name(origin, "origin")?;
+        }
+        let request = Request {
+            gir: gir.datum(),
+            source: origin.as_deref(),
+            local_node: &node.name,
+        };
+        Ok(match apply(&request) {
+            Ok(done) => done,
+            Err(error) => error.raise(),
+        })
+    });
+    TableIterator::once((
+        i64::try_from(done.applied).unwrap_or(i64::MAX),
+        i64::try_from(done.skipped).unwrap_or(i64::MAX),
+    ))
+}

@@ -1,0 +1,171 @@
+//! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
+
+use braid_pg::catalog::query;
+use braid_pg::registry;
+use pgrx::PgSqlErrorCode;
+
+use super::failure::{Failure, Outcome};
+use super::local;
+
+/// What a node needs, which peers subscribe to.
+pub fn check_for_node() -> Outcome<()> {
+    let has_setting = |name: &str, wanted: &str| local::setting(name).as_deref() == Some(wanted);
+    if !has_setting("wal_level", "logical") {
+        return Err(Failure::state("wal_level must be logical")
+            .hint("Set wal_level = logical in postgresql.conf and restart the server."));
+    }
+    check_for_subscription()?;
+    for (name, what) in [
+        ("max_replication_slots", "peers"),
+        (
+            "max_wal_senders",
+            "peers, with some to spare for tables that are copied",
+        ),
+    ] {
+        if local::number_setting(name, 0) == 0 {
+            return Err(Failure::state(format!("{name} must be greater than zero"))
+                .hint(format!("Set {name} to at least the number of {what} in postgresql.conf and restart the server.")));
+        }
+    }
+    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
+    if let Some(listed) = local::setting("output_plugin_libraries")
+        .filter(|list| elements(list).all(|item| item != "braid"))
+    {
+        return Err(
+            Failure::state("output_plugin_libraries does not list braid")
+                .detail(
+                    "The server refuses replication slots for an output plugin that is not listed.",
+                )
+                .hint(format!(
+                    "To allow them, {}.",
+                    output_plugin_setting(&listed)
+                )),
+        );
+    }
+    Ok(())
+}
+
+/// What any work here needs; a node's server can have been started with other settings since.
+pub fn check_for_subscription() -> Outcome<()> {
+    check_workers_run()?;
+    if local::setting("track_commit_timestamp").as_deref() != Some("on") {
+        return Err(Failure::state("track_commit_timestamp must be on")
+            .detail("Commit timestamps are the versions that conflicts are resolved by.")
+            .hint("Set track_commit_timestamp = on in postgresql.conf and restart the server."));
+    }
+    Ok(())
+}
+
+/// That the server was started with the library: else no worker ever looks at the catalog.
+pub fn check_workers_run() -> Outcome<()> {
+    if registry::is_preloaded() {
+        return Ok(());
+    }
+    Err(
+        Failure::state("braid must be loaded when the server starts").hint(
+            "Add braid to shared_preload_libraries in postgresql.conf and restart the server.",
+        ),
+    )
+}
+
+/// What to set so that slots for the output plugin are allowed, given what is listed now.
+pub fn output_plugin_setting(listed: &str) -> String {
+    // An empty list reads as one empty name.
+    let list = if listed.trim_matches(['"', ' ']).is_empty() {
+        "braid".to_owned()
+    } else {
+        format!("{listed}, braid")
+    };
+    format!(
+        "set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration"
+    )
+}
+
+/// Elements of a list as settings write it.
+fn elements(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(|item| item.trim().trim_matches('"'))
+}
+
+/// What a subscription's processes depend on.
+pub struct Workers<'a> {
+    /// A serial one has one applier.
+    pub apply_mode: &'a str,
+    /// Tables are copied first.
+    pub copy_data: bool,
+}
+
+/// That one more subscription fits into what this server has set aside; its workers too, if it is to start now.
+pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
+    let counts = query(
+        "select count(*), count(*) filter (where s.enabled), count(*) filter (where s.enabled and s.apply_mode = 'serial'), \
+                (select count(*) from pg_subscription) from braid.subscription s",
+        &[],
+    );
+    let count = |column| {
+        counts
+            .get(0, column)
+            .and_then(|text| text.parse::<i64>().ok())
+            .unwrap_or(0)
+    };
+    let subscriptions = count(0).saturating_add(1);
+    if subscriptions > local::number_setting("braid.max_subscriptions", 64) {
+        return Err(full(
+            "this node has no room for another subscription",
+            "braid.max_subscriptions",
+            subscriptions,
+        ));
+    }
+    // Each applier has a replication origin of its own in use. Before version 18, max_replication_slots limits these.
+    let appliers = local::number_setting("braid.appliers_per_subscription", 2);
+    let origins = subscriptions
+        .saturating_mul(appliers)
+        .saturating_add(count(3));
+    let slots = local::number_setting("max_replication_slots", 0);
+    let (setting, limit) = match local::number_setting("max_active_replication_origins", -1) {
+        -1 => ("max_replication_slots", slots),
+        limit => ("max_active_replication_origins", limit),
+    };
+    if origins > limit {
+        return Err(full(
+            "not enough replication origins for another subscription",
+            setting,
+            origins,
+        ));
+    }
+    let Some(workers) = workers else {
+        return Ok(());
+    };
+    let group = |serial: bool| 1 + if serial { 1 } else { appliers };
+    let (enabled, serial) = (count(1), count(2));
+    // The launcher of native logical replication is one of the server's worker processes, as are the supervisor and the manager.
+    let launcher = i64::from(local::number_setting("max_logical_replication_workers", 0) > 0);
+    let elsewhere = i64::try_from(registry::workers_elsewhere()).unwrap_or(0);
+    let needed = launcher
+        + 2
+        + elsewhere
+        + serial * group(true)
+        + (enabled - serial) * group(false)
+        + group(workers.apply_mode == "serial")
+        + i64::from(workers.copy_data);
+    if needed > local::number_setting("max_worker_processes", 8) {
+        return Err(full(
+            "not enough worker processes for another subscription",
+            "max_worker_processes",
+            needed,
+        )
+        .detail(
+            "Besides a supervisor and a manager, each subscription needs a leader, its appliers, and one to copy tables with.",
+        ));
+    }
+    Ok(())
+}
+
+fn full(message: &str, setting: &str, needed: i64) -> Failure {
+    Failure::new(
+        PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+        message,
+    )
+    .hint(format!(
+        "Set {setting} to at least {needed} in postgresql.conf and restart the server."
+    ))
+}

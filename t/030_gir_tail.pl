@@ -1,0 +1,189 @@
+# gir-tail follows a slot: each format, killed and gone on with, the server restarted under it, until a position; and a reader in
+# another language, written from the protocol's document alone, says the same of the same bytes.
+
+use strict;
+use warnings;
+
+use Braid;
+use IPC::Run ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $gir_tail = $ENV{GIR_TAIL} or die "GIR_TAIL names the program";
+my $node = new_node('tokyo');
+our $dsn = $node->connstr('postgres');
+my $dir = $node->basedir;
+$node->safe_psql('postgres', q[
+	create table items (id int primary key, note text);
+	create table kinds (id int primary key, b bool, i8 int8, f8 float8, f4 float4, n numeric, v varchar(9), by bytea, d date, ts timestamp, tz timestamptz, u uuid, j jsonb, e int[]);
+]);
+
+# Run to its end.
+sub tail
+{
+	my (@arguments) = @_;
+	my ($out, $err) = ('', '');
+	my $done = IPC::Run::run([ $gir_tail, '-d', $dsn, @arguments ], '>', \$out, '2>', \$err, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+	return ($done ? 0 : $? >> 8, $out, $err);
+}
+
+sub lsn { return $node->safe_psql('postgres', 'select pg_current_wal_insert_lsn()'); }
+
+sub lines
+{
+	my ($file) = @_;
+	return -e $file ? split(/\n/, slurp_file($file)) : ();
+}
+
+# Errors, in words.
+my ($status, $out, $err) = tail('--slot', 'nobody', '-p', 'braid');
+is($status, 1, 'a slot that does not exist ends it');
+like($err, qr/^gir-tail: replication slot "nobody" does not exist$/m, 'and is named');
+($status, $out, $err) = tail('--publication', 'braid');
+is($status, 2, 'no slot is a fault of usage');
+like($err, qr/give --slot/, 'and the option is named');
+{
+	local $main::dsn = 'host=/nowhere';
+	($status, $out, $err) = tail('--slot', 's', '-p', 'braid', '--no-loop');
+	is($status, 1, 'no server and no loop ends it');
+	like($err, qr/^gir-tail: .*\/nowhere/m, 'and says where there is none');
+}
+
+# Text, up to a position; the slot is made on the way.
+($status, $out, $err) = tail('--slot', 'text', '--create-slot', '-p', 'braid', '--until-lsn', lsn());
+is($status, 0, "a slot is made: $err");
+$node->safe_psql('postgres', "insert into items values (1, 'one'); update items set note = E'two\\nlines'; delete from items;");
+my $until = lsn();
+$node->safe_psql('postgres', "insert into items values (2, 'later')");
+my $text;
+($status, $text, $err) = tail('--slot', 'text', '--create-slot', '-p', 'braid', '--until-lsn', $until);
+is($status, 0, 'it ends at a position');
+like($text, qr/^STREAM version=1 node='tokyo'/, 'text starts with the stream');
+is(scalar(() = $text =~ /^(INSERT|UPDATE|DELETE) /mg), 3, 'the records up to there are written');
+like($text, qr/^UPDATE 0 public.items .* after\(id=1, note='two\\x0alines'\)$/m, 'one line each');
+unlike($text, qr/later/, 'nothing beyond the position');
+($status, $text) = tail('--slot', 'text', '-p', 'braid', '--until-lsn', lsn());
+is(join('', grep { /^(INSERT|UPDATE|DELETE)/ } split(/^/, $text)) =~ tr/\n//, 1, 'the next run goes on there');
+like($text, qr/later/, 'with what came since');
+
+# JSON: what the SQL function gives, and the records of the binary format.
+$node->safe_psql('postgres', q[
+	select pg_create_logical_replication_slot('json', 'braid');
+	insert into kinds values (1, true, 9007199254740993, 0.1, 0.1, 1.50, 'it''s "é"', '\xdead', '2024-02-29', '2024-02-29 12:30:00.5', '2024-02-29 12:30:00+05:30', null, null, null),
+		(2, false, -1, 'NaN', '-Infinity', 'NaN', '', '', '0044-03-15 BC', 'infinity', '-infinity', null, null, null);
+	begin; insert into items values (3, 'x'); update items set id = 4 where id = 3; truncate items; select pg_logical_emit_message(true, 'p', 'hello'); commit;
+]);
+my $server = $node->safe_psql('postgres', q[select data from pg_logical_slot_peek_changes('json', null, null, 'format', 'gir-json', 'publication_names', 'braid', 'messages', 'on')]);
+my $frames = $node->safe_psql('postgres', q[select data from pg_logical_slot_peek_binary_changes('json', null, null, 'proto_version', '1', 'publication_names', 'braid', 'messages', 'on')]);
+my $file = "$dir/json";
+($status, $out, $err) = tail('--slot', 'json', '-p', 'braid', '--messages', '--format', 'json', '--file', $file, '--until-lsn', lsn());
+is($status, 0, "JSON lines: $err");
+is(join("\n", lines($file)), $server, 'the server and gir-tail write the same JSON');
+my @objects = lines($file);
+is((grep { /^\{"operation":"(\w+)".*\}$/ } @objects), scalar(@objects), 'each line is an object');
+
+# The reader in Python, on the server's bytes.
+my $python = '';
+$err = '';
+IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$frames, '>', \$python, '2>', \$err);
+is($err, '', 'the Python reader takes the bytes');
+my @kinds = $python =~ /"record": "(\w+)"/g;
+my @expected = map { /^\{"operation":"(\w+)"/ } @objects;
+is_deeply(\@kinds, \@expected, 'it finds the same records');
+like($python, qr/"after": \{"id": 1, "b": 1, "i8": 9007199254740993, "f8": "0\.1", "f4": "0\.100000001", "n": "1\.50", "v": "it's \\"é\\"", "by": \{"binary": "dead"\}, "d": "2024-02-29T00:00:00", "ts": "2024-02-29T12:30:00\.500000", "tz": "2024-02-29T07:00:00Z", "u": null/,
+	'and the same values');
+like($python, qr/"b": 0, "i8": -1, "f8": "nan", "f4": "-inf", "n": "NaN", "v": "", "by": \{"binary": ""\}, "d": "day -735160 T00:00:00", "ts": "infinity", "tz": "-infinity\+00:00"/,
+	'also at the edges');
+like($python, qr/"before": \{"id": 3, "note": \{"none": true\}\}, "before_kind": "key"/, 'and what is not available');
+my $broken = substr($frames, 0, 80);
+IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$broken, '>', \$out, '2>', \$err);
+like($err, qr/Malformed: \d+ bytes wanted at \d+/, 'it says where bytes end that are cut');
+
+# Killed again and again under load, the server restarted once: each row at least once, none missing.
+my $rows = $ENV{BRAID_TEST_ROWS} // 3000;
+$file = "$dir/killed";
+$node->safe_psql('postgres', q[select pg_create_logical_replication_slot('killed', 'braid'); truncate items]);
+my $writer_err = '';
+# Not through standard input, which is written only while somebody waits for the program.
+my $writer = IPC::Run::start([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-d', $dsn, '-c',
+	"do \$\$ begin for i in 1 .. $rows loop insert into items values (i, repeat('x', i % 700)); if i % 3 = 0 then commit; end if; if i % 60 = 0 then perform pg_sleep(0.1); end if; end loop; end \$\$" ],
+	'<', \'',
+	'2>', \$writer_err);
+my ($tail, $kills) = (undef, 0);
+my @command = ($gir_tail, '-d', $dsn, '--slot', 'killed', '-p', 'braid', '--format', 'json', '--file', $file, '-s', '1');
+my $log = "$dir/gir_tail.log";
+for my $round (1 .. 8)
+{
+	my $before = -s $file // 0;
+	$tail = IPC::Run::start(\@command, '2>>', $log);
+	wait_until(sub { (-s $file // 0) > $before + 5000 || $node->safe_psql('postgres', 'select count(*) from items') == $rows }, 30);
+	sleep(rand(0.3));
+	$tail->signal('KILL');
+	eval { $tail->finish };
+	$kills++;
+}
+$writer->finish;
+is($writer_err, '', 'the writer wrote');
+$tail = IPC::Run::start(\@command, '2>>', $log);
+my $half = lsn();
+ok(wait_until(sub { $node->safe_psql('postgres', "select confirmed_flush_lsn >= '$half' from pg_replication_slots where slot_name = 'killed'") eq 't' }, 60), 'it has caught up');
+# The server goes and comes back: it connects again by itself.
+$node->restart;
+$node->safe_psql('postgres', "insert into items values ($rows + 1, 'after the restart')");
+ok(wait_until(sub { slurp_file($file) =~ /after the restart/ }, 60), 'it goes on after a restart of the server');
+like(slurp_file($log), qr/connecting again in 0\.5 s/, 'and says that it had to connect again');
+$tail->signal('TERM');
+$tail->finish;
+is($tail->full_result(0), 0, 'SIGTERM ends it in order');
+my %seen;
+my $bad = 0;
+for my $line (lines($file))
+{
+	$bad++ unless $line =~ /^\{"operation":"\w+",.*\}$/;
+	$seen{$1}++ if $line =~ /^\{"operation":"insert".*"after":\{"id":(\d+),/;
+}
+is($bad, 0, 'no line is torn');
+is(scalar(keys %seen), $rows + 1, "all rows are there after $kills kills");
+note(sprintf('%d of them more than once', scalar grep { $_ > 1 } values %seen));
+is($node->safe_psql('postgres', "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn) < 1000000 from pg_replication_slots where slot_name = 'killed'"), 't', 'the slot has moved on');
+
+# wal2json's form, in both of its versions.
+for my $version (1, 2)
+{
+	$node->safe_psql('postgres', qq[select pg_create_logical_replication_slot('wal2json$version', 'braid'); insert into items values (20000$version, 'w'), (30000$version, 'w')]);
+	my $wanted = $node->safe_psql('postgres', "select data from pg_logical_slot_peek_changes('wal2json$version', null, null, 'format', 'wal2json', 'format-version', '$version')");
+	($status, $out, $err) = tail('--slot', "wal2json$version", '--format', 'wal2json', '-o', "format-version=$version", '--until-lsn', lsn());
+	is($status, 0, "wal2json $version: $err");
+	chomp $out;
+	is($out, $wanted, 'what the server writes');
+	($status, $out, $err) = tail('--slot', "wal2json$version", '--format', 'wal2json', '-o', "format-version=$version", '--until-lsn', lsn());
+	is($out, '', 'and once');
+}
+
+# Large values that were not changed are fetched on the way.
+$node->safe_psql('postgres', q[
+	create table big (id int primary key, n int, doc text); alter table big alter doc set storage external;
+	insert into big values (1, 1, repeat('v', 5000));
+	select pg_create_logical_replication_slot('fetch', 'braid');
+	update big set n = 2;
+]);
+($status, $out, $err) = tail('--slot', 'fetch', '-p', 'braid', '--format', 'json', '-o', 'include-unchanged-toast=fetch', '--until-lsn', lsn());
+like($out, qr/"after":\{"id":1,"n":2,"doc":\{"fetched":"v{5000}"\}\}/, "a walsender fetches too: $err");
+ok(wait_until(sub { $node->safe_psql('postgres', q[select count(*) from pg_stat_activity where backend_type = 'braid fetcher']) == 0 }, 20), 'and leaves no worker behind');
+
+# pg_recvlogical writes the same JSON as gir-tail.
+$node->safe_psql('postgres', q[select pg_create_logical_replication_slot('recv', 'braid'); insert into items values (100001, 'recv')]);
+my $end = lsn();
+$node->safe_psql('postgres', 'select pg_switch_wal()');
+my $recv = "$dir/recv";
+command_ok([ 'pg_recvlogical', '-d', $dsn, '--slot', 'recv', '--start', '-f', $recv, '--no-loop', '-E', $end, '-o', 'format=gir-json', '-o', 'publication_names=braid' ], 'pg_recvlogical streams gir-json');
+is(scalar(grep { /"operation":"insert".*"id":100001/ } lines($recv)), 1, 'and gets the row');
+
+# Dropping.
+($status, $out, $err) = tail('--slot', 'recv', '--drop-slot');
+is($status, 0, "a slot is dropped: $err");
+is($node->safe_psql('postgres', q[select count(*) from pg_replication_slots where slot_name = 'recv']), '0', 'and gone');
+
+done_testing();

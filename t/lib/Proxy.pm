@@ -1,0 +1,142 @@
+# A proxy between a subscriber and its provider that misbehaves when it is told to: garbage, a stall, or the end of the
+# connection, at a random place in what the provider sends.
+#
+#   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
+#   $proxy->connstr('postgres')                  what to connect with
+#   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut
+#   $proxy->faults                               how many connections have come to their bad end so far
+#   $proxy->stop
+
+package Proxy;
+
+use strict;
+use warnings;
+
+use IO::Select;
+use IO::Socket::INET;
+use IO::Socket::UNIX;
+use POSIX ();
+use PostgreSQL::Test::Utils;
+use Time::HiRes qw(sleep time);
+
+sub new
+{
+	my ($class, $provider, %opt) = @_;
+	my $listener = IO::Socket::INET->new(Listen => 16, LocalAddr => '127.0.0.1', LocalPort => 0, ReuseAddr => 1)
+	  or die "cannot listen: $!";
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $self = bless { port => $listener->sockport, dir => $dir, name => $provider->name }, $class;
+	$self->behave('pass');
+	my $socket = $provider->host . '/.s.PGSQL.' . $provider->port;
+	my $pid = fork // die "cannot fork: $!";
+	if ($pid == 0)
+	{
+		# Not a test: leaves without running anybody's END.
+		eval { serve($listener, $socket, $dir, $opt{seed} // 1, $opt{within} // 60_000); 1 } or print STDERR "# proxy: $@";
+		POSIX::_exit(0);
+	}
+	$self->{pid} = $pid;
+	return $self;
+}
+
+sub connstr { return "host=127.0.0.1 port=$_[0]{port} dbname=$_[1] sslmode=disable gssencmode=disable"; }
+
+sub behave
+{
+	my ($self, $how) = @_;
+	# Renamed into place, so that it is read whole.
+	open my $file, '>', "$self->{dir}/how.new" or die $!;
+	print $file $how;
+	close $file;
+	rename "$self->{dir}/how.new", "$self->{dir}/how" or die $!;
+	return;
+}
+
+sub faults
+{
+	my ($self) = @_;
+	return -e "$self->{dir}/faults" ? -s "$self->{dir}/faults" : 0;
+}
+
+sub stop
+{
+	my ($self) = @_;
+	return unless $self->{pid};
+	kill 'TERM', $self->{pid};
+	waitpid $self->{pid}, 0;
+	$self->{pid} = undef;
+	return;
+}
+
+sub DESTROY { local $?; $_[0]->stop; return; }
+
+# One process; each connection is a pair with what is left to go before it misbehaves.
+sub serve
+{
+	my ($listener, $socket, $dir, $seed, $within) = @_;
+	srand $seed;
+	$SIG{PIPE} = 'IGNORE';
+	$SIG{TERM} = sub { POSIX::_exit(0) };
+	my $select = IO::Select->new($listener);
+	my %pair;
+	my $close = sub {
+		my ($pair) = @_;
+		for my $end (@$pair{qw(client server)}) { delete $pair{$end}; $select->remove($end); close $end; }
+	};
+	while (1)
+	{
+		for my $end ($select->can_read(0.05))
+		{
+			if ($end == $listener)
+			{
+				my $client = $listener->accept or next;
+				my $server = IO::Socket::UNIX->new(Peer => $socket) or do { close $client; next };
+				my $how = PostgreSQL::Test::Utils::slurp_file("$dir/how");
+				my $new = { client => $client, server => $server, how => $how, left => int(rand $within), more => 300_000 };
+				$pair{$_} = $new for $client, $server;
+				$select->add($client, $server);
+				next;
+			}
+			my $pair = $pair{$end} or next;
+			my $n = sysread $end, my $bytes, 16384;
+			if (!$n) { $close->($pair); next; }
+			my $to_client = $end == $pair->{server};
+			my $fault = 0;
+			if ($to_client && $pair->{how} ne 'pass')
+			{
+				$fault = $n > $pair->{left};
+				$pair->{left} -= $n unless $fault;
+			}
+			if ($fault)
+			{
+				if (!$pair->{known}++) { open my $file, '>>', "$dir/faults" or die $!; print $file '.'; close $file; }
+				my $good = $pair->{left};
+				$pair->{left} = 0;
+				$bytes = substr $bytes, 0, $good if $pair->{how} ne 'garbage';
+				substr($bytes, $good) = join '', map { chr int rand 256 } 1 .. length($bytes) - $good if $pair->{how} eq 'garbage';
+			}
+			my $other = $to_client ? $pair->{client} : $pair->{server};
+			write_all($other, $bytes) or do { $close->($pair); next };
+			next unless $fault;
+			if ($pair->{how} eq 'cut') { $close->($pair); }
+			# The connection stays; nothing goes through it any more, in either direction.
+			elsif ($pair->{how} eq 'stall') { $select->remove($_) for @$pair{qw(client server)}; }
+			elsif (($pair->{more} -= length $bytes) < 0) { $close->($pair); }
+		}
+	}
+}
+
+sub write_all
+{
+	my ($to, $bytes) = @_;
+	my $at = 0;
+	while ($at < length $bytes)
+	{
+		my $n = syswrite $to, $bytes, length($bytes) - $at, $at;
+		return 0 unless defined $n;
+		$at += $n;
+	}
+	return 1;
+}
+
+1;
