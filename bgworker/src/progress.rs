@@ -27,14 +27,15 @@ pub struct Positions {
 }
 
 impl Progress {
-    /// Start where everything before `start` is durable here.
+    /// Start where everything before `start` is applied here, by commits that end before `local_end`. It is not confirmed
+    /// before they are durable: those of the process that led before may not be.
     #[must_use]
-    pub fn new(start: u64) -> Self {
+    pub fn new(start: u64, local_end: u64) -> Self {
         Self {
-            pending: VecDeque::new(),
+            pending: VecDeque::from([(start, local_end)]),
             received: start,
             applied: start,
-            flushed: start,
+            flushed: 0,
         }
     }
 
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn nothing_is_confirmed_before_it_is_flushed_here() {
-        let mut progress = Progress::new(100);
+        let mut progress = Progress::new(100, 0);
         progress.received(300);
         progress.applied(200, 1000);
         let positions = progress.update(999, true);
@@ -100,12 +101,22 @@ mod tests {
     }
 
     #[test]
+    fn what_was_applied_before_the_start_is_not_confirmed_before_it_is_flushed_here() {
+        let mut progress = Progress::new(100, 1000);
+        assert_eq!(progress.unflushed(), Some(1000));
+        assert_eq!(progress.update(999, false).flushed, 0);
+        progress.received(200);
+        assert_eq!(progress.update(999, false).flushed, 0);
+        assert_eq!(progress.update(1000, false).flushed, 200);
+    }
+
+    #[test]
     fn an_idle_stream_confirms_what_it_received() {
-        let mut progress = Progress::new(100);
+        let mut progress = Progress::new(100, 0);
         progress.applied(200, 1000);
         progress.received(500);
         assert_eq!(
-            progress.update(0, false),
+            progress.update(1, false),
             Positions {
                 received: 500,
                 flushed: 100,
@@ -118,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_wrote_nothing_does_not_hide_what_did() {
-        let mut progress = Progress::new(100);
+        let mut progress = Progress::new(100, 0);
         progress.applied(200, 1000);
         progress.applied(300, 0);
         assert_eq!(progress.unflushed(), Some(1000));
@@ -128,7 +139,7 @@ mod tests {
 
     #[test]
     fn received_but_unapplied_is_never_confirmed() {
-        let mut progress = Progress::new(100);
+        let mut progress = Progress::new(100, 0);
         progress.received(500);
         assert_eq!(progress.update(u64::MAX, true).flushed, 100);
     }

@@ -18,7 +18,7 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
     let mut random = Random::new("i1_nothing_is_confirmed_that_is_not_durable");
     for _ in 0..3000 {
         let start = random.below(1000);
-        let mut progress = Progress::new(start);
+        let mut progress = Progress::new(start, 0);
         let (mut remote, mut local, mut flushed) = (start, random.below(50), 0);
         let mut transactions: Vec<Transaction> = Vec::new();
         let (mut committed, mut collected) = (0, 0);

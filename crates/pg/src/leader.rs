@@ -451,6 +451,8 @@ impl Stream {
             origin::ensure(subscription.id, &subscription.provider, most)?;
             Ok(origin::progress(subscription.id)?.max(subscription.start_lsn))
         })?;
+        // What was applied up to there is on disk here by now; standbys may be wanted too.
+        let applied_up_to = Durability::Local.durable_up_to();
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
@@ -489,7 +491,7 @@ impl Stream {
             producer,
             tracker: DependencyTracker::new(TRACKED_KEYS),
             orders: TableOrders::new(),
-            progress: Progress::new(start),
+            progress: Progress::new(start, applied_up_to),
             appliers,
             schemas: Vec::new(),
             header_seen: false,
@@ -514,7 +516,7 @@ impl Stream {
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
-        entry.flushed_lsn.store(start, Ordering::Relaxed);
+        entry.flushed_lsn.store(0, Ordering::Relaxed);
         entry.set_activity(Activity::CatchingUp);
         Ok(stream)
     }

@@ -145,8 +145,9 @@ pub fn advance(origin: OriginId, lsn: u64) {
     }
 }
 
-/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. In a transaction of
-/// the caller's.
+/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. It is on disk here:
+/// whoever starts anew from a position reports it, and what is reported must not be lost in a crash. In a transaction of the
+/// caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -156,10 +157,10 @@ pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
         &[i64::from(subscription_id).into()],
     )
     .map(parse)?;
-    // SAFETY: a plain read of shared memory; an origin without a position gives 0.
+    // SAFETY: a read of shared memory, and a flush of WAL up to the commit that set it; an origin without a position gives 0.
     Ok(origins
         .into_iter()
-        .map(|origin| unsafe { pg_sys::replorigin_get_progress(origin.0, false) })
+        .map(|origin| unsafe { pg_sys::replorigin_get_progress(origin.0, true) })
         .max()
         .unwrap_or(0))
 }
