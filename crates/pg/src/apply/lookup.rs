@@ -95,10 +95,18 @@ impl IndexLookup {
         unsafe { pg_sys::index_endscan(self.scan) };
     }
 
-    /// The scan, and how many keys it has.
+    /// The scan.
     #[must_use]
-    pub fn scan(&self) -> (pg_sys::IndexScanDesc, i32) {
-        (self.scan, i32::try_from(self.keys.len()).unwrap_or(0))
+    pub fn scan(&self) -> pg_sys::IndexScanDesc {
+        self.scan
+    }
+
+    /// What `index_rescan` wants: the scan, its keys, and how many. Always with the keys: those that a scan was begun with are
+    /// whatever was in memory, and some access methods look at them although none were given.
+    #[must_use]
+    pub fn restart(&mut self) -> (pg_sys::IndexScanDesc, pg_sys::ScanKey, i32) {
+        let count = i32::try_from(self.keys.len()).unwrap_or(0);
+        (self.scan, self.keys.as_mut_ptr(), count)
     }
 
     /// Find the row with the values' key, into `slot`, and with `lock` lock it for change. Null in a key finds nothing. What the
@@ -167,8 +175,7 @@ impl IndexLookup {
         snapshot: pg_sys::Snapshot,
         slot: *mut pg_sys::TupleTableSlot,
     ) -> (bool, usize) {
-        let (scan, count) = self.scan();
-        let keys = self.keys.as_mut_ptr();
+        let (scan, keys, count) = self.restart();
         // SAFETY: the scan is open and has as many keys as it was begun with; the snapshot outlives this look.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {

@@ -225,7 +225,7 @@ impl OpenTable {
         let (relation, target) = (self.relation, self.target);
         let (new_slot, local_slot, search_slot) =
             (self.new_slot, self.local_slot, self.search_slot);
-        let scan = self.lookup.as_ref().map(IndexLookup::scan);
+        let scan = self.lookup.as_mut().map(IndexLookup::restart);
         // SAFETY: the references were taken in `open` or `resume` by this transaction: one for the table, one for each index, one
         // more for the index that is scanned. Locks stay until commit.
         unsafe {
@@ -235,9 +235,9 @@ impl OpenTable {
                         clear(slot);
                     }
                 }
-                if let Some((scan, keys)) = scan {
-                    // Lets go of pages.
-                    raw::index_rescan(scan, std::ptr::null_mut(), keys, std::ptr::null_mut(), 0);
+                if let Some((scan, keys, count)) = scan {
+                    // Lets go of pages. The keys' values may be gone; nobody looks at them before they are given anew.
+                    raw::index_rescan(scan, keys, count, std::ptr::null_mut(), 0);
                     raw::RelationDecrementReferenceCount((*scan).indexRelation);
                 }
                 for position in 0..usize::try_from((*target).ri_NumIndices).unwrap_or(0) {
@@ -294,7 +294,7 @@ impl OpenTable {
                     let index = *(*target).ri_IndexRelationDescs.add(position);
                     raw::RelationIncrementReferenceCount(index);
                 }
-                if let Some((scan, _)) = scan {
+                if let Some(scan) = scan {
                     raw::RelationIncrementReferenceCount((*scan).indexRelation);
                 }
             });
