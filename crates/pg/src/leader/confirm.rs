@@ -1,0 +1,231 @@
+//! What the provider is told: what is committed and durable here, that this end lives; and what is made of its silence.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::End;
+use super::stream::Stream;
+use crate::apply::EPOCH_DIFFERENCE;
+use crate::durability::Durability;
+use crate::error::PgError;
+use crate::registry;
+
+/// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
+/// durable at once; the leader receives nothing meanwhile.
+pub(super) const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
+/// The same where commits are to be durable at once.
+const EAGER_FLUSH_INTERVAL: Duration = Duration::from_millis(1);
+/// While the rate limit holds the stream back, positions are reported at least this often: well within any wal_sender_timeout.
+const HELD_STATUS_INTERVAL: Duration = Duration::from_millis(500);
+const RATE_INTERVAL: Duration = Duration::from_secs(2);
+
+pub(super) struct Rate {
+    pub(super) at: Instant,
+    pub(super) transactions: u64,
+    pub(super) rows: u64,
+}
+
+impl Durability {
+    pub(super) fn flush_interval(self) -> Duration {
+        if self.is_eager() {
+            EAGER_FLUSH_INTERVAL
+        } else {
+            FLUSH_INTERVAL
+        }
+    }
+}
+
+impl Stream {
+    /// Take note of what is committed since the last time.
+    pub(super) fn collect(&mut self) {
+        let committed = self.group.ring.committed();
+        let mut last_timestamp = None;
+        while self.collected < committed {
+            self.collected += 1;
+            let (remote_end, local_end, timestamp) = self.producer.committed_at(self.collected);
+            self.progress.applied(remote_end, local_end);
+            last_timestamp = Some(timestamp);
+        }
+        if let Some(timestamp) = last_timestamp {
+            let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            self.entry
+                .last_commit_at
+                .store(timestamp, Ordering::Relaxed);
+        }
+    }
+
+    /// Report positions to the provider when they are wanted or have moved.
+    pub(super) fn confirm(&mut self) -> Result<(), End> {
+        let now = Instant::now();
+        let idle = !self.in_flight();
+        if let Some(local_end) = self.progress.unflushed()
+            && ((idle && self.durability.is_eager())
+                || now.duration_since(self.last_flush) > self.durability.flush_interval())
+        {
+            // One flush here for all that was committed, instead of one in each commit; waiting for the WAL writer
+            // would hold up a provider whose commits wait for this node.
+            // SAFETY: flushes WAL that exists up to a position that a commit here returned.
+            unsafe { pg_sys::XLogFlush(local_end) };
+            self.last_flush = now;
+        }
+        let flushed_here = self.durability.durable_up_to();
+        let positions = self.progress.update(flushed_here, self.in_flight());
+        let entry = self.entry;
+        let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed)
+            != positions.flushed
+            || entry.applied_lsn.load(Ordering::Relaxed) != positions.applied;
+        entry
+            .applied_lsn
+            .store(positions.applied, Ordering::Relaxed);
+        let interval = status_interval();
+        let since = now.duration_since(self.last_feedback);
+        let due = self.reply_wanted
+            || (moved && (idle || since > self.durability.flush_interval()))
+            || interval.is_some_and(|interval| since > interval);
+        if !due {
+            return Ok(());
+        }
+        self.last_feedback = now;
+        self.reply_wanted = false;
+        self.send_status(
+            positions.received,
+            positions.flushed,
+            positions.applied,
+            false,
+        )
+    }
+
+    pub(super) fn send_status(
+        &mut self,
+        write: u64,
+        flush: u64,
+        apply: u64,
+        ping: bool,
+    ) -> Result<(), End> {
+        let mut message = Vec::with_capacity(34);
+        message.push(b'r');
+        for position in [write, flush, apply] {
+            message.extend_from_slice(&position.to_be_bytes());
+        }
+        message.extend_from_slice(&registry::now().to_be_bytes());
+        message.push(u8::from(ping));
+        Ok(self.connection.put_copy_data(&message)?)
+    }
+
+    /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
+    pub(super) fn check_silence(&mut self) -> Result<(), End> {
+        let Some(timeout) = receiver_timeout() else {
+            return Ok(());
+        };
+        let silence = self.last_message.elapsed();
+        if silence > timeout {
+            let error = PgError::new(
+                "08006",
+                "the provider has been silent for longer than wal_receiver_timeout",
+            );
+            return Err(End::Transient(error, 0));
+        }
+        if silence > timeout / 2 && !self.ping_sent {
+            self.ping_sent = true;
+            let load = |position: &std::sync::atomic::AtomicU64| position.load(Ordering::Relaxed);
+            let entry = self.entry;
+            let (write, flush, apply) = (
+                load(&entry.received_lsn),
+                load(&entry.flushed_lsn),
+                load(&entry.applied_lsn),
+            );
+            self.send_status(write, flush, apply, true)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn measure(&mut self) {
+        let elapsed = self.rate.at.elapsed();
+        if elapsed < RATE_INTERVAL {
+            return;
+        }
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let entry = self.entry;
+        let transactions = load(&entry.transactions);
+        let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        let per_second =
+            |now: u64, before: u64| now.saturating_sub(before) as f64 / elapsed.as_secs_f64();
+        let store = |place: &std::sync::atomic::AtomicU64, rate: f64| {
+            place.store(rate.to_bits(), Ordering::Relaxed);
+        };
+        store(
+            &entry.transactions_per_second,
+            per_second(transactions, self.rate.transactions),
+        );
+        store(&entry.rows_per_second, per_second(rows, self.rate.rows));
+        self.rate = Rate {
+            at: Instant::now(),
+            transactions,
+            rows,
+        };
+        if entry.has_failed() {
+            // It has streamed for a while: what was wrong is over.
+            entry.clear_failure();
+        }
+    }
+
+    /// Leave what the provider sends where it is for a while, so that it sends no more. Its requests for a sign of life lie there too:
+    /// so it is given one without being asked.
+    pub(super) fn hold_back(&mut self, pause: Duration) {
+        self.last_message = Instant::now();
+        self.reply_wanted |= self.last_feedback.elapsed() > HELD_STATUS_INTERVAL;
+        if let Some(time) = self.time_to_rest() {
+            self.limiter.wait(pause.min(time));
+        }
+    }
+
+    pub(super) fn sleep(&mut self) {
+        if let Some(time) = self.time_to_rest() {
+            self.socket_wait.wait(time);
+        }
+    }
+
+    /// How long there is nothing to do but to receive; `None`: commits are there to be taken note of. Appliers set the latch when there
+    /// will be.
+    pub(super) fn time_to_rest(&self) -> Option<Duration> {
+        // Nothing is to be done for each commit: when all are there, and every now and then.
+        let last = self.group.ring.published();
+        let until = if self.durability.is_eager() {
+            last.min(self.collected + 1)
+        } else {
+            last
+        };
+        self.group.ring.leader_will_wait(until);
+        if self.collected < until && self.group.ring.committed() >= until {
+            return None;
+        }
+        Some(if self.in_flight() || self.progress.unflushed().is_some() {
+            self.durability.flush_interval()
+        } else {
+            RATE_INTERVAL
+        })
+    }
+}
+
+/// `wal_receiver_status_interval`; `None` when it is 0.
+pub(super) fn status_interval() -> Option<Duration> {
+    // SAFETY: a setting of the server, in seconds.
+    let seconds = unsafe { pg_sys::wal_receiver_status_interval };
+    u64::try_from(seconds)
+        .ok()
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
+}
+
+/// `wal_receiver_timeout`; `None` when it is 0.
+pub(super) fn receiver_timeout() -> Option<Duration> {
+    // SAFETY: a setting of the server, in milliseconds.
+    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    u64::try_from(milliseconds)
+        .ok()
+        .filter(|time| *time > 0)
+        .map(Duration::from_millis)
+}

@@ -1,0 +1,275 @@
+//! The leader process of a subscription: receives the stream, schedules its transactions, confirms what is durable.
+//!
+//! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then stream (phase `stream`) until
+//! something ends it. It ends after any failure: what is broken for good is recorded in the catalog, and the subscription
+//! stops; everything else is left to the manager, which starts a new leader after a pause. Nothing is carried over but what
+//! is durable, so a restart is the one way of recovering.
+//!
+//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed out whole or, when it is too
+//! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
+
+mod confirm;
+mod provider;
+mod receive;
+mod stream;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use braid_bgworker::policy::{self, Policy};
+use pgrx::pg_sys;
+
+use crate::copy::Coordinator;
+use crate::error::{self, PgError};
+use crate::libpq::{self, Connection, Mode};
+use crate::registry::{self, Activity, SubscriptionEntry};
+use crate::subscription;
+use crate::{latch, worker};
+use provider::{create_slot, published_tables};
+use stream::Stream;
+
+/// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
+/// the two may not understand each other.
+const GARBLED_ATTEMPTS: u32 = 8;
+
+/// The subscription that this process leads, for its exit callback.
+static LEADING: AtomicU32 = AtomicU32::new(0);
+
+/// How a leader ends.
+enum End {
+    /// Asked to, or there is nothing to do.
+    Quiet,
+    /// The manager may try again; the position is where the transaction that failed ends, 0 for none.
+    Transient(PgError, u64),
+    /// A person has to look; the position as above.
+    Permanent(PgError, u64),
+}
+
+impl From<PgError> for End {
+    fn from(error: PgError) -> Self {
+        match policy::for_apply(&error.sqlstate) {
+            Policy::Stop => Self::Permanent(error, 0),
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error, 0),
+        }
+    }
+}
+
+impl From<braid_gir::Error> for End {
+    fn from(error: braid_gir::Error) -> Self {
+        // `finish` makes it permanent when it comes again and again.
+        Self::Transient(error.into(), 0)
+    }
+}
+
+impl From<libpq::Error> for End {
+    fn from(error: libpq::Error) -> Self {
+        let garbled = matches!(error, libpq::Error::Unexpected(_));
+        let mut error = PgError::from(error);
+        if garbled {
+            // As what the records' reader refuses.
+            error.message = format!("connection to the provider: {}", error.message);
+            return Self::Transient(error, 0);
+        }
+        match policy::for_provider(&error.sqlstate) {
+            Policy::Stop => {
+                if error.hint.is_none() {
+                    let hint = policy::provider_hint(&error.sqlstate, &error.message);
+                    error = error.with_hint(hint);
+                }
+                error.message = format!("the provider reported: {}", error.message);
+                Self::Permanent(error, 0)
+            }
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => {
+                error.message = format!("connection to the provider: {}", error.message);
+                Self::Transient(error, 0)
+            }
+        }
+    }
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    let id = u32::try_from(worker::Extra::mine().word(0)).unwrap_or(0);
+    worker::connect(database);
+    let Some(entry) = registry::subscription(id) else {
+        return;
+    };
+    entry
+        .leader_pid
+        .store(registry::my_pid(), Ordering::Release);
+    entry
+        .leader_latch
+        .store(registry::my_latch(), Ordering::Release);
+    entry.started_at.store(registry::now(), Ordering::Relaxed);
+    entry.starts.fetch_add(1, Ordering::Relaxed);
+    entry.set_activity(Activity::Starting);
+    LEADING.store(id, Ordering::Relaxed);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe { pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null()) };
+    let end = match error::catch(|| lead(id, entry)) {
+        Ok(Ok(())) => End::Quiet,
+        Ok(Err(end)) => end,
+        Err(error) => {
+            error::abort();
+            error.into()
+        }
+    };
+    finish(id, entry, end);
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
+    if let Some(entry) = registry::subscription(LEADING.load(Ordering::Relaxed)) {
+        // However this process ends, its appliers end too.
+        for applier in &entry.appliers {
+            worker::terminate_pid(applier.pid.load(Ordering::Acquire));
+        }
+        entry.leader_latch.store(0, Ordering::Release);
+        entry.leader_pid.store(0, Ordering::Release);
+    }
+}
+
+/// Write down how it ended, for people and for the manager.
+fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
+    let (error, lsn, permanent) = match end {
+        End::Quiet => return,
+        End::Transient(error, lsn) => (error, lsn, false),
+        End::Permanent(error, lsn) => (error, lsn, true),
+    };
+    let mut error = error;
+    let mut permanent = permanent
+        || (error.sqlstate == "08P01"
+            && entry.failures.load(Ordering::Acquire) >= GARBLED_ATTEMPTS);
+    let recorded = error::transaction(|| {
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(String::new());
+        };
+        if subscription.disable_on_error && !permanent {
+            permanent = true;
+            error.hint.get_or_insert_with(|| {
+                "Remove the cause and run braid.enable_subscription.".into()
+            });
+        }
+        if permanent {
+            subscription::set_error(id, &error, lsn)?;
+        }
+        Ok(subscription.name)
+    });
+    if !permanent && error.hint.is_none() {
+        error.hint = Some(policy::transient_hint(&error.sqlstate).to_owned());
+    }
+    entry.set_failure(&error, lsn);
+    match recorded {
+        Ok(name) if permanent => error.log(&format!("subscription \"{name}\" has stopped")),
+        Ok(name) => error.log(&format!("subscription \"{name}\" will be tried again")),
+        Err(failure) => failure.log("could not record the error of a subscription"),
+    }
+}
+
+fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
+    wait_for_old_appliers(entry);
+    let loaded = error::transaction(|| {
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(None);
+        };
+        let node = subscription::local_node()?
+            .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
+        Ok(Some((subscription, node)))
+    })?;
+    let Some((mut subscription, local_node)) = loaded else {
+        return Ok(());
+    };
+    worker::report_activity(&format!("subscription {}", subscription.name));
+    let mut coordinator = Coordinator::new(&subscription);
+    if subscription.phase == "slot" {
+        let mut connection =
+            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
+        // Tables that were published between the look at the provider and the slot would be in neither.
+        let published = published_tables(&subscription)?;
+        error::transaction(|| {
+            for (namespace, name) in &published {
+                subscription::add_table(id, namespace, name, subscription.copy_data)?;
+            }
+            subscription::set_phase(id, "copy", Some(lsn))
+        })?;
+        "copy".clone_into(&mut subscription.phase);
+        subscription.start_lsn = lsn;
+        coordinator.adopt(connection, snapshot, lsn);
+    }
+    let copied = copy_tables(&mut coordinator, entry);
+    if copied.is_err() {
+        coordinator.stop();
+    }
+    copied?;
+    if subscription.phase == "copy" {
+        error::transaction(|| subscription::set_phase(id, "stream", None))?;
+        "stream".clone_into(&mut subscription.phase);
+    }
+    let mut stream = Stream::open(&subscription, local_node, entry, coordinator)?;
+    // Also when it unwinds: appliers end through the exit callback then.
+    let outcome = stream.run();
+    if let Err(End::Transient(error, _)) = &outcome
+        && (error.sqlstate.starts_with("08") || error.sqlstate.starts_with("57P"))
+        && stream.last_end > 0
+    {
+        // The connection broke, but not before something came through: the first failure of a row.
+        entry.failures.store(0, Ordering::Release);
+    }
+    stream.stop_appliers();
+    outcome
+}
+
+/// A leader that was killed may have left appliers that are still ending; they hold origins.
+fn wait_for_old_appliers(entry: &SubscriptionEntry) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let alive: Vec<i32> = entry
+            .appliers
+            .iter()
+            .map(|applier| applier.pid.load(Ordering::Acquire))
+            .filter(|pid| *pid != 0)
+            .collect();
+        if alive.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in alive {
+            worker::terminate_pid(pid);
+        }
+        latch::wait(Some(Duration::from_millis(20)));
+    }
+}
+
+/// Have every table that waits copied, before anything is streamed.
+fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<(), End> {
+    let mut seen = entry.catalog_version.load(Ordering::Acquire);
+    loop {
+        let catalog_version = entry.catalog_version.load(Ordering::Acquire);
+        if catalog_version != seen {
+            seen = catalog_version;
+            coordinator.rescan();
+        }
+        let progress = coordinator
+            .poll()
+            .map_err(|error| End::Permanent(error, 0))?;
+        if progress.changed {
+            entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        if progress.waiting == 0 && progress.copying == 0 {
+            return Ok(());
+        }
+        entry.set_activity(Activity::Copying);
+        latch::wait(Some(progress.next.unwrap_or(Duration::from_secs(1))));
+        worker::reload_settings();
+    }
+}
+
+fn out_of_order() -> End {
+    End::Transient(
+        PgError::new("08P01", "records from the provider are out of order")
+            .with_hint("The provider runs a version of braid that this one does not understand."),
+        0,
+    )
+}

@@ -1,0 +1,158 @@
+//! What the leader asks of the provider before it streams: a slot, which tables are published, whether all is as it should be.
+
+use braid_bgworker::policy;
+use pgrx::pg_sys;
+
+use super::End;
+use crate::error::{self, PgError};
+use crate::libpq::{self, Connection, Mode, quote_identifier, quote_literal};
+use crate::subscription::{self, Subscription, parse_lsn};
+
+/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
+/// before the catalog knew: that there was none before it is noted down ahead of each attempt.
+pub(super) fn create_slot(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<(u64, String), End> {
+    let slot = quote_identifier(&subscription.slot);
+    let taken = || {
+        let error = PgError::new(
+            "42710",
+            format!(
+                "replication slot \"{}\" at the provider is not this subscription's",
+                subscription.slot
+            ),
+        );
+        End::Permanent(
+            error
+                .with_detail("Somebody else created it after this subscription had chosen the name.")
+                .with_hint(
+                    "Drop the subscription and create it with another slot_name, or, if nobody needs the slot, drop it at the \
+                     provider and run braid.enable_subscription.",
+                ),
+            0,
+        )
+    };
+    let there = !connection
+        .query(&format!(
+            "SELECT 1 FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+            quote_literal(&subscription.slot)
+        ))?
+        .is_empty();
+    if there && !subscription.slot_attempted {
+        return Err(taken());
+    }
+    if there {
+        connection.query(&format!("DROP_REPLICATION_SLOT {slot} WAIT"))?;
+    }
+    let noted = error::transaction(|| {
+        // Without synchronous_commit a crash could forget it, and keep the slot.
+        // SAFETY: sets a flag of the transaction that is open.
+        unsafe { pg_sys::ForceSyncCommit() };
+        subscription::set_slot_attempted(subscription.id, true)
+    })?;
+    if !noted {
+        return Err(End::Quiet);
+    }
+    let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export')");
+    let rows = match connection.query(&create) {
+        Ok(rows) => rows,
+        Err(error) => {
+            // A connection that broke, or a server that stops, may have created it; whatever else it says, it has not.
+            if !["08", "57"]
+                .iter()
+                .any(|class| error.sqlstate().starts_with(class))
+            {
+                error::transaction(|| subscription::set_slot_attempted(subscription.id, false))?;
+            }
+            return Err(if error.sqlstate() == "42710" {
+                taken()
+            } else {
+                error.into()
+            });
+        }
+    };
+    let lsn = rows.get(0, 1).and_then(parse_lsn);
+    let snapshot = rows.get(0, 2).map(str::to_owned);
+    match (lsn, snapshot) {
+        (Some(lsn), Some(snapshot)) => Ok((lsn, snapshot)),
+        _ => Err(libpq::Error::Unexpected("CREATE_REPLICATION_SLOT").into()),
+    }
+}
+
+/// What the publications publish now.
+pub(super) fn published_tables(subscription: &Subscription) -> Result<Vec<(String, String)>, End> {
+    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) \
+         AND schemaname <> 'braid'"
+    ))?;
+    Ok((0..rows.len())
+        .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
+        .collect())
+}
+
+/// Look at the provider before streaming: what can be said better than START_REPLICATION says it. Returns whether one of the
+/// publications is FOR ALL TABLES.
+pub(super) fn check_provider(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<bool, End> {
+    let rows = connection.query(&format!(
+        "SELECT plugin, wal_status FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+        quote_literal(&subscription.slot)
+    ))?;
+    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<bool, End> {
+        Err(End::Permanent(
+            PgError::new(sqlstate, message).with_hint(hint),
+            0,
+        ))
+    };
+    if rows.is_empty() {
+        return permanent(
+            "42704",
+            format!(
+                "replication slot \"{}\" does not exist at the provider",
+                subscription.slot
+            ),
+            policy::provider_hint("42704", "replication slot"),
+        );
+    }
+    if rows.get(0, 0) != Some("braid") {
+        return permanent(
+            "55000",
+            format!(
+                "replication slot \"{}\" at the provider is not braid's",
+                subscription.slot
+            ),
+            "Drop the subscription and create it with another slot_name.",
+        );
+    }
+    if rows.get(0, 1) == Some("lost") {
+        return permanent(
+            "55000",
+            format!(
+                "the provider has removed WAL that slot \"{}\" needs",
+                subscription.slot
+            ),
+            policy::provider_hint("55000", "removed"),
+        );
+    }
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT p FROM unnest(ARRAY[{names}]::text[]) p \
+         WHERE p NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"
+    ))?;
+    if let Some(missing) = rows.get(0, 0) {
+        return permanent(
+            "42704",
+            format!("publication \"{missing}\" does not exist at the provider"),
+            policy::provider_hint("42704", "publication"),
+        );
+    }
+    let rows = connection.query(&format!(
+        "SELECT 1 FROM pg_catalog.pg_publication WHERE puballtables AND pubname IN ({names})"
+    ))?;
+    Ok(!rows.is_empty())
+}

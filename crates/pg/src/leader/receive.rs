@@ -1,0 +1,362 @@
+//! Frames from the provider, taken apart into transactions: each record is looked at for what scheduling wants to know, its bytes are
+//! stored as they are.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::table_order::TableOrder;
+use braid_gir::{Begin, Commit, Reader, Record, Tag};
+use braid_ring::Complete;
+
+use super::confirm::FLUSH_INTERVAL;
+use super::stream::{InHand, Stream};
+use super::{End, out_of_order};
+use crate::error::{self, PgError};
+use crate::{latch, registry, subscription};
+
+/// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
+/// page headers add to it.
+const MAX_COMMIT_RECORD: u64 = 1 << 31;
+
+impl Stream {
+    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
+    pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
+        let mut reader = Reader::new(frame);
+        // Where the records that belong to the transaction in hand start in this frame.
+        let mut start = 0;
+        let mut at = 0;
+        while let Some((tag, body)) = reader.next_raw()? {
+            let record_start = at;
+            at += 5 + body.len();
+            match tag {
+                Tag::StreamHeader => {
+                    self.header(frame.get(record_start..at).unwrap_or_default())?
+                }
+                Tag::Schema => {
+                    self.schema(body, frame.get(record_start..at).unwrap_or_default())?;
+                }
+                Tag::Begin => {
+                    let Record::Begin(begin) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    start = record_start;
+                    self.begin(&begin)?;
+                }
+                Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
+                Tag::Truncate => self.truncate(tag, body)?,
+                Tag::Message => {
+                    if let Record::Message(message) = Record::read(tag, body)?
+                        && !message.transactional
+                        && self.in_hand.is_none()
+                    {
+                        // What is confirmed is never sent again: nothing beyond what was read can have been sent.
+                        if message.lsn > read {
+                            return Err(out_of_order());
+                        }
+                        self.received(message.lsn);
+                    }
+                }
+                Tag::Commit => {
+                    let Record::Commit(commit) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    self.store(frame.get(start..at).unwrap_or_default())?;
+                    self.commit(&commit)?;
+                    start = at;
+                }
+            }
+        }
+        if self.in_hand.is_some() {
+            self.store(frame.get(start..at).unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn header(&mut self, record: &[u8]) -> Result<(), End> {
+        if self.header_seen {
+            return Err(out_of_order());
+        }
+        let mut reader = Reader::new(record);
+        let Some(Record::StreamHeader(header)) = reader.next_record()? else {
+            return Err(out_of_order());
+        };
+        if !header.node_name.is_empty() && header.node_name != self.subscription.provider {
+            return Err(End::Permanent(
+                PgError::new(
+                    "55000",
+                    format!(
+                        "the provider is node \"{}\", but the subscription was made for \"{}\"",
+                        header.node_name, self.subscription.provider
+                    ),
+                )
+                .with_hint("Correct the connection string with braid.alter_subscription."),
+                0,
+            ));
+        }
+        self.header_seen = true;
+        Ok(self.group.append(record)?)
+    }
+
+    pub(super) fn schema(&mut self, body: &[u8], record: &[u8]) -> Result<(), End> {
+        if !self.header_seen {
+            return Err(out_of_order());
+        }
+        let Record::Schema(schema) = Record::read(Tag::Schema, body)? else {
+            return Err(out_of_order());
+        };
+        if schema.number.0 as usize != self.schemas.len() {
+            return Err(out_of_order());
+        }
+        self.schemas
+            .push((schema.namespace.to_owned(), schema.name.to_owned()));
+        self.orders.learn(&schema);
+        if self.all_tables {
+            self.adopt_table(schema.namespace, schema.name)?;
+        }
+        Ok(self.group.append(record)?)
+    }
+
+    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its changes are in the stream from the
+    /// first one on, so it belongs to the subscription; where it has rows here, without a copy. Of a publication with a list, a table that is added may
+    /// have rows already: braid.refresh_subscription copies them.
+    pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
+        let id = self.subscription.id;
+        let copy_data = self.subscription.copy_data;
+        let added = error::transaction(|| {
+            // One that is empty here may have been dropped and made anew while the provider's was not.
+            let copy = copy_data && subscription::is_empty(namespace, name)?;
+            subscription::add_table(id, namespace, name, copy)
+        })?;
+        if added {
+            pgrx::log!(
+                "table \"{namespace}.{name}\" is now part of subscription \"{}\"",
+                self.subscription.name
+            );
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
+        if self.in_hand.is_some() || !self.header_seen {
+            return Err(out_of_order());
+        }
+        while !self.producer.has_descriptor() {
+            let tail = self.group.ring.tail();
+            self.wait_for_commits(tail)?;
+        }
+        self.orders.refresh();
+        self.tracker
+            .begin(self.producer.sequence(), self.group.ring.committed());
+        let skip = self.subscription.skip_lsn;
+        self.in_hand = Some(InHand {
+            begin_commit_lsn: begin.commit_lsn,
+            commit_timestamp: begin.commit_timestamp,
+            changes: 0,
+            // A change never goes back to where it came from (I8), whatever a provider sends.
+            discard: begin.origin == self.local_node,
+            skip: skip != 0 && begin.commit_lsn == skip,
+            blocked_on: HashSet::new(),
+        });
+        Ok(())
+    }
+
+    pub(super) fn is_ready(&self, schema: u32) -> Result<bool, End> {
+        let Some((namespace, name)) = self.schemas.get(schema as usize) else {
+            return Err(out_of_order());
+        };
+        Ok(self.coordinator.is_ready(namespace, name))
+    }
+
+    pub(super) fn change(&mut self, body: &[u8]) -> Result<(), End> {
+        let header = Record::read_change_header(body)?;
+        self.rows = self.rows.wrapping_add(1);
+        let ready = self.is_ready(header.schema.0)?;
+        let Some(in_hand) = self.in_hand.as_mut() else {
+            return Err(out_of_order());
+        };
+        if in_hand.discard {
+            // Its number is used again: it must leave no trace in the tracker.
+            return Ok(());
+        }
+        in_hand.changes = in_hand.changes.saturating_add(1);
+        if !ready {
+            in_hand.blocked_on.insert(header.schema.0);
+        }
+        let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
+        match order {
+            TableOrder::Keys if !header.barrier => {}
+            TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
+            TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
+        }
+        self.tracker.change(table, header.writeset.hashes());
+        Ok(())
+    }
+
+    pub(super) fn truncate(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        let Record::Truncate(truncate) = Record::read(tag, body)? else {
+            return Err(out_of_order());
+        };
+        if self.in_hand.as_ref().is_some_and(|in_hand| in_hand.discard) {
+            return Ok(());
+        }
+        for schema in truncate.schemas() {
+            let ready = self.is_ready(schema.0)?;
+            let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
+            match order {
+                TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
+                TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
+            }
+            let Some(in_hand) = self.in_hand.as_mut() else {
+                return Err(out_of_order());
+            };
+            in_hand.changes = in_hand.changes.saturating_add(1);
+            if !ready {
+                in_hand.blocked_on.insert(schema.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hold the stream until the tables that the transaction in hand touches are copied.
+    pub(super) fn wait_for_tables(&mut self) -> Result<(), End> {
+        loop {
+            let blocked = self.in_hand.as_ref().is_some_and(|in_hand| {
+                in_hand.blocked_on.iter().any(|schema| {
+                    self.schemas
+                        .get(*schema as usize)
+                        .is_some_and(|(namespace, name)| {
+                            !self.coordinator.is_ready(namespace, name)
+                        })
+                })
+            });
+            if !blocked {
+                if let Some(in_hand) = self.in_hand.as_mut() {
+                    in_hand.blocked_on.clear();
+                }
+                return Ok(());
+            }
+            self.tend()?;
+            latch::wait(Some(Duration::from_millis(50)));
+            // As in `wait_for_commits`: nobody looks at the socket meanwhile.
+            self.last_message = Instant::now();
+        }
+    }
+
+    /// Store records of the transaction in hand, in as many pieces as it takes.
+    pub(super) fn store(&mut self, records: &[u8]) -> Result<(), End> {
+        // What is to be skipped is passed without its content: a large one would else be applied as it comes.
+        if self
+            .in_hand
+            .as_ref()
+            .is_none_or(|in_hand| in_hand.discard || in_hand.skip)
+            || records.is_empty()
+        {
+            return Ok(());
+        }
+        let piece = self.producer.piece();
+        let mut rest = records;
+        let mut first = true;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(piece));
+            loop {
+                let tail = self.group.ring.tail();
+                if self.producer.store(now, first, later.is_empty()) {
+                    break;
+                }
+                self.wait_for_commits(tail)?;
+            }
+            first = false;
+            rest = later;
+            if self.producer.should_open() {
+                // Too large to be held whole: it is applied as it comes, alone.
+                self.wait_for_tables()?;
+                self.tracker.barrier_for_all();
+                self.producer.publish_open();
+                let lsn = self
+                    .in_hand
+                    .as_ref()
+                    .map_or(0, |in_hand| in_hand.begin_commit_lsn);
+                self.producer.announce(lsn);
+            }
+            if self.producer.is_open() {
+                self.producer.extend();
+                for latch in self.group.ring.all_appliers().iter() {
+                    registry::set_latch(latch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ring is full: wait until appliers have committed something since it was last collected, or released room since
+    /// `tail` was read; and keep the connection alive meanwhile.
+    pub(super) fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
+        // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
+        // known, and be slept on.
+        // A wake-up for half of what is there: one for each commit would cost more than the commit.
+        let last = self.group.ring.published();
+        self.group
+            .ring
+            .leader_will_wait(self.collected + last.saturating_sub(self.collected).div_ceil(2));
+        if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
+            latch::wait(Some(FLUSH_INTERVAL));
+        }
+        self.tend()?;
+        // What the provider sends lies in the socket: it is alive as far as anybody can tell.
+        self.last_message = Instant::now();
+        Ok(())
+    }
+
+    pub(super) fn commit(&mut self, commit: &Commit) -> Result<(), End> {
+        if self.in_hand.is_none() {
+            return Err(out_of_order());
+        }
+        self.wait_for_tables()?;
+        let Some(in_hand) = self.in_hand.take() else {
+            return Err(out_of_order());
+        };
+        // Everything before an end that is committed here counts as received, and is never asked for again.
+        if in_hand.begin_commit_lsn != commit.commit_lsn
+            || in_hand.commit_timestamp != commit.commit_timestamp
+            || commit.commit_lsn < self.last_end
+            || commit.end_lsn <= commit.commit_lsn
+            || commit.end_lsn - commit.commit_lsn > MAX_COMMIT_RECORD
+        {
+            return Err(out_of_order());
+        }
+        self.last_end = commit.end_lsn;
+        if in_hand.discard {
+            self.tracker.abandon();
+            self.producer.discard();
+        } else {
+            let edges = self.tracker.finish();
+            let skip = in_hand.skip
+                || (self.subscription.skip_lsn != 0
+                    && self.subscription.skip_lsn == commit.end_lsn);
+            let open = self.producer.is_open();
+            self.producer.publish(&Complete {
+                depends_on: edges.latest,
+                commit_lsn: commit.commit_lsn,
+                end_lsn: commit.end_lsn,
+                commit_timestamp: commit.commit_timestamp,
+                changes: in_hand.changes,
+                skip,
+            });
+            // The reader of an open one waits for more of it, or for this.
+            let ring = self.group.ring;
+            let wakes = if open {
+                ring.all_appliers()
+            } else {
+                ring.idle_appliers(self.grain)
+            };
+            for latch in wakes.iter() {
+                registry::set_latch(latch);
+            }
+        }
+        self.received(commit.end_lsn);
+        Ok(())
+    }
+}

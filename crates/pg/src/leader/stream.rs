@@ -1,0 +1,311 @@
+//! The stream of a subscription: everything that a leader has in hand, and the loop that tends to it.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use braid_bgworker::dependency::DependencyTracker;
+use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::progress::Progress;
+use braid_ring::{Grain, Leader as Producer};
+
+use super::End;
+use super::confirm::Rate;
+use super::provider::check_provider;
+use crate::applier;
+use crate::appliers::Appliers;
+use crate::copy::Coordinator;
+use crate::durability::Durability;
+use crate::error::{self, PgError};
+use crate::group::Group;
+use crate::latch::SocketWait;
+use crate::libpq::{self, Connection, CopyData, Mode, quote_identifier, quote_literal};
+use crate::rate_limit::Limiter;
+use crate::registry::{self, Activity, SubscriptionEntry};
+use crate::subscription::{Subscription, lsn_text, publication_list};
+use crate::table_order::TableOrders;
+use crate::{origin, settings, worker};
+
+/// Keys that the dependency tracker remembers.
+const TRACKED_KEYS: usize = 200_000;
+
+pub(super) struct InHand {
+    pub(super) begin_commit_lsn: u64,
+    pub(super) commit_timestamp: i64,
+    pub(super) changes: u32,
+    pub(super) discard: bool,
+    pub(super) skip: bool,
+    /// Tables that it touches and that are not ready.
+    pub(super) blocked_on: HashSet<u32>,
+}
+
+pub(super) struct Stream {
+    pub(super) subscription: Subscription,
+    pub(super) durability: Durability,
+    pub(super) grain: Grain,
+    pub(super) local_node: String,
+    pub(super) entry: &'static SubscriptionEntry,
+    pub(super) coordinator: Coordinator,
+    pub(super) connection: Connection,
+    pub(super) socket_wait: SocketWait,
+    pub(super) group: Group,
+    pub(super) producer: Producer,
+    pub(super) tracker: DependencyTracker,
+    pub(super) orders: TableOrders,
+    pub(super) progress: Progress,
+    pub(super) appliers: Appliers,
+    /// Name of each schema's relation, by number.
+    pub(super) schemas: Vec<(String, String)>,
+    pub(super) header_seen: bool,
+    /// End of the last transaction that was received whole.
+    pub(super) last_end: u64,
+    /// A publication is FOR ALL TABLES.
+    pub(super) all_tables: bool,
+    pub(super) in_hand: Option<InHand>,
+    /// Commits that were taken note of.
+    pub(super) collected: u64,
+    /// Version of the catalog that the coordinator has read.
+    pub(super) catalog_version: u32,
+    pub(super) last_message: Instant,
+    pub(super) last_feedback: Instant,
+    pub(super) last_flush: Instant,
+    pub(super) limiter: Limiter,
+    /// Changes received, for the limiter.
+    pub(super) rows: u64,
+    pub(super) ping_sent: bool,
+    pub(super) reply_wanted: bool,
+    pub(super) rate: Rate,
+}
+
+impl Stream {
+    pub(super) fn open(
+        subscription: &Subscription,
+        local_node: String,
+        entry: &'static SubscriptionEntry,
+        coordinator: Coordinator,
+    ) -> Result<Self, End> {
+        let most = if subscription.apply_mode == "serial" {
+            1
+        } else {
+            settings::appliers_per_subscription()
+        };
+        let start = error::transaction(|| {
+            origin::ensure(subscription.id, &subscription.provider, most)?;
+            Ok(origin::progress(subscription.id)?.max(subscription.start_lsn))
+        })?;
+        // What was applied up to there is on disk here by now; standbys may be wanted too.
+        let applied_up_to = Durability::Local.durable_up_to();
+        let mut connection =
+            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        let all_tables = check_provider(&mut connection, subscription)?;
+        connection.start_copy(&format!(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on')",
+            quote_identifier(&subscription.slot),
+            lsn_text(start),
+            publication_list(&subscription.publications),
+            quote_literal(&subscription.origin),
+            quote_literal(&local_node),
+        ))?;
+        let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
+        group
+            .ring
+            .register_leader(registry::my_pid(), registry::my_latch());
+        let producer = Producer::new(group.ring);
+        let appliers = Appliers::start(
+            (subscription.id, &subscription.name),
+            handle,
+            group.ring,
+            entry,
+            most,
+        )
+        .map_err(|error| End::Transient(error, 0))?;
+        let now = Instant::now();
+        let stream = Self {
+            grain: applier::grain(&subscription.apply_mode),
+            durability: Durability::parse(&subscription.synchronous_commit),
+            subscription: subscription.clone(),
+            local_node,
+            entry,
+            coordinator,
+            socket_wait: SocketWait::new(connection.socket()),
+            connection,
+            group,
+            producer,
+            tracker: DependencyTracker::new(TRACKED_KEYS),
+            orders: TableOrders::new(),
+            progress: Progress::new(start, applied_up_to),
+            appliers,
+            schemas: Vec::new(),
+            header_seen: false,
+            last_end: 0,
+            all_tables,
+            in_hand: None,
+            collected: 0,
+            catalog_version: entry.catalog_version.load(Ordering::Acquire),
+            last_message: now,
+            last_feedback: now,
+            last_flush: now,
+            limiter: Limiter::new(subscription.id),
+            rows: 0,
+            ping_sent: false,
+            // The first word to the provider: this subscriber is there, and how far it is.
+            reply_wanted: true,
+            rate: Rate {
+                at: now,
+                transactions: 0,
+                rows: 0,
+            },
+        };
+        entry.received_lsn.store(start, Ordering::Relaxed);
+        entry.applied_lsn.store(start, Ordering::Relaxed);
+        entry.flushed_lsn.store(0, Ordering::Relaxed);
+        entry.set_activity(Activity::CatchingUp);
+        Ok(stream)
+    }
+
+    pub(super) fn stop_appliers(&mut self) {
+        self.appliers.stop();
+        self.coordinator.stop();
+    }
+
+    pub(super) fn run(&mut self) -> Result<(), End> {
+        loop {
+            let more = self.receive(64)?;
+            self.tend()?;
+            if let Some(pause) = self.limiter.pause() {
+                self.hold_back(pause);
+            } else if !more {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Take up to `most` messages from the socket, and no more than the rate limit allows. True when there may be more.
+    pub(super) fn receive(&mut self, most: usize) -> Result<bool, End> {
+        for _ in 0..most {
+            if self.limiter.pause().is_some() {
+                return Ok(true);
+            }
+            match self.connection.try_copy_data()? {
+                CopyData::Message(message) => self.message(&message)?,
+                CopyData::Pending => return Ok(false),
+                CopyData::End => return Err(libpq::Error::EndOfStream.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What has to be done from time to time, also while waiting for room.
+    pub(super) fn tend(&mut self) -> Result<(), End> {
+        pgrx::check_for_interrupts!();
+        worker::reload_settings();
+        self.check_appliers()?;
+        self.appliers.tend();
+        self.collect();
+        let catalog_version = self.entry.catalog_version.load(Ordering::Acquire);
+        if catalog_version != self.catalog_version {
+            // Tables may have come or gone. Nothing of what is in flight depends on it: a table that has just come is
+            // skipped up to its copy.
+            self.catalog_version = catalog_version;
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        let copy = self
+            .coordinator
+            .poll()
+            .map_err(|error| End::Permanent(error, 0))?;
+        if copy.changed {
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        self.confirm()?;
+        self.check_silence()?;
+        self.measure();
+        Ok(())
+    }
+
+    pub(super) fn check_appliers(&mut self) -> Result<(), End> {
+        if let Some(failure) = self.group.ring.failure().get() {
+            self.collect();
+            let some = |text: String| (!text.is_empty()).then_some(text);
+            let error = PgError {
+                sqlstate: failure.sqlstate,
+                message: failure.message,
+                detail: some(failure.detail),
+                hint: some(failure.hint).or_else(|| {
+                    Some(
+                        "Remove the cause and run braid.enable_subscription, or leave this transaction out with \
+                         braid.skip_transaction."
+                            .to_owned(),
+                    )
+                }),
+            };
+            return Err(match policy::for_apply(&error.sqlstate) {
+                Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),
+                Policy::Retry | Policy::Reconnect => End::Transient(error, failure.lsn),
+            });
+        }
+        if self.appliers.has_lost_one() {
+            return Err(End::Transient(
+                PgError::new("57P01", "an applier has ended"),
+                0,
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn in_flight(&self) -> bool {
+        self.in_hand.is_some() || self.collected < self.group.ring.published()
+    }
+
+    pub(super) fn message(&mut self, message: &[u8]) -> Result<(), End> {
+        self.last_message = Instant::now();
+        self.ping_sent = false;
+        let entry = self.entry;
+        entry
+            .last_message_at
+            .store(registry::now(), Ordering::Relaxed);
+        let position = |at: usize| {
+            message
+                .get(at..)
+                .and_then(<[u8]>::first_chunk::<8>)
+                .map(|raw| u64::from_be_bytes(*raw))
+                .ok_or(libpq::Error::Unexpected("START_REPLICATION"))
+        };
+        match message.first() {
+            Some(b'w') => {
+                let end = position(9)?;
+                entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
+                let frame = message.get(25..).unwrap_or_default();
+                entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
+                let rows = self.rows;
+                self.frame(frame, position(1)?)?;
+                self.limiter
+                    .take(self.rows.wrapping_sub(rows), frame.len() as u64);
+                Ok(())
+            }
+            Some(b'k') => {
+                // Up to here WAL was read; what was sent says the stream itself, as transactions may be held back.
+                let end = position(1)?;
+                entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
+                self.reply_wanted |= message.get(17) == Some(&1);
+                if !self.in_flight() {
+                    if entry.activity() == Activity::CatchingUp {
+                        entry.set_activity(Activity::Streaming);
+                    }
+                    if end <= entry.received_lsn.load(Ordering::Relaxed) {
+                        entry.caught_up_at.store(registry::now(), Ordering::Relaxed);
+                    }
+                }
+                Ok(())
+            }
+            _ => Err(libpq::Error::Unexpected("START_REPLICATION").into()),
+        }
+    }
+
+    pub(super) fn received(&mut self, position: u64) {
+        self.progress.received(position);
+        self.entry
+            .received_lsn
+            .fetch_max(position, Ordering::Relaxed);
+    }
+}
