@@ -13,35 +13,28 @@ create publication dec_opt for table t;
 select 1 from pg_create_logical_replication_slot('dec_opt', 'braid');
 insert into t values (1);
 \set SHOW_CONTEXT never
-create function try(variadic options text[]) returns text language plpgsql as $$
-declare message text; hint text;
-begin
-  perform count(*) from pg_logical_slot_peek_binary_changes('dec_opt', null, null, variadic options);
-  return 'fine';
-exception when others then
-  get stacked diagnostics message = message_text, hint = pg_exception_hint;
-  return format(E'%s: %s\n    %s', sqlstate, message, hint);
-end $$;
-select try('proto_version', '1', 'publication_names', 'dec_opt');
-select try('proto_version', '1', 'publication_names', 'dec_opt', 'origin', 'any', 'node', 'n', 'messages', 'off');
-select try('publication_names', 'dec_opt');
-select try('proto_version', '1');
-select try('proto_version', '2', 'publication_names', 'dec_opt');
-select try('proto_version', 'x', 'publication_names', 'dec_opt');
-select try('proto_version', '1', 'publication_names', '');
-select try('proto_version', '1', 'publication_names', 'a b');
-select try('proto_version', '1', 'publication_names', '"a');
-select try('proto_version', '1', 'publication_names', 'dec_opt', 'origin', 'local');
-select try('proto_version', '1', 'publication_names', 'dec_opt', 'messages', 'maybe');
-select try('proto_version', '1', 'publication_names', 'dec_opt', 'streaming', 'on');
-select try('proto_version', '1', 'publication_names', 'dec_missing');
+\set attempt :abs_srcdir '/sql/include/try_options.sql'
+\i :attempt
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'origin', 'any', 'node', 'n', 'messages', 'off');
+select try('dec_opt', 'publication_names', 'dec_opt');
+select try('dec_opt', 'proto_version', '1');
+select try('dec_opt', 'proto_version', '2', 'publication_names', 'dec_opt');
+select try('dec_opt', 'proto_version', 'x', 'publication_names', 'dec_opt');
+select try('dec_opt', 'proto_version', '1', 'publication_names', '');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'a b');
+select try('dec_opt', 'proto_version', '1', 'publication_names', '"a');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'origin', 'local');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'messages', 'maybe');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'streaming', 'on');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_missing');
 -- An error leaves the session's settings as they were.
 show search_path;
 show datestyle;
 -- Frames are binary.
 select count(*) from pg_logical_slot_peek_changes('dec_opt', null, null, 'proto_version', '1', 'publication_names', 'dec_opt');
 \echo :LAST_ERROR_SQLSTATE
-select try('proto_version', '1', 'publication_names', 'dec_opt');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt');
 
 -- What is not GIR is an error.
 select braid.gir_records('\x');

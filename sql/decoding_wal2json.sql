@@ -94,32 +94,25 @@ select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format
 
 -- Errors.
 \set SHOW_CONTEXT never
-create function try(variadic options text[]) returns text language plpgsql as $$
-declare message text; hint text;
-begin
-  perform count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, variadic options);
-  return 'fine';
-exception when others then
-  get stacked diagnostics message = message_text, hint = pg_exception_hint;
-  return format(E'%s: %s\n    %s', sqlstate, message, hint);
-end $$;
-select try('format', 'jason');
-select try('format', 'wal2json', 'foo', 'bar');
-select try('include-xids', 'maybe');
-select try('format-version', '3');
-select try('format-version', '0');
-select try('format-version', 'x');
-select try('actions', 'insert,upsert');
-select try('actions', 'insert update');
-select try('add-tables', 't');
-select try('filter-msg-prefixes', 'a b');
-select try('include-unchanged-toast', '1');
-select try('include-unchanged-toast-marker', 'x');
-select try('max-message-size', 'much');
-select try('format-version', '2', 'publication_names', 'a b');
-select try('format-version', '2', 'publication_names', 'dec_missing');
-select try('format-version', '2', 'origin', 'me');
-select try('format', 'gir', 'proto_version', '1', 'publication_names', 'dec_w2j', 'include-xids', '1');
+\set attempt :abs_srcdir '/sql/include/try_options.sql'
+\i :attempt
+select try('dec_w2j', 'format', 'jason');
+select try('dec_w2j', 'format', 'wal2json', 'foo', 'bar');
+select try('dec_w2j', 'include-xids', 'maybe');
+select try('dec_w2j', 'format-version', '3');
+select try('dec_w2j', 'format-version', '0');
+select try('dec_w2j', 'format-version', 'x');
+select try('dec_w2j', 'actions', 'insert,upsert');
+select try('dec_w2j', 'actions', 'insert update');
+select try('dec_w2j', 'add-tables', 't');
+select try('dec_w2j', 'filter-msg-prefixes', 'a b');
+select try('dec_w2j', 'include-unchanged-toast', '1');
+select try('dec_w2j', 'include-unchanged-toast-marker', 'x');
+select try('dec_w2j', 'max-message-size', 'much');
+select try('dec_w2j', 'format-version', '2', 'publication_names', 'a b');
+select try('dec_w2j', 'format-version', '2', 'publication_names', 'dec_missing');
+select try('dec_w2j', 'format-version', '2', 'origin', 'me');
+select try('dec_w2j', 'format', 'gir', 'proto_version', '1', 'publication_names', 'dec_w2j', 'include-xids', '1');
 
 select pg_drop_replication_slot('dec_w2j');
 select pg_replication_origin_drop('dec_w2j');

@@ -68,6 +68,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::InsertExists,
+        Self::UpdateOriginDiffers,
+        Self::UpdateExists,
+        Self::UpdateMissing,
+        Self::UpdateDeleted,
+        Self::DeleteOriginDiffers,
+        Self::DeleteMissing,
+        Self::MultipleUniqueConflicts,
+    ];
+
     /// PostgreSQL 18's name.
     #[must_use]
     pub fn name(self) -> &'static str {

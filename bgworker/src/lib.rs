@@ -10,6 +10,7 @@ pub mod dependency;
 pub mod policy;
 pub mod progress;
 pub mod rate;
+pub mod resolution;
 pub mod scaling;
 pub mod slot_name;
 pub mod table_order;

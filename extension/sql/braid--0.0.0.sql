@@ -178,10 +178,20 @@ create table braid.conflict (
 create index conflict_recorded_at on braid.conflict (recorded_at);
 comment on table braid.conflict is 'conflicts as they were resolved, with both rows';
 
+-- What is done about conflicts; null stands for all tables, or all kinds.
+create table braid.conflict_rule (
+    rule_id integer generated always as identity primary key,
+    relation regclass,
+    kind text,
+    resolution text not null,
+    unique nulls not distinct (relation, kind)
+);
+comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
+
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source
-    from public;
+revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source,
+    braid.conflict_rule from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -256,6 +266,12 @@ create function braid.set_rate_limit(
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_rate_limit_wrapper';
 comment on function braid.set_rate_limit is 'how fast a subscription is read at most, while it runs; null or 0 is no limit';
+
+create function braid.set_conflict_resolution(relation regclass, kind text, resolution text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_conflict_resolution_wrapper';
+comment on function braid.set_conflict_resolution is
+    'what is done about conflicts here: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
 
 create function braid.rename_subscription(subscription_name name, new_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -556,6 +572,16 @@ select subscription_name as subscription,
  order by subscription_name, relation::text, kind, resolution, winner;
 comment on view braid.conflict_stats is 'how many conflicts of each kind are in the history';
 
+create view braid.conflict_resolutions as
+select r.relation,
+       r.kind,
+       r.resolution
+  from braid.conflict_rule r
+  left join pg_class c on c.oid = r.relation
+ where r.relation is null or c.oid is not null
+ order by r.relation is not null, r.relation::text, r.kind is not null, r.kind;
+comment on view braid.conflict_resolutions is 'what is done about conflicts, where it is not last_update_wins; null stands for all';
+
 create view braid.ingest_sources as
 select source_name as origin,
        "position",
@@ -613,6 +639,7 @@ grant execute on function
     braid.disable_subscription,
     braid.rename_subscription,
     braid.set_rate_limit,
+    braid.set_conflict_resolution,
     braid.drop_subscription,
     braid.refresh_subscription,
     braid.resync_table,
@@ -637,6 +664,7 @@ grant select on
     braid.apply_workers,
     braid.conflict_history,
     braid.conflict_stats,
+    braid.conflict_resolutions,
     braid.ingest_sources,
     braid.nodes,
     braid.pending_cleanup

@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
-    Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
+    Action, Decision, Kind, Local, Version, decide_delete, decide_insert, decide_new_key,
+    decide_update,
 };
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
@@ -344,13 +345,14 @@ impl Session {
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
-        decide: impl Fn(Local<'_>) -> Decision,
+        current: &Current,
+        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
             let found = self.find(key, remote, values, lock)?;
-            let decision = decide(self.local(found));
+            let decision = self.decide(key, remote, current, found, &decide)?;
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
                 continue;
@@ -360,6 +362,23 @@ impl Session {
             }
             lock = true;
         }
+    }
+
+    /// What the versions say of a change that meets what was found, and then the rules for the table.
+    fn decide(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
+    ) -> Result<Decision, PgError> {
+        let rules = self.target(key)?.plan.rules;
+        let local = self.local(found);
+        let decision = decide(local, version(current), current.from_origin);
+        rules
+            .resolve(decision, local, version(current))
+            .map_err(|kind| refused(kind, remote))
     }
 
     pub(super) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
@@ -387,17 +406,17 @@ impl Session {
         current: &Current,
         after: &RowValues,
     ) -> Result<(), PgError> {
-        let decide = |local: Local<'_>| decide_insert(local, version(current), current.from_origin);
         if self.target(key)?.plan.key.is_none() {
-            let decision = decide(Local::Missing);
+            let decision = decide_insert(Local::Missing, version(current), current.from_origin);
             let missing = Found::Missing(None);
             return self
                 .write_row(key, remote, current, missing, decision, after)
                 .map(|_| ());
         }
-        self.resolve(key, remote, after, decide, |session, found, decision| {
+        let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, after)
-        })
+        };
+        self.resolve(key, remote, after, current, decide_insert, act)
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -493,8 +512,7 @@ impl Session {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
-        let decide = |local: Local<'_>| decide_update(local, version(current), current.from_origin);
-        self.resolve(key, remote, old, decide, |session, found, mut decision| {
+        let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             if missing && decision.action == Action::Apply && session.has_gaps(key, after) {
                 decision.action = Action::Keep;
@@ -502,7 +520,8 @@ impl Session {
                     "the row is not here, and the change does not carry its unchanged large values";
             }
             session.write_row(key, remote, current, found, decision, after)
-        })
+        };
+        self.resolve(key, remote, old, current, decide_update, act)
     }
 
     /// Where the row that was found last is.
@@ -540,7 +559,7 @@ impl Session {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
             return Ok(true);
         }
-        let decision = decide_new_key(self.local(found), version(current), current.from_origin);
+        let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
         if decision.conflict.is_some() {
             if let Some(table) = self.target(key)?.table.as_mut()
@@ -573,10 +592,10 @@ impl Session {
         current: &Current,
         before: &RowValues,
     ) -> Result<(), PgError> {
-        let decide = |local: Local<'_>| decide_delete(local, version(current), current.from_origin);
-        self.resolve(key, remote, before, decide, |session, found, decision| {
+        let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
-        })
+        };
+        self.resolve(key, remote, before, current, decide_delete, act)
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -638,10 +657,15 @@ impl Session {
             }
             _ => None,
         };
+        let resolution = match decision.conflict {
+            Some(kind) => self.target(key)?.plan.rules.of(kind),
+            None => return Ok(()),
+        };
         self.user.restore();
         let entry = history::Entry {
             subscription: &self.identity.subscription,
             decision,
+            resolution,
             local,
             remote: (current.timestamp, &current.origin),
             xid: current.xid,
@@ -660,6 +684,23 @@ impl Session {
         unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
         Ok(())
     }
+}
+
+/// The rule for this kind of conflict is `error`.
+fn refused(kind: Kind, remote: &RemoteRelation) -> PgError {
+    PgError::new(
+        "23000",
+        format!(
+            "conflict {} in table \"{}\"",
+            kind.name(),
+            remote.qualified_name()
+        ),
+    )
+    .with_detail("The rule for conflicts of this kind is error.")
+    .with_hint(
+        "Change one of the rows, or the rule with braid.set_conflict_resolution, and run braid.enable_subscription; or leave this \
+         transaction out with braid.skip_transaction.",
+    )
 }
 
 pub(super) fn version(current: &Current) -> Version<'_> {

@@ -1,6 +1,7 @@
 //! Recording conflicts in `braid.conflict`, in the transaction that resolves them. Run by the appliers.
 
 use braid_bgworker::conflict::{Action, Decision};
+use braid_bgworker::resolution::Resolution;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -15,6 +16,8 @@ pub struct Entry<'a> {
     pub subscription: &'a str,
     /// What was decided.
     pub decision: Decision,
+    /// By which rule.
+    pub resolution: Resolution,
     /// Version of the local row: Unix microseconds and node; `None` when there is none.
     pub local: Option<(i64, String)>,
     /// Version of the incoming change.
@@ -27,7 +30,7 @@ pub struct Entry<'a> {
 
 const INSERT: &str = "insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason, \
     key, local_row, remote_row, local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn) \
-    select $1, $2::oid::regclass, $3, 'last_update_wins', $4, $5, \
+    select $1, $2::oid::regclass, $3, $15, $4, $5, \
     (select jsonb_object_agg(k, coalesce(r.remote, r.local) -> k) from unnest($6::text[]) k), r.local, r.remote, \
     to_timestamp(($7 / 1000000)::double precision) + ($7 % 1000000) * interval '1 microsecond', \
     to_timestamp(($8 / 1000000)::double precision) + ($8 % 1000000) * interval '1 microsecond', \
@@ -94,6 +97,7 @@ pub fn record(
         DatumWithOid::from(i64::try_from(entry.lsn).unwrap_or(i64::MAX)),
         row(local_row, table.local_slot()),
         row(remote_row, table.new_slot()),
+        DatumWithOid::from(entry.resolution.name()),
     ];
     pgrx::Spi::connect_mut(|client| client.update(INSERT, None, &arguments).map(|_| ()))
         .map_err(|error| PgError::new("XX000", format!("could not record a conflict: {error}")))

@@ -19,6 +19,7 @@ mod lookup;
 mod number_map;
 mod partition;
 mod relation;
+mod rules;
 mod scan;
 mod table;
 mod truncate;
@@ -46,6 +47,7 @@ pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
 pub use relation::find as find_table;
+pub use rules::announce as announce_rules;
 pub use version::COPIED;
 
 /// Grows with each relcache invalidation.
@@ -574,6 +576,8 @@ impl Session {
                 .get(&key)
                 .is_none_or(|target| target.generation != generation);
             if stale {
+                // Rules are read with the process's own rights.
+                self.user.restore();
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
                 let before = self.targets.insert(
                     key,

@@ -3,10 +3,12 @@
 
 use std::ffi::{CStr, CString};
 
+use braid_bgworker::resolution::Rules;
 use braid_gir::{ReplicaIdentity, Schema};
 use pgrx::pg_sys;
 
 use super::decode::ColumnDecoder;
+use super::rules;
 use crate::error::PgError;
 
 /// A column of the stream.
@@ -109,6 +111,8 @@ pub struct LocalRelation {
     pub key: Option<Key>,
     /// Local columns, from 0, that the stream does not have and that have a default: inserts compute it.
     pub defaults: Vec<usize>,
+    /// What is done about conflicts.
+    pub rules: Rules,
 }
 
 fn c_string(text: &str) -> Result<CString, PgError> {
@@ -166,7 +170,7 @@ unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
 }
 
 impl LocalRelation {
-    /// Map `remote` onto the open relation. To be called in a transaction.
+    /// Map `remote` onto the open relation. To be called in a transaction, with the process's own rights.
     ///
     /// # Errors
     /// 42703 when a column of the stream is missing here.
@@ -251,6 +255,7 @@ impl LocalRelation {
                 columns,
                 key,
                 defaults,
+                rules: rules::load((*relation).rd_id)?,
             })
         }
     }

@@ -1,0 +1,66 @@
+//! The rules for conflicts that concern a table: `braid.conflict_rule`. Read when a table's plan is made; whoever changes a rule has
+//! all plans made anew, which happens with the next transaction.
+
+use braid_bgworker::resolution::{Level, Rule, Rules};
+use pgrx::pg_sys;
+
+use crate::error::PgError;
+use crate::subscription::rows;
+
+/// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all.
+const RULES: &str = "\
+    select (a.steps - 1)::text, r.kind, r.resolution from braid.conflict_rule r \
+    left join (select relid::oid, steps from pg_catalog.pg_partition_ancestors($1::oid) with ordinality p (relid, steps) \
+               union select $1::oid, 1) a on a.relid = r.relation::oid \
+    where r.relation is null or a.relid is not null";
+
+/// What is done about conflicts in a table. In a transaction, with the process's own rights.
+///
+/// # Errors
+/// XX000 for a rule that this version does not know; whatever PostgreSQL raises.
+pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
+    let found = rows(RULES, &[table.into()])?;
+    let rules = found
+        .into_iter()
+        .map(|row| {
+            let [steps, kind, resolution] = <[_; 3]>::try_from(row).unwrap_or_default();
+            let level = match steps.as_deref() {
+                None => Level::Default,
+                Some("0") => Level::Table,
+                Some(steps) => Level::Ancestor(steps.parse().unwrap_or(u32::MAX)),
+            };
+            let unknown = |name: &str| {
+                PgError::new(
+                    "XX000",
+                    format!("\"{name}\" in braid.conflict_rule is not known to this version"),
+                )
+            };
+            let kind = kind
+                .map(|kind| kind.parse().map_err(|_| unknown(&kind)))
+                .transpose()?;
+            let resolution = resolution.unwrap_or_default();
+            Ok(Rule {
+                level,
+                kind,
+                resolution: resolution.parse().map_err(|_| unknown(&resolution))?,
+            })
+        })
+        .collect::<Result<Vec<_>, PgError>>()?;
+    Ok(Rules::new(&rules))
+}
+
+/// Rules were changed by the transaction in hand: once it has committed, every process that applies reads them again.
+///
+/// # Errors
+/// 42P01 without the table of rules.
+pub fn announce() -> Result<(), PgError> {
+    let Some(oid) = super::relation::find("braid", "conflict_rule")? else {
+        return Err(PgError::new(
+            "42P01",
+            "table braid.conflict_rule does not exist",
+        ));
+    };
+    // SAFETY: in a transaction. Any invalidation of a relation makes plans stale: one of a table that nothing else uses.
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(oid) };
+    Ok(())
+}
