@@ -215,6 +215,8 @@ impl Appliers {
             decision.from,
             decision.reason
         );
+        // Before any is started: one that finds that it is not to be there ends.
+        self.ring.set_active_appliers(decision.to);
         if decision.to > decision.from && !self.start_up_to(decision.to) {
             self.cap = self
                 .workers
@@ -226,8 +228,8 @@ impl Appliers {
                 self.subscription,
                 self.cap
             );
+            self.ring.set_active_appliers(self.cap);
         }
-        self.ring.set_active_appliers(decision.to.min(self.cap));
         // Some have more to take, others are to see that they have nothing to do here any more.
         for latch in self.ring.all_appliers().iter() {
             registry::set_latch(latch);
