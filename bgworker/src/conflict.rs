@@ -263,6 +263,22 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) 
     }
 }
 
+/// Last update wins, between a row that is to be written and one that stands in its way under another unique key than that by
+/// which rows are found. Only one of them can stay: the other leaves its table.
+#[must_use]
+pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> Decision {
+    match local {
+        Local::Present(version) if version != remote => newer_wins(kind, version, remote),
+        // Two rows of one version are told apart by the order in which their origin wrote them.
+        Local::Present(_) | Local::Unversioned => Decision {
+            action: Action::Apply,
+            conflict: Some(kind),
+            reason: "the row in the way is older than anything that is replicated",
+        },
+        Local::Missing | Local::Deleted(_) | Local::Own => NO_CONFLICT,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

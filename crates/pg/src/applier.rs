@@ -19,7 +19,7 @@ use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
-use crate::apply::{Identity, Session};
+use crate::apply::{Identity, Session, UNIQUE_VIOLATION};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
@@ -117,6 +117,8 @@ struct Applier {
     entry: &'static SubscriptionEntry,
     own: &'static ApplierEntry,
     assembled: Vec<u8>,
+    /// What is applied next ended in a unique violation before, or can't be applied twice.
+    careful: bool,
 }
 
 /// The process's main function.
@@ -195,6 +197,7 @@ pub fn main(argument: pg_sys::Datum) {
         entry,
         own,
         assembled: Vec::new(),
+        careful: false,
     };
     applier.run();
 }
@@ -257,6 +260,11 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
         hint: error.hint.clone().unwrap_or_default(),
     });
     registry::set_latch(ring.leader().1);
+}
+
+/// Why the leader is to ask for a large transaction again.
+fn come_again() -> PgError {
+    PgError::new("40001", "rows in the way of a large transaction have left")
 }
 
 impl Applier {
@@ -416,6 +424,7 @@ impl Applier {
         let sequence = transaction.sequence;
         let mut at_turn = 0;
         let mut first = true;
+        self.careful = transaction.is_open();
         loop {
             let wait = if first {
                 transaction.depends_on
@@ -457,15 +466,19 @@ impl Applier {
             let Trouble::Error(error) = trouble else {
                 continue;
             };
+            self.careful |= error.sqlstate == UNIQUE_VIOLATION;
             if self.ring.stop_requested() {
                 return false;
             }
+            // Whatever is ahead may still move what is in the way.
+            let way_made = alone && self.evict();
             if transaction.is_open() {
                 // Its bytes are gone: the leader has to ask for them again.
+                let error = if way_made { come_again() } else { error };
                 fail(self.ring, &error, transaction.commit_lsn());
                 return false;
             }
-            if !alone {
+            if !alone || way_made {
                 continue;
             }
             at_turn += 1;
@@ -487,6 +500,29 @@ impl Applier {
             }
             let pause = policy::backoff_ms(at_turn, 5, 1000);
             latch::wait(Some(Duration::from_millis(pause)));
+        }
+    }
+
+    /// Make way for the transaction that was just rolled back. False when there was nothing in its way, or it could not be made.
+    fn evict(&mut self) -> bool {
+        let Some(session) = self.session.as_mut() else {
+            return false;
+        };
+        match session.evict() {
+            Ok(false) => false,
+            Ok(true) => {
+                session.publish_counts(self.entry);
+                true
+            }
+            Err(error) => {
+                error::abort();
+                session.forget_transaction();
+                error.log(&format!(
+                    "subscription \"{}\" could not remove rows that are in the way",
+                    self.subscription.name
+                ));
+                false
+            }
         }
     }
 
@@ -669,12 +705,14 @@ impl Applier {
             origin::use_for_commits(origin);
         }
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
+        let careful = self.careful;
         let Some(session) = self.session.as_mut() else {
             return Err(PgError::new(
                 "08P01",
                 "stream without a header from the provider",
             ));
         };
+        session.look_for_rows_in_the_way(careful && !batch);
         if batch {
             session.begin_batch(begin, tables_version);
         } else {

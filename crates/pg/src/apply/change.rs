@@ -10,6 +10,7 @@ use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
 use super::history;
+use super::in_the_way::Way;
 use super::key_hash::key_hash;
 use super::lookup::{Found, writer};
 use super::relation::RemoteRelation;
@@ -22,11 +23,11 @@ use crate::settings;
 
 pub(super) type Key = (u32, u32);
 
-/// What a recorded conflict's rows are taken from.
+/// The slots that a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
-struct Rows {
-    local: bool,
-    remote: bool,
+pub(super) struct Rows {
+    pub(super) local: Option<*mut pg_sys::TupleTableSlot>,
+    pub(super) remote: Option<*mut pg_sys::TupleTableSlot>,
 }
 
 impl Session {
@@ -270,10 +271,12 @@ impl Session {
 
     /// The table, if the row that is found in it need not be locked before it is written.
     pub(super) fn needs_lock(&self, key: Key) -> bool {
-        self.targets
-            .get(&key)
-            .and_then(|target| target.table.as_ref())
-            .is_none_or(|table| !(table.is_plain() && table.has_key()))
+        self.careful
+            || self
+                .targets
+                .get(&key)
+                .and_then(|target| target.table.as_ref())
+                .is_none_or(|table| !(table.is_plain() && table.has_key()))
     }
 
     /// Find the row that `values` identify, and with `lock` lock it.
@@ -447,14 +450,25 @@ impl Session {
             }
         }
         if decision.conflict.is_some() {
-            let rows = Rows {
-                local: exists,
-                remote: true,
-            };
+            let rows = self.rows(key, exists, true)?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
             return Ok(Written::Done);
+        }
+        if self.careful {
+            match self.make_way(key, remote, current, found)? {
+                Way::Clear => {}
+                Way::Leave if exists => {
+                    if self.open(key)?.delete()? == Written::Changed {
+                        return Ok(Written::Changed);
+                    }
+                    self.note_version(key, current, OpenTable::local_slot);
+                    self.count(key, |counts| counts.deletes += 1);
+                    return Ok(Written::Done);
+                }
+                Way::Leave | Way::Stay => return Ok(Written::Done),
+            }
         }
         let table = self.open(key)?;
         if exists {
@@ -567,10 +581,7 @@ impl Session {
             {
                 table.prepare_update(after);
             }
-            let rows = Rows {
-                local: exists,
-                remote: exists,
-            };
+            let rows = self.rows(key, exists, exists)?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
@@ -620,10 +631,7 @@ impl Session {
                 // Shows at least the key of what was to be deleted.
                 table.prepare_insert(plan, before);
             }
-            let rows = Rows {
-                local: exists,
-                remote: !exists,
-            };
+            let rows = self.rows(key, exists, !exists)?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Apply && exists {
@@ -636,8 +644,17 @@ impl Session {
         Ok(Written::Done)
     }
 
+    /// The row that was found, and the one that is to be written, if they are there.
+    fn rows(&mut self, key: Key, local: bool, remote: bool) -> Result<Rows, PgError> {
+        let table = self.open(key)?;
+        Ok(Rows {
+            local: local.then(|| table.local_slot()),
+            remote: remote.then(|| table.new_slot()),
+        })
+    }
+
     /// Count a conflict, and record it with its rows if that is wanted.
-    fn record(
+    pub(super) fn record(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
@@ -687,7 +704,7 @@ impl Session {
 }
 
 /// The rule for this kind of conflict is `error`.
-fn refused(kind: Kind, remote: &RemoteRelation) -> PgError {
+pub(super) fn refused(kind: Kind, remote: &RemoteRelation) -> PgError {
     PgError::new(
         "23000",
         format!(

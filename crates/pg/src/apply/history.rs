@@ -46,7 +46,7 @@ unsafe fn row_datum(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::Datum {
     unsafe { pg_sys::ExecFetchSlotHeapTupleDatum(slot) }
 }
 
-/// Record a conflict. `local_row` and `remote_row` say whether the table's slots hold those rows.
+/// Record a conflict. `local_row` and `remote_row` are the slots that hold those rows, which are the table's.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -55,7 +55,10 @@ pub fn record(
     remote: &RemoteRelation,
     local: &LocalRelation,
     table: &OpenTable,
-    (local_row, remote_row): (bool, bool),
+    (local_row, remote_row): (
+        Option<*mut pg_sys::TupleTableSlot>,
+        Option<*mut pg_sys::TupleTableSlot>,
+    ),
 ) -> Result<(), PgError> {
     let Some(kind) = entry.decision.conflict else {
         return Ok(());
@@ -73,9 +76,8 @@ pub fn record(
     // SAFETY: the table is open; its row type is what the slots' rows are of.
     let row_type = unsafe { (*(*table.relation()).rd_rel).reltype };
     // SAFETY: `row_type` is the type of the Datums that row_datum makes, null ones too.
-    let row = |present: bool, slot| unsafe {
-        let datum = if present { Some(row_datum(slot)) } else { None };
-        match datum {
+    let row = |slot: Option<*mut pg_sys::TupleTableSlot>| unsafe {
+        match slot.map(|slot| row_datum(slot)) {
             Some(datum) => DatumWithOid::new(datum, row_type),
             None => DatumWithOid::null_oid(row_type),
         }
@@ -95,8 +97,8 @@ pub fn record(
         DatumWithOid::from(entry.remote.1),
         DatumWithOid::from(entry.xid.to_string()),
         DatumWithOid::from(i64::try_from(entry.lsn).unwrap_or(i64::MAX)),
-        row(local_row, table.local_slot()),
-        row(remote_row, table.new_slot()),
+        row(local_row),
+        row(remote_row),
         DatumWithOid::from(entry.resolution.name()),
     ];
     pgrx::Spi::connect_mut(|client| client.update(INSERT, None, &arguments).map(|_| ()))

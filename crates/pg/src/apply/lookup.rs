@@ -55,8 +55,6 @@ impl IndexLookup {
     /// # Safety
     /// `table` and `index` are open and locked whenever the look-up is used; the current memory context lives as long as it.
     pub unsafe fn new(table: pg_sys::Relation, index: pg_sys::Relation, key: &Key) -> Self {
-        let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
-        dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
         let mut keys = vec![pg_sys::ScanKeyData::default(); key.columns.len()];
         for (position, (place, column)) in keys.iter_mut().zip(&key.columns).enumerate() {
             // SAFETY: fills in the entry; the function exists, the catalog said so.
@@ -73,6 +71,21 @@ impl IndexLookup {
                 );
             }
         }
+        // SAFETY: as the caller says.
+        unsafe { Self::with_keys(table, index, keys) }
+    }
+
+    /// Prepare to look for what is in the keys.
+    ///
+    /// # Safety
+    /// As [`IndexLookup::new`]; the keys are of the index's columns.
+    pub unsafe fn with_keys(
+        table: pg_sys::Relation,
+        index: pg_sys::Relation,
+        keys: Vec<pg_sys::ScanKeyData>,
+    ) -> Self {
+        let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
+        dirty.snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
         // SAFETY: table and index are open; the boxed snapshot outlives the scan.
         let scan = unsafe {
             let count = i32::try_from(keys.len()).unwrap_or(0);
@@ -193,6 +206,53 @@ impl IndexLookup {
         unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, slot).0) }
     }
 
+    /// Find and lock a row under the keys that is not the one at `own`, into `slot`. Waits for who is writing one.
+    ///
+    /// # Errors
+    /// As [`IndexLookup::find`].
+    pub fn find_other(
+        &mut self,
+        own: Option<pg_sys::ItemPointerData>,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> Result<Option<Stamp>, PgError> {
+        loop {
+            let dirty = &raw mut *self.dirty;
+            let (mut found, _) = self.first(dirty, slot);
+            // SAFETY: the slot holds what was found.
+            while found && own.is_some_and(|own| same_place(own, unsafe { (*slot).tts_tid })) {
+                found = self.next(slot);
+            }
+            if !found {
+                return Ok(None);
+            }
+            if !self.wait_for_writer()
+                && let Some(stamp) = self.lock(slot)?
+            {
+                return Ok(Some(stamp));
+            }
+        }
+    }
+
+    /// The dirty snapshot says who is writing or deleting the version that it showed: wait for that transaction to end, with deadlock
+    /// detection. False if there is none.
+    fn wait_for_writer(&self) -> bool {
+        let writer = [self.dirty.xmin, self.dirty.xmax]
+            .into_iter()
+            .find(|xid| *xid != pg_sys::InvalidTransactionId);
+        if let Some(xid) = writer {
+            // SAFETY: waits for a transaction by its id.
+            unsafe {
+                pg_sys::XactLockTableWait(
+                    xid,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    pg_sys::XLTW_Oper::XLTW_None,
+                );
+            }
+        }
+        writer.is_some()
+    }
+
     fn scan_once(&mut self, slot: *mut pg_sys::TupleTableSlot) -> Outcome {
         loop {
             let dirty = &raw mut *self.dirty;
@@ -200,21 +260,8 @@ impl IndexLookup {
             if !found {
                 return Outcome::None { candidates };
             }
-            // The dirty snapshot says who is writing or deleting the version that it showed.
-            let writer = [self.dirty.xmin, self.dirty.xmax]
-                .into_iter()
-                .find(|xid| *xid != pg_sys::InvalidTransactionId);
-            match writer {
-                None => return Outcome::Visible,
-                // SAFETY: waits for that transaction to end, with deadlock detection; then looks again.
-                Some(xid) => unsafe {
-                    pg_sys::XactLockTableWait(
-                        xid,
-                        std::ptr::null_mut(),
-                        std::ptr::null_mut(),
-                        pg_sys::XLTW_Oper::XLTW_None,
-                    );
-                },
+            if !self.wait_for_writer() {
+                return Outcome::Visible;
             }
         }
     }
@@ -275,6 +322,12 @@ impl IndexLookup {
         }
         Ok((moved, latest))
     }
+}
+
+fn same_place(one: pg_sys::ItemPointerData, other: pg_sys::ItemPointerData) -> bool {
+    one.ip_posid == other.ip_posid
+        && one.ip_blkid.bi_hi == other.ip_blkid.bi_hi
+        && one.ip_blkid.bi_lo == other.ip_blkid.bi_lo
 }
 
 /// The next version that the scan's snapshot sees, and how many index entries were looked at: the loop of index_getnext_slot
@@ -415,10 +468,7 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
         };
         let moved = (*header).t_ctid;
         let own = (*slot).tts_tid;
-        let same = moved.ip_posid == own.ip_posid
-            && moved.ip_blkid.bi_hi == own.ip_blkid.bi_hi
-            && moved.ip_blkid.bi_lo == own.ip_blkid.bi_lo;
-        if !same {
+        if !same_place(moved, own) {
             return EndOfVersion::Replaced;
         }
         if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {

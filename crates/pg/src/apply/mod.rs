@@ -14,6 +14,7 @@ mod change;
 mod consolidate;
 mod decode;
 mod history;
+mod in_the_way;
 mod key_hash;
 mod lookup;
 mod number_map;
@@ -36,6 +37,7 @@ use pgrx::pg_sys;
 use crate::error::PgError;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use batch::Batches;
+use in_the_way::Eviction;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
@@ -46,6 +48,7 @@ pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use in_the_way::UNIQUE_VIOLATION;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
 pub use version::COPIED;
@@ -200,6 +203,10 @@ pub struct Session {
     current: Option<Current>,
     /// A table that the transaction in hand has open is not plain.
     has_rules: bool,
+    /// Rows in the way of a row are looked for before it is written.
+    careful: bool,
+    /// Rows that are to leave before the transaction that was rolled back is applied once more.
+    evictions: Vec<Eviction>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -246,6 +253,8 @@ impl Session {
             change_context: memory_context(c"braid change"),
             current: None,
             has_rules: false,
+            careful: false,
+            evictions: Vec::new(),
             newest: 0,
             counts: Counts::default(),
             tables_version: 0,
@@ -338,7 +347,13 @@ impl Session {
             self.routes.clear();
             self.tables_version = tables_version;
         }
+        self.forget_evictions();
         self.show(begin);
+        self.start();
+    }
+
+    /// Open a local transaction.
+    fn start(&mut self) {
         self.counts = Counts::default();
         self.has_rules = false;
         // SAFETY: outside of a transaction until here.
@@ -348,6 +363,19 @@ impl Session {
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             pg_sys::MemoryContextSwitchTo(self.change_context);
         }
+    }
+
+    /// Commit what was done as a change of this node.
+    fn commit_as_own(&mut self) {
+        self.close_tables();
+        // SAFETY: the transaction was opened in `start`.
+        unsafe {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::CommitTransactionCommand();
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        self.current = None;
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was

@@ -211,8 +211,22 @@ impl OpenTable {
     /// # Errors
     /// As [`OpenTable::update`].
     pub fn delete(&mut self) -> Result<Written, PgError> {
-        let (relation, target, estate, local) =
-            (self.relation, self.target, self.estate, self.local_slot);
+        // SAFETY: the slot is this table's.
+        unsafe { self.delete_row(self.local_slot) }
+    }
+
+    /// Delete the row in a slot.
+    ///
+    /// # Errors
+    /// As [`OpenTable::update`].
+    ///
+    /// # Safety
+    /// The slot holds a row of this table, as it was found.
+    pub unsafe fn delete_row(
+        &mut self,
+        local: *mut pg_sys::TupleTableSlot,
+    ) -> Result<Written, PgError> {
+        let (relation, target, estate) = (self.relation, self.target, self.estate);
         if !self.is_plain() {
             self.begin_write();
             // SAFETY: as for `update`.

@@ -1,0 +1,115 @@
+# Two nodes write rows that are equal under another unique key than the primary key, while nothing is delivered. The newer row stays
+# on both, the older leaves and is in the history; nothing stops.
+
+use strict;
+use warnings;
+
+use Braid;
+use Test::More;
+use Time::HiRes qw(sleep);
+
+my $tokyo = new_node('tokyo');
+my $paris = new_node('paris');
+my @both = ($tokyo, $paris);
+on_all(q[
+	create table account (id int primary key, email text unique, card int, v text);
+	create unique index card on account (card) where card > 0;
+	create table person (id int primary key, name text, place int);
+	create unique index on person (lower(name));
+	create unique index on person (place) nulls not distinct where id > 0;
+	create table plain (id int primary key, code int not null unique, n int not null default 0);
+], @both);
+subscribe($paris, $tokyo);
+subscribe($tokyo, $paris);
+my @streams = ([ $paris, 'paris_from_tokyo' ], [ $tokyo, 'tokyo_from_paris' ]);
+
+sub cut
+{
+	converged(@both);
+	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @streams;
+	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots") or die for @both;
+	return;
+}
+
+# What leaves on one node goes to the other: until nothing moves any more.
+sub heal
+{
+	$_->[0]->safe_psql('postgres', "select braid.enable_subscription('$_->[1]')") for @streams;
+	for my $round (1 .. 3)
+	{
+		converged(@both);
+	}
+	is(status(@$_)->{last_error}, '', "$_->[1] goes on") for @streams;
+	return;
+}
+
+# What both have of a table.
+sub both_have
+{
+	my ($table, $expected, $what) = @_;
+	is(join(' / ', map { $_->safe_psql('postgres', "select coalesce(string_agg(t::text, ' ' order by id), '') from $table t") } @both),
+		"$expected / $expected", $what);
+	return;
+}
+
+sub meet
+{
+	my ($first, $second) = @_;
+	cut();
+	$tokyo->safe_psql('postgres', $first);
+	$paris->safe_psql('postgres', $second);
+	heal();
+	return;
+}
+
+meet(q[insert into account values (1, 'a', 0, 'first')], q[insert into account values (2, 'a', 0, 'second')]);
+both_have('account', '(2,a,0,second)', 'of two inserts the newer one stays');
+is($tokyo->safe_psql('postgres', q[select kind, winner, local_row ->> 'v', remote_row ->> 'v' from braid.conflict_history where local_row ->> 'id' = '1']),
+	'insert_exists|remote|first|second', 'the one that left is in the history');
+is($paris->safe_psql('postgres', q[select kind, winner, local_row ->> 'v', remote_row ->> 'v' from braid.conflict_history where remote_row ->> 'id' = '1' and kind = 'insert_exists']),
+	'insert_exists|local|second|first', 'there too, where it never came to be');
+
+$tokyo->safe_psql('postgres', q[insert into account values (3, 'c', 0, 'three'), (4, 'd', 0, 'four')]);
+meet(q[update account set email = 'e', v = 'first' where id = 3], q[update account set email = 'e', v = 'second' where id = 4]);
+both_have('account', '(2,a,0,second) (4,e,0,second)', 'of two updates too');
+
+# Two rows in the way of one, by two keys.
+$tokyo->safe_psql('postgres', q[insert into account values (5, 'f', 5, 'five'), (6, 'g', 6, 'six')]);
+meet(q[update account set v = v || '!' where id in (5, 6)], q[delete from account where id in (5, 6); insert into account values (7, 'f', 6, 'seven')]);
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven)', 'several rows in the way');
+is($tokyo->safe_psql('postgres', q[select count(*) from braid.conflict_history where kind = 'multiple_unique_conflicts']), '0',
+	'the deletes were newer, so there was none');
+meet(q[insert into account values (8, 'h', 8, 'eight'), (9, 'i', 9, 'nine')], q[insert into account values (10, 'h', 9, 'ten')]);
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten)', 'two that were inserted there');
+is($tokyo->safe_psql('postgres', q[select string_agg(local_row ->> 'id', ' ' order by conflict_id) from braid.conflict_history where kind = 'multiple_unique_conflicts' and winner = 'remote']),
+	'8 9', 'both are in the history');
+
+# Rows that a partial index does not have, and nulls, are not in the way.
+meet(q[insert into account values (11, null, 0, 'first')], q[insert into account values (12, null, 0, 'second')]);
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'nulls are distinct');
+
+# Expressions; nulls that are not distinct.
+meet(q[insert into person values (1, 'Ada', 1)], q[insert into person values (2, 'ADA', 2)]);
+both_have('person', '(2,ADA,2)', 'equal as the expression has it');
+meet(q[insert into person values (3, 'Bob', null)], q[insert into person values (4, 'Cyd', null)]);
+both_have('person', '(2,ADA,2) (4,Cyd,)', 'nulls that are not distinct');
+
+# The winner is deleted before the other node ever saw it: the loser is gone all the same, everywhere.
+cut();
+$paris->safe_psql('postgres', q[insert into account values (20, 'z', 0, 'older')]);
+$tokyo->safe_psql('postgres', q[insert into account values (21, 'z', 0, 'newer')]);
+$tokyo->safe_psql('postgres', q[delete from account where id = 21]);
+heal();
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'a winner that is gone');
+
+# A transaction that is applied while it comes.
+$paris->safe_psql('postgres', "alter system set braid.apply_buffer_size = '1MB'");
+$paris->restart;
+meet(q[insert into plain select i, i from generate_series(1, 30000) i], q[insert into plain values (40001, 77, 1)]);
+my ($rows, $winner) = split /\|/, $paris->safe_psql('postgres', 'select count(*), max(id) from plain where code = 77');
+is($rows, 1, 'one of them in a large one');
+same_tables(\@both, 'plain');
+is($winner, 40001, 'the newer');
+$tokyo->safe_psql('postgres', 'truncate plain');
+
+done_testing();
