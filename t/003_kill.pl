@@ -88,7 +88,7 @@ PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
 $_->finish for @writers;
 for my $node (@nodes)
 {
-	ok(wait_until(sub { ($node->psql('postgres', 'select 1'))[0] == 0 }, 30), $node->name . ' is up');
+	ok(wait_until(sub { (attempt($node, 'select 1'))[0] == 0 }, 30), $node->name . ' is up');
 }
 converged(@nodes);
 

@@ -91,7 +91,7 @@ my $missing = 0;
 my %killed;
 for my $mode (@modes)
 {
-	wait_until(sub { ($paris->psql('postgres', "select braid.alter_subscription('$name', apply_mode => '$mode')"))[0] == 0 }, 30)
+	wait_until(sub { (attempt($paris, "select braid.alter_subscription('$name', apply_mode => '$mode')"))[0] == 0 }, 30)
 	  or die "cannot change to $mode";
 	for my $round (1 .. $kills / @modes)
 	{
@@ -114,7 +114,7 @@ for my $mode (@modes)
 		$killed{"$mode, $kind of " . $node->name}++;
 	}
 	# Up to here in this mode: it has to get through without help.
-	ok(wait_until(sub { ($_->psql('postgres', 'select 1'))[0] == 0 }, 30), $_->name . " is up, $mode") for @nodes;
+	ok(wait_until(sub { (attempt($_, 'select 1'))[0] == 0 }, 30), $_->name . " is up, $mode") for @nodes;
 	ok(wait_until(sub { status($paris, $name)->{state} =~ /streaming|catching up/ }, 30), "the subscription goes on, $mode");
 	is($paris->safe_psql('postgres', "select apply_mode from braid.subscription where subscription_name = '$name'"), $mode, "in its mode, $mode");
 }

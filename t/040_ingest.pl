@@ -60,7 +60,7 @@ for my $round (1 .. 6)
 	}
 	for (1 .. 500)
 	{
-		my ($status) = $node->psql('postgres', $call->($next, $next + 19));
+		my ($status) = attempt($node, $call->($next, $next + 19));
 		last if $status != 0;
 		# Goes back by some, as a source does that confirms less than it has sent.
 		$next += 15;

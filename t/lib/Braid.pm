@@ -19,7 +19,7 @@ our @EXPORT = qw(
   digest same_tables
   worker_pids wait_for_worker
   start_pgbench finish_pgbench
-  wait_until restart_crashed
+  wait_until attempt restart_crashed
 );
 
 # Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
@@ -168,7 +168,7 @@ sub diag_difference
 sub worker_pids
 {
 	my ($node, $type) = @_;
-	my ($status, $out) = $node->psql('postgres', "select pid from pg_stat_activity where backend_type = '$type' order by pid");
+	my ($status, $out) = attempt($node, "select pid from pg_stat_activity where backend_type = '$type' order by pid");
 	return $status == 0 ? split /\n/, $out : ();
 }
 
@@ -213,6 +213,16 @@ sub wait_until
 		return 0 if time > $end;
 		sleep 0.05;
 	}
+}
+
+# The status and the output of SQL on a server that may be killed meanwhile: another status than 0 for whatever goes wrong, also when
+# psql ends before it has read what it is to run, which the class takes for an error of the test.
+sub attempt
+{
+	my ($node, $sql) = @_;
+	local $SIG{PIPE} = 'IGNORE';
+	my ($status, $out) = eval { $node->psql('postgres', $sql) };
+	return ($status // -1, $out // '');
 }
 
 # Start a node whose postmaster was killed: its orphans hold shared memory for a moment.
