@@ -117,6 +117,8 @@ struct Applier {
     entry: &'static SubscriptionEntry,
     own: &'static ApplierEntry,
     assembled: Vec<u8>,
+    /// The next attempt may insert in bulk.
+    bulk: bool,
 }
 
 /// The process's main function.
@@ -195,6 +197,7 @@ pub fn main(argument: pg_sys::Datum) {
         entry,
         own,
         assembled: Vec::new(),
+        bulk: true,
     };
     applier.run();
 }
@@ -430,6 +433,9 @@ impl Applier {
                 transaction.rewind();
             }
             self.show(ApplierState::Applying);
+            // What fails is applied again row by row: another session may have inserted a row that was not there when it was
+            // looked for.
+            self.bulk = first;
             let outcome = match error::catch(|| self.apply(&mut transaction)) {
                 Ok(outcome) => outcome,
                 Err(error) => Err(Trouble::Error(error)),
@@ -533,14 +539,14 @@ impl Applier {
                 PgError::new("08P01", "transaction without a begin from the provider").into(),
             );
         };
-        session.close_tables();
+        session.finish()?;
         self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
         self.wait_for_turn(transaction.sequence)?;
         let Some(session) = self.session.as_mut() else {
             return Ok(0);
         };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn);
+        let local_end = session.commit(end_lsn)?;
         session.publish_counts(entry);
         self.own.transactions.fetch_add(1, Ordering::Relaxed);
         self.own
@@ -675,6 +681,7 @@ impl Applier {
                 "stream without a header from the provider",
             ));
         };
+        session.allow_bulk(self.bulk);
         if batch {
             session.begin_batch(begin, tables_version);
         } else {

@@ -64,6 +64,7 @@ impl Applier {
             return Joined::Stop;
         }
         self.show(braid_ring::ApplierState::Applying);
+        self.bulk = true;
         let outcome = match error::catch(|| {
             if self.consolidate {
                 self.apply_consolidated(run)
@@ -256,7 +257,7 @@ impl Applier {
             return Err(PgError::new("08P01", "empty batch").into());
         };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn);
+        let local_end = session.commit(end_lsn)?;
         session.publish_counts(entry);
         let joined = last - first;
         // Publishing counted one.

@@ -10,11 +10,13 @@
 
 mod attach;
 mod batch;
+mod bulk;
 mod change;
 mod consolidate;
 mod decode;
 mod history;
 mod key_hash;
+mod key_order;
 mod lookup;
 mod number_map;
 mod partition;
@@ -35,6 +37,7 @@ use pgrx::pg_sys;
 use crate::error::PgError;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use batch::Batches;
+use bulk::Bulk;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
@@ -193,6 +196,8 @@ pub struct Session {
     spare: Vec<RowValues>,
     origins: OriginNames,
     batches: Batches,
+    /// Rows that are written together later.
+    bulk: Bulk,
     user: UserSwitch,
     change_context: pg_sys::MemoryContext,
     current: Option<Current>,
@@ -234,6 +239,7 @@ impl Session {
             origins: OriginNames::new(&identity.local_node),
             identity,
             batches: Batches::default(),
+            bulk: Bulk::new(),
             schemas: NumberMap::default(),
             routes: NumberMap::default(),
             targets: NumberMap::default(),
@@ -322,7 +328,7 @@ impl Session {
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn finish_batch(&mut self) -> Result<(), PgError> {
-        self.close_tables();
+        self.finish()?;
         self.batches.store(self.newest)?;
         if let Some(current) = self.current.as_mut() {
             current.timestamp = self.newest;
@@ -348,10 +354,23 @@ impl Session {
         }
     }
 
+    /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn finish(&mut self) -> Result<(), PgError> {
+        self.flush()?;
+        self.close_tables();
+        Ok(())
+    }
+
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
     /// written.
-    pub fn commit(&mut self, end_lsn: u64) -> u64 {
-        self.close_tables();
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn commit(&mut self, end_lsn: u64) -> Result<u64, PgError> {
+        self.finish()?;
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
         // SAFETY: the transaction was opened in `begin`; the origin is set up for this process. The values are read by
         // RecordTransactionCommit.
@@ -365,12 +384,12 @@ impl Session {
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             pg_sys::MemoryContextReset(self.change_context);
             self.current = None;
-            pg_sys::XactLastCommitEnd
+            Ok(pg_sys::XactLastCommitEnd)
         }
     }
 
     /// Let go of what the transaction has opened, before it commits or waits to.
-    pub fn close_tables(&mut self) {
+    fn close_tables(&mut self) {
         self.user.restore();
         for index in 0..self.open.len() {
             let target = self
@@ -406,6 +425,7 @@ impl Session {
     pub fn forget_transaction(&mut self) {
         self.user.forget();
         self.batches.forget();
+        self.bulk.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();
