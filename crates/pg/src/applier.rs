@@ -39,10 +39,46 @@ const BATCH: Grain = Grain {
     small: 128,
 };
 
+/// What is regrouped in aggregate mode: the more, the longer the runs of a table. The leader's list of transactions is to hold
+/// twice as many, so that it goes on meanwhile.
+const AGGREGATE: Grain = Grain {
+    run: 2048,
+    small: 1024,
+};
+
+/// How transactions become local ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// One by one.
+    Single,
+    /// Small ones are joined.
+    Batch,
+    /// As that, and their changes are regrouped by table.
+    Aggregate,
+}
+
+impl Mode {
+    fn of(apply_mode: &str) -> Self {
+        match apply_mode {
+            "batch" => Self::Batch,
+            "aggregate" => Self::Aggregate,
+            _ => Self::Single,
+        }
+    }
+
+    fn grain(self) -> Grain {
+        match self {
+            Self::Single => GRAIN,
+            Self::Batch => BATCH,
+            Self::Aggregate => AGGREGATE,
+        }
+    }
+}
+
 /// What an applier takes at once in an apply mode.
 #[must_use]
 pub(crate) fn grain(apply_mode: &str) -> Grain {
-    if apply_mode == "batch" { BATCH } else { GRAIN }
+    Mode::of(apply_mode).grain()
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -107,7 +143,7 @@ struct Applier {
     number: usize,
     group: Group,
     ring: Ring,
-    grain: Grain,
+    mode: Mode,
     consolidate: bool,
     log: LogPlace,
     subscription: Subscription,
@@ -185,7 +221,7 @@ pub fn main(argument: pg_sys::Datum) {
     ));
     let mut applier = Applier {
         number: arguments.number,
-        grain: grain(&subscription.apply_mode),
+        mode: Mode::of(&subscription.apply_mode),
         consolidate: subscription.consolidate,
         ring,
         group,
@@ -280,10 +316,10 @@ impl Applier {
 
     /// Apply the transactions that were taken. False when it is time to end.
     fn apply_run(&mut self, run: Run) -> bool {
-        if self.grain == BATCH {
-            self.apply_batch(run)
-        } else {
+        if self.mode == Mode::Single {
             self.apply_singly(run)
+        } else {
+            self.apply_batch(run)
         }
     }
 
@@ -312,7 +348,7 @@ impl Applier {
     }
 
     fn next(&self) -> Option<Run> {
-        if let Some(run) = self.ring.claim_run(self.number, self.grain) {
+        if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
             return self.housekeeping().then_some(run);
         }
         self.show(ApplierState::Idle);
@@ -326,7 +362,7 @@ impl Applier {
                 return None;
             }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
-            if let Some(run) = self.ring.claim_run(self.number, self.grain) {
+            if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
                 self.ring.applier_awake(self.number);
                 return Some(run);
             }

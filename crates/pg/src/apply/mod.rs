@@ -8,6 +8,7 @@
 //! (I1, I3); a row's version is read only after the row is locked; a change of another origin is decided by
 //! `braid_bgworker::conflict` alone (I2).
 
+mod aggregate;
 mod attach;
 mod batch;
 mod bulk;
@@ -31,6 +32,7 @@ mod write;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
@@ -198,6 +200,8 @@ pub struct Session {
     batches: Batches,
     /// Rows that are written together later.
     bulk: Bulk,
+    /// How changes order, by schema; as of a generation.
+    orders: NumberMap<u32, (u64, TableOrder)>,
     user: UserSwitch,
     change_context: pg_sys::MemoryContext,
     current: Option<Current>,
@@ -240,6 +244,7 @@ impl Session {
             identity,
             batches: Batches::default(),
             bulk: Bulk::new(),
+            orders: NumberMap::default(),
             schemas: NumberMap::default(),
             routes: NumberMap::default(),
             targets: NumberMap::default(),
