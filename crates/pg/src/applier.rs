@@ -471,7 +471,8 @@ impl Applier {
             self.show(ApplierState::Applying);
             // What fails is applied again row by row: another session may have inserted a row that was not there when it was
             // looked for.
-            self.bulk = first;
+            let lsn = transaction.commit_lsn();
+            self.bulk = first && self.entry.row_by_row.load(Ordering::Relaxed) != lsn;
             let outcome = match error::catch(|| self.apply(&mut transaction)) {
                 Ok(outcome) => outcome,
                 Err(error) => Err(Trouble::Error(error)),
@@ -504,6 +505,15 @@ impl Applier {
             }
             if transaction.is_open() {
                 // Its bytes are gone: the leader has to ask for them again.
+                let mut error = error;
+                if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
+                    self.entry.row_by_row.store(lsn, Ordering::Relaxed);
+                    error.log(&format!(
+                        "subscription \"{}\" receives a large transaction again, to apply it row by row",
+                        self.subscription.name
+                    ));
+                    "40001".clone_into(&mut error.sqlstate);
+                }
                 fail(self.ring, &error, transaction.commit_lsn());
                 return false;
             }
