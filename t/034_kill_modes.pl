@@ -14,11 +14,11 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 # In all; a kill and what follows it take about a second.
-my $kills = $ENV{BRAID_TEST_KILLS} // 15;
+my $kills = $ENV{BRAID_TEST_KILLS} // 16;
 my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
 srand($seed);
 note("seed $seed: BRAID_TEST_SEED=$seed repeats the choices");
-my @modes = qw(parallel batch serial);
+my @modes = qw(parallel batch aggregate serial);
 
 # A small buffer: what is large is applied while it comes.
 my $tokyo = new_node('tokyo');

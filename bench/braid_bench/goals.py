@@ -67,13 +67,13 @@ GOALS = tuple(sorted(_goals(), key=lambda goal: _order.index(goal.workload)))
 # What is drained where BENCH_MODES does not say: what the goals need, and for Zipf every mode, as in figure 8 of the DTS paper
 # (PVLDB 17(12), 2024).
 MODES = {
-    "single": ("parallel", "batch"),
+    "single": ("parallel", "batch", "aggregate"),
     "sysbench": ("parallel", "batch"),
     "tpcb": ("parallel", "batch"),
     "zipf0": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
     "zipf1": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
     "zipf2": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
-    "bulk": ("parallel",),
+    "bulk": ("parallel", "batch", "aggregate"),
     "wide": ("parallel",),
 }
 # With every commit waiting for the disk, the plain and the batched suffice.

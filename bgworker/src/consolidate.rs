@@ -200,13 +200,28 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
     /// # Errors
     /// Why the run has ended. [`Run::finish`] then gives what it has; the change belongs to the next run, or is a barrier.
     pub fn push(&mut self, change: Change<'_, K, V>) -> Result<(), Ended> {
+        self.offer(change).map_err(|(ended, _)| ended)
+    }
+
+    /// As [`Run::push`].
+    ///
+    /// # Errors
+    /// The change is given back too.
+    #[expect(
+        clippy::result_large_err,
+        reason = "it is moved, in the rarer case, to where it came from"
+    )]
+    pub fn offer<'c>(&mut self, change: Change<'c, K, V>) -> Result<(), (Ended, Change<'c, K, V>)> {
         if change.barrier {
-            return Err(Ended::Barrier);
+            return Err((Ended::Barrier, change));
         }
         if self.pushed >= self.limit {
-            return Err(Ended::Full);
+            return Err((Ended::Full, change));
         }
-        let place = self.place_for(&change)?;
+        let place = match self.place_for(&change) {
+            Ok(place) => place,
+            Err(ended) => return Err((ended, change)),
+        };
         for hash in change.hashes {
             self.owners.insert(*hash, place);
         }

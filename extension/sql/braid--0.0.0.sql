@@ -60,7 +60,7 @@ create table braid.subscription (
     synchronous_commit text not null,
     run_as_owner boolean not null,
     disable_on_error boolean not null,
-    apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch')),
+    apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),

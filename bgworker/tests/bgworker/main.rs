@@ -7,6 +7,7 @@
     reason = "test code"
 )]
 
+mod aggregate;
 mod consolidate;
 mod convergence;
 mod progress;

@@ -37,6 +37,12 @@ impl<'a> Image<'a> {
         self.columns
     }
 
+    /// Bytes that the values take in the record.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.values.len()
+    }
+
     /// The values in column order.
     #[must_use]
     pub fn values(&self) -> Values<'a> {

@@ -39,10 +39,46 @@ const BATCH: Grain = Grain {
     small: 128,
 };
 
+/// What is regrouped in aggregate mode: the more, the longer the runs of a table. The leader's list of transactions is to hold
+/// twice as many, so that it goes on meanwhile.
+const AGGREGATE: Grain = Grain {
+    run: 2048,
+    small: 1024,
+};
+
+/// How transactions become local ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// One by one.
+    Single,
+    /// Small ones are joined.
+    Batch,
+    /// As that, and their changes are regrouped by table.
+    Aggregate,
+}
+
+impl Mode {
+    fn of(apply_mode: &str) -> Self {
+        match apply_mode {
+            "batch" => Self::Batch,
+            "aggregate" => Self::Aggregate,
+            _ => Self::Single,
+        }
+    }
+
+    fn grain(self) -> Grain {
+        match self {
+            Self::Single => GRAIN,
+            Self::Batch => BATCH,
+            Self::Aggregate => AGGREGATE,
+        }
+    }
+}
+
 /// What an applier takes at once in an apply mode.
 #[must_use]
 pub(crate) fn grain(apply_mode: &str) -> Grain {
-    if apply_mode == "batch" { BATCH } else { GRAIN }
+    Mode::of(apply_mode).grain()
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -107,7 +143,7 @@ struct Applier {
     number: usize,
     group: Group,
     ring: Ring,
-    grain: Grain,
+    mode: Mode,
     consolidate: bool,
     log: LogPlace,
     subscription: Subscription,
@@ -119,6 +155,8 @@ struct Applier {
     assembled: Vec<u8>,
     /// What is applied next ended in a unique violation before, or can't be applied twice.
     careful: bool,
+    /// The next attempt may insert in bulk.
+    bulk: bool,
 }
 
 /// The process's main function.
@@ -185,7 +223,7 @@ pub fn main(argument: pg_sys::Datum) {
     ));
     let mut applier = Applier {
         number: arguments.number,
-        grain: grain(&subscription.apply_mode),
+        mode: Mode::of(&subscription.apply_mode),
         consolidate: subscription.consolidate,
         ring,
         group,
@@ -198,6 +236,7 @@ pub fn main(argument: pg_sys::Datum) {
         own,
         assembled: Vec::new(),
         careful: false,
+        bulk: true,
     };
     applier.run();
 }
@@ -285,10 +324,10 @@ impl Applier {
 
     /// Apply the transactions that were taken. False when it is time to end.
     fn apply_run(&mut self, run: Run) -> bool {
-        if self.grain == BATCH {
-            self.apply_batch(run)
-        } else {
+        if self.mode == Mode::Single {
             self.apply_singly(run)
+        } else {
+            self.apply_batch(run)
         }
     }
 
@@ -317,7 +356,7 @@ impl Applier {
     }
 
     fn next(&self) -> Option<Run> {
-        if let Some(run) = self.ring.claim_run(self.number, self.grain) {
+        if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
             return self.housekeeping().then_some(run);
         }
         self.show(ApplierState::Idle);
@@ -331,7 +370,7 @@ impl Applier {
                 return None;
             }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
-            if let Some(run) = self.ring.claim_run(self.number, self.grain) {
+            if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
                 self.ring.applier_awake(self.number);
                 return Some(run);
             }
@@ -424,7 +463,7 @@ impl Applier {
         let sequence = transaction.sequence;
         let mut at_turn = 0;
         let mut first = true;
-        self.careful = transaction.is_open();
+        self.careful = false;
         loop {
             let wait = if first {
                 transaction.depends_on
@@ -439,6 +478,12 @@ impl Applier {
                 transaction.rewind();
             }
             self.show(ApplierState::Applying);
+            // What fails is applied again row by row: another session may have inserted a row that was not there when it was
+            // looked for.
+            let lsn = transaction.commit_lsn();
+            self.bulk = first && self.entry.row_by_row.load(Ordering::Relaxed) != lsn;
+            // One that can't be applied twice here has failed before.
+            self.careful |= transaction.is_open() && !self.bulk;
             let outcome = match error::catch(|| self.apply(&mut transaction)) {
                 Ok(outcome) => outcome,
                 Err(error) => Err(Trouble::Error(error)),
@@ -474,7 +519,15 @@ impl Applier {
             let way_made = alone && self.evict();
             if transaction.is_open() {
                 // Its bytes are gone: the leader has to ask for them again.
-                let error = if way_made { come_again() } else { error };
+                let mut error = if way_made { come_again() } else { error };
+                if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
+                    self.entry.row_by_row.store(lsn, Ordering::Relaxed);
+                    error.log(&format!(
+                        "subscription \"{}\" receives a large transaction again, to apply it row by row",
+                        self.subscription.name
+                    ));
+                    "40001".clone_into(&mut error.sqlstate);
+                }
                 fail(self.ring, &error, transaction.commit_lsn());
                 return false;
             }
@@ -569,14 +622,14 @@ impl Applier {
                 PgError::new("08P01", "transaction without a begin from the provider").into(),
             );
         };
-        session.close_tables();
+        session.finish()?;
         self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
         self.wait_for_turn(transaction.sequence)?;
         let Some(session) = self.session.as_mut() else {
             return Ok(0);
         };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn);
+        let local_end = session.commit(end_lsn)?;
         session.publish_counts(entry);
         self.own.transactions.fetch_add(1, Ordering::Relaxed);
         self.own
@@ -713,6 +766,7 @@ impl Applier {
             ));
         };
         session.look_for_rows_in_the_way(careful && !batch);
+        session.allow_bulk(self.bulk);
         if batch {
             session.begin_batch(begin, tables_version);
         } else {

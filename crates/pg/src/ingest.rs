@@ -411,7 +411,7 @@ impl Call<'_> {
 
     fn finish(self) -> Result<Done, PgError> {
         if self.node.is_some() {
-            let versions = with_session(|session| Ok(session.detach()))?;
+            let versions = with_session(Session::detach)?;
             stamp::written(versions, self.newest, self.position);
         }
         execute(

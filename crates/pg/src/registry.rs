@@ -186,6 +186,9 @@ pub struct SubscriptionEntry {
     pub conflicts: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
+    /// Commit position of a transaction that failed while its rows were inserted in bulk and could not be read again: it is applied row
+    /// by row; 0: none.
+    pub row_by_row: AtomicU64,
     /// Transactions per second over the last seconds, as bits of an f64.
     pub transactions_per_second: AtomicU64,
     /// Rows per second over the last seconds, as bits of an f64.
@@ -607,6 +610,7 @@ impl SubscriptionEntry {
             bytes,
             conflicts,
             retries,
+            row_by_row,
             transactions_per_second,
             rows_per_second,
             failures,
@@ -640,6 +644,7 @@ impl SubscriptionEntry {
             bytes,
             conflicts,
             retries,
+            row_by_row,
             transactions_per_second,
             rows_per_second,
         ] {

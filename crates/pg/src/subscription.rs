@@ -34,7 +34,7 @@ pub struct Subscription {
     pub run_as_owner: bool,
     /// Any error stops it.
     pub disable_on_error: bool,
-    /// `serial`, `parallel` or `batch`.
+    /// `serial`, `parallel`, `batch` or `aggregate`.
     pub apply_mode: String,
     /// Changes of one row in a batch become one.
     pub consolidate: bool,

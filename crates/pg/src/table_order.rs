@@ -151,7 +151,8 @@ impl TableOrders {
     }
 }
 
-fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
+/// The unique keys that the provider hashes.
+pub(crate) fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
     let columns: Vec<_> = schema.columns().collect();
     schema
         .keys()
@@ -216,8 +217,8 @@ const TRIGGERS: &str = "\
     from pg_catalog.pg_trigger t join pg_catalog.pg_proc p on p.oid = t.tgfoid \
     where t.tgrelid = any ($1::text::oid[]) and t.tgenabled in ('A', 'R') order by 1";
 
-/// What the local table of this name has, and its OID and those of its partitions.
-fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
+/// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
+pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
     let Some(oid) = crate::apply::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };

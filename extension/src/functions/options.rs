@@ -15,7 +15,7 @@ pub struct Options {
     pub origin: Option<String>,
     /// The setting of this name for the workers.
     pub synchronous_commit: Option<String>,
-    /// 'parallel', 'serial' or 'batch'.
+    /// 'parallel', 'serial', 'batch' or 'aggregate'.
     pub apply_mode: Option<String>,
     /// Whether changes of one row in a batch become one.
     pub consolidate: Option<bool>,
@@ -35,7 +35,7 @@ impl Options {
         one_of(
             "apply_mode",
             self.apply_mode.as_deref(),
-            &["parallel", "serial", "batch"],
+            &["parallel", "serial", "batch", "aggregate"],
         )?;
         one_of(
             "synchronous_commit",

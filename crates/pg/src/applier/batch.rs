@@ -1,4 +1,5 @@
-//! Batches (`apply_mode => 'batch'`): what an applier has taken is committed as one local transaction where that goes.
+//! Batches (`apply_mode => 'batch'` and `'aggregate'`): what an applier has taken is committed as one local transaction where that
+//! goes.
 //!
 //! A batch ends early before a transaction of another origin. One that fails, for whatever reason, is rolled back, and its
 //! transactions are applied one by one: then only the one that can't be applied is held back, with its own position.
@@ -6,16 +7,21 @@
 use std::sync::atomic::Ordering;
 
 use braid_gir::{Begin, Reader, Record, Tag};
-use braid_ring::{FrameRead, Run};
+use braid_ring::{FrameRead, Run, Transaction};
 
-use super::{Applier, Trouble, set_latches};
+use super::{Applier, Mode, Trouble, set_latches};
 use crate::apply::Item;
 use crate::error::{self, PgError};
+
+/// A transaction that is gathered has fewer frames than this.
+const FRAMES: usize = 8;
 
 /// What became of an attempt at a batch.
 enum Joined {
     /// Committed up to this transaction; the end of the local commit record.
     Up(u64, u64),
+    /// Nothing was done: the first can't join others.
+    Alone,
     /// Nothing is left of it.
     Failed,
     /// It is time to end.
@@ -44,6 +50,13 @@ impl Applier {
                     }
                     rest.first = next;
                 }
+                Joined::Alone => {
+                    let next = rest.first + 1;
+                    if !self.apply_until_done(self.ring.transaction(rest.first), next) {
+                        return false;
+                    }
+                    rest.first = next;
+                }
                 Joined::Failed => return self.apply_singly(rest),
                 Joined::Stop => return false,
             }
@@ -57,6 +70,9 @@ impl Applier {
     fn join(&mut self, run: Run) -> Joined {
         // Outside of a transaction: without a lock that another could wait for.
         let first = self.ring.transaction(run.first);
+        if first.is_skipped() || first.is_open() {
+            return Joined::Alone;
+        }
         if !self.wait_for(
             first.depends_on,
             braid_ring::ApplierState::WaitingForDependency,
@@ -64,18 +80,20 @@ impl Applier {
             return Joined::Stop;
         }
         self.show(braid_ring::ApplierState::Applying);
+        self.bulk = true;
         let outcome = match error::catch(|| {
-            if self.consolidate {
-                self.apply_consolidated(run)
+            if self.consolidate || self.mode == Mode::Aggregate {
+                self.apply_gathered(run)
             } else {
-                self.apply_joined(run)
+                self.apply_joined(run).map(Some)
             }
         }) {
             Ok(outcome) => outcome,
             Err(error) => Err(Trouble::Error(error)),
         };
         match outcome {
-            Ok((last, local_end)) => Joined::Up(last, local_end),
+            Ok(Some((last, local_end))) => Joined::Up(last, local_end),
+            Ok(None) => Joined::Alone,
             Err(_) => {
                 // Whatever it was comes again when the transaction is applied alone, and is dealt with there.
                 error::abort();
@@ -145,15 +163,17 @@ impl Applier {
         self.commit_batch(run.first, last, end_lsn)
     }
 
-    /// As [`Applier::apply_joined`], with many changes of one row made one.
-    fn apply_consolidated(&mut self, run: Run) -> Result<(u64, u64), Trouble> {
+    /// As [`Applier::apply_joined`], with many changes of one row made one, or all regrouped by table. `None`, and nothing was done:
+    /// the first can't join.
+    fn apply_gathered(&mut self, run: Run) -> Result<Option<(u64, u64)>, Trouble> {
         let mut last = None;
         let mut end_lsn = 0;
         let mut begins: Vec<Begin<'_>> = Vec::new();
         let mut items = Vec::new();
-        let mut buffers: Vec<Vec<u8>> = (run.first..=run.last).map(|_| Vec::new()).collect();
-        for (sequence, buffer) in (run.first..=run.last).zip(&mut buffers) {
-            let mut transaction = self.ring.transaction(sequence);
+        let mut buffers: Vec<[Vec<u8>; FRAMES]> = Vec::new();
+        buffers.resize_with((run.first..=run.last).count(), Default::default);
+        for (sequence, frames) in (run.first..=run.last).zip(&mut buffers) {
+            let transaction = self.ring.transaction(sequence);
             if transaction.is_skipped() || transaction.is_open() {
                 break;
             }
@@ -165,15 +185,8 @@ impl Applier {
             {
                 return Err(PgError::new("57P01", "subscription is stopping").into());
             }
-            // A small transaction is one frame, in one piece.
-            let FrameRead::Frame(frame) = transaction
-                .next_frame(buffer, set_latches)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?
-            else {
-                break;
-            };
             let kept = (begins.len(), items.len());
-            let Some(end) = self.gather(frame, &mut begins, &mut items)? else {
+            let Some(end) = self.gather(transaction, frames, &mut begins, &mut items)? else {
                 begins.truncate(kept.0);
                 items.truncate(kept.1);
                 break;
@@ -182,28 +195,61 @@ impl Applier {
             last = Some(sequence);
         }
         let (Some(last), Some(first)) = (last, begins.first()) else {
-            return Err(PgError::new("08P01", "empty batch").into());
+            return Ok(None);
         };
         self.show(braid_ring::ApplierState::Applying);
         self.begin(first, true)?;
+        let aggregate = self.mode == Mode::Aggregate;
         if let Some(session) = self.session.as_mut() {
             for begin in begins.get(1..).unwrap_or_default() {
                 session.join(begin);
             }
-            session.apply_joined(&begins, &items)?;
+            if aggregate {
+                session.apply_aggregated(&begins, &items)?;
+            } else {
+                session.apply_joined(&begins, &items)?;
+            }
         }
-        self.commit_batch(run.first, last, end_lsn)
+        self.commit_batch(run.first, last, end_lsn).map(Some)
     }
 
-    /// Take a frame apart. The end of its transaction; `None` when that is not in it, or when it has another origin than the batch.
+    /// Take a transaction apart, whose frames stay where they are until it is committed. Its end; `None` when it can't join:
+    /// it has many frames or one that does not lie in one piece, or another origin than the batch.
     fn gather<'a>(
         &mut self,
-        frame: &'a [u8],
+        mut transaction: Transaction,
+        frames: &'a mut [Vec<u8>],
         begins: &mut Vec<Begin<'a>>,
         items: &mut Vec<Item<'a>>,
     ) -> Result<Option<u64>, Trouble> {
         let number = begins.len();
         let mut end = None;
+        for frame in frames {
+            let read = transaction
+                .next_frame(frame, set_latches)
+                .map_err(|error| PgError::new("XX000", error.to_string()))?;
+            match read {
+                FrameRead::Frame(frame) => {
+                    if !self.gather_frame(frame, number, begins, items, &mut end)? {
+                        return Ok(None);
+                    }
+                }
+                FrameRead::End => return Ok(end),
+                FrameRead::Assembled | FrameRead::Pending => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Take a frame apart. False when its transaction has another origin than the batch.
+    fn gather_frame<'a>(
+        &mut self,
+        frame: &'a [u8],
+        number: usize,
+        begins: &mut Vec<Begin<'a>>,
+        items: &mut Vec<Item<'a>>,
+        end: &mut Option<u64>,
+    ) -> Result<bool, Trouble> {
         let mut reader = Reader::new(frame);
         while let Some((tag, body)) = reader.next_raw()? {
             if matches!(tag, Tag::Schema | Tag::StreamHeader) {
@@ -215,11 +261,11 @@ impl Applier {
                         .first()
                         .is_some_and(|first| first.origin != begin.origin)
                     {
-                        return Ok(None);
+                        return Ok(false);
                     }
                     begins.push(begin);
                 }
-                Record::Commit(commit) if begins.len() > number => end = Some(commit.end_lsn),
+                Record::Commit(commit) if begins.len() > number => *end = Some(commit.end_lsn),
                 Record::Change(change) if begins.len() > number => {
                     self.know(change.header.schema.0)?;
                     items.push(Item::Change(number, change));
@@ -240,7 +286,7 @@ impl Applier {
                 }
             }
         }
-        Ok(end)
+        Ok(true)
     }
 
     /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and the end of the commit record.
@@ -256,7 +302,7 @@ impl Applier {
             return Err(PgError::new("08P01", "empty batch").into());
         };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn);
+        let local_end = session.commit(end_lsn)?;
         session.publish_counts(entry);
         let joined = last - first;
         // Publishing counted one.

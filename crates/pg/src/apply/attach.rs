@@ -9,6 +9,7 @@ use braid_gir::Begin;
 use pgrx::pg_sys;
 
 use super::{GENERATION, Session};
+use crate::error::PgError;
 
 /// What was written in an attached piece: pairs of hash and timestamp, of each row.
 pub type Versions = Vec<(u64, i64)>;
@@ -31,8 +32,11 @@ impl Session {
 
     /// End what [`Session::attach`] began: everything is closed, the transaction stays open. Gives the versions of the rows that were
     /// written.
-    pub fn detach(&mut self) -> Versions {
-        self.close_tables();
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn detach(&mut self) -> Result<Versions, PgError> {
+        self.finish()?;
         let versions = self.batches.take();
         self.open.clear();
         self.current = None;
@@ -41,7 +45,7 @@ impl Session {
             pg_sys::PopActiveSnapshot();
             pg_sys::CommandCounterIncrement();
         }
-        versions
+        Ok(versions)
     }
 
     /// Free what the session holds. To be called when it is detached, or when what it was attached to was rolled back.
@@ -52,6 +56,7 @@ impl Session {
                 table.discard();
             }
         }
+        self.bulk.discard();
         // SAFETY: nothing refers to it any more, and it is not the current one: both callers are in a context of their own.
         unsafe { pg_sys::MemoryContextDelete(self.change_context) };
     }

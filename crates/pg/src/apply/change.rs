@@ -37,17 +37,16 @@ impl Session {
     /// What PostgreSQL raises comes as an unwinding panic; errors that are found here are returned. Either way the
     /// transaction is to be rolled back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        if change.operation == Operation::Insert && self.is_bulk_allowed() {
+            return self.insert_later(change);
+        }
+        self.flush()?;
         let schema = change.header.schema.0;
         let Some((key, remote, current)) = self.prepare(schema)? else {
             return Ok(());
         };
         match change.operation {
-            Operation::Insert => {
-                let (key, after) = self.routed(change.after.as_ref(), schema, key, &remote)?;
-                self.insert(key, &remote, &current, &after)?;
-                self.spare.push(after);
-                Ok(())
-            }
+            Operation::Insert => self.insert_now(change, schema, key, &remote, &current),
             Operation::Update => self.update_change(change, schema, key, &remote, &current),
             Operation::Delete => {
                 let (key, before) = self.routed(change.before.as_ref(), schema, key, &remote)?;
@@ -56,6 +55,20 @@ impl Session {
                 Ok(())
             }
         }
+    }
+
+    pub(super) fn insert_now(
+        &mut self,
+        change: &Change<'_>,
+        schema: u32,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+    ) -> Result<(), PgError> {
+        let (key, after) = self.routed(change.after.as_ref(), schema, key, remote)?;
+        self.insert(key, remote, current, &after)?;
+        self.spare.push(after);
+        Ok(())
     }
 
     /// Open the table that a relation of the stream goes to, and work as its owner. `None` when its changes are not applied: they are
@@ -223,7 +236,7 @@ impl Session {
     }
 
     /// Convert an image to the values of a local row.
-    fn values(
+    pub(super) fn values(
         &mut self,
         image: &Image<'_>,
         key: Key,
@@ -402,7 +415,7 @@ impl Session {
         }
     }
 
-    fn insert(
+    pub(super) fn insert(
         &mut self,
         key: Key,
         remote: &RemoteRelation,

@@ -4,6 +4,8 @@
 //! A net change is written when its first change meets no conflict; in all other cases its changes are applied one by one, as
 //! they would have been. The row's version is that of its last change.
 
+use std::cmp::Ordering;
+
 use braid_bgworker::conflict::{Action as Deed, decide_insert, decide_update};
 use braid_bgworker::consolidate::{
     Action, Change as Part, Net, Operation as PartOperation, Run, Version as PartVersion,
@@ -33,12 +35,32 @@ pub enum Item<'a> {
 
 /// The values of a key, exactly as they came.
 #[derive(Debug, Clone, PartialEq)]
-struct ExactKey<'a>(Vec<Value<'a>>);
+pub(super) struct ExactKey<'a>(Vec<Value<'a>>);
 
 // A NaN is not equal to itself; then a row is taken for another one with its hash, which is applied by itself.
 impl Eq for ExactKey<'_> {}
 
-type Joined<'a> = Net<ExactKey<'a>, Value<'a>>;
+impl ExactKey<'_> {
+    /// The order of most indexes, for speed alone.
+    pub(super) fn order(&self, other: &Self) -> Ordering {
+        for pair in self.0.iter().zip(&other.0) {
+            let order = match pair {
+                (Value::Integer(one), Value::Integer(other)) => one.cmp(other),
+                (Value::UnixTimestamp(one), Value::UnixTimestamp(other)) => one.cmp(other),
+                (Value::String(one), Value::String(other))
+                | (Value::Binary(one), Value::Binary(other)) => one.cmp(other),
+                _ => Ordering::Equal,
+            };
+            if order != Ordering::Equal {
+                return order;
+            }
+        }
+        Ordering::Equal
+    }
+}
+
+/// A net change. Its columns are put together when it is written, from those of its parts.
+pub(super) type Joined<'a> = Net<ExactKey<'a>, ()>;
 
 /// Tables whose changes may be joined, by schema number; with the columns of their key.
 type Eligible = NumberMap<u32, Option<(u32, Vec<usize>)>>;
@@ -54,12 +76,26 @@ impl Session {
         items: &[Item<'_>],
     ) -> Result<(), PgError> {
         let mut eligible = Eligible::default();
+        let mut hashes = Vec::new();
         let mut rest = items;
         while let Some(next) = rest.first() {
             let mut run = Run::new(LIMIT);
             let mut taken = 0;
             for item in rest {
-                if !self.push(&mut run, &mut eligible, begins, item)? {
+                let Item::Change(number, change) = item else {
+                    break;
+                };
+                let Some(begin) = begins.get(*number) else {
+                    break;
+                };
+                let schema = change.header.schema.0;
+                let Some((relation, columns)) = self.eligible(&mut eligible, begin, schema)? else {
+                    break;
+                };
+                let Some(part) = part(begin, change, relation, &columns, &mut hashes)? else {
+                    break;
+                };
+                if run.push(part).is_err() {
                     break;
                 }
                 taken += 1;
@@ -87,7 +123,11 @@ impl Session {
         Ok(())
     }
 
-    fn apply_item(&mut self, begins: &[Begin<'_>], item: &Item<'_>) -> Result<(), PgError> {
+    pub(super) fn apply_item(
+        &mut self,
+        begins: &[Begin<'_>],
+        item: &Item<'_>,
+    ) -> Result<(), PgError> {
         let (Item::Change(number, _) | Item::Truncate(number, _)) = item;
         if let Some(begin) = begins.get(*number) {
             self.show(begin);
@@ -127,72 +167,8 @@ impl Session {
         Ok(found)
     }
 
-    /// Put a record into the run. False when it has to be applied by itself, or belongs to the next run.
-    fn push<'a>(
-        &mut self,
-        run: &mut Run<ExactKey<'a>, Value<'a>>,
-        known: &mut Eligible,
-        begins: &[Begin<'_>],
-        item: &Item<'a>,
-    ) -> Result<bool, PgError> {
-        let Item::Change(number, change) = item else {
-            return Ok(false);
-        };
-        let Some(begin) = begins.get(*number) else {
-            return Ok(false);
-        };
-        let Some((relation, columns)) = self.eligible(known, begin, change.header.schema.0)? else {
-            return Ok(false);
-        };
-        let before = change.before.map(values).transpose()?;
-        let after = change.after.map(values).transpose()?;
-        let exact = |row: &Vec<Value<'a>>| -> Option<ExactKey<'a>> {
-            columns
-                .iter()
-                .map(|column| {
-                    row.get(*column)
-                        .copied()
-                        .filter(|value| *value != Value::None)
-                })
-                .collect::<Option<Vec<_>>>()
-                .map(ExactKey)
-        };
-        let Some(key) = before.as_ref().or(after.as_ref()).and_then(exact) else {
-            return Ok(false);
-        };
-        let moves = before.is_some()
-            && after
-                .as_ref()
-                .is_some_and(|row| exact(row).as_ref() != Some(&key));
-        let hashes: Vec<u64> = change.header.writeset.hashes().collect();
-        let row = after.unwrap_or_default();
-        let part = Part {
-            relation,
-            operation: match change.operation {
-                Operation::Insert => PartOperation::Insert,
-                Operation::Update => PartOperation::Update,
-                Operation::Delete => PartOperation::Delete,
-            },
-            barrier: change.header.barrier,
-            hashes: &hashes,
-            key,
-            moves,
-            columns: row
-                .into_iter()
-                .map(|value| (value != Value::None).then_some(value))
-                .collect(),
-            version: PartVersion {
-                timestamp: begin.commit_timestamp,
-                // All of a batch have one origin.
-                origin: 0,
-            },
-            from_origin: begin.origin.is_empty(),
-        };
-        Ok(run.push(part).is_ok())
-    }
-
     /// Write a net change. False, and nothing is written, when its parts have to be applied one by one.
-    fn apply_net(
+    pub(super) fn apply_net(
         &mut self,
         net: &Joined<'_>,
         begins: &[Begin<'_>],
@@ -207,12 +183,18 @@ impl Session {
         else {
             return Ok(false);
         };
-        let (exists, columns) = match (net.first.0, &net.action) {
-            (PartOperation::Insert, Action::Insert(columns)) => (false, Some(columns)),
-            (PartOperation::Update, Action::Update(columns)) => (true, Some(columns)),
-            (PartOperation::Update, Action::Delete) => (true, None),
+        let (exists, remains) = match (net.first.0, &net.action) {
+            (PartOperation::Insert, Action::Insert(_)) => (false, true),
+            (PartOperation::Update, Action::Update(_)) => (true, true),
+            (PartOperation::Update, Action::Delete) => (true, false),
             // A replaced row's other columns go back to their defaults, a vanished one leaves a trace: both come of the parts.
             _ => return Ok(false),
+        };
+        let columns = if remains {
+            let changes = net.parts.iter().filter_map(|number| part(Some(number)));
+            Some(joined_columns(changes.map(|(_, change)| change))?)
+        } else {
+            None
         };
         self.show(begin);
         let Some((key, remote, current)) = self.prepare(change.header.schema.0)? else {
@@ -238,9 +220,9 @@ impl Session {
                 let values = self.row(
                     key,
                     columns
-                        .iter()
+                        .into_iter()
                         .enumerate()
-                        .filter_map(|(at, value)| Some((at, (*value)?))),
+                        .filter_map(|(at, value)| Some((at, value?))),
                 )?;
                 let target = self.target(key)?;
                 let Some(table) = target.table.as_mut() else {
@@ -320,9 +302,78 @@ impl Session {
     }
 }
 
-fn values(image: Image<'_>) -> Result<Vec<Value<'_>>, PgError> {
-    image
-        .values()
-        .collect::<Result<_, _>>()
-        .map_err(PgError::from)
+/// A change, as consolidation takes it; `None` when its key is not there. `columns` are those of the key; `hashes` is room for its
+/// hashes.
+pub(super) fn part<'c, 'a>(
+    begin: &Begin<'_>,
+    change: &Change<'a>,
+    relation: u32,
+    columns: &[usize],
+    hashes: &'c mut Vec<u64>,
+) -> Result<Option<Part<'c, ExactKey<'a>, ()>>, PgError> {
+    let Some(image) = change.before.or(change.after) else {
+        return Ok(None);
+    };
+    let Some(key) = exact(image, columns)? else {
+        return Ok(None);
+    };
+    let moves = match (change.before, change.after) {
+        (Some(_), Some(after)) => exact(after, columns)?.as_ref() != Some(&key),
+        _ => false,
+    };
+    hashes.clear();
+    hashes.extend(change.header.writeset.hashes());
+    Ok(Some(Part {
+        relation,
+        operation: match change.operation {
+            Operation::Insert => PartOperation::Insert,
+            Operation::Update => PartOperation::Update,
+            Operation::Delete => PartOperation::Delete,
+        },
+        barrier: change.header.barrier,
+        hashes,
+        key,
+        moves,
+        columns: Vec::new(),
+        version: PartVersion {
+            timestamp: begin.commit_timestamp,
+            // All of a batch have one origin.
+            origin: 0,
+        },
+        from_origin: begin.origin.is_empty(),
+    }))
+}
+
+/// The values of some columns of an image; `None` when one of them is not in it.
+fn exact<'a>(image: Image<'a>, columns: &[usize]) -> Result<Option<ExactKey<'a>>, PgError> {
+    let last = columns.iter().max().map_or(0, |last| last + 1);
+    let values: Vec<Value<'a>> = image.values().take(last).collect::<Result<_, _>>()?;
+    let of = |column: &usize| {
+        values
+            .get(*column)
+            .copied()
+            .filter(|value| *value != Value::None)
+    };
+    Ok(columns.iter().map(of).collect::<Option<_>>().map(ExactKey))
+}
+
+/// What a row is after these changes of it; `None` in a column that is as it was before them.
+fn joined_columns<'b, 'a: 'b>(
+    changes: impl Iterator<Item = &'b Change<'a>>,
+) -> Result<Vec<Option<Value<'a>>>, PgError> {
+    let mut columns: Vec<Option<Value<'a>>> = Vec::new();
+    for change in changes {
+        if change.operation != Operation::Update {
+            columns.clear();
+        }
+        let Some(image) = change.after else { continue };
+        columns.resize(usize::from(image.columns()), None);
+        for (place, value) in columns.iter_mut().zip(image.values()) {
+            let value = value?;
+            if value != Value::None {
+                *place = Some(value);
+            }
+        }
+    }
+    Ok(columns)
 }

@@ -8,14 +8,17 @@
 //! (I1, I3); a row's version is read only after the row is locked; a change of another origin is decided by
 //! `braid_bgworker::conflict` alone (I2).
 
+mod aggregate;
 mod attach;
 mod batch;
+mod bulk;
 mod change;
 mod consolidate;
 mod decode;
 mod history;
 mod in_the_way;
 mod key_hash;
+mod key_order;
 mod lookup;
 mod number_map;
 mod partition;
@@ -31,12 +34,14 @@ mod write;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use batch::Batches;
+use bulk::Bulk;
 use in_the_way::Eviction;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
@@ -198,6 +203,10 @@ pub struct Session {
     spare: Vec<RowValues>,
     origins: OriginNames,
     batches: Batches,
+    /// Rows that are written together later.
+    bulk: Bulk,
+    /// How changes order, by schema; as of a generation.
+    orders: NumberMap<u32, (u64, TableOrder)>,
     user: UserSwitch,
     change_context: pg_sys::MemoryContext,
     current: Option<Current>,
@@ -243,6 +252,8 @@ impl Session {
             origins: OriginNames::new(&identity.local_node),
             identity,
             batches: Batches::default(),
+            bulk: Bulk::new(),
+            orders: NumberMap::default(),
             schemas: NumberMap::default(),
             routes: NumberMap::default(),
             targets: NumberMap::default(),
@@ -333,7 +344,7 @@ impl Session {
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn finish_batch(&mut self) -> Result<(), PgError> {
-        self.close_tables();
+        self.finish()?;
         self.batches.store(self.newest)?;
         if let Some(current) = self.current.as_mut() {
             current.timestamp = self.newest;
@@ -378,10 +389,23 @@ impl Session {
         self.current = None;
     }
 
+    /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn finish(&mut self) -> Result<(), PgError> {
+        self.flush()?;
+        self.close_tables();
+        Ok(())
+    }
+
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
     /// written.
-    pub fn commit(&mut self, end_lsn: u64) -> u64 {
-        self.close_tables();
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn commit(&mut self, end_lsn: u64) -> Result<u64, PgError> {
+        self.finish()?;
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
         // SAFETY: the transaction was opened in `begin`; the origin is set up for this process. The values are read by
         // RecordTransactionCommit.
@@ -395,12 +419,12 @@ impl Session {
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             pg_sys::MemoryContextReset(self.change_context);
             self.current = None;
-            pg_sys::XactLastCommitEnd
+            Ok(pg_sys::XactLastCommitEnd)
         }
     }
 
     /// Let go of what the transaction has opened, before it commits or waits to.
-    pub fn close_tables(&mut self) {
+    fn close_tables(&mut self) {
         self.user.restore();
         for index in 0..self.open.len() {
             let target = self
@@ -436,6 +460,7 @@ impl Session {
     pub fn forget_transaction(&mut self) {
         self.user.forget();
         self.batches.forget();
+        self.bulk.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();

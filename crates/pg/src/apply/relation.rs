@@ -4,12 +4,14 @@
 use std::ffi::{CStr, CString};
 
 use braid_bgworker::resolution::Rules;
+use braid_bgworker::table_order::HashedKey;
 use braid_gir::{ReplicaIdentity, Schema};
 use pgrx::pg_sys;
 
 use super::decode::ColumnDecoder;
 use super::rules;
 use crate::error::PgError;
+use crate::table_order;
 
 /// A column of the stream.
 #[derive(Debug, Clone)]
@@ -33,6 +35,8 @@ pub struct RemoteRelation {
     pub identity: ReplicaIdentity,
     /// Columns in the stream's order.
     pub columns: Vec<RemoteColumn>,
+    /// Unique keys whose hashes come with its changes.
+    pub hashed: Vec<HashedKey>,
 }
 
 impl RemoteRelation {
@@ -51,6 +55,7 @@ impl RemoteRelation {
                     identity: column.flags.is_identity(),
                 })
                 .collect(),
+            hashed: table_order::hashed_keys(schema),
         }
     }
 

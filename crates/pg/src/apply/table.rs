@@ -40,6 +40,10 @@ pub struct OpenTable {
     /// Whether updates, and deletes, may be published from here as far as the replica identity goes.
     pub(super) checked: [bool; 2],
     router: Option<Router>,
+    /// While rows are inserted in bulk; of this transaction.
+    pub(super) bulk_state: Option<*mut pg_sys::BulkInsertStateData>,
+    /// Chunks of rows whose range of keys is not to be looked at as a whole.
+    pub(super) unprobed: u32,
     /// Default expressions of columns that the stream lacks: (column from 0, prepared expression).
     pub(super) defaults: Option<Vec<(usize, *mut pg_sys::ExprState)>>,
 }
@@ -191,6 +195,8 @@ impl OpenTable {
                 lookup,
                 has_triggers,
                 router: None,
+                bulk_state: None,
+                unprobed: 0,
                 defaults: None,
             })
         }
@@ -214,6 +220,14 @@ impl OpenTable {
         unique == 1 && self.lookup.is_some()
     }
 
+    /// The index by which rows are found.
+    #[must_use]
+    pub(super) fn key_index(&self) -> Option<pg_sys::Relation> {
+        // SAFETY: to be called while it is open, and so is its scan.
+        let index = |lookup: &IndexLookup| unsafe { (*lookup.scan()).indexRelation };
+        self.lookup.as_ref().map(index)
+    }
+
     /// Whether it was suspended and not resumed.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
@@ -222,6 +236,7 @@ impl OpenTable {
 
     /// Let go of everything that must not outlive the transaction. Only a plain table can be resumed.
     pub fn suspend(&mut self) {
+        self.end_bulk();
         let (relation, target) = (self.relation, self.target);
         let (new_slot, local_slot, search_slot) =
             (self.new_slot, self.local_slot, self.search_slot);
@@ -304,6 +319,7 @@ impl OpenTable {
 
     /// Close an open table. To be called before the transaction commits.
     pub fn close(mut self) {
+        self.end_bulk();
         if let Some(lookup) = self.lookup.take() {
             lookup.end();
         }

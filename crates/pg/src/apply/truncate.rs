@@ -15,6 +15,7 @@ impl Session {
     /// # Errors
     /// As [`Session::change`].
     pub fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), PgError> {
+        self.flush()?;
         let Some(current) = self.current.clone() else {
             return Err(PgError::new(
                 "08P01",

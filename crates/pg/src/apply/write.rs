@@ -148,6 +148,55 @@ impl OpenTable {
         }
     }
 
+    /// Insert the rows in these virtual slots into a plain table.
+    pub(super) fn write_many(&mut self, slots: &mut [*mut pg_sys::TupleTableSlot]) {
+        let (relation, target, estate) = (self.relation, self.target, self.estate);
+        let state = self.bulk_state();
+        let rows = slots.as_mut_ptr();
+        let count = slots.len();
+        let length = i32::try_from(count).unwrap_or(i32::MAX);
+        // SAFETY: as for `insert`; the slots are this table's. The state's buffer is let go of before the transaction ends.
+        unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let command = raw::GetCurrentCommandId(true);
+                (*estate).es_output_cid = command;
+                for position in 0..count {
+                    check_not_null(relation, target, *rows.add(position), estate);
+                }
+                if let Some(insert) = (*(*relation).rd_tableam).multi_insert {
+                    insert(relation, rows, length, command, 0, state);
+                }
+                let context = (*(*estate).es_per_tuple_exprcontext).ecxt_per_tuple_memory;
+                for position in 0..count {
+                    compat::insert_index_tuples(target, *rows.add(position), estate, false, false);
+                    raw::MemoryContextReset(context);
+                }
+                finish(estate);
+            });
+        }
+    }
+
+    /// Where rows were inserted last, and the buffers that are used for it.
+    fn bulk_state(&mut self) -> *mut pg_sys::BulkInsertStateData {
+        *self.bulk_state.get_or_insert_with(|| {
+            // SAFETY: it lives as long as the transaction, at the end of which it is freed or forgotten.
+            unsafe {
+                let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
+                let state = pg_sys::GetBulkInsertState();
+                pg_sys::MemoryContextSwitchTo(before);
+                state
+            }
+        })
+    }
+
+    /// Let go of the page that rows were inserted into last.
+    pub(super) fn end_bulk(&mut self) {
+        if let Some(state) = self.bulk_state.take() {
+            // SAFETY: made in this transaction, and taken once.
+            unsafe { pg_sys::FreeBulkInsertState(state) };
+        }
+    }
+
     /// Whether rows may be updated (0) or deleted (1) as far as this node's own publications go.
     fn check_identity(&mut self, command: usize) {
         if let Some(checked) = self.checked.get_mut(command)

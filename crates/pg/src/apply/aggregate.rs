@@ -1,0 +1,163 @@
+//! Aggregation: the changes of a batch's transactions, regrouped by table (`braid_bgworker::aggregate`), carried out. Run by the
+//! appliers in apply mode `aggregate`.
+//!
+//! Rows that come are inserted in bulk, in the order of their keys; what changes and what goes is looked up in that order too.
+
+use braid_bgworker::aggregate::{Aggregate, Freedom, Step};
+use braid_bgworker::consolidate::Action;
+use braid_bgworker::table_order::TableOrder;
+use braid_gir::Begin;
+
+use super::consolidate::{ExactKey, Item, Joined, part};
+use super::number_map::NumberMap;
+use super::relation::RemoteRelation;
+use super::{GENERATION, Session};
+use crate::error::PgError;
+use crate::table_order;
+
+/// A table of the batch in hand.
+#[derive(Debug)]
+struct Place {
+    /// A number for it.
+    relation: u32,
+    freedom: Freedom,
+    /// Columns of its key.
+    columns: Vec<usize>,
+}
+
+impl Session {
+    /// Apply the records of a batch whose transactions began with `begins`. The batch is open.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn apply_aggregated(
+        &mut self,
+        begins: &[Begin<'_>],
+        items: &[Item<'_>],
+    ) -> Result<(), PgError> {
+        let mut places: NumberMap<u32, Place> = NumberMap::default();
+        let mut hashes = Vec::new();
+        let mut gathered = Aggregate::default();
+        for (item, number) in items.iter().zip(0..) {
+            let Item::Change(transaction, change) = item else {
+                self.carry_out(std::mem::take(&mut gathered), begins, items)?;
+                self.apply_item(begins, item)?;
+                continue;
+            };
+            let Some(begin) = begins.get(*transaction) else {
+                continue;
+            };
+            let schema = change.header.schema.0;
+            if !places.contains_key(&schema) {
+                let place = self.place(begin, schema)?;
+                places.insert(schema, place);
+            }
+            let Some(place) = places.get(&schema) else {
+                continue;
+            };
+            let part = match place.freedom {
+                Freedom::Everything => {
+                    self.carry_out(std::mem::take(&mut gathered), begins, items)?;
+                    self.apply_item(begins, item)?;
+                    continue;
+                }
+                Freedom::Table => None,
+                Freedom::Rows => part(begin, change, place.relation, &place.columns, &mut hashes)?,
+            };
+            match part {
+                Some(part) => gathered.take(number, part),
+                None => gathered.keep(number, place.relation),
+            }
+        }
+        self.carry_out(gathered, begins, items)
+    }
+
+    fn carry_out(
+        &mut self,
+        gathered: Aggregate<ExactKey<'_>, ()>,
+        begins: &[Begin<'_>],
+        items: &[Item<'_>],
+    ) -> Result<(), PgError> {
+        for (_, steps) in gathered.finish(ExactKey::order) {
+            for step in steps {
+                match step {
+                    Step::One(number) => {
+                        if let Some(item) = items.get(number as usize) {
+                            self.apply_item(begins, item)?;
+                        }
+                    }
+                    Step::Nets(nets) => self.apply_nets(&nets, begins, items)?,
+                }
+            }
+        }
+        self.flush()
+    }
+
+    fn apply_nets(
+        &mut self,
+        nets: &[Joined<'_>],
+        begins: &[Begin<'_>],
+        items: &[Item<'_>],
+    ) -> Result<(), PgError> {
+        for net in nets {
+            if !matches!(net.action, Action::Insert(_)) {
+                self.flush()?;
+            }
+            // What is held back meanwhile are rows of other keys.
+            if net.parts.len() > 1 && self.apply_net(net, begins, items)? {
+                continue;
+            }
+            for number in &net.parts {
+                if let Some(item) = items.get(*number as usize) {
+                    self.apply_item(begins, item)?;
+                }
+            }
+        }
+        // The next may be of a key that is held back.
+        self.flush()
+    }
+
+    /// What is to be known of the table that a relation of the stream goes to.
+    fn place(&mut self, begin: &Begin<'_>, schema: u32) -> Result<Place, PgError> {
+        self.show(begin);
+        let Some((key, remote, _)) = self.prepare(schema)? else {
+            // What is not applied has no order; it may be from a later transaction on.
+            return Ok(Place {
+                relation: u32::MAX - schema,
+                freedom: Freedom::Table,
+                columns: Vec::new(),
+            });
+        };
+        let target = self.target(key)?;
+        let (plain, one_key) = target.table.as_ref().map_or((false, false), |table| {
+            (table.is_plain(), table.has_one_key())
+        });
+        let columns: Option<Vec<usize>> = target
+            .plan
+            .key
+            .as_ref()
+            .map(|key| key.columns.iter().map(|column| column.remote).collect());
+        let one_key = one_key && columns.is_some();
+        let freedom = Freedom::of(&self.table_order(schema, &remote)?, plain, one_key);
+        Ok(Place {
+            relation: key.1,
+            freedom,
+            columns: columns.unwrap_or_default(),
+        })
+    }
+
+    /// As the leader orders the table's changes.
+    fn table_order(&mut self, schema: u32, remote: &RemoteRelation) -> Result<TableOrder, PgError> {
+        let generation = GENERATION.load(std::sync::atomic::Ordering::Relaxed);
+        if let Some((known, order)) = self.orders.get(&schema)
+            && *known == generation
+        {
+            return Ok(order.clone());
+        }
+        self.user.restore();
+        let (_, table) = table_order::look_up(&remote.namespace, &remote.name)?;
+        let order = TableOrder::of(&table, &remote.hashed);
+        self.orders.insert(schema, (generation, order.clone()));
+        Ok(order)
+    }
+}

@@ -1,0 +1,367 @@
+//! Bulk inserts: consecutive inserts into one plain table are held back for a moment, and written together. Run by the
+//! appliers.
+//!
+//! What is saved: a WAL record, a buffer lock and a search for a page for each row; and for keys that come in order the look-up of
+//! each. Nothing is given up. All keys are looked up before the first row is written, and a row that meets something, be
+//! it only the trace of a deletion that decides against it, goes the ordinary way, alone. A session that
+//! inserts a key of the rows in between makes this fail with a unique violation; the transaction is then applied again, row by row.
+//!
+//! Held back are rows of the open transaction whose table is locked since they came: its shape, and what was decided about it,
+//! stays. Whatever else the transaction does comes after [`Session::flush`].
+
+use braid_bgworker::conflict::{Action, decide_insert};
+use braid_gir::Change;
+use pgrx::pg_sys;
+
+use super::change::{Key, version};
+use super::key_hash::key_hash;
+use super::key_order::{KeyOrder, is_empty_between};
+use super::lookup::Found;
+use super::table::{OpenTable, RowValues};
+use super::{Current, Session, Target, memory_context};
+use crate::error::PgError;
+
+/// Rows that are held back at most.
+const ROWS: usize = 1000;
+/// Bytes of their values after which no more are held back: one row may be larger.
+const BYTES: usize = 1 << 20;
+/// Fewer than these are written one by one.
+const FEWEST: usize = 4;
+/// After a range of keys that was not free, the next so many chunks are not asked for theirs.
+const PAUSE: u32 = 15;
+
+/// A row that is held back.
+#[derive(Debug)]
+pub struct Row {
+    /// Its values, in [`Bulk::context`].
+    pub values: RowValues,
+    /// Its transaction, in [`Bulk::currents`].
+    pub current: usize,
+    /// Its version's timestamp.
+    pub timestamp: i64,
+}
+
+/// Rows that are held back: all of one table.
+#[derive(Debug)]
+pub struct Bulk {
+    /// Whether any are to be.
+    allowed: bool,
+    context: pg_sys::MemoryContext,
+    target: Option<(Key, u32)>,
+    rows: Vec<Row>,
+    bytes: usize,
+    currents: Vec<Current>,
+    order: Vec<u32>,
+}
+
+impl Bulk {
+    pub fn new() -> Self {
+        Self {
+            allowed: false,
+            context: memory_context(c"braid bulk insert"),
+            target: None,
+            rows: Vec::new(),
+            bytes: 0,
+            currents: Vec::new(),
+            order: Vec::new(),
+        }
+    }
+
+    /// Drop what is held back: the transaction was rolled back.
+    pub fn forget(&mut self) {
+        self.rows.clear();
+        self.currents.clear();
+        self.target = None;
+        self.bytes = 0;
+        // SAFETY: nothing refers to the values any more.
+        unsafe { pg_sys::MemoryContextReset(self.context) };
+    }
+
+    /// Free everything.
+    pub fn discard(self) {
+        // SAFETY: as in `forget`; it is not the current context.
+        unsafe { pg_sys::MemoryContextDelete(self.context) };
+    }
+
+    fn is_full(&self) -> bool {
+        self.rows.len() >= ROWS || self.bytes >= BYTES
+    }
+}
+
+impl Session {
+    /// Whether rows of the next transaction may be held back and inserted together.
+    pub fn allow_bulk(&mut self, allowed: bool) {
+        self.bulk.allowed = allowed;
+    }
+
+    /// Whether inserts are held back.
+    pub(super) fn is_bulk_allowed(&self) -> bool {
+        self.bulk.allowed
+    }
+
+    /// Hold an inserted row back, or insert it.
+    pub(super) fn insert_later(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        let schema = change.header.schema.0;
+        if self.bulk.target.is_some_and(|(_, held)| held != schema) {
+            self.flush()?;
+        }
+        let Some((key, remote, current)) = self.prepare(schema)? else {
+            return Ok(());
+        };
+        if self.bulk.target.is_some_and(|(held, _)| held != key) {
+            self.flush()?;
+        }
+        let Some(image) = change.after.as_ref().filter(|_| self.takes_bulk(key)) else {
+            return self.insert_now(change, schema, key, &remote, &current);
+        };
+        let size = image.size();
+        // SAFETY: the context lives as long as the session.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(self.bulk.context) };
+        let values = self.values(image, key, &remote);
+        // SAFETY: as above.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        let timestamp = current.timestamp;
+        self.hold(key, schema, values?, size, current, timestamp);
+        if self.bulk.is_full() {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn hold(
+        &mut self,
+        key: Key,
+        schema: u32,
+        values: RowValues,
+        size: usize,
+        current: Current,
+        timestamp: i64,
+    ) {
+        let bulk = &mut self.bulk;
+        bulk.target = Some((key, schema));
+        bulk.bytes += size;
+        if bulk
+            .currents
+            .last()
+            .is_none_or(|last| last.commit_lsn != current.commit_lsn)
+        {
+            bulk.currents.push(current);
+        }
+        bulk.rows.push(Row {
+            values,
+            current: bulk.currents.len() - 1,
+            timestamp,
+        });
+    }
+
+    /// Whether rows of a table can be written together.
+    fn takes_bulk(&self, key: Key) -> bool {
+        self.targets.get(&key).is_some_and(|target| {
+            target.table.as_ref().is_some_and(|table| {
+                table.is_plain() && table.has_key() == target.plan.key.is_some()
+            })
+        })
+    }
+
+    /// Write what is held back.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn flush(&mut self) -> Result<(), PgError> {
+        let Some((key, schema)) = self.bulk.target.take() else {
+            return Ok(());
+        };
+        let mut rows = std::mem::take(&mut self.bulk.rows);
+        let currents = std::mem::take(&mut self.bulk.currents);
+        let now = self.current.take();
+        let remote = self.remote(schema)?;
+        self.open_table(schema, &remote, pg_sys::Oid::from(key.1))?;
+        self.work_as_owner_of(key);
+        // SAFETY: what was in the context belongs to the change before.
+        unsafe {
+            pg_sys::MemoryContextSwitchTo(self.change_context);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        let refused = if rows.len() < FEWEST {
+            (0..rows.len()).collect()
+        } else {
+            self.insert_together(key, &rows, &currents)?
+        };
+        for number in refused {
+            let Some(row) = rows.get(number) else {
+                continue;
+            };
+            self.current = currents.get(row.current).cloned();
+            if let Some(current) = self.current.clone() {
+                self.insert(key, &remote, &current, &row.values)?;
+            }
+        }
+        self.current = now;
+        self.spare.extend(rows.drain(..).map(|row| row.values));
+        self.spare.truncate(2 * ROWS);
+        let mut currents = currents;
+        currents.clear();
+        self.bulk.rows = rows;
+        self.bulk.currents = currents;
+        self.bulk.bytes = 0;
+        // SAFETY: the values were copied into the table; the rows that are kept to be used again are filled anew.
+        unsafe { pg_sys::MemoryContextReset(self.bulk.context) };
+        Ok(())
+    }
+
+    /// Write the rows that meet nothing; gives the numbers of the others, in the order in which they came.
+    fn insert_together(
+        &mut self,
+        key: Key,
+        rows: &[Row],
+        currents: &[Current],
+    ) -> Result<Vec<usize>, PgError> {
+        let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        let mut order = std::mem::take(&mut self.bulk.order);
+        order.clear();
+        order.extend(0..count);
+        let mut refused = Vec::new();
+        if self.target(key)?.plan.key.is_some() && !self.sort_and_probe(key, rows, &mut order)? {
+            let kept = self.look_up_all(key, rows, currents, &order, &mut refused)?;
+            order.clear();
+            order.extend(kept);
+        }
+        let written = order.len();
+        let Target {
+            plan,
+            table: Some(table),
+            ..
+        } = self.target(key)?
+        else {
+            return Err(PgError::new("XX000", "table is not open"));
+        };
+        let of = |number: &u32| rows.get(*number as usize);
+        let slots = table.insert_many(order.iter().filter_map(of).map(|row| &row.values));
+        let mut noted = Vec::new();
+        for (row, slot) in order.iter().filter_map(of).zip(&slots) {
+            // SAFETY: the slot holds the row that was written.
+            noted.push((unsafe { key_hash(plan, *slot) }, row.timestamp));
+        }
+        for (hash, timestamp) in noted {
+            self.batches.note(hash, timestamp);
+        }
+        let inserted = written as u64;
+        self.count(key, |counts| counts.inserts += inserted);
+        // SAFETY: the slots, and what was allocated for them, are not used any more.
+        unsafe { pg_sys::MemoryContextReset(self.change_context) };
+        self.bulk.order = order;
+        refused.sort_unstable();
+        Ok(refused)
+    }
+
+    /// Put the rows' numbers in the order of their keys. True when none of them can meet anything.
+    fn sort_and_probe(
+        &mut self,
+        key: Key,
+        rows: &[Row],
+        order: &mut [u32],
+    ) -> Result<bool, PgError> {
+        let empty = RowValues::new();
+        let of = |number: u32| rows.get(number as usize).map_or(&empty, |row| &row.values);
+        let Target {
+            plan,
+            table: Some(table),
+            ..
+        } = self.target(key)?
+        else {
+            return Err(PgError::new("XX000", "table is not open"));
+        };
+        let (Some(index), Some(key)) = (table.key_index(), &plan.key) else {
+            return Ok(false);
+        };
+        // SAFETY: the table and its indexes are open.
+        let distinct = unsafe { KeyOrder::new(index, key) }.sort(order, of);
+        if !distinct {
+            return Ok(false);
+        }
+        if table.unprobed > 0 {
+            table.unprobed -= 1;
+            return Ok(false);
+        }
+        let Some(column) = key.columns.first() else {
+            return Ok(false);
+        };
+        let place = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
+        let first = |number: Option<&u32>| of(*number?).get(place).copied().flatten().flatten();
+        // Null comes first.
+        let (Some(low), Some(high)) = (first(order.first()), first(order.last())) else {
+            return Ok(false);
+        };
+        // SAFETY: as above; the values are the column's.
+        let free =
+            unsafe { is_empty_between(table.relation, index, column.collation, (low, high)) };
+        if !free {
+            table.unprobed = PAUSE;
+        }
+        Ok(free)
+    }
+
+    /// Look up the rows' keys, in this order. Those of rows that can be written are given back, in the same order; the others are
+    /// refused.
+    fn look_up_all(
+        &mut self,
+        key: Key,
+        rows: &[Row],
+        currents: &[Current],
+        order: &[u32],
+        refused: &mut Vec<usize>,
+    ) -> Result<Vec<u32>, PgError> {
+        let mut kept = Vec::with_capacity(order.len());
+        let mut shown = usize::MAX;
+        let remote = self.remote(key.0)?;
+        for number in order {
+            let Some(row) = rows.get(*number as usize) else {
+                continue;
+            };
+            let Some(current) = currents.get(row.current) else {
+                continue;
+            };
+            if shown != row.current {
+                // What decides about trust in versions.
+                self.current = Some(current.clone());
+                shown = row.current;
+            }
+            let found = self.find(key, &remote, &row.values, false)?;
+            let decision = decide_insert(self.local(found), version(current), current.from_origin);
+            let free = matches!(found, Found::Missing(_))
+                && decision.action == Action::Apply
+                && decision.conflict.is_none();
+            if free {
+                kept.push(*number);
+            } else {
+                refused.push(*number as usize);
+            }
+        }
+        Ok(kept)
+    }
+}
+
+impl OpenTable {
+    /// Insert rows into a plain table, together. Gives slots with what was inserted, in the current memory context.
+    pub(super) fn insert_many<'a>(
+        &mut self,
+        rows: impl Iterator<Item = &'a RowValues>,
+    ) -> Vec<*mut pg_sys::TupleTableSlot> {
+        let mut slots: Vec<*mut pg_sys::TupleTableSlot> = rows
+            .map(|values| {
+                // SAFETY: the descriptor is the table's own, and outlives the slot; `fill` gives each column a value.
+                unsafe {
+                    let descriptor = (*self.new_slot).tts_tupleDescriptor;
+                    let slot =
+                        pg_sys::MakeTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
+                    self.fill(slot, values);
+                    slot
+                }
+            })
+            .collect();
+        if !slots.is_empty() {
+            self.write_many(&mut slots);
+        }
+        slots
+    }
+}
