@@ -128,7 +128,9 @@ create table braid.origin (
 create table braid.ingest_source (
     source_name name primary key,
     "position" pg_lsn not null default '0/0',
-    last_at timestamptz
+    last_at timestamptz,
+    -- The newest commit time that came: versions of batches are kept as long as a source may bring something older.
+    newest_at timestamptz
 );
 comment on table braid.ingest_source is 'sources of braid.ingest and how far each has come';
 -- Versions of rows that were written by a batch: transactions of one origin that were committed here as one. The commit carries
@@ -350,6 +352,11 @@ create function braid.ingest(gir jsonb, origin name default null, out applied bi
     language c volatile parallel unsafe rows 1 set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'ingest_wrapper';
 comment on function braid.ingest is 'applies records in gir-json, as though a subscription to the origin had delivered them; those that came before are skipped';
+
+create function braid.forget_source(source_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'forget_source_wrapper';
+comment on function braid.forget_source is 'forgets a source of braid.ingest and how far it has come';
 
 create function braid.gir_records(frame bytea) returns setof text
     language c immutable strict parallel safe set search_path = pg_catalog, pg_temp
@@ -622,7 +629,8 @@ comment on view braid.conflict_stats is 'how many conflicts of each kind are in 
 create view braid.ingest_sources as
 select source_name as origin,
        "position",
-       last_at
+       last_at,
+       newest_at
   from braid.ingest_source
  order by source_name;
 comment on view braid.ingest_sources is 'sources of braid.ingest and how far each has come';
@@ -681,6 +689,7 @@ grant execute on function
     braid.resync_table,
     braid.skip_transaction,
     braid.ingest,
+    braid.forget_source,
     braid.gir_records
     to braid_admin;
 grant execute on function
