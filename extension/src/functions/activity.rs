@@ -305,7 +305,6 @@ fn schedule_activity() -> TableIterator<
 }
 
 #[pg_extern(sql = false)]
-#[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
 fn scaling_activity() -> TableIterator<
     'static,
     (
