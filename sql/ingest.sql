@@ -166,6 +166,23 @@ select data::jsonb->'after'->>'v' as v from pg_logical_slot_peek_changes('ingest
 select data::jsonb->'after'->>'v' as v, data::jsonb->'transaction'->>'origin' as origin from pg_logical_slot_peek_changes('ingest', null, null, 'format', 'gir-json', 'publication_names', 'ingest', 'origin', 'any') where data::jsonb ? 'after';
 select pg_drop_replication_slot('ingest') \g /dev/null
 
+-- Forgotten: what comes under its name afterwards is new, and still newer than what it brought before.
+select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
+select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
+select origin, "position", newest_at = '2024-01-01T00:05:00Z' as newest from braid.ingest_sources where origin = 'gone';
+begin; select braid.forget_source('gone'); rollback;
+select braid.forget_source('gone');
+select count(*) from braid.ingest_sources where origin = 'gone';
+select * from braid.ingest(put('update', 80, 'twice', '0/10', '2024-01-01T00:05:01Z'), 'gone');
+select v, (select count(*) from braid.conflict_history where subscription = 'gone') as conflicts from shop.t where id = 80;
+select count(*) from braid.origin where node_name = 'gone';
+select braid.forget_source('gone');
+select braid.forget_source('gone');
+select braid.forget_source(null);
+-- A clock that is ahead.
+select * from braid.ingest(put('insert', 81, 'later', '0/10', '9999-01-01T00:00:00Z'), 'ahead');
+select newest_at <= now() as sane from braid.ingest_sources where origin = 'ahead';
+
 -- Who may.
 create role ingest_nobody;
 create role ingest_admin in role braid_admin;

@@ -80,6 +80,8 @@ select count(*) from (
     select to_jsonb(v)::text from braid.subscription_detail v union all
     select to_jsonb(v)::text from braid.subscription_tables v union all
     select to_jsonb(v)::text from braid.apply_workers v union all
+    select to_jsonb(v)::text from braid.dependency_stats v union all
+    select to_jsonb(v)::text from braid.scaling_decisions v union all
     select to_jsonb(v)::text from braid.nodes v union all
     select to_jsonb(v)::text from braid.pending_cleanup v) l
  where line like '%topsecret%' or line like '%password%';
@@ -93,6 +95,8 @@ select name, provider, state from braid.subscription_status;
 select count(*) from braid.subscription_detail;
 select count(*) from braid.subscription_tables;
 select count(*) from braid.apply_workers;
+select count(*) from braid.dependency_stats;
+select count(*) from braid.scaling_decisions;
 select count(*) from braid.conflict_history;
 select count(*) from braid.conflict_stats;
 select count(*) from braid.nodes;

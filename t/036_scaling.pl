@@ -64,4 +64,11 @@ same_tables([ $tokyo, $paris ], 'item');
 is($paris->safe_psql('postgres', q[select pid from pg_stat_activity where backend_type = 'braid leader']), $leader, 'the leader is the same all the while');
 is($paris->safe_psql('postgres', "select failures || ' ' || retries from braid.subscription_detail where name = '$name'"), '0 0', 'nothing failed');
 
+# The view has the same, and what was decided against more.
+my $decisions = $paris->safe_psql('postgres', q[
+	select appliers_before || ' ' || appliers_after || ' ' || reason from braid.scaling_decisions
+	 where subscription = '] . $name . q[' and appliers_before <> appliers_after order by at]);
+is($decisions, join("\n", map { join ' ', @$_ } changes()), 'braid.scaling_decisions has what the log has');
+is($paris->safe_psql('postgres', q[select count(*) from braid.scaling_decisions where reason like 'doubled: %' and (utilisation_percent < 90 or rows_per_s = 0)]), '0', 'with the load that it was decided by');
+
 done_testing();

@@ -87,4 +87,35 @@ $second->finish;
 is("$out$err", "1|5\n", 'and goes on from where the first came to');
 is($node->safe_psql('postgres', 'select count(*) = count(distinct id) from ledger'), 't', 'each once');
 
+# Versions of rows that came joined are kept for as long as a source may bring something older than them. A manager looks when it starts.
+my $at = sub {
+	my ($source, $time, @numbers) = @_;
+	my $records = join ', ', map {
+		sprintf q[{"operation": "insert", "transaction": {"lsn": "0/%X", "commit_time": "%s"}, "schema": {"namespace": "public", "table": "counter", "columns": [{"name": "id", "type": "int4", "identity": true}]}, "after": {"id": %d}}],
+		  $_, $time =~ s/SS/sprintf '%02d', $_/er, $_
+	} @numbers;
+	return $node->safe_psql('postgres', "select applied, skipped from braid.ingest('[$records]', '$source')");
+};
+my $batches = sub { return $node->safe_psql('postgres', 'select count(*) from braid.batch'); };
+my $looked = sub {
+	my ($pid) = worker_pids($node, 'braid manager');
+	$node->safe_psql('postgres', "select pg_terminate_backend($pid)") if $pid;
+	wait_until(sub { my ($now) = worker_pids($node, 'braid manager'); defined $now && $now != ($pid // 0) }, 30);
+	sleep 1;
+	return;
+};
+$node->safe_psql('postgres', q[select braid.forget_source('shop'); delete from braid.batch]);
+is($at->('quiet', '2024-01-01T00:00:SSZ', 1), '1|0', 'a source that says no more');
+is($at->('joined', '2024-01-01T05:00:SSZ', 2, 3), '2|0', 'another one, whose two transactions are joined');
+is($batches->(), '1', 'their versions are kept');
+is($at->('joined', '2024-02-01T00:00:SSZ', 4), '1|0', 'it goes on');
+$looked->();
+is($batches->(), '1', 'they are kept while the first one may bring something older');
+$node->safe_psql('postgres', q[select braid.forget_source('quiet')]);
+$looked->();
+ok(wait_until(sub { $batches->() eq '0' }, 30), 'and go when that is forgotten');
+is($at->('joined', '2024-02-01T00:30:SSZ', 5, 6), '2|0', 'joined again');
+$looked->();
+is($batches->(), '1', 'within the hour of the newest they stay');
+
 done_testing();

@@ -15,9 +15,12 @@
 
 mod recent_writers;
 mod table_book;
+mod width;
 
 use recent_writers::{RecentWriters, Writer};
 use table_book::TableBook;
+use width::Chains;
+pub use width::Width;
 
 /// Edges are rid of repetitions when there are this many, and then each time that they have doubled.
 const MANY_EDGES: usize = 64;
@@ -66,6 +69,8 @@ pub struct Statistics {
     pub edges: u64,
     /// Transactions with a barrier.
     pub barriers: u64,
+    /// Those of them whose barrier was for everything.
+    pub barriers_for_all: u64,
     /// Keys entered.
     pub keys: u64,
     /// Keys of transactions that were not committed yet, forgotten to stay within capacity.
@@ -92,6 +97,7 @@ pub struct DependencyTracker {
     keys_in_hand: Vec<u64>,
     bars_all: bool,
     edges: EdgeList,
+    chains: Chains,
     statistics: Statistics,
 }
 
@@ -112,6 +118,7 @@ impl DependencyTracker {
             keys_in_hand: Vec::new(),
             bars_all: false,
             edges: EdgeList::default(),
+            chains: Chains::new(),
             statistics: Statistics::default(),
         }
     }
@@ -161,8 +168,11 @@ impl DependencyTracker {
         self.bars_all = true;
     }
 
-    fn too_large(&mut self) {
-        self.statistics.too_large += 1;
+    /// The same, since it is too large: to be tracked, or to be held whole.
+    pub fn too_large(&mut self) {
+        if !self.bars_all {
+            self.statistics.too_large += 1;
+        }
         self.barrier_for_all();
     }
 
@@ -209,9 +219,11 @@ impl DependencyTracker {
             statistics.forgotten = writers.forgotten();
         }
         self.keys_in_hand.clear();
+        self.statistics.barriers_for_all += u64::from(self.bars_all);
         self.bars_all = false;
         self.tables.let_go();
         let edges = self.edges.finish(barrier);
+        self.chains.enter(current, self.committed, &edges);
         self.statistics.transactions += 1;
         self.statistics.dependent += u64::from(edges.latest != 0);
         self.statistics.edges += edges.all.len() as u64 + u64::from(edges.through != 0);
@@ -228,6 +240,12 @@ impl DependencyTracker {
         self.keys_in_hand.clear();
         self.tables.let_go();
         self.bars_all = false;
+    }
+
+    /// How wide the graph of those is that entered and are not committed; all up to `committed` are. Costs some nanoseconds for each.
+    #[must_use]
+    pub fn width(&self, committed: u64) -> Width {
+        self.chains.width(committed)
     }
 
     /// What was seen so far.

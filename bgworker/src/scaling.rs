@@ -197,6 +197,10 @@ pub struct Decision {
     pub from: usize,
     /// Appliers from now on.
     pub to: usize,
+    /// Share of the time of those until now in which they had a transaction in hand: the average that was decided by.
+    pub busy: f64,
+    /// Rows per second, averaged likewise.
+    pub rows_per_second: f64,
     /// Why.
     pub reason: Reason,
 }
@@ -206,6 +210,15 @@ impl Decision {
     #[must_use]
     pub fn is_change(&self) -> bool {
         self.from != self.to
+    }
+
+    /// Whether the load asks for more appliers, and there are to be no more all the same.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self.reason,
+            Reason::AtMaximum(_) | Reason::Blocked(..) | Reason::NoGain(..)
+        )
     }
 }
 
@@ -403,12 +416,15 @@ impl Scaler {
             at,
             from: self.appliers,
             to: self.appliers,
+            busy: self.busy,
+            rows_per_second: self.rows,
             reason,
         }
     }
 
     fn change(&mut self, at: Duration, to: usize, reason: Reason) -> Decision {
         let from = std::mem::replace(&mut self.appliers, to);
+        let busy = self.busy;
         // The same work is another share of another number of appliers.
         let scale = ratio(from, to);
         self.busy = (self.busy * scale).min(1.0);
@@ -420,6 +436,8 @@ impl Scaler {
             at,
             from,
             to,
+            busy,
+            rows_per_second: self.rows,
             reason,
         }
     }

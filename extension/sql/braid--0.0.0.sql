@@ -128,7 +128,9 @@ create table braid.origin (
 create table braid.ingest_source (
     source_name name primary key,
     "position" pg_lsn not null default '0/0',
-    last_at timestamptz
+    last_at timestamptz,
+    -- The newest commit time that came: versions of batches are kept as long as a source may bring something older.
+    newest_at timestamptz
 );
 comment on table braid.ingest_source is 'sources of braid.ingest and how far each has come';
 -- Versions of rows that were written by a batch: transactions of one origin that were committed here as one. The commit carries
@@ -367,6 +369,11 @@ create function braid.ingest(gir jsonb, origin name default null, out applied bi
     as 'MODULE_PATHNAME', 'ingest_wrapper';
 comment on function braid.ingest is 'applies records in gir-json, as though a subscription to the origin had delivered them; those that came before are skipped';
 
+create function braid.forget_source(source_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'forget_source_wrapper';
+comment on function braid.forget_source is 'forgets a source of braid.ingest and how far it has come';
+
 create function braid.gir_records(frame bytea) returns setof text
     language c immutable strict parallel safe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'gir_records_wrapper';
@@ -383,14 +390,14 @@ create function braid.subscription_activity() returns table (
     transactions_per_second double precision, rows_per_second double precision, is_throttled boolean, started_at timestamptz,
     stats_since timestamptz,
     last_error_sqlstate text, last_error text, last_error_detail text, last_error_hint text, last_error_lsn pg_lsn,
-    last_error_at timestamptz, failures integer
+    last_error_at timestamptz, failures integer, leader_wait text
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
 comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
 
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
-    retries bigint, busy_fraction double precision
+    retries bigint, busy_fraction double precision, wait text
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'applier_activity_wrapper';
 comment on function braid.applier_activity is 'what each applier is doing';
@@ -401,6 +408,22 @@ create function braid.table_activity() returns table (
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'table_activity_wrapper';
 comment on function braid.table_activity is 'what was applied to each table since its subscription started';
+
+create function braid.schedule_activity() returns table (
+    subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
+    table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
+    barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
+comment on function braid.schedule_activity is 'how the transactions of each running subscription depend on each other, and how they were joined';
+
+create function braid.scaling_activity() returns table (
+    subscription_id integer, at timestamptz, appliers_before integer, appliers_after integer, utilisation double precision,
+    rows_per_second double precision, reason text
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'scaling_activity_wrapper';
+comment on function braid.scaling_activity is 'the last decisions on how many appliers each subscription has';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
@@ -524,17 +547,64 @@ select s.subscription_name as subscription,
        w.transactions,
        w.changes,
        w.retries,
-       w.commit_lsn
+       w.commit_lsn,
+       w.wait as wait_event
   from (select subscription_id, 0 as number, 'leader' as worker, leader_pid as pid, state, null::integer as busy_percent,
-               transactions, inserts + updates + deletes + truncates as changes, retries, applied_lsn as commit_lsn
+               transactions, inserts + updates + deletes + truncates as changes, retries, applied_lsn as commit_lsn,
+               leader_wait as wait
           from braid.subscription_activity()
          union all
         select subscription_id, number, 'applier ' || number, pid, state, round(busy_fraction * 100)::integer,
-               transactions, changes, retries, commit_lsn
+               transactions, changes, retries, commit_lsn, wait
           from braid.applier_activity()) w
   join braid.subscription s on s.subscription_id = w.subscription_id
  order by s.subscription_name, w.worker <> 'leader', w.number;
 comment on view braid.apply_workers is 'leader and appliers of each running subscription';
+
+create view braid.dependency_stats as
+select s.subscription_name as subscription,
+       d.scheduled,
+       d.scheduled - d.dependent as without_edge,
+       d.edges,
+       d.in_flight,
+       d.width,
+       round(d.width_mean::numeric, 1) as width_mean,
+       d.width_max,
+       d.table_barriers,
+       d.all_barriers,
+       d.barriers_truncate,
+       d.barriers_unkeyed,
+       d.barriers_index,
+       d.barriers_trigger,
+       d.barriers_size,
+       a.transactions - d.batched + d.batches as local_commits,
+       d.batches,
+       round(d.batched::numeric / nullif(d.batches, 0), 1) as batch_mean,
+       d.batch_max,
+       d.consolidated,
+       a.retries,
+       d.large,
+       d.keys,
+       d.keys_forgotten,
+       a.stats_since
+  from braid.schedule_activity() d
+  join braid.subscription_activity() a on a.subscription_id = d.subscription_id
+  join braid.subscription s on s.subscription_id = d.subscription_id
+ order by s.subscription_name;
+comment on view braid.dependency_stats is 'how much of each running subscription could be applied side by side, what held it back, and what was joined';
+
+create view braid.scaling_decisions as
+select s.subscription_name as subscription,
+       d.at,
+       d.appliers_before,
+       d.appliers_after,
+       round(d.utilisation * 100)::integer as utilisation_percent,
+       round(d.rows_per_second)::bigint as rows_per_s,
+       d.reason
+  from braid.scaling_activity() d
+  join braid.subscription s on s.subscription_id = d.subscription_id
+ order by s.subscription_name, d.at;
+comment on view braid.scaling_decisions is 'the last decisions on how many appliers each subscription has, oldest first';
 
 create view braid.conflict_history as
 select recorded_at,
@@ -585,7 +655,8 @@ comment on view braid.conflict_resolutions is 'what is done about conflicts, whe
 create view braid.ingest_sources as
 select source_name as origin,
        "position",
-       last_at
+       last_at,
+       newest_at
   from braid.ingest_source
  order by source_name;
 comment on view braid.ingest_sources is 'sources of braid.ingest and how far each has come';
@@ -645,6 +716,7 @@ grant execute on function
     braid.resync_table,
     braid.skip_transaction,
     braid.ingest,
+    braid.forget_source,
     braid.gir_records
     to braid_admin;
 grant execute on function
@@ -654,7 +726,9 @@ grant execute on function
     braid.node_info,
     braid.subscription_activity,
     braid.applier_activity,
-    braid.table_activity
+    braid.table_activity,
+    braid.schedule_activity,
+    braid.scaling_activity
     to braid_admin, braid_monitor;
 
 grant select on
@@ -662,6 +736,8 @@ grant select on
     braid.subscription_detail,
     braid.subscription_tables,
     braid.apply_workers,
+    braid.dependency_stats,
+    braid.scaling_decisions,
     braid.conflict_history,
     braid.conflict_stats,
     braid.conflict_resolutions,

@@ -25,6 +25,7 @@ use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
+use crate::wait::{self, Wait};
 use crate::{latch, worker};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
@@ -181,6 +182,8 @@ pub fn main(argument: pg_sys::Datum) {
     own.pid.store(registry::my_pid(), Ordering::Release);
     own.started_at.store(registry::now(), Ordering::Relaxed);
     own.busy_micros.store(0, Ordering::Relaxed);
+    own.wait.store(0, Ordering::Relaxed);
+    wait::show_in(&own.wait);
     // SAFETY: the callback only touches shared memory, which outlives the process.
     unsafe {
         pg_sys::before_shmem_exit(
@@ -380,7 +383,7 @@ impl Applier {
                 // SAFETY: outside of a transaction.
                 unsafe { pg_sys::pgstat_report_stat(true) };
             }
-            latch::wait(Some(Duration::from_secs(10)));
+            latch::wait_as(Wait::Work, Duration::from_secs(10));
             self.ring.applier_awake(self.number);
         }
     }
@@ -400,7 +403,7 @@ impl Applier {
             }
             self.ring.applier_will_wait(self.number, sequence);
             if self.ring.committed() < sequence {
-                latch::wait(Some(Duration::from_secs(1)));
+                latch::wait_as(Wait::Dependency, Duration::from_secs(1));
             }
             self.ring.applier_awake(self.number);
         }
@@ -429,7 +432,7 @@ impl Applier {
             self.ring.applier_will_wait(self.number, until);
             let mut woken = true;
             if self.ring.committed() < until {
-                woken = latch::wait(Some(DEADLOCK_CHECK));
+                woken = latch::wait_as(Wait::Turn, DEADLOCK_CHECK);
             }
             self.ring.applier_awake(self.number);
             if !woken && self.is_in_the_way(mine) {
@@ -552,7 +555,7 @@ impl Applier {
                 ));
             }
             let pause = policy::backoff_ms(at_turn, 5, 1000);
-            latch::wait(Some(Duration::from_millis(pause)));
+            latch::wait_as(Wait::Retry, Duration::from_millis(pause));
         }
     }
 
@@ -599,7 +602,7 @@ impl Applier {
                         return Err(PgError::new("57P01", "subscription is stopping").into());
                     }
                     self.ring.applier_will_wait(self.number, u64::MAX - 2);
-                    latch::wait(Some(Duration::from_millis(100)));
+                    latch::wait_as(Wait::Rest, Duration::from_millis(100));
                     self.ring.applier_awake(self.number);
                 }
                 FrameRead::End => break,
@@ -800,7 +803,7 @@ impl Applier {
         let id = i64::from(self.subscription.id);
         while self.ring.committed() + 1 < transaction.sequence {
             pgrx::check_for_interrupts!();
-            latch::wait(Some(Duration::from_millis(5)));
+            latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
         error::transaction(|| {
             // SAFETY: read when this transaction commits.

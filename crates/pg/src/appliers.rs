@@ -3,15 +3,16 @@
 //! The group's memory is laid out for the most that there may be, so that their number changes while everything runs. One that is
 //! to go takes no more transactions and ends by itself when it has none in hand; nobody is terminated before the whole group is.
 
+use std::mem::Discriminant;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::scaling::{Limits, Rule, Sample, Scaler};
+use braid_bgworker::scaling::{Decision, Limits, Reason, Rule, Sample, Scaler};
 use braid_ring::{ApplierState, Ring};
 
 use crate::applier::Arguments;
 use crate::error::PgError;
-use crate::registry::{self, SubscriptionEntry};
+use crate::registry::{self, RecordedDecision, SubscriptionEntry};
 use crate::{settings, worker};
 
 /// How often the number is looked at.
@@ -42,6 +43,8 @@ pub struct Appliers {
     last_look: Instant,
     rows: u64,
     seen: Seen,
+    /// Why there were to be no more appliers, when that was kept last.
+    refused: Option<Discriminant<Reason>>,
 }
 
 fn limits(most: usize) -> Limits {
@@ -81,6 +84,7 @@ impl Appliers {
             last_look: now,
             rows: 0,
             seen: Seen::default(),
+            refused: None,
         };
         let count = appliers.scaler.appliers();
         appliers.ring.set_active_appliers(count);
@@ -206,6 +210,9 @@ impl Appliers {
             self.subscription, decision.to, decision.reason
         ));
         if !decision.is_change() {
+            if decision.is_refusal() {
+                self.record_refusal(&decision);
+            }
             return;
         }
         pgrx::log!(
@@ -228,11 +235,39 @@ impl Appliers {
                 self.subscription,
                 self.cap
             );
-            self.ring.set_active_appliers(self.cap);
         }
+        let to = decision.to.min(self.cap);
+        let mut reason = decision.reason.to_string();
+        if to < decision.to {
+            reason.push_str("; no background worker is free (max_worker_processes)");
+        }
+        self.record(&decision, to, reason);
+        self.refused = None;
+        self.ring.set_active_appliers(to);
         // Some have more to take, others are to see that they have nothing to do here any more.
         for latch in self.ring.all_appliers().iter() {
             registry::set_latch(latch);
+        }
+    }
+
+    /// Keep a decision for the views.
+    fn record(&self, decision: &Decision, to: usize, reason: String) {
+        let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        self.entry.record_decision(&RecordedDecision {
+            at: 0,
+            from: small(decision.from),
+            to: small(to),
+            utilisation: decision.busy,
+            rows_per_second: decision.rows_per_second,
+            reason,
+        });
+    }
+
+    /// Keep a decision against more appliers, once for each reason between two changes: it is made again each second.
+    fn record_refusal(&mut self, decision: &Decision) {
+        let kind = std::mem::discriminant(&decision.reason);
+        if self.refused.replace(kind) != Some(kind) {
+            self.record(decision, decision.to, decision.reason.to_string());
         }
     }
 }

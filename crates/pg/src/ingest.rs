@@ -21,6 +21,9 @@ use crate::error::{self, PgError};
 use crate::origin;
 use crate::subscription::{execute, lsn_text, parse_lsn, rows_written};
 
+/// Microseconds since 1970 of the year 9999: what is later is as good as that.
+const LAST_SECOND: i64 = 253_370_764_800_000_000;
+
 /// What a caller asks for.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
@@ -219,6 +222,8 @@ struct Call<'a> {
     /// Position and time of the last transaction that this call brought.
     last: Option<(u64, i64)>,
     newest: i64,
+    /// The newest of all that came, whether applied or not.
+    seen: i64,
     done: Done,
 }
 
@@ -249,6 +254,7 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
         skipping: false,
         last: None,
         newest: i64::MIN,
+        seen: i64::MIN,
         done: Done::default(),
     };
     let frame = input.writer.frame();
@@ -313,6 +319,25 @@ fn lock_source(source: &str) -> Result<u64, PgError> {
         .and_then(|row| row.into_iter().next().flatten())
         .and_then(|text| parse_lsn(&text))
         .ok_or_else(|| PgError::new("XX000", "position of the source is missing"))
+}
+
+/// Forget a source: what comes under its name later is new, whatever its position. False when there is none.
+///
+/// Its origins stay, and stand for their nodes: the versions of rows that came from it refer to them.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn forget(source: &str) -> Result<bool, PgError> {
+    // Whoever brings its records in another transaction holds this row.
+    let found = rows_written(
+        "delete from braid.ingest_source where source_name = $1::name returning 1::text",
+        &[source.into()],
+    )?;
+    execute(
+        "update braid.origin set source_name = null where source_name = $1::name",
+        &[source.into()],
+    )?;
+    Ok(!found.is_empty())
 }
 
 fn with_session<T>(work: impl FnOnce(&mut Session) -> Result<T, PgError>) -> Result<T, PgError> {
@@ -390,6 +415,7 @@ impl Call<'_> {
         }
         self.position = begin.commit_lsn;
         self.last = Some((begin.commit_lsn, begin.commit_timestamp));
+        self.seen = self.seen.max(begin.commit_timestamp);
         if node == self.request.local_node {
             self.skipping = true;
             return Ok(());
@@ -415,9 +441,15 @@ impl Call<'_> {
             stamp::written(versions, self.newest, self.position);
         }
         execute(
-            "update braid.ingest_source set \"position\" = $2::pg_lsn, last_at = now() \
+            // A source whose clock is ahead has not come further than now.
+            "update braid.ingest_source set \"position\" = $2::pg_lsn, last_at = now(), \
+             newest_at = greatest(newest_at, least(now(), timestamptz 'epoch' + $3 * interval '1 us')) \
              where source_name = $1::name and \"position\" < $2::pg_lsn",
-            &[self.source.as_str().into(), lsn_text(self.position).into()],
+            &[
+                self.source.as_str().into(),
+                lsn_text(self.position).into(),
+                self.seen.clamp(0, LAST_SECOND).into(),
+            ],
         )?;
         Ok(self.done)
     }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use pgrx::pg_sys;
 
 use crate::libpq::{Interest, Woken};
-
-/// Wait class that PostgreSQL shows for extensions before version 17.
-pub const WAIT_EVENT_EXTENSION: u32 = pg_sys::PG_WAIT_EXTENSION;
+use crate::wait::{self, Wait};
 
 fn timeout_ms(timeout: Option<Duration>) -> i64 {
     timeout.map_or(-1, |time| {
@@ -18,10 +16,15 @@ fn timeout_ms(timeout: Option<Duration>) -> i64 {
 /// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The process exits when the
 /// postmaster dies. Interrupts are processed, so this may raise a PostgreSQL error or end the process.
 pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration>) -> Woken {
-    wait_for(socket, interest, timeout, WAIT_EVENT_EXTENSION)
+    wait_for(socket, interest, timeout, None)
 }
 
-fn wait_for(socket: i32, interest: Interest, timeout: Option<Duration>, event: u32) -> Woken {
+fn wait_for(
+    socket: i32,
+    interest: Interest,
+    timeout: Option<Duration>,
+    shown: Option<Wait>,
+) -> Woken {
     let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
     if timeout.is_some() {
         events |= pg_sys::WL_TIMEOUT;
@@ -36,7 +39,7 @@ fn wait_for(socket: i32, interest: Interest, timeout: Option<Duration>, event: u
     }
     // SAFETY: MyLatch is this process's own latch and lives as long as the process; a socket that is not open is an error
     // that PostgreSQL raises, not undefined behaviour.
-    let woken = unsafe {
+    let woken = wait::during(shown, |event| unsafe {
         let events = i32::try_from(events).unwrap_or(i32::MAX);
         // For the latch alone PostgreSQL keeps what it waits with; for a socket it makes it anew each time.
         let woken = if socket < 0 {
@@ -45,7 +48,7 @@ fn wait_for(socket: i32, interest: Interest, timeout: Option<Duration>, event: u
             pg_sys::WaitLatchOrSocket(pg_sys::MyLatch, events, socket, timeout_ms(timeout), event)
         };
         u32::try_from(woken).unwrap_or(0)
-    };
+    });
     let latch = woken & pg_sys::WL_LATCH_SET != 0;
     if latch {
         // SAFETY: as above.
@@ -63,9 +66,9 @@ pub fn wait(timeout: Option<Duration>) -> bool {
     wait_for_socket(-1, Interest::Read, timeout).latch
 }
 
-/// The same, shown in pg_stat_activity as the wait event `event`.
-pub fn wait_as(event: u32, timeout: Duration) -> bool {
-    wait_for(-1, Interest::Read, Some(timeout), event).latch
+/// The same, shown as `what`.
+pub fn wait_as(what: Wait, timeout: Duration) -> bool {
+    wait_for(-1, Interest::Read, Some(timeout), Some(what)).latch
 }
 
 /// Waits for one socket to be readable again and again, for the life of the process.
@@ -90,18 +93,20 @@ impl SocketWait {
         }
     }
 
-    /// Wait until the socket can be read, the latch is set, or the time has passed. As [`wait_for_socket`].
-    pub fn wait(&self, timeout: Duration) {
+    /// Wait until the socket can be read, the latch is set, or the time has passed. As [`wait_for_socket`]; shown as `what`.
+    pub fn wait(&self, what: Wait, timeout: Duration) {
         let mut events = [pg_sys::WaitEvent::default(); 3];
         // SAFETY: the set is there, and there is room for all of its events.
         unsafe {
-            let count = pg_sys::WaitEventSetWait(
-                self.0,
-                timeout_ms(Some(timeout)),
-                events.as_mut_ptr(),
-                3,
-                WAIT_EVENT_EXTENSION,
-            );
+            let count = wait::during(Some(what), |event| {
+                pg_sys::WaitEventSetWait(
+                    self.0,
+                    timeout_ms(Some(timeout)),
+                    events.as_mut_ptr(),
+                    3,
+                    event,
+                )
+            });
             let count = usize::try_from(count).unwrap_or(0);
             if events
                 .iter()

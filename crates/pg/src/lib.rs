@@ -27,5 +27,6 @@ pub mod settings;
 pub mod subscription;
 pub mod supervisor;
 mod table_order;
+pub mod wait;
 pub mod wake;
 pub mod worker;

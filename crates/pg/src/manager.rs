@@ -127,18 +127,39 @@ fn has_extension() -> Result<bool, PgError> {
     Ok(oid != pg_sys::InvalidOid)
 }
 
-/// Forget the row versions of batches that are older than anything that can still arrive: all subscriptions have come further,
-/// by more than nodes' clocks are ever apart.
+/// Forget the row versions of batches that are older than anything that can still arrive: all subscriptions have come further, and all
+/// sources of braid.ingest, by more than nodes' clocks are ever apart. With neither, nothing arrives.
 fn purge_batches(subscriptions: &[u32]) {
-    let reached = subscriptions.iter().map(|id| {
-        registry::subscription(*id).map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed))
+    let now = registry::now().saturating_add(EPOCH_DIFFERENCE);
+    let mut reached = now;
+    for id in subscriptions {
+        let caught_up = registry::subscription(*id)
+            .map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed));
+        if caught_up <= 0 {
+            return;
+        }
+        reached = reached.min(caught_up.saturating_add(EPOCH_DIFFERENCE));
+    }
+    let sources = error::transaction(|| {
+        rows(
+            "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source",
+            &[],
+        )
     });
-    let Some(reached) = reached.min().filter(|reached| *reached > 0) else {
-        return;
-    };
-    let before = reached
-        .saturating_add(EPOCH_DIFFERENCE)
-        .saturating_sub(BATCH_MARGIN_MICROS);
+    match sources {
+        Ok(sources) => {
+            for row in sources {
+                // One that says nothing holds everything back.
+                let newest = row.first().cloned().flatten();
+                reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
+            }
+        }
+        Err(failure) => {
+            failure.log("could not look at the sources of braid.ingest");
+            return;
+        }
+    }
+    let before = reached.saturating_sub(BATCH_MARGIN_MICROS);
     let purged = error::transaction(|| {
         execute_counting(
             "delete from braid.batch where newest < $1",

@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 
 use crate::compat;
 use crate::error::PgError;
-use crate::subscription::{execute, rows};
+use crate::subscription::{execute, rows, rows_written};
 
 /// An origin's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,16 @@ pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> 
         return Ok(*origin);
     }
     execute("lock table braid.origin in share row exclusive mode", &[])?;
-    create(Owner::Source(source), node)?;
+    let left = rows_written(
+        "update braid.origin set source_name = $1::name where origin_id = (select origin_id from braid.origin \
+         where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
+        &[source.into(), node.into()],
+    )
+    .map(parse)?;
+    match left.first() {
+        Some(origin) => advance(*origin, 0),
+        None => create(Owner::Source(source), node)?,
+    }
     find()?
         .first()
         .copied()

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use braid_bgworker::rate::{Bucket, Price};
 
+use crate::latch;
 use crate::registry::{self, SubscriptionEntry};
-use crate::{compat, latch};
+use crate::wait::Wait;
 
 /// Nobody sleeps longer than this before looking whether the limits are still the same.
 const LOOK: Duration = Duration::from_millis(100);
@@ -83,7 +84,6 @@ pub struct Limiter {
     entry: Option<&'static SubscriptionEntry>,
     rows: Option<Price>,
     bytes: Option<Price>,
-    event: u32,
 }
 
 impl Limiter {
@@ -94,7 +94,6 @@ impl Limiter {
             entry: registry::subscription(subscription),
             rows: None,
             bytes: None,
-            event: compat::wait_event(c"BraidRateLimit"),
         }
     }
 
@@ -142,6 +141,6 @@ impl Limiter {
                 .held_at
                 .store(registry::now(), Ordering::Relaxed);
         }
-        latch::wait_as(self.event, pause.min(LOOK));
+        latch::wait_as(Wait::RateLimit, pause.min(LOOK));
     }
 }

@@ -19,16 +19,22 @@ use crate::error::PgError;
 use crate::rate_limit::RateLimit;
 use crate::settings;
 
+mod decisions;
 mod last_failure;
+mod schedule;
+mod text;
 
+use decisions::Decisions;
+pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
 pub use last_failure::RecordedFailure;
+pub use schedule::ScheduleCounters;
 
 /// Databases of one server that can have the extension.
 pub const MAX_DATABASES: usize = 128;
 /// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
 pub const MAX_TABLES: usize = 4096;
-const MAGIC: u64 = 0x6272_6169_6472_6703;
+const MAGIC: u64 = 0x6272_6169_6472_6704;
 
 /// A database's manager.
 #[repr(C)]
@@ -96,6 +102,8 @@ pub struct ApplierEntry {
     pub pid: AtomicI32,
     /// [`ApplierState::as_u32`] of what it is doing.
     pub state: AtomicU32,
+    /// [`crate::wait::Wait`] that it sleeps in.
+    pub wait: AtomicU32,
     /// End of the transaction in hand.
     pub commit_lsn: AtomicU64,
     /// Transactions committed.
@@ -121,6 +129,7 @@ impl ApplierEntry {
         let Self {
             pid,
             state,
+            wait,
             commit_lsn,
             transactions,
             changes,
@@ -133,6 +142,7 @@ impl ApplierEntry {
         }
         pid.store(0, Ordering::Relaxed);
         state.store(0, Ordering::Relaxed);
+        wait.store(0, Ordering::Relaxed);
         started_at.store(0, Ordering::Relaxed);
     }
 }
@@ -152,6 +162,8 @@ pub struct SubscriptionEntry {
     pub leader_pid: AtomicI32,
     /// Address of the leader's latch; 0: none.
     pub leader_latch: AtomicUsize,
+    /// [`crate::wait::Wait`] that the leader sleeps in.
+    pub leader_wait: AtomicU32,
     /// Received up to here.
     pub received_lsn: AtomicU64,
     /// Applied up to here.
@@ -202,6 +214,9 @@ pub struct SubscriptionEntry {
     /// Leaders started so far, so that a wait can tell a fresh one.
     pub starts: AtomicU32,
     failure: LastFailure,
+    decisions: Decisions,
+    /// What came of scheduling.
+    pub schedule: ScheduleCounters,
     /// How fast it may be read.
     pub rate_limit: RateLimit,
     /// Appliers by number.
@@ -593,6 +608,7 @@ impl SubscriptionEntry {
             activity,
             leader_pid,
             leader_latch,
+            leader_wait,
             received_lsn,
             applied_lsn,
             flushed_lsn,
@@ -618,12 +634,15 @@ impl SubscriptionEntry {
             catalog_version,
             starts,
             failure,
+            decisions,
+            schedule,
             rate_limit,
             appliers,
         } = self;
         for small in [
             database,
             activity,
+            leader_wait,
             failures,
             tables_version,
             catalog_version,
@@ -662,6 +681,8 @@ impl SubscriptionEntry {
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
         failure.clear();
+        decisions.clear();
+        schedule.reset();
         rate_limit.set(0, 0);
         for applier in appliers {
             applier.reset();
@@ -696,6 +717,17 @@ impl SubscriptionEntry {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failure.is_there()
+    }
+
+    /// It was decided how many appliers there are to be. `at` is now, whatever it says.
+    pub fn record_decision(&self, decision: &RecordedDecision) {
+        self.decisions.record(decision);
+    }
+
+    /// The last decisions, oldest first.
+    #[must_use]
+    pub fn decisions(&self) -> Vec<RecordedDecision> {
+        self.decisions.get()
     }
 
     /// The last failure.

@@ -3,9 +3,10 @@
 //! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz are; the install script
 //! declares them as such.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use braid_pg::registry;
+use braid_pg::wait::Wait;
 use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;
@@ -26,6 +27,12 @@ fn time(counter: &AtomicI64) -> Option<i64> {
 
 fn process(pid: i32) -> Option<i32> {
     Some(pid).filter(|pid| *pid > 0)
+}
+
+/// What a process waits for; null when it does not.
+fn wait(place: &AtomicU32) -> Option<String> {
+    let wait = Wait::from_u32(place.load(Ordering::Relaxed))?;
+    Some(wait.name().to_string_lossy().into_owned())
 }
 
 /// What `read` makes of each entry of this database's subscriptions. An entry that becomes another's meanwhile is left out.
@@ -78,6 +85,7 @@ fn subscription_activity() -> TableIterator<
         name!(last_error_lsn, Option<i64>),
         name!(last_error_at, Option<i64>),
         name!(failures, i32),
+        name!(leader_wait, Option<String>),
     ),
 > {
     let rows = subscriptions(|id, entry| {
@@ -131,6 +139,7 @@ fn subscription_activity() -> TableIterator<
                 .filter(|lsn| *lsn != 0),
             failure.map(|failure| failure.at),
             entry.failures.load(Ordering::Relaxed).cast_signed(),
+            leader.and_then(|_| wait(&entry.leader_wait)),
         )
     });
     TableIterator::new(rows)
@@ -150,6 +159,7 @@ fn applier_activity() -> TableIterator<
         name!(changes, i64),
         name!(retries, i64),
         name!(busy_fraction, Option<f64>),
+        name!(wait, Option<String>),
     ),
 > {
     let now = registry::now();
@@ -173,6 +183,7 @@ fn applier_activity() -> TableIterator<
                 count(&applier.changes),
                 count(&applier.retries),
                 busy,
+                wait(&applier.wait),
             ));
         }
         rows
@@ -228,4 +239,97 @@ fn table_activity() -> TableIterator<
         })
         .collect();
     TableIterator::new(rows)
+}
+
+#[pg_extern(sql = false)]
+#[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
+fn schedule_activity() -> TableIterator<
+    'static,
+    (
+        name!(subscription_id, i32),
+        name!(scheduled, i64),
+        name!(dependent, i64),
+        name!(edges, i64),
+        name!(keys, i64),
+        name!(keys_forgotten, i64),
+        name!(table_barriers, i64),
+        name!(all_barriers, i64),
+        name!(barriers_truncate, i64),
+        name!(barriers_unkeyed, i64),
+        name!(barriers_index, i64),
+        name!(barriers_trigger, i64),
+        name!(barriers_size, i64),
+        name!(large, i64),
+        name!(in_flight, i64),
+        name!(width, i64),
+        name!(width_mean, Option<f64>),
+        name!(width_max, i64),
+        name!(batches, i64),
+        name!(batched, i64),
+        name!(batch_max, i64),
+        name!(consolidated, i64),
+    ),
+> {
+    let rows = subscriptions(|id, entry| {
+        process(entry.leader_pid.load(Ordering::Acquire))?;
+        let schedule = &entry.schedule;
+        let looks = count(&schedule.width_looks);
+        #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
+        let mean = (looks > 0).then(|| count(&schedule.width_sum) as f64 / looks as f64);
+        Some((
+            id,
+            count(&schedule.scheduled),
+            count(&schedule.dependent),
+            count(&schedule.edges),
+            count(&schedule.keys),
+            count(&schedule.keys_forgotten),
+            count(&schedule.table_barriers),
+            count(&schedule.all_barriers),
+            count(&schedule.barriers_truncate),
+            count(&schedule.barriers_unkeyed),
+            count(&schedule.barriers_index),
+            count(&schedule.barriers_trigger),
+            count(&schedule.barriers_size),
+            count(&schedule.large),
+            count(&schedule.in_flight),
+            count(&schedule.width),
+            mean,
+            count(&schedule.width_max),
+            count(&schedule.batches),
+            count(&schedule.batched),
+            count(&schedule.batch_max),
+            count(&schedule.consolidated),
+        ))
+    });
+    TableIterator::new(rows.into_iter().flatten())
+}
+
+#[pg_extern(sql = false)]
+fn scaling_activity() -> TableIterator<
+    'static,
+    (
+        name!(subscription_id, i32),
+        name!(at, i64),
+        name!(appliers_before, i32),
+        name!(appliers_after, i32),
+        name!(utilisation, f64),
+        name!(rows_per_second, f64),
+        name!(reason, String),
+    ),
+> {
+    let rows = subscriptions(|id, entry| {
+        let decisions = entry.decisions().into_iter().map(move |decision| {
+            (
+                id,
+                decision.at,
+                decision.from.cast_signed(),
+                decision.to.cast_signed(),
+                decision.utilisation,
+                decision.rows_per_second,
+                decision.reason,
+            )
+        });
+        decisions.collect::<Vec<_>>()
+    });
+    TableIterator::new(rows.into_iter().flatten())
 }

@@ -2,13 +2,14 @@
 
 use std::ffi::CStr;
 
-use braid_pg::ingest::{Request, ingest as apply};
+use braid_pg::ingest::{Request, forget, ingest as apply};
 use pgrx::datum::AnyElement;
 use pgrx::iter::TableIterator;
 use pgrx::prelude::*;
 
+use super::failure::Failure;
 use super::node::check_name;
-use super::{local, required, run, server};
+use super::{local, required, required_name, run, server};
 
 /// braid.ingest(gir jsonb, origin name)
 #[pg_extern(sql = false)]
@@ -38,4 +39,21 @@ fn ingest(
         i64::try_from(done.applied).unwrap_or(i64::MAX),
         i64::try_from(done.skipped).unwrap_or(i64::MAX),
     ))
+}
+
+/// braid.forget_source(source_name name)
+#[pg_extern(sql = false)]
+fn forget_source(source_name: Option<&CStr>) {
+    run(|| {
+        let name = required_name(source_name, "source_name")?;
+        match forget(&name) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(
+                Failure::undefined(format!("source \"{name}\" does not exist")).hint(
+                    "The view braid.ingest_sources lists the sources whose records were ingested here.",
+                ),
+            ),
+            Err(error) => error.raise(),
+        }
+    });
 }

@@ -307,6 +307,9 @@ impl Applier {
         let joined = last - first;
         // Publishing counted one.
         entry.transactions.fetch_add(joined, Ordering::Relaxed);
+        if joined > 0 {
+            entry.schedule.count_batch(joined + 1);
+        }
         self.own
             .transactions
             .fetch_add(joined + 1, Ordering::Relaxed);

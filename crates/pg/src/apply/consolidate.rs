@@ -256,6 +256,7 @@ impl Session {
                 });
             }
         }
+        self.counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
         let mut current = current;
         current.timestamp = last.commit_timestamp;
         self.note_version(key, &current, slot);

@@ -177,6 +177,8 @@ pub struct Counts {
     pub truncates: u64,
     /// Conflicts met.
     pub conflicts: u64,
+    /// Changes for which a later one of the same row was written.
+    pub consolidated: u64,
 }
 
 impl Counts {
@@ -496,6 +498,7 @@ impl Session {
         add(&entry.deletes, self.counts.deletes);
         add(&entry.truncates, self.counts.truncates);
         add(&entry.conflicts, self.counts.conflicts);
+        add(&entry.schedule.consolidated, self.counts.consolidated);
         for key in self.open.drain(..) {
             let subscription = self.identity.subscription_id;
             let Some(target) = self.targets.get_mut(&key) else {

@@ -28,6 +28,7 @@ mod names;
 mod node;
 mod outgoing;
 mod paced;
+mod page_read;
 mod plugin;
 mod publications;
 mod relation;

@@ -11,6 +11,7 @@ use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::error::PgError;
 use crate::registry;
+use crate::wait::Wait;
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
 /// durable at once; the leader receives nothing meanwhile.
@@ -184,7 +185,8 @@ impl Stream {
 
     pub(super) fn sleep(&mut self) {
         if let Some(time) = self.time_to_rest() {
-            self.socket_wait.wait(time);
+            self.publish_schedule_now();
+            self.socket_wait.wait(Wait::Provider, time);
         }
     }
 

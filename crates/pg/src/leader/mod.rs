@@ -11,6 +11,7 @@
 mod confirm;
 mod provider;
 mod receive;
+mod schedule;
 mod stream;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,6 +25,7 @@ use crate::error::{self, PgError};
 use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription;
+use crate::wait::{self, Wait};
 use crate::{latch, worker};
 use provider::{create_slot, published_tables};
 use stream::Stream;
@@ -104,6 +106,8 @@ pub fn main(argument: pg_sys::Datum) {
         .store(registry::my_latch(), Ordering::Release);
     entry.started_at.store(registry::now(), Ordering::Relaxed);
     entry.starts.fetch_add(1, Ordering::Relaxed);
+    entry.leader_wait.store(0, Ordering::Relaxed);
+    wait::show_in(&entry.leader_wait);
     entry.set_activity(Activity::Starting);
     LEADING.store(id, Ordering::Relaxed);
     // SAFETY: the callback only touches shared memory, which outlives the process.
@@ -261,7 +265,10 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
             return Ok(());
         }
         entry.set_activity(Activity::Copying);
-        latch::wait(Some(progress.next.unwrap_or(Duration::from_secs(1))));
+        latch::wait_as(
+            Wait::Tables,
+            progress.next.unwrap_or(Duration::from_secs(1)),
+        );
         worker::reload_settings();
     }
 }

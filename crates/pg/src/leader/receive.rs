@@ -10,9 +10,11 @@ use braid_gir::{Begin, Commit, Reader, Record, Tag};
 use braid_ring::Complete;
 
 use super::confirm::FLUSH_INTERVAL;
+use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, out_of_order};
 use crate::error::{self, PgError};
+use crate::wait::Wait;
 use crate::{latch, registry, subscription};
 
 /// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
@@ -188,8 +190,18 @@ impl Stream {
         let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
         match order {
             TableOrder::Keys if !header.barrier => {}
-            TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
-            TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
+            TableOrder::Keys => {
+                self.schedule.saw(Barrier::Unkeyed);
+                self.tracker.barrier(table);
+            }
+            TableOrder::Table { .. } => {
+                self.schedule.saw(Barrier::Index);
+                self.tracker.barrier(table);
+            }
+            TableOrder::Everything { .. } => {
+                self.schedule.saw(Barrier::Trigger);
+                self.tracker.barrier_for_all();
+            }
         }
         self.tracker.change(table, header.writeset.hashes());
         Ok(())
@@ -205,9 +217,13 @@ impl Stream {
         for schema in truncate.schemas() {
             let ready = self.is_ready(schema.0)?;
             let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
+            self.schedule.saw(Barrier::Truncate);
             match order {
                 TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
-                TableOrder::Everything { .. } => self.tracker.barrier_for_all(),
+                TableOrder::Everything { .. } => {
+                    self.schedule.saw(Barrier::Trigger);
+                    self.tracker.barrier_for_all();
+                }
             }
             let Some(in_hand) = self.in_hand.as_mut() else {
                 return Err(out_of_order());
@@ -239,7 +255,7 @@ impl Stream {
                 return Ok(());
             }
             self.tend()?;
-            latch::wait(Some(Duration::from_millis(50)));
+            latch::wait_as(Wait::Tables, Duration::from_millis(50));
             // As in `wait_for_commits`: nobody looks at the socket meanwhile.
             self.last_message = Instant::now();
         }
@@ -273,7 +289,8 @@ impl Stream {
             if self.producer.should_open() {
                 // Too large to be held whole: it is applied as it comes, alone.
                 self.wait_for_tables()?;
-                self.tracker.barrier_for_all();
+                self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
+                self.tracker.too_large();
                 self.producer.publish_open();
                 let lsn = self
                     .in_hand
@@ -302,7 +319,7 @@ impl Stream {
             .ring
             .leader_will_wait(self.collected + last.saturating_sub(self.collected).div_ceil(2));
         if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
-            latch::wait(Some(FLUSH_INTERVAL));
+            latch::wait_as(Wait::Appliers, FLUSH_INTERVAL);
         }
         self.tend()?;
         // What the provider sends lies in the socket: it is alive as far as anybody can tell.
@@ -330,9 +347,11 @@ impl Stream {
         self.last_end = commit.end_lsn;
         if in_hand.discard {
             self.tracker.abandon();
+            self.schedule.abandoned();
             self.producer.discard();
         } else {
             let edges = self.tracker.finish();
+            self.schedule.entered(&self.entry.schedule);
             let skip = in_hand.skip
                 || (self.subscription.skip_lsn != 0
                     && self.subscription.skip_lsn == commit.end_lsn);

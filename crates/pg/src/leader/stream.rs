@@ -12,6 +12,7 @@ use braid_ring::{Grain, Leader as Producer};
 use super::End;
 use super::confirm::Rate;
 use super::provider::check_provider;
+use super::schedule::Schedule;
 use crate::applier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
@@ -52,6 +53,7 @@ pub(super) struct Stream {
     pub(super) producer: Producer,
     pub(super) tracker: DependencyTracker,
     pub(super) orders: TableOrders,
+    pub(super) schedule: Schedule,
     pub(super) progress: Progress,
     pub(super) appliers: Appliers,
     /// Name of each schema's relation, by number.
@@ -133,6 +135,7 @@ impl Stream {
             producer,
             tracker: DependencyTracker::new(TRACKED_KEYS),
             orders: TableOrders::new(),
+            schedule: Schedule::new(),
             progress: Progress::new(start, applied_up_to),
             appliers,
             schemas: Vec::new(),
@@ -220,6 +223,7 @@ impl Stream {
         self.confirm()?;
         self.check_silence()?;
         self.measure();
+        self.publish_schedule();
         Ok(())
     }
 

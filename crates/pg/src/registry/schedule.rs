@@ -1,0 +1,117 @@
+//! What came of scheduling a subscription's transactions, for the view braid.dependency_stats.
+//!
+//! The leader counts for itself and adds what is new now and then; the appliers add once for each batch. Relaxed atomics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of a subscription's schedule. They live as long as its entry, but for those that say "now".
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct ScheduleCounters {
+    /// Transactions that entered the dependency graph.
+    pub scheduled: AtomicU64,
+    /// Those of them that had to wait for another.
+    pub dependent: AtomicU64,
+    /// Edges to single transactions, and one for all that a barrier or forgotten keys stand for.
+    pub edges: AtomicU64,
+    /// Keys entered.
+    pub keys: AtomicU64,
+    /// Keys forgotten while their transactions were in flight.
+    pub keys_forgotten: AtomicU64,
+    /// Transactions with a barrier on tables only.
+    pub table_barriers: AtomicU64,
+    /// Transactions with a barrier for everything.
+    pub all_barriers: AtomicU64,
+    /// Transactions with a barrier since they truncate.
+    pub barriers_truncate: AtomicU64,
+    /// Transactions with a barrier since the provider has no key for a change.
+    pub barriers_unkeyed: AtomicU64,
+    /// Transactions with a barrier since a unique index of this node is not covered by the provider's keys.
+    pub barriers_index: AtomicU64,
+    /// Transactions with a barrier since a trigger fires here.
+    pub barriers_trigger: AtomicU64,
+    /// Transactions with a barrier since they have too many keys or tables, or do not fit into the apply buffer.
+    pub barriers_size: AtomicU64,
+    /// Transactions that did not fit into the apply buffer and were applied as they came.
+    pub large: AtomicU64,
+    /// Now: transactions in flight.
+    pub in_flight: AtomicU64,
+    /// Now: how many of them could run side by side.
+    pub width: AtomicU64,
+    /// The largest of these.
+    pub width_max: AtomicU64,
+    /// Their sum over all looks that found something in flight.
+    pub width_sum: AtomicU64,
+    /// Those looks.
+    pub width_looks: AtomicU64,
+    /// Local commits of more than one transaction.
+    pub batches: AtomicU64,
+    /// Transactions in these.
+    pub batched: AtomicU64,
+    /// The most in one.
+    pub batch_max: AtomicU64,
+    /// Changes that were not written, as a later one of the same row was written in their place.
+    pub consolidated: AtomicU64,
+}
+
+impl ScheduleCounters {
+    pub(super) fn reset(&self) {
+        let Self {
+            scheduled,
+            dependent,
+            edges,
+            keys,
+            keys_forgotten,
+            table_barriers,
+            all_barriers,
+            barriers_truncate,
+            barriers_unkeyed,
+            barriers_index,
+            barriers_trigger,
+            barriers_size,
+            large,
+            in_flight,
+            width,
+            width_max,
+            width_sum,
+            width_looks,
+            batches,
+            batched,
+            batch_max,
+            consolidated,
+        } = self;
+        for counter in [
+            scheduled,
+            dependent,
+            edges,
+            keys,
+            keys_forgotten,
+            table_barriers,
+            all_barriers,
+            barriers_truncate,
+            barriers_unkeyed,
+            barriers_index,
+            barriers_trigger,
+            barriers_size,
+            large,
+            in_flight,
+            width,
+            width_max,
+            width_sum,
+            width_looks,
+            batches,
+            batched,
+            batch_max,
+            consolidated,
+        ] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A batch of so many transactions was committed.
+    pub fn count_batch(&self, transactions: u64) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.batched.fetch_add(transactions, Ordering::Relaxed);
+        self.batch_max.fetch_max(transactions, Ordering::Relaxed);
+    }
+}
