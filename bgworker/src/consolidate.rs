@@ -207,10 +207,6 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
     ///
     /// # Errors
     /// The change is given back too.
-    #[expect(
-        clippy::result_large_err,
-        reason = "it is moved, in the rarer case, to where it came from"
-    )]
     pub fn offer<'c>(&mut self, change: Change<'c, K, V>) -> Result<(), (Ended, Change<'c, K, V>)> {
         if change.barrier {
             return Err((Ended::Barrier, change));

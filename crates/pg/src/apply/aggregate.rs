@@ -3,6 +3,8 @@
 //!
 //! Rows that come are inserted in bulk, in the order of their keys; what changes and what goes is looked up in that order too.
 
+use std::collections::hash_map::Entry;
+
 use braid_bgworker::aggregate::{Aggregate, Freedom, Step};
 use braid_bgworker::consolidate::Action;
 use braid_bgworker::table_order::TableOrder;
@@ -48,12 +50,9 @@ impl Session {
                 continue;
             };
             let schema = change.header.schema.0;
-            if !places.contains_key(&schema) {
-                let place = self.place(begin, schema)?;
-                places.insert(schema, place);
-            }
-            let Some(place) = places.get(&schema) else {
-                continue;
+            let place = match places.entry(schema) {
+                Entry::Occupied(place) => place.into_mut(),
+                Entry::Vacant(free) => free.insert(self.place(begin, schema)?),
             };
             let part = match place.freedom {
                 Freedom::Everything => {

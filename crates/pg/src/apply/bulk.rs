@@ -193,6 +193,8 @@ impl Session {
             };
             self.current = currents.get(row.current).cloned();
             if let Some(current) = self.current.clone() {
+                // SAFETY: what is in the context belongs to the row before.
+                unsafe { pg_sys::MemoryContextReset(self.change_context) };
                 self.insert(key, &remote, &current, &row.values)?;
             }
         }
