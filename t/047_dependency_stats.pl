@@ -179,7 +179,7 @@ waits('BraidRateLimit', 'the rate limit holds the leader back');
 $paris->safe_psql('postgres', "select braid.set_rate_limit('$name')");
 # A table that is not copied yet is what its changes wait for.
 caught_up($paris, $tokyo);
-$holder->query_safe('begin; lock table hot in access exclusive mode');
+$holder->query_safe('begin; lock table hot in exclusive mode');
 $paris->safe_psql('postgres', "select braid.resync_table('$name', 'hot')");
 $tokyo->safe_psql('postgres', 'update hot set n = n + 1 where id = 1');
 waits('BraidLeaderTables', 'the leader waits for a table');
