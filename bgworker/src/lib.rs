@@ -4,6 +4,7 @@
 //! and is tested without a server.
 #![forbid(unsafe_code)]
 
+pub mod applied;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;

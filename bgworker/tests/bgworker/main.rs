@@ -7,6 +7,7 @@
     reason = "test code"
 )]
 
+mod applied;
 mod consolidate;
 mod convergence;
 mod progress;
