@@ -31,7 +31,7 @@ for my $mode ('source', 'relaxed')
 		# The other applier takes all of these at once.
 		$psql .= "insert into kv values (2, 0);\n";
 		$psql .= "insert into filler values ($_);\n" for 1 .. 300;
-		$psql .= "begin; update kv set n = n + 1 where k = 1; update kv set n = n + 1 where k = 2; commit;\n";
+		$psql .= "begin; delete from kv where k = 1; update kv set n = n + 1 where k = 2; commit;\n";
 		$psql .= "insert into filler values ($_);\n" for 301 .. 1500;
 		$tokyo->safe_psql('postgres', $psql);
 		my $locker = $paris->background_psql('postgres', on_error_stop => 1);
