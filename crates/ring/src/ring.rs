@@ -440,7 +440,7 @@ impl Ring {
         )
     }
 
-    fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> {
+    fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> + Clone {
         self.header()
             .slots
             .iter()

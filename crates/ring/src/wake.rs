@@ -153,15 +153,13 @@ impl Counters {
     /// would be spent on it twice.
     pub fn idle<'a>(
         &self,
-        appliers: impl Iterator<Item = &'a ApplierWait>,
+        appliers: impl Iterator<Item = &'a ApplierWait> + Clone,
         wanted: impl FnOnce(u64, u64, bool) -> u64,
     ) -> Wakes {
         fence(Ordering::SeqCst);
         let mut wakes = Wakes::default();
-        let mut idle = appliers
-            .filter(|applier| applier.wakes_at.load(Ordering::SeqCst) == IDLE)
-            .peekable();
-        if idle.peek().is_none() {
+        let is_idle = |applier: &&ApplierWait| applier.wakes_at.load(Ordering::SeqCst) == IDLE;
+        if !appliers.clone().any(|applier| is_idle(&applier)) {
             return wakes;
         }
         let published = self.published.0.load(Ordering::Relaxed);
@@ -171,7 +169,8 @@ impl Counters {
         }
         let busy = self.committed.0.load(Ordering::Acquire) < claimed;
         let wanted = wanted(claimed + 1, published, busy);
-        for applier in idle {
+        // Looked at again: one that was idle a moment ago may have taken what is counted as taken now, and the wake-up be spent on it.
+        for applier in appliers.filter(is_idle) {
             if wakes.len() as u64 >= wanted {
                 break;
             }
