@@ -83,8 +83,8 @@ impl Run<'_> {
                     note: note.is_needed.then(|| note.applied.ranges().to_vec()),
                 });
             } else {
-                self.wrote_nothing
-                    .extend(sequences.iter().map(|s| self.source(*s).0));
+                let of: Vec<u64> = sequences.iter().map(|s| self.source(*s).0).collect();
+                self.wrote_nothing.extend(of);
             }
             applier.applied = note.applied;
             applier.committed = sequences;

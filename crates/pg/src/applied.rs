@@ -184,7 +184,9 @@ unsafe fn is_at(
         if there {
             pg_sys::slot_getsomeattrs_int(slot, 2);
             for (column, key) in keys.iter().enumerate() {
-                same &= (*(*slot).tts_values.add(column)).value() as u32 == key.value() as u32;
+                // Integers: what is above their four bytes is not theirs.
+                let difference = (*(*slot).tts_values.add(column)).value() ^ key.value();
+                same &= difference & 0xffff_ffff == 0;
             }
         }
         pg_sys::ExecDropSingleTupleTableSlot(slot);
