@@ -85,11 +85,11 @@ rollback;
 
 -- alter: what is not named stays
 create temp view options as
-    select publications, slot_name, origin, synchronous_commit, run_as_owner, disable_on_error, apply_mode from braid.subscription_detail;
+    select publications, slot_name, origin, synchronous_commit, run_as_owner, disable_on_error, apply_mode, commit_order from braid.subscription_detail;
 begin;
 select braid.alter_subscription('s');
 select * from options;
-select braid.alter_subscription('s', origin => 'any', synchronous_commit => 'on', run_as_owner => true, disable_on_error => true, apply_mode => 'serial');
+select braid.alter_subscription('s', origin => 'any', synchronous_commit => 'on', run_as_owner => true, disable_on_error => true, apply_mode => 'serial', commit_order => 'relaxed');
 select * from options;
 select braid.alter_subscription('s', run_as_owner => false);
 select * from options;
@@ -97,6 +97,8 @@ rollback;
 select braid.alter_subscription('s', origin => 'some');
 \echo :SQLSTATE
 select braid.alter_subscription('s', synchronous_commit => 'some');
+\echo :SQLSTATE
+select braid.alter_subscription('s', commit_order => 'some');
 \echo :SQLSTATE
 select braid.alter_subscription('s', apply_mode => 'some');
 \echo :SQLSTATE

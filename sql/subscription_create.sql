@@ -43,6 +43,8 @@ select braid.create_subscription('s', :'there', synchronous_commit => 'maybe');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', apply_mode => 'fast');
 \echo :SQLSTATE
+select braid.create_subscription('s', :'there', commit_order => 'none');
+\echo :SQLSTATE
 select braid.create_subscription('s', :'there', streaming => 'on');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', streaming => 'sometimes');
@@ -190,9 +192,9 @@ set client_min_messages = warning;
 begin;
 select braid.create_subscription('All Options', :'there', publications => '{nothing,braid}', copy_data => true, enabled => false,
     create_slot => true, slot_name => 'regress_own_name', origin => 'any', synchronous_commit => 'local', run_as_owner => true,
-    disable_on_error => true, apply_mode => 'serial', streaming => 'off', two_phase => false) is not null;
+    disable_on_error => true, apply_mode => 'serial', commit_order => 'relaxed', streaming => 'off', two_phase => false) is not null;
 \x
-select name, owner = current_role::regrole as owned, provider, publications, slot_name, enabled, phase, start_lsn, origin, apply_mode,
+select name, owner = current_role::regrole as owned, provider, publications, slot_name, enabled, phase, start_lsn, origin, apply_mode, commit_order,
        synchronous_commit, run_as_owner, disable_on_error, copy_data, activity, error_sqlstate
   from braid.subscription_detail order by name;
 \x

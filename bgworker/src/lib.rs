@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregate;
+pub mod applied;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;

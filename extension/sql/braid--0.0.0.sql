@@ -62,6 +62,7 @@ create table braid.subscription (
     disable_on_error boolean not null,
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
+    commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -144,6 +145,19 @@ create table braid.batch (
 alter table braid.batch alter column versions set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
+-- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
+-- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
+-- the position says nothing any more.
+create table braid.applied (
+    subscription_id integer not null references braid.subscription on delete cascade,
+    applier integer not null,
+    ranges pg_lsn[] not null,
+    primary key (subscription_id, applier)
+) with (fillfactor = 30);
+alter table braid.applied alter column ranges set storage plain;
+comment on table braid.applied is 'transactions that are committed although earlier ones are not';
+
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
 -- Slots of dropped subscriptions that the provider still has. The manager drops them and removes the rows.
@@ -192,7 +206,7 @@ comment on table braid.conflict_rule is 'what is done about conflicts, by table 
 
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source,
+revoke all on braid.applied, braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source,
     braid.conflict_rule from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -227,6 +241,7 @@ create function braid.create_subscription(
     disable_on_error boolean default false,
     apply_mode text default 'parallel',
     consolidate boolean default false,
+    commit_order text default 'source',
     streaming text default 'off',
     two_phase boolean default false
 ) returns integer
@@ -244,7 +259,8 @@ create function braid.alter_subscription(
     run_as_owner boolean default null,
     disable_on_error boolean default null,
     apply_mode text default null,
-    consolidate boolean default null
+    consolidate boolean default null,
+    commit_order text default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -470,6 +486,7 @@ select s.subscription_id,
        s.origin,
        s.apply_mode,
        s.consolidate,
+       s.commit_order,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,

@@ -8,6 +8,7 @@
 )]
 
 mod aggregate;
+mod applied;
 mod consolidate;
 mod convergence;
 mod progress;

@@ -1,7 +1,8 @@
-//! The applier process: takes transactions from the group's ring, applies them, commits them in the provider's order.
+//! The applier process: takes transactions from the group's ring, applies them, commits them in the provider's order, or, where the
+//! subscription allows it, as soon as what they depend on is committed.
 //!
 //! States of a transaction in hand, all in this process until the last:
-//! taken -> (waits for the transaction it depends on) -> applied, not committed -> (waits for its turn) -> committed.
+//! taken -> (waits for what it depends on) -> applied, not committed -> (waits for its turn, if there are turns) -> committed.
 //! A transaction that fails while others are ahead is rolled back and applied again when it is its turn: then only its own
 //! merits count, and only then is an error taken for one.
 //!
@@ -11,14 +12,16 @@
 mod batch;
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
 use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
+use crate::applied::AppliedRow;
 use crate::apply::{Identity, Session, UNIQUE_VIOLATION};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
@@ -158,6 +161,10 @@ struct Applier {
     careful: bool,
     /// The next attempt may insert in bulk.
     bulk: bool,
+    /// Commits may overtake each other.
+    relaxed: bool,
+    applied: Applied,
+    applied_row: AppliedRow,
 }
 
 /// The process's main function.
@@ -196,14 +203,27 @@ pub fn main(argument: pg_sys::Datum) {
         .register_applier(arguments.number, registry::my_pid(), registry::my_latch());
     prepare_settings();
     let ring = group.ring;
+    // With the fence in the leader's `wait_for_old_appliers`: a leader that came after the one which started this process waits
+    // for it, or is seen here.
+    fence(Ordering::SeqCst);
+    if entry.leader_pid.load(Ordering::Acquire) != ring.leader().0 {
+        return;
+    }
+    let relaxed = ring.is_relaxed();
+    let applied_row = AppliedRow::new(arguments.subscription_id, arguments.number);
     let started = error::transaction(|| {
         let subscription = subscription::load(arguments.subscription_id)?
             .ok_or_else(|| PgError::new("42704", "subscription is gone"))?;
         let local_node = subscription::local_node()?
             .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
-        Ok((subscription, local_node))
+        let applied = if relaxed {
+            applied_row.read(ring.mark().1)?
+        } else {
+            Applied::default()
+        };
+        Ok((subscription, local_node, applied))
     });
-    let (subscription, local_node) = match started {
+    let (subscription, local_node, applied) = match started {
         Ok(started) => started,
         Err(error) => {
             fail(ring, &error, 0);
@@ -240,6 +260,9 @@ pub fn main(argument: pg_sys::Datum) {
         assembled: Vec::new(),
         careful: false,
         bulk: true,
+        relaxed,
+        applied,
+        applied_row,
     };
     applier.run();
 }
@@ -410,6 +433,90 @@ impl Applier {
         true
     }
 
+    /// Wait until this very transaction is committed. False when it is time to end.
+    fn wait_for_one(&self, sequence: u64) -> bool {
+        for _ in 0..SPINS {
+            if self.ring.is_done(sequence) {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.show(ApplierState::WaitingForDependency);
+        while !self.ring.is_done(sequence) {
+            if !self.housekeeping() {
+                return false;
+            }
+            self.ring.applier_will_wait_for(self.number, sequence);
+            if !self.ring.is_done(sequence) {
+                latch::wait(Some(Duration::from_secs(1)));
+            }
+            self.ring.applier_awake(self.number);
+        }
+        true
+    }
+
+    /// Wait for all that a transaction depends on. False when it is time to end.
+    fn wait_for_dependencies(&self, transaction: &Transaction) -> bool {
+        if !self.relaxed {
+            return self.wait_for(transaction.depends_on, ApplierState::WaitingForDependency);
+        }
+        let sequence = transaction.sequence;
+        let (through, single) = transaction.needs(sequence);
+        self.wait_for(through, ApplierState::WaitingForDependency)
+            && single
+                .into_iter()
+                .take_while(|edge| *edge != 0)
+                .all(|edge| self.wait_for_one(edge))
+            && self.wait_for_room(sequence)
+    }
+
+    /// Wait until the commit of what starts with `first` can be noted. False when it is time to end.
+    fn wait_for_room(&self, first: u64) -> bool {
+        loop {
+            let (mark, position) = self.ring.mark();
+            // With nothing outstanding before it there is nothing to note, and nobody but this process to wait for.
+            if mark + 1 >= first || !self.applied.is_full(first, position) {
+                return true;
+            }
+            if !self.wait_for(mark + 1, ApplierState::WaitingForTurn) {
+                return false;
+            }
+        }
+    }
+
+    /// Commit what is applied of `run`, whose last transaction ends at `end_lsn`: in the provider's order when it is its turn, else
+    /// now. Returns the end of the commit record.
+    fn commit(&mut self, run: Run, end_lsn: u64) -> Result<u64, Trouble> {
+        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
+        let mut position = end_lsn;
+        let mut applied = None;
+        if self.relaxed {
+            let begin_lsn = self.ring.transaction(run.first).commit_lsn();
+            let committing = Committing {
+                first: run.first,
+                last: run.last,
+                range: (begin_lsn, end_lsn),
+            };
+            let note = self.applied.note(committing, self.ring.mark());
+            if note.is_needed {
+                // Also when the transaction itself has written nothing: what comes after it may be committed already.
+                self.applied_row.write(&note.applied)?;
+            }
+            position = note.position;
+            applied = Some(note.applied);
+        } else {
+            self.wait_for_turn(run.first)?;
+        }
+        let Some(session) = self.session.as_mut() else {
+            return Err(PgError::new("XX000", "nothing to commit").into());
+        };
+        let local_end = session.commit(position)?;
+        if let Some(applied) = applied {
+            self.applied = applied;
+        }
+        Ok(local_end)
+    }
+
     /// Wait for the turn with an open transaction.
     fn wait_for_turn(&self, sequence: u64) -> Result<(), Trouble> {
         self.wait_in_transaction(sequence - 1, sequence)
@@ -468,12 +575,12 @@ impl Applier {
         let mut first = true;
         self.careful = false;
         loop {
-            let wait = if first {
-                transaction.depends_on
+            let may_go_on = if first {
+                self.wait_for_dependencies(&transaction)
             } else {
-                sequence - 1
+                self.wait_for(sequence - 1, ApplierState::WaitingForDependency)
             };
-            if !self.wait_for(wait, ApplierState::WaitingForDependency) {
+            if !may_go_on {
                 return false;
             }
             let alone = self.ring.committed() + 1 >= sequence;
@@ -626,14 +733,15 @@ impl Applier {
             );
         };
         session.finish()?;
-        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
-        self.wait_for_turn(transaction.sequence)?;
-        let Some(session) = self.session.as_mut() else {
-            return Ok(0);
-        };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn)?;
-        session.publish_counts(entry);
+        let run = Run {
+            first: transaction.sequence,
+            last: transaction.sequence,
+        };
+        let local_end = self.commit(run, end_lsn)?;
+        if let Some(session) = self.session.as_mut() {
+            session.publish_counts(entry);
+        }
         self.own.transactions.fetch_add(1, Ordering::Relaxed);
         self.own
             .changes

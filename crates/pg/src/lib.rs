@@ -1,6 +1,7 @@
 //! The one safe layer over PostgreSQL's C interfaces. All `unsafe` of the project lives here and in `crates/ring`.
 #![allow(unsafe_code)]
 
+mod applied;
 pub mod applier;
 mod appliers;
 pub mod apply;

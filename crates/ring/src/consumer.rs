@@ -1,7 +1,7 @@
 //! The consumers' side: an applier reads the transaction that it has taken.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, OPEN, SKIP};
+use crate::layout::{Descriptor, EDGES, OPEN, SKIP};
 use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
@@ -25,7 +25,7 @@ pub struct Transaction {
     ring: Ring,
     /// Its number.
     pub sequence: u64,
-    /// The transaction that must be committed before this one is applied; 0 for none.
+    /// The latest transaction that this one depends on; 0 for none.
     pub depends_on: u64,
     position: u64,
     open: bool,
@@ -43,6 +43,28 @@ impl Transaction {
             open: descriptor.flags.load(Ordering::Acquire) & OPEN != 0,
             assembling: false,
         }
+    }
+
+    /// What must be committed before this transaction joins others from `first` on: all up to the number, and each of the list, up to
+    /// its first 0. Its own number for `first`: what must be committed before it is applied.
+    #[must_use]
+    pub fn needs(&self, first: u64) -> (u64, [u64; EDGES]) {
+        let descriptor = self.ring.descriptor(self.sequence);
+        let through = descriptor.through.load(Ordering::Acquire);
+        let mut needed = [0; EDGES];
+        let mut free = needed.iter_mut();
+        for edge in &descriptor.edges {
+            match edge.load(Ordering::Acquire) {
+                0 => break,
+                edge if edge >= first => {}
+                edge => {
+                    if let Some(place) = free.next() {
+                        *place = edge;
+                    }
+                }
+            }
+        }
+        (through.min(first.saturating_sub(1)), needed)
     }
 
     /// Whether it was taken while the leader was still receiving it. Such a one can't be read twice.

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::wake::{ApplierWait, Counters, LeaderWait, MAX_APPLIERS};
 
-pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0003;
+pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0004;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
 
@@ -58,6 +58,10 @@ pub(crate) struct Header {
     pub(crate) appliers: AtomicU64,
     pub(crate) buffer: AtomicU64,
     pub(crate) descriptors: AtomicU64,
+    /// 1 when commits may overtake each other. Set by the leader before anybody else is there.
+    pub(crate) relaxed: AtomicU64,
+    /// Position at the provider up to which all was committed before the first transaction. Set by the leader before anybody else is there.
+    pub(crate) start: AtomicU64,
     /// Appliers with a number below this may take transactions. Moved by the leader.
     pub(crate) active_appliers: AtomicU64,
     pub(crate) leader: LeaderWait,
@@ -167,7 +171,11 @@ impl ApplierSlot {
     }
 }
 
-/// A transaction in flight. Written by the leader before it is published, but for `end` of an open one and `local_end`.
+/// Single transactions that one can depend on when commits may overtake each other: as many as a descriptor's second cache line has
+/// room for. More than that are few, and stand for all before the last of them.
+pub const EDGES: usize = 6;
+
+/// A transaction in flight. Written by the leader before it is published, but for `end` of an open one, `local_end` and `done`.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Descriptor {
@@ -175,7 +183,8 @@ pub struct Descriptor {
     pub(crate) begin: AtomicU64,
     /// Where the frames that are there end. Moved by the leader while the transaction is open.
     pub(crate) end: AtomicU64,
-    /// Its commit waits for this transaction to be committed before it may even start. 0: for none.
+    /// It is not applied before this transaction is committed. 0: for none. While commits are in order, all that it depends on is
+    /// committed then.
     pub(crate) depends_on: AtomicU64,
     /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed.
     pub(crate) flags: AtomicU32,
@@ -188,6 +197,14 @@ pub struct Descriptor {
     pub(crate) commit_timestamp: AtomicU64,
     /// End of the local commit record. Written by the applier before it moves `committed`.
     pub(crate) local_end: AtomicU64,
+    // From here on for commits that may overtake each other, and for what is committed together with others.
+    /// The last transaction in this place that is committed: this one when it is its number. It only grows, so it needs no reset.
+    /// Only where commits may overtake each other.
+    pub(crate) done: AtomicU64,
+    /// All up to this transaction must be committed. 0: none has to.
+    pub(crate) through: AtomicU64,
+    /// These must be committed besides, whatever is before them. Up to the first 0.
+    pub(crate) edges: [AtomicU64; EDGES],
 }
 
 pub(crate) const OPEN: u32 = 1;

@@ -9,8 +9,11 @@
 //! |---|---|---|
 //! | `published` | transactions that appliers may take | the leader |
 //! | `claimed` | transactions that some applier has taken | any applier, by compare-and-swap |
-//! | `committed` | transactions that are committed here, in order | the applier whose turn it is |
+//! | `committed` | transactions that are committed here, with all before them | the applier whose turn it is |
 //! | `tail` | bytes that are no longer needed | the applier whose turn it is |
+//!
+//! Where commits may overtake each other there are no turns: each commit is marked in its descriptor, and whoever marks moves
+//! `committed` over all marked ones that follow it (`Counters::complete`). So `committed` is the low-water mark there.
 //!
 //! A descriptor belongs to the leader until it is published, then to the applier that claimed it until it is committed;
 //! only then does the leader use it again. `end` of an open transaction (one that is larger than the ring can hold) grows
@@ -43,7 +46,7 @@ pub use consumer::{FrameRead, Transaction};
 #[cfg(not(loom))]
 pub use failure::{Failure, FailureReport};
 #[cfg(not(loom))]
-pub use layout::{ApplierSlot, ApplierState, Descriptor, Geometry};
+pub use layout::{ApplierSlot, ApplierState, Descriptor, EDGES, Geometry};
 #[cfg(not(loom))]
 pub use producer::{Complete, Leader};
 #[cfg(not(loom))]

@@ -1,7 +1,7 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, OPEN, SKIP};
+use crate::layout::{Descriptor, EDGES, OPEN, SKIP};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -114,10 +114,16 @@ impl Leader {
         descriptor.begin.store(self.begin, Ordering::Relaxed);
         descriptor.depends_on.store(depends_on, Ordering::Relaxed);
         descriptor.flags.store(flags, Ordering::Relaxed);
-        descriptor.end.store(self.head, Ordering::Relaxed);
-        descriptor.end_lsn.store(0, Ordering::Relaxed);
+        // Released, as below: who reads what was written here for a later transaction must see that `committed` has passed the
+        // one that it asks about.
+        descriptor.end.store(self.head, Ordering::Release);
+        descriptor.end_lsn.store(0, Ordering::Release);
         descriptor.commit_lsn.store(0, Ordering::Relaxed);
         descriptor.local_end.store(0, Ordering::Relaxed);
+        descriptor.through.store(depends_on, Ordering::Relaxed);
+        if let Some(first) = descriptor.edges.first() {
+            first.store(0, Ordering::Relaxed);
+        }
         descriptor
     }
 
@@ -150,7 +156,7 @@ impl Leader {
     pub fn publish(&mut self, complete: &Complete) -> u64 {
         let descriptor = if self.open {
             let descriptor = self.ring.descriptor(self.sequence);
-            descriptor.end.store(self.head, Ordering::Relaxed);
+            descriptor.end.store(self.head, Ordering::Release);
             descriptor
         } else {
             self.fill(
@@ -158,12 +164,20 @@ impl Leader {
                 if complete.skip { SKIP | OPEN } else { OPEN },
             )
         };
+        if !self.open {
+            descriptor
+                .through
+                .store(complete.through, Ordering::Relaxed);
+            for (place, edge) in descriptor.edges.iter().zip(complete.edges) {
+                place.store(edge, Ordering::Relaxed);
+            }
+        }
         descriptor
             .commit_lsn
             .store(complete.commit_lsn, Ordering::Relaxed);
         descriptor
             .end_lsn
-            .store(complete.end_lsn, Ordering::Relaxed);
+            .store(complete.end_lsn, Ordering::Release);
         descriptor
             .changes
             .store(complete.changes, Ordering::Relaxed);
@@ -209,8 +223,12 @@ impl Leader {
 /// What is known of a transaction once it is received whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Complete {
-    /// The transaction that must be committed before this one is applied; 0 for none.
+    /// The latest transaction that this one depends on; 0 for none.
     pub depends_on: u64,
+    /// All up to this transaction must be committed before this one is applied; 0 for none.
+    pub through: u64,
+    /// These must be committed besides. The last places are 0.
+    pub edges: [u64; EDGES],
     /// Start of the commit record at the provider.
     pub commit_lsn: u64,
     /// End of the commit record at the provider.

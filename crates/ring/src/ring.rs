@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use crate::consumer::Transaction;
 use crate::failure::Failure;
 use crate::layout::{ApplierSlot, ApplierState, Descriptor, Geometry, Header, MAGIC};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use crate::wake::{ApplierWait, Wakes};
 
 /// What is wrong with a segment.
@@ -192,10 +192,52 @@ impl Ring {
         self.header().counters.claimed.0.load(Ordering::Acquire)
     }
 
-    /// Transactions that are committed.
+    /// Transactions that are committed, with all before them.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.header().counters.committed()
+    }
+
+    /// Let commits overtake each other. `start` is where the provider's WAL is read from: all before is committed here. To be
+    /// said by the leader before anybody else is there.
+    pub fn relax(&self, start: u64) {
+        self.header().start.store(start, Ordering::Relaxed);
+        self.header().relaxed.store(1, Ordering::Release);
+    }
+
+    /// Whether commits may overtake each other.
+    #[must_use]
+    pub fn is_relaxed(&self) -> bool {
+        self.header().relaxed.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether this very transaction is committed.
+    #[must_use]
+    pub fn is_done(&self, sequence: u64) -> bool {
+        // In this order: a descriptor is used again only after `committed` has passed it.
+        self.marked(sequence) || self.committed() >= sequence
+    }
+
+    fn marked(&self, sequence: u64) -> bool {
+        self.descriptor(sequence).done.load(Ordering::SeqCst) >= sequence
+    }
+
+    /// The low-water mark: the last transaction that is committed with all before it, 0 for none, and where it ends at the provider. Only
+    /// when commits may overtake each other.
+    #[must_use]
+    pub fn mark(&self) -> (u64, u64) {
+        loop {
+            let mark = self.committed();
+            if mark == 0 {
+                return (0, self.header().start.load(Ordering::Relaxed));
+            }
+            let end = self.descriptor(mark).end_lsn.load(Ordering::Acquire);
+            fence(Ordering::Acquire);
+            // The descriptor is its own for as long as `committed` has not moved on.
+            if self.committed() == mark {
+                return (mark, end);
+            }
+        }
     }
 
     /// Bytes of the buffer that are released.
@@ -335,6 +377,14 @@ impl Ring {
         }
     }
 
+    /// An applier is about to wait until this very transaction is committed. It asks [`Ring::is_done`] again after this, before it
+    /// sleeps.
+    pub fn applier_will_wait_for(&self, applier: usize, sequence: u64) {
+        if let Some(slot) = self.slot(applier) {
+            slot.wait.will_wait_for(sequence);
+        }
+    }
+
     /// The wait is over.
     pub fn applier_awake(&self, applier: usize) {
         if let Some(slot) = self.slot(applier) {
@@ -345,13 +395,16 @@ impl Ring {
     /// `sequence` is committed here, its commit record ending at `local_end`; `next` is the next of the run that the applier has
     /// taken, 0 for none. Returns the latches to set.
     pub fn commit(&self, applier: usize, sequence: u64, local_end: u64, next: u64) -> Wakes {
+        let run = Run {
+            first: sequence,
+            last: sequence,
+        };
+        self.commit_run(applier, run, local_end, next)
+    }
+
+    fn commit_in_order(&self, sequence: u64) -> Wakes {
         let header = self.header();
-        let descriptor = self.descriptor(sequence);
-        descriptor.local_end.store(local_end, Ordering::Relaxed);
-        let end = descriptor.end.load(Ordering::Acquire);
-        if let Some(slot) = self.slot(applier) {
-            slot.sequence.store(next, Ordering::SeqCst);
-        }
+        let end = self.descriptor(sequence).end.load(Ordering::Acquire);
         header.counters.commit(
             sequence,
             end,
@@ -362,15 +415,32 @@ impl Ring {
 
     /// The transactions from `run.first` to `run.last` are committed here as one; else as [`Ring::commit`].
     pub fn commit_run(&self, applier: usize, run: Run, local_end: u64, next: u64) -> Wakes {
-        for sequence in run.first..run.last {
-            self.descriptor(sequence)
-                .local_end
-                .store(local_end, Ordering::Relaxed);
+        let relaxed = self.is_relaxed();
+        for sequence in run.first..=run.last {
+            let descriptor = self.descriptor(sequence);
+            descriptor.local_end.store(local_end, Ordering::Relaxed);
+            if relaxed {
+                descriptor.done.store(sequence, Ordering::SeqCst);
+            }
         }
-        self.commit(applier, run.last, local_end, next)
+        if let Some(slot) = self.slot(applier) {
+            slot.sequence.store(next, Ordering::SeqCst);
+        }
+        if !relaxed {
+            return self.commit_in_order(run.last);
+        }
+        let header = self.header();
+        header.counters.complete(
+            run.first,
+            run.last,
+            |sequence| self.marked(sequence),
+            |sequence| self.descriptor(sequence).end.load(Ordering::Acquire),
+            &header.leader,
+            self.waits(self.geometry.appliers),
+        )
     }
 
-    fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> {
+    fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> + Clone {
         self.header()
             .slots
             .iter()

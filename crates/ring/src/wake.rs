@@ -49,6 +49,8 @@ pub struct ApplierWait {
     pub(crate) latch: AtomicUsize,
     /// Wants to be woken when `committed` reaches this; [`IDLE`] and [`AWAKE`] are never reached.
     wakes_at: AtomicU64,
+    /// Wants to be woken when this very transaction is done; 0 for none.
+    wakes_for: AtomicU64,
 }
 
 impl LeaderWait {
@@ -76,6 +78,13 @@ impl ApplierWait {
     /// What fresh memory is to hold.
     pub fn reset(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
+        self.wakes_for.store(0, Ordering::Relaxed);
+    }
+
+    /// It is about to wait until `sequence` is done, whatever is before it. It looks again after this, before it sleeps.
+    pub fn will_wait_for(&self, sequence: u64) {
+        self.wakes_for.store(sequence, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// It is about to wait until `sequence` is committed. It looks again after this, before it sleeps.
@@ -87,6 +96,7 @@ impl ApplierWait {
     /// The wait is over.
     pub fn awake(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
+        self.wakes_for.store(0, Ordering::Relaxed);
     }
 }
 
@@ -143,15 +153,13 @@ impl Counters {
     /// would be spent on it twice.
     pub fn idle<'a>(
         &self,
-        appliers: impl Iterator<Item = &'a ApplierWait>,
+        appliers: impl Iterator<Item = &'a ApplierWait> + Clone,
         wanted: impl FnOnce(u64, u64, bool) -> u64,
     ) -> Wakes {
         fence(Ordering::SeqCst);
         let mut wakes = Wakes::default();
-        let mut idle = appliers
-            .filter(|applier| applier.wakes_at.load(Ordering::SeqCst) == IDLE)
-            .peekable();
-        if idle.peek().is_none() {
+        let is_idle = |applier: &&ApplierWait| applier.wakes_at.load(Ordering::SeqCst) == IDLE;
+        if !appliers.clone().any(|applier| is_idle(&applier)) {
             return wakes;
         }
         let published = self.published.0.load(Ordering::Relaxed);
@@ -161,7 +169,8 @@ impl Counters {
         }
         let busy = self.committed.0.load(Ordering::Acquire) < claimed;
         let wanted = wanted(claimed + 1, published, busy);
-        for applier in idle {
+        // Looked at again: one that was idle a moment ago may have taken what is counted as taken now, and the wake-up be spent on it.
+        for applier in appliers.filter(is_idle) {
             if wakes.len() as u64 >= wanted {
                 break;
             }
@@ -188,6 +197,59 @@ impl Counters {
             }
         }
         leader.wake(sequence, &mut wakes);
+        wakes
+    }
+
+    /// The transactions from `first` to `last` are committed, whatever is before them; the caller has marked them so, with SeqCst.
+    /// `committed` moves over all that follow it and are marked: `is_done` says which are, `end` where one's bytes end. Returns
+    /// whom to wake.
+    ///
+    /// Of two that mark neighbours at the same time, one at least sees both marks: a fence lies between each one's mark and its
+    /// look at the others'. What `end` says of a transaction holds for as long as `committed` has not moved past it.
+    pub fn complete<'a>(
+        &self,
+        first: u64,
+        last: u64,
+        is_done: impl Fn(u64) -> bool,
+        end: impl Fn(u64) -> u64,
+        leader: &LeaderWait,
+        appliers: impl Iterator<Item = &'a ApplierWait>,
+    ) -> Wakes {
+        fence(Ordering::SeqCst);
+        loop {
+            let committed = self.committed.0.load(Ordering::SeqCst);
+            let mut mark = committed;
+            while is_done(mark + 1) {
+                mark += 1;
+            }
+            if mark == committed {
+                break;
+            }
+            let end = end(mark);
+            fence(Ordering::Acquire);
+            if self.committed.0.load(Ordering::SeqCst) != committed {
+                continue;
+            }
+            // Before the mark, so that whoever sees the mark has the room: the bytes are done with, whoever moves it.
+            self.tail.0.fetch_max(end, Ordering::SeqCst);
+            let _ = self.committed.0.compare_exchange(
+                committed,
+                mark,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+        }
+        fence(Ordering::SeqCst);
+        let committed = self.committed.0.load(Ordering::SeqCst);
+        let mut wakes = Wakes::default();
+        for applier in appliers {
+            if applier.wakes_at.load(Ordering::SeqCst) <= committed
+                || (first..=last).contains(&applier.wakes_for.load(Ordering::SeqCst))
+            {
+                wakes.push(applier.latch.load(Ordering::Acquire));
+            }
+        }
+        leader.wake(committed, &mut wakes);
         wakes
     }
 
@@ -292,6 +354,7 @@ impl ApplierWait {
         Self {
             latch: AtomicUsize::new(latch),
             wakes_at: AtomicU64::new(AWAKE),
+            wakes_for: AtomicU64::new(0),
         }
     }
 }

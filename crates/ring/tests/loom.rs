@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
 use braid_ring::{ApplierWait, Counters, LeaderWait, Wakes};
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -45,6 +46,8 @@ struct Group {
     leader: LeaderWait,
     appliers: Vec<ApplierWait>,
     latches: Vec<Latch>,
+    /// Of each transaction, from 0, when commits overtake each other.
+    done: Vec<AtomicBool>,
 }
 
 impl Group {
@@ -56,6 +59,7 @@ impl Group {
                 .map(|applier| ApplierWait::at(applier + 2))
                 .collect(),
             latches: (0..=appliers).map(|_| Latch::new()).collect(),
+            done: (0..4).map(|_| AtomicBool::new(false)).collect(),
         })
     }
 
@@ -80,6 +84,38 @@ impl Group {
                 .counters
                 .commit(sequence, sequence, &self.leader, self.appliers.iter()),
         );
+    }
+
+    fn is_done(&self, sequence: u64) -> bool {
+        let place = usize::try_from(sequence).unwrap();
+        self.done
+            .get(place)
+            .is_some_and(|done| done.load(Ordering::SeqCst))
+    }
+
+    /// Commit whatever is before it.
+    fn complete(&self, sequence: u64) {
+        let place = usize::try_from(sequence).unwrap();
+        self.done[place].store(true, Ordering::SeqCst);
+        self.set(&self.counters.complete(
+            sequence,
+            sequence,
+            |sequence| self.is_done(sequence),
+            |sequence| sequence,
+            &self.leader,
+            self.appliers.iter(),
+        ));
+    }
+
+    fn applier_waits_for_one(&self, applier: usize, sequence: u64) {
+        let me = &self.appliers[applier];
+        while !self.is_done(sequence) {
+            me.will_wait_for(sequence);
+            if !self.is_done(sequence) {
+                self.latches[applier + 1].wait();
+            }
+            me.awake();
+        }
     }
 
     fn claim(&self, applier: usize) -> u64 {
@@ -217,5 +253,53 @@ fn a_release_wakes_the_leader() {
             }
         }
         applier.join().unwrap();
+    });
+}
+
+/// Two appliers commit as they please: the mark ends behind both, whoever is last, and the leader is woken for it.
+#[test]
+fn i1_commits_that_overtake_each_other_move_the_mark_over_all() {
+    check(3, || {
+        let group = Group::new(2);
+        let appliers: Vec<_> = (1..=2)
+            .map(|number| {
+                let group = Arc::clone(&group);
+                thread::spawn(move || group.complete(number))
+            })
+            .collect();
+        group.leader_waits_for(2);
+        assert_eq!(group.counters.tail(), 2);
+        for applier in appliers {
+            applier.join().unwrap();
+        }
+    });
+}
+
+/// One waits for the very transaction that it depends on, another for all up to one: both are woken.
+#[test]
+fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
+    check(3, || {
+        let group = Group::new(3);
+        let appliers: Vec<_> = (0..3)
+            .map(|number| {
+                let group = Arc::clone(&group);
+                thread::spawn(move || match number {
+                    0 => group.complete(2),
+                    1 => {
+                        group.applier_waits_for_one(1, 2);
+                        group.complete(1);
+                    }
+                    _ => {
+                        group.applier_waits_for(2, 2);
+                        assert_eq!(group.counters.tail(), 2);
+                        group.complete(3);
+                    }
+                })
+            })
+            .collect();
+        for applier in appliers {
+            applier.join().unwrap();
+        }
+        assert_eq!(group.counters.committed(), 3);
     });
 }

@@ -40,6 +40,7 @@ fn create_subscription(
     disable_on_error: Option<bool>,
     apply_mode: Option<String>,
     consolidate: Option<bool>,
+    commit_order: Option<String>,
     streaming: Option<String>,
     two_phase: Option<bool>,
 ) -> i32 {
@@ -58,6 +59,7 @@ fn create_subscription(
                 synchronous_commit: Some(required(synchronous_commit, "synchronous_commit")?),
                 apply_mode: Some(required(apply_mode, "apply_mode")?),
                 consolidate: Some(required(consolidate, "consolidate")?),
+                commit_order: Some(required(commit_order, "commit_order")?),
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
             },
@@ -167,9 +169,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -189,6 +191,7 @@ fn insert(
             Some(phase),
             slot.start_lsn.as_deref(),
             options.consolidate.map(flag),
+            options.commit_order.as_deref(),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

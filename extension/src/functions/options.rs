@@ -19,6 +19,8 @@ pub struct Options {
     pub apply_mode: Option<String>,
     /// Whether changes of one row in a batch become one.
     pub consolidate: Option<bool>,
+    /// 'source' or 'relaxed'.
+    pub commit_order: Option<String>,
     /// Whether changes are applied as the subscription's owner instead of the tables'.
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
@@ -36,6 +38,11 @@ impl Options {
             "apply_mode",
             self.apply_mode.as_deref(),
             &["parallel", "serial", "batch", "aggregate"],
+        )?;
+        one_of(
+            "commit_order",
+            self.commit_order.as_deref(),
+            &["source", "relaxed"],
         )?;
         one_of(
             "synchronous_commit",

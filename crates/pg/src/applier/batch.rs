@@ -73,10 +73,7 @@ impl Applier {
         if first.is_skipped() || first.is_open() {
             return Joined::Alone;
         }
-        if !self.wait_for(
-            first.depends_on,
-            braid_ring::ApplierState::WaitingForDependency,
-        ) {
+        if !self.wait_for_dependencies(&first) {
             return Joined::Stop;
         }
         self.show(braid_ring::ApplierState::Applying);
@@ -111,6 +108,17 @@ impl Applier {
         }
     }
 
+    /// Up to which transaction all must be committed before this one can join a batch that starts with `first`; `None` when it can
+    /// join. The latest that it depends on does not tell: that one may be in the batch, and another one before it.
+    fn missing(&self, transaction: &Transaction, first: u64) -> Option<u64> {
+        let (through, single) = transaction.needs(first);
+        let missing = single
+            .into_iter()
+            .filter(|edge| *edge != 0 && !self.ring.is_done(*edge))
+            .fold(through, u64::max);
+        (self.ring.committed() < missing).then_some(missing)
+    }
+
     /// Apply transactions up to the end of the run, or to the first that can't join, and commit them. Returns the last one, and
     /// the end of the commit record.
     fn apply_joined(&mut self, run: Run) -> Result<(u64, u64), Trouble> {
@@ -121,9 +129,14 @@ impl Applier {
             if transaction.is_skipped() || transaction.is_open() {
                 break;
             }
-            // What it depends on is part of this batch, or is waited for.
-            if transaction.depends_on < run.first {
-                self.wait_in_transaction(transaction.depends_on, run.first)?;
+            // What it depends on is part of this batch, or committed.
+            if last.is_some() {
+                match self.missing(&transaction, run.first) {
+                    None => {}
+                    // Waited for without a lock that another could wait for.
+                    Some(_) if self.relaxed => break,
+                    Some(missing) => self.wait_in_transaction(missing, run.first)?,
+                }
             }
             let mut begun = false;
             let mut end = None;
@@ -177,13 +190,15 @@ impl Applier {
             if transaction.is_skipped() || transaction.is_open() {
                 break;
             }
-            if transaction.depends_on < run.first
-                && !self.wait_for(
-                    transaction.depends_on,
-                    braid_ring::ApplierState::WaitingForDependency,
-                )
+            if last.is_some()
+                && let Some(missing) = self.missing(&transaction, run.first)
             {
-                return Err(PgError::new("57P01", "subscription is stopping").into());
+                if self.relaxed {
+                    break;
+                }
+                if !self.wait_for(missing, braid_ring::ApplierState::WaitingForDependency) {
+                    return Err(PgError::new("57P01", "subscription is stopping").into());
+                }
             }
             let kept = (begins.len(), items.len());
             let Some(end) = self.gather(transaction, frames, &mut begins, &mut items)? else {
@@ -296,14 +311,11 @@ impl Applier {
             return Err(PgError::new("08P01", "empty batch").into());
         };
         session.finish_batch()?;
-        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
-        self.wait_for_turn(first)?;
-        let Some(session) = self.session.as_mut() else {
-            return Err(PgError::new("08P01", "empty batch").into());
-        };
         let counts = session.counts();
-        let local_end = session.commit(end_lsn)?;
-        session.publish_counts(entry);
+        let local_end = self.commit(Run { first, last }, end_lsn)?;
+        if let Some(session) = self.session.as_mut() {
+            session.publish_counts(entry);
+        }
         let joined = last - first;
         // Publishing counted one.
         entry.transactions.fetch_add(joined, Ordering::Relaxed);

@@ -14,7 +14,7 @@ mod receive;
 mod schedule;
 mod stream;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy::{self, Policy};
@@ -173,7 +173,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
 }
 
 fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
-    wait_for_old_appliers(entry);
+    wait_for_old_appliers(entry)?;
     let loaded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(None);
@@ -227,7 +227,11 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
 }
 
 /// A leader that was killed may have left appliers that are still ending; they hold origins.
-fn wait_for_old_appliers(entry: &SubscriptionEntry) {
+/// They might still commit, which must not happen after the look at how far they came.
+fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
+    // One that starts just now says that it is there, and then looks which leader is: with `leader_pid`, written before, and
+    // this fence, one of the two sees the other.
+    fence(Ordering::SeqCst);
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let alive: Vec<i32> = entry
@@ -236,8 +240,12 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) {
             .map(|applier| applier.pid.load(Ordering::Acquire))
             .filter(|pid| *pid != 0)
             .collect();
-        if alive.is_empty() || Instant::now() > deadline {
-            return;
+        if alive.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let error = PgError::new("55006", "appliers of an earlier leader have not ended yet");
+            return Err(End::Transient(error, 0));
         }
         for pid in alive {
             worker::terminate_pid(pid);

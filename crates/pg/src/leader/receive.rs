@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Commit, Reader, Record, Tag};
-use braid_ring::Complete;
+use braid_ring::{Complete, EDGES};
 
 use super::confirm::FLUSH_INTERVAL;
 use super::schedule::Barrier;
@@ -158,7 +158,8 @@ impl Stream {
             commit_timestamp: begin.commit_timestamp,
             changes: 0,
             // A change never goes back to where it came from (I8), whatever a provider sends.
-            discard: begin.origin == self.local_node,
+            // Nor is what an earlier leader's appliers have committed before others (I1).
+            discard: begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn),
             skip: skip != 0 && begin.commit_lsn == skip,
             blocked_on: HashSet::new(),
         });
@@ -350,14 +351,20 @@ impl Stream {
             self.schedule.abandoned();
             self.producer.discard();
         } else {
-            let edges = self.tracker.finish();
+            let edges = self.tracker.finish().at_most(EDGES);
             self.schedule.entered(&self.entry.schedule);
+            let mut single = [0; EDGES];
+            for (place, edge) in single.iter_mut().zip(edges.all) {
+                *place = *edge;
+            }
             let skip = in_hand.skip
                 || (self.subscription.skip_lsn != 0
                     && self.subscription.skip_lsn == commit.end_lsn);
             let open = self.producer.is_open();
             self.producer.publish(&Complete {
                 depends_on: edges.latest,
+                through: edges.through,
+                edges: single,
                 commit_lsn: commit.commit_lsn,
                 end_lsn: commit.end_lsn,
                 commit_timestamp: commit.commit_timestamp,

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use braid_bgworker::applied::AppliedAhead;
 use braid_bgworker::dependency::DependencyTracker;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
@@ -25,7 +26,7 @@ use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{Subscription, lsn_text, publication_list};
 use crate::table_order::TableOrders;
-use crate::{origin, settings, worker};
+use crate::{applied, origin, settings, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
@@ -61,6 +62,8 @@ pub(super) struct Stream {
     pub(super) header_seen: bool,
     /// End of the last transaction that was received whole.
     pub(super) last_end: u64,
+    /// What is committed here already of what is still to come.
+    pub(super) ahead: AppliedAhead,
     /// A publication is FOR ALL TABLES.
     pub(super) all_tables: bool,
     pub(super) in_hand: Option<InHand>,
@@ -91,10 +94,20 @@ impl Stream {
         } else {
             settings::appliers_per_subscription()
         };
-        let start = error::transaction(|| {
+        let (start, ahead) = error::transaction(|| {
             origin::ensure(subscription.id, &subscription.provider, most)?;
-            Ok(origin::progress(subscription.id)?.max(subscription.start_lsn))
+            let start = origin::progress(subscription.id)?.max(subscription.start_lsn);
+            // In either order: it may have been changed a moment ago.
+            Ok((start, applied::ahead_of(subscription.id, start)?))
         })?;
+        if !ahead.is_empty() {
+            pgrx::log!(
+                "subscription \"{}\" goes on at {}, with {} ranges of transactions after it committed already",
+                subscription.name,
+                lsn_text(start),
+                ahead.len()
+            );
+        }
         // What was applied up to there is on disk here by now; standbys may be wanted too.
         let applied_up_to = Durability::Local.durable_up_to();
         let mut connection =
@@ -109,6 +122,9 @@ impl Stream {
             quote_literal(&local_node),
         ))?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
+        if subscription.relaxed {
+            group.ring.relax(start);
+        }
         group
             .ring
             .register_leader(registry::my_pid(), registry::my_latch());
@@ -141,6 +157,7 @@ impl Stream {
             schemas: Vec::new(),
             header_seen: false,
             last_end: 0,
+            ahead,
             all_tables,
             in_hand: None,
             collected: 0,

@@ -1,12 +1,14 @@
 //! Transactions from the leader to an applier, one step at a time.
 
-use braid_ring::{Complete, FrameRead, Geometry, Grain};
+use braid_ring::{Complete, EDGES, FrameRead, Geometry, Grain, Ring, Run};
 
 use crate::memory::{Random, frames, ring, small, store};
 
 fn complete(number: u64) -> Complete {
     Complete {
         depends_on: 0,
+        through: 0,
+        edges: [0; EDGES],
         commit_lsn: number * 100,
         end_lsn: number * 100 + 50,
         commit_timestamp: -i64::try_from(number).unwrap(),
@@ -357,4 +359,82 @@ fn waiting_and_waking_by_address() {
         ring.commit(1, 2, 2, 0).is_empty(),
         "the leader was woken, applier 2 waits for another thing"
     );
+}
+
+#[test]
+fn i1_commits_that_overtake_move_the_mark_only_when_it_is_their_turn() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    ring.relax(77);
+    assert!(ring.is_relaxed());
+    assert_eq!(ring.mark(), (0, 77));
+    let frame = vec![3; 800];
+    for number in 1..=5 {
+        assert!(store(&mut leader, &frame));
+        leader.publish(&complete(number));
+    }
+    for _ in 1..=5 {
+        let _ = ring.claim(0).unwrap();
+    }
+    let tail = ring.tail();
+    let _ = ring.commit(0, 2, 20, 0);
+    let run = Run { first: 4, last: 5 };
+    let _ = ring.commit_run(1, run, 50, 0);
+    assert_eq!((ring.committed(), ring.tail()), (0, tail));
+    assert_eq!(ring.mark(), (0, 77));
+    let done = |ring: &Ring| (1..=5).filter(|n| ring.is_done(*n)).collect::<Vec<_>>();
+    assert_eq!(done(&ring), [2, 4, 5]);
+    let _ = ring.commit(0, 1, 60, 0);
+    assert_eq!(ring.mark(), (2, 250));
+    let middle = ring.tail();
+    assert!(middle > tail);
+    let _ = ring.commit(0, 3, 70, 0);
+    assert_eq!(ring.mark(), (5, 550));
+    assert!(ring.tail() > middle);
+    assert_eq!(done(&ring), [1, 2, 3, 4, 5]);
+    for sequence in 1..=5 {
+        let (_, local, _) = leader.committed_at(sequence);
+        assert_eq!(
+            local,
+            [60, 20, 70, 50, 50][usize::try_from(sequence).unwrap() - 1]
+        );
+    }
+}
+
+#[test]
+fn i1_a_descriptor_that_is_used_again_is_not_done_already() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    ring.relax(0);
+    for number in 1..=100 {
+        leader.publish(&complete(number));
+        let _ = ring.claim(0).unwrap();
+        assert!(!ring.is_done(number));
+        assert!(number <= 16 || ring.is_done(number - 16));
+        let _ = ring.commit(0, number, number, 0);
+        assert!(ring.is_done(number));
+        leader.committed_at(number);
+    }
+    assert_eq!(ring.mark(), (100, 10_050));
+}
+
+#[test]
+fn what_joins_others_needs_what_is_before_them() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    for number in 1..10 {
+        leader.publish(&complete(number));
+    }
+    leader.publish(&Complete {
+        depends_on: 9,
+        through: 3,
+        edges: [4, 6, 9, 0, 0, 0],
+        ..complete(10)
+    });
+    leader.publish(&complete(11));
+    let transaction = ring.transaction(10);
+    assert_eq!(transaction.needs(10), (3, [4, 6, 9, 0, 0, 0]));
+    assert_eq!(transaction.needs(6), (3, [4, 0, 0, 0, 0, 0]));
+    assert_eq!(transaction.needs(3), (2, [0; EDGES]));
+    assert_eq!(ring.transaction(11).needs(11), (0, [0; EDGES]));
 }
