@@ -1,7 +1,7 @@
 //! What leaders and appliers wait for, under names of our own: in pg_stat_activity from PostgreSQL 17 on, in braid.apply_workers
 //! everywhere.
 //!
-//! A process says once where its waits are to be shown ([`show_in`]); each wait then costs two stores.
+//! A process says once where its waits are to be shown (`show_in`); each wait then costs two stores.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
