@@ -43,8 +43,6 @@ select braid.create_subscription('s', :'there', synchronous_commit => 'maybe');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', apply_mode => 'fast');
 \echo :SQLSTATE
-select braid.create_subscription('s', :'there', streaming => 'on');
-\echo :SQLSTATE
 select braid.create_subscription('s', :'there', streaming => 'sometimes');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', two_phase => true);

@@ -62,6 +62,7 @@ create table braid.subscription (
     disable_on_error boolean not null,
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch')),
     consolidate boolean not null default false,
+    streaming text not null default 'on' check (streaming in ('off', 'on')),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -215,7 +216,7 @@ create function braid.create_subscription(
     disable_on_error boolean default false,
     apply_mode text default 'parallel',
     consolidate boolean default false,
-    streaming text default 'off',
+    streaming text default 'on',
     two_phase boolean default false
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -232,7 +233,8 @@ create function braid.alter_subscription(
     run_as_owner boolean default null,
     disable_on_error boolean default null,
     apply_mode text default null,
-    consolidate boolean default null
+    consolidate boolean default null,
+    streaming text default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -431,6 +433,7 @@ select s.subscription_id,
        s.origin,
        s.apply_mode,
        s.consolidate,
+       s.streaming,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,

@@ -38,6 +38,8 @@ pub struct Subscription {
     pub apply_mode: String,
     /// Changes of one row in a batch become one.
     pub consolidate: bool,
+    /// `on`: large transactions are sent while they run; or `off`.
+    pub streaming: String,
     /// Tables are copied before their changes are applied.
     pub copy_data: bool,
     /// `slot`, `copy` or `stream`.
@@ -135,7 +137,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
-         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, streaming \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -164,6 +166,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         skip_lsn: lsn(14),
         copy_data: flag(15),
         consolidate: flag(16),
+        streaming: text(17),
     }))
 }
 

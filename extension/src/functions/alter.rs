@@ -27,6 +27,7 @@ fn alter_subscription(
     disable_on_error: Option<bool>,
     apply_mode: Option<String>,
     consolidate: Option<bool>,
+    streaming: Option<String>,
 ) {
     let caller = current_role();
     run(|| {
@@ -38,6 +39,7 @@ fn alter_subscription(
             synchronous_commit,
             apply_mode,
             consolidate,
+            streaming,
             run_as_owner,
             disable_on_error,
         };
@@ -113,7 +115,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
                 disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode), \
                 phase = case when $10::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
-                consolidate = coalesce($11::boolean, consolidate), \
+                consolidate = coalesce($11::boolean, consolidate), streaming = coalesce($12, streaming), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
@@ -128,6 +130,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             options.apply_mode.as_deref(),
             start_lsn.as_deref(),
             options.consolidate.map(flag),
+            options.streaming.as_deref(),
         ],
     );
     wake_manager();

@@ -34,6 +34,7 @@ mod relation;
 mod report;
 mod row_change;
 mod row_filter;
+mod running;
 mod scratch;
 mod session;
 mod stream;

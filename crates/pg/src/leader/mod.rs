@@ -11,6 +11,8 @@
 mod confirm;
 mod provider;
 mod receive;
+mod segments;
+mod spool;
 mod stream;
 
 use std::sync::atomic::{AtomicU32, Ordering};
