@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(sleep);
 
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
-my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nlog_temp_files = 0\n");
+my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nlogical_decoding_work_mem = 64kB\n");
 on_all(q[
 	create table bulk (id int primary key, k int, v text);
 	create table wide (id int primary key, n int, t text);
@@ -224,5 +224,24 @@ is(stats('stream_txns'), $streamed, 'and streams no more');
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'no conflict all the while');
 $one->quit;
 $other->quit;
+
+# What a node has received goes on to a third, and not back to where it was first committed.
+my $osaka = new_node('osaka', publication => '');
+$osaka->safe_psql('postgres', 'create table evens (id int primary key, v text); create table small (id int primary key, n int)');
+$paris->safe_psql('postgres', 'create publication braid for table evens, small');
+subscribe($osaka, $paris, origin => "'any'");
+my $back = subscribe($tokyo, $paris, origin => "'any'", copy_data => 'false');
+my $came_back = "select bytes from braid.subscription_detail where name = '$back'";
+$before = $tokyo->safe_psql('postgres', $came_back);
+$tokyo->safe_psql('postgres', q[insert into evens select i, repeat('o', 100) from generate_series(20001, 30000) i]);
+caught_up($paris, $tokyo);
+$paris->safe_psql('postgres', q[update evens set v = 'of paris' where id > 29000]);
+$paris->safe_psql('postgres', q[insert into evens select i, repeat('p', 100) from generate_series(40001, 45000) i]);
+caught_up($osaka, $paris);
+caught_up($tokyo, $paris);
+same_tables([ $tokyo, $paris, $osaka ], qw(evens));
+cmp_ok($paris->safe_psql('postgres', q[select sum(stream_txns) from pg_stat_replication_slots]), '>', 2, 'in segments, too');
+cmp_ok($tokyo->safe_psql('postgres', $came_back) - $before, '<', 1_000_000, 'its own rows did not come back');
+is($tokyo->safe_psql('postgres', q[select kind, count(*) from braid.conflict_history group by 1]), 'update_origin_differs|1000', 'and met nothing');
 
 done_testing();

@@ -31,6 +31,7 @@ on_all(q[
 	create table counter (k int primary key, n bigint not null);
 	create table item (k int primary key, place int not null, n int not null default 0);
 	create table bulk (id bigint primary key, t text);
+	create table shape (id bigint primary key, v text);
 	create sequence ledger_id;
 	create sequence bulk_id;
 ], @nodes);
@@ -96,11 +97,28 @@ commit;
 \endif
 \sleep 100 ms
 ]);
+# Shapes that are rolled back while their rows are decoded, and one that stays as it was.
+$write->('shapes', q[
+\set n random(300, 900)
+begin;
+create table passing (id int primary key, v text);
+insert into passing select i, repeat('never', 40) from generate_series(1, :n) i;
+rollback;
+begin;
+insert into shape select nextval('bulk_id'), 'kept' from generate_series(1, :n) i;
+savepoint one;
+alter table shape add column w text default 'never';
+insert into shape select -nextval('bulk_id'), 'never', repeat('never', 20) from generate_series(1, :n) i;
+rollback to one;
+insert into shape select nextval('bulk_id'), 'kept' from generate_series(1, :n) i;
+commit;
+\sleep 200 ms
+]);
 my @writers = map {
 	my $command = sprintf 'while [ ! -e %s/stop ]; do pgbench -n %s -T 1 --max-tries=1000 -h %s -p %s -f %s/%s.sql postgres; sleep 0.05; done',
-	  $dir, $_ eq 'large' ? '-c 2' : '-c 1 -R 150', $tokyo->host, $tokyo->port, $dir, $_;
+	  $dir, { large => '-c 2', shapes => '-c 1' }->{$_} // '-c 1 -R 150', $tokyo->host, $tokyo->port, $dir, $_;
 	IPC::Run::start([ 'sh', '-c', $command ], '<', \undef, '>', '/dev/null', '2>', '/dev/null');
-} qw(small moving large);
+} qw(small moving large shapes);
 
 # Of the subscriber, of the provider, and the server as a whole of either.
 my @kinds = ([ $paris, 'braid applier' ], [ $paris, 'braid leader' ], [ $tokyo, 'walsender' ], [ $paris, 'postmaster' ], [ $paris, 'braid applier' ], [ $tokyo, 'postmaster' ]);
@@ -142,7 +160,7 @@ ok(wait_until(sub { $tokyo->safe_psql('postgres', 'select coalesce(sum(stream_by
 PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
 $_->finish for @writers;
 caught_up($paris, $tokyo);
-same_tables(\@nodes, qw(ledger counter item bulk));
+same_tables(\@nodes, qw(ledger counter item bulk shape));
 cmp_ok($tokyo->safe_psql('postgres', 'select count(*) from ledger'), '>', 200, 'there was load');
 for my $node (@nodes)
 {
@@ -150,7 +168,7 @@ for my $node (@nodes)
 	is($node->safe_psql('postgres', q[
 		select count(*) from counter c where n <> (select count(*) from ledger l where l.k = c.k)
 	]), '0', 'each counter is what was added to it, on ' . $node->name);
-	is($node->safe_psql('postgres', q[select (select count(*) from ledger where id < 0) + (select count(*) from bulk where id < 0 or t like 'never%')]), '0', 'nothing that was rolled back came to ' . $node->name);
+	is($node->safe_psql('postgres', q[select (select count(*) from ledger where id < 0) + (select count(*) from bulk where id < 0 or t like 'never%') + (select count(*) from shape where id < 0)]), '0', 'nothing that was rolled back came to ' . $node->name);
 }
 
 done_testing();

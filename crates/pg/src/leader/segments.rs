@@ -14,8 +14,8 @@ use super::spool::Spool;
 use super::stream::Stream;
 use super::{End, out_of_order};
 
-/// After how many pieces of a transaction that is read back others are tended to.
-const TEND_EVERY: u32 = 16;
+/// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
+const READ_BACK: usize = 256 * 1024;
 
 /// The transactions that have not ended.
 #[derive(Default)]
@@ -135,8 +135,12 @@ impl Stream {
     fn read_back(&mut self, spool: &mut Spool) -> Result<(), End> {
         spool.rewind()?;
         let mut records = Vec::new();
-        let mut pieces = 0_u32;
-        while spool.read(&mut records)? {
+        loop {
+            records.clear();
+            while records.len() < READ_BACK && spool.read(&mut records)? {}
+            if records.is_empty() {
+                return Ok(());
+            }
             let mut reader = Reader::new(&records);
             while let Some((tag, body)) = reader.next_raw()? {
                 match tag {
@@ -146,13 +150,9 @@ impl Stream {
                 }
             }
             self.store(&records)?;
-            pieces = pieces.wrapping_add(1);
-            if pieces.is_multiple_of(TEND_EVERY) {
-                self.tend()?;
-                // Nobody looks at the socket meanwhile.
-                self.last_message = Instant::now();
-            }
+            self.tend()?;
+            // Nobody looks at the socket meanwhile.
+            self.last_message = Instant::now();
         }
-        Ok(())
     }
 }

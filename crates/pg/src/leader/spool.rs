@@ -122,7 +122,7 @@ impl Spool {
         self.go_to(START)
     }
 
-    /// The records that were written at once. False at the end.
+    /// Append the records that were written at once to `records`. False at the end.
     pub(super) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
         if self.place() >= self.end {
             return Ok(false);
@@ -130,9 +130,9 @@ impl Spool {
         let mut len = [0; 4];
         self.fill(&mut len)?;
         let len = usize::try_from(u32::from_ne_bytes(len)).unwrap_or(usize::MAX);
-        records.clear();
-        records.resize(len, 0);
-        self.fill(records)?;
+        let before = records.len();
+        records.resize(before.saturating_add(len), 0);
+        self.fill(records.get_mut(before..).unwrap_or_default())?;
         Ok(true)
     }
 
