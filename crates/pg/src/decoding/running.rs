@@ -1,9 +1,9 @@
 //! Catalogs under a transaction that still runs, and may be rolled back while its changes are decoded.
 //!
 //! PostgreSQL then looks, with each catalog row that it reads, whether the transaction of the change (`CheckXidAlive`) is still alive, and
-//! ends the segment with an error of class 40001's family that the reorder buffer takes for what it is. But that watch can't see one
+//! ends the segment with an error (40000) that the reorder buffer takes for what it is. But that watch can't see one
 //! catalog scan inside another, as the type cache makes them when it looks for an operator class: it takes the outer one for a
-//! forbidden read of a table, an error (15 to 18). So such calls go unwatched: what they find of a transaction that is rolled back goes to changes
+//! forbidden read of a table, which is an error (GetDefaultOpClass in 15). So such calls go unwatched: what they find of a transaction that is rolled back goes to changes
 //! that are rolled back, and what they keep is invalidated with it. An error that they meet then is none either ([`watch`]).
 
 use std::panic::AssertUnwindSafe;
@@ -21,7 +21,7 @@ impl Unwatched {
     pub(super) fn enter() -> Self {
         let none = pg_sys::InvalidTransactionId;
         // SAFETY: a variable of this process.
-        let xid = unsafe { std::mem::replace(&mut *(&raw mut pg_sys::CheckXidAlive), none) };
+        let xid = unsafe { (&raw mut pg_sys::CheckXidAlive).replace(none) };
         Self { xid }
     }
 }
