@@ -27,6 +27,7 @@ select try('dec_opt', 'proto_version', '1', 'publication_names', '"a');
 select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'origin', 'local');
 select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'messages', 'maybe');
 select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'streaming', 'on');
+select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_opt', 'stream', 'on');
 select try('dec_opt', 'proto_version', '1', 'publication_names', 'dec_missing');
 -- An error leaves the session's settings as they were.
 show search_path;

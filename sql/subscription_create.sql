@@ -45,8 +45,6 @@ select braid.create_subscription('s', :'there', apply_mode => 'fast');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', commit_order => 'none');
 \echo :SQLSTATE
-select braid.create_subscription('s', :'there', streaming => 'on');
-\echo :SQLSTATE
 select braid.create_subscription('s', :'there', streaming => 'sometimes');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', two_phase => true);

@@ -19,6 +19,8 @@ pub struct Options {
     pub messages: bool,
     /// Several small transactions may come in one message, and positions as messages of their own (`join_transactions`).
     pub join_transactions: bool,
+    /// Large transactions may come in segments while they run (`streaming`).
+    pub streaming: bool,
 }
 
 impl Options {
@@ -38,6 +40,7 @@ impl Options {
             node: None,
             messages: false,
             join_transactions: false,
+            streaming: false,
         };
         for (name, value) in given {
             let value = value.unwrap_or_default();
@@ -50,6 +53,7 @@ impl Options {
                 "join_transactions" => {
                     options.join_transactions = parse_switch("join_transactions", value)?;
                 }
+                "streaming" => options.streaming = parse_switch("streaming", value)?,
                 _ => return Err(Error::UnknownOption(name)),
             }
         }
@@ -127,6 +131,7 @@ mod tests {
         assert_eq!(options.node, None);
         assert!(!options.messages);
         assert!(!options.join_transactions);
+        assert!(!options.streaming);
     }
 
     #[test]
@@ -134,6 +139,7 @@ mod tests {
         let options = parse(&[
             ("messages", "on"),
             ("join_transactions", "on"),
+            ("streaming", "on"),
             ("node", "tokyo"),
             ("origin", "any"),
             ("publication_names", "a"),
@@ -144,6 +150,7 @@ mod tests {
         assert_eq!(options.node.as_deref(), Some("tokyo"));
         assert!(options.messages);
         assert!(options.join_transactions);
+        assert!(options.streaming);
     }
 
     #[test]
@@ -160,12 +167,13 @@ mod tests {
             Err(Error::UnsupportedVersion("2".to_owned()))
         );
         assert_eq!(
-            parse(&[version, names, ("streaming", "on")]),
-            Err(Error::UnknownOption("streaming".to_owned()))
+            parse(&[version, names, ("two_phase", "on")]),
+            Err(Error::UnknownOption("two_phase".to_owned()))
         );
         for wrong in [
             ("origin", "all"),
             ("messages", ""),
+            ("streaming", "parallel"),
             ("publication_names", ""),
             ("publication_names", "a b"),
         ] {

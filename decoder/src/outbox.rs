@@ -5,8 +5,13 @@
 //! [`JOINED_BYTES`] of them, or until [`Outbox::release`] is called, which has to happen whenever the sender is about to wait
 //! for more to send: a write to the socket costs more than all else that a small transaction does. The stream header is written before the very first record, a Begin before the first
 //! record of its transaction: a transaction of which nothing is sent costs no bytes.
+//!
+//! A stream that was asked to sends transactions in segments while they run ([`Outbox::start_segment`]). A segment is written between
+//! others' ends and begins and is sent when it stops; of a transaction of which no segment was sent, neither its commit nor an abort is.
 
-use braid_gir::{Begin, Commit, Message, Writer};
+use std::collections::HashSet;
+
+use braid_gir::{Abort, Begin, Commit, Message, SegmentStart, StreamedCommit, Writer};
 
 use crate::error::Result;
 
@@ -40,6 +45,18 @@ pub struct Transaction {
     pub origin_lsn: u64,
 }
 
+impl Transaction {
+    fn record(&self) -> Begin<'_> {
+        Begin {
+            commit_lsn: self.commit_lsn,
+            commit_timestamp: self.commit_timestamp,
+            xid: self.xid,
+            origin: &self.origin,
+            origin_lsn: self.origin_lsn,
+        }
+    }
+}
+
 /// The frame in the making and the state of the stream.
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -51,6 +68,18 @@ pub struct Outbox {
     /// The position that was announced last.
     announced: u64,
     transaction: Transaction,
+    segment: Option<Segment>,
+    /// Transactions of which segments were written, and no end.
+    streamed: HashSet<u32>,
+}
+
+/// The segment in hand.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    /// The transaction.
+    xid: u32,
+    /// Whose changes the reader takes what follows for; `None` while nothing of the segment is written.
+    subxid: Option<u32>,
 }
 
 impl Outbox {
@@ -133,25 +162,112 @@ impl Outbox {
         &mut self.transaction
     }
 
-    /// Write the Begin unless it is there.
+    /// A segment of transaction `xid` starts; nothing is written yet.
+    pub fn start_segment(&mut self, xid: u32) {
+        self.begun = false;
+        self.segment = Some(Segment { xid, subxid: None });
+    }
+
+    /// Whether a segment is in hand.
+    #[must_use]
+    pub fn in_segment(&self) -> bool {
+        self.segment.is_some()
+    }
+
+    /// Write what has to stand before a change of transaction or subtransaction `xid`, unless it is there: the Begin, or in a segment
+    /// its start, and whose the change is.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
     #[inline]
-    pub fn ensure_begun(&mut self) -> Result<()> {
+    pub fn ensure_begun(&mut self, xid: u32) -> Result<()> {
+        if let Some(segment) = self.segment {
+            return self.ensure_in_segment(segment, xid);
+        }
         if self.begun {
             return Ok(());
         }
-        let transaction = &self.transaction;
-        self.writer.begin(&Begin {
-            commit_lsn: transaction.commit_lsn,
-            commit_timestamp: transaction.commit_timestamp,
-            xid: transaction.xid,
-            origin: &transaction.origin,
-            origin_lsn: transaction.origin_lsn,
-        })?;
+        self.writer.begin(&self.transaction.record())?;
         self.begun = true;
         Ok(())
+    }
+
+    fn ensure_in_segment(&mut self, segment: Segment, subxid: u32) -> Result<()> {
+        let Segment { xid, subxid: last } = segment;
+        if last.is_none() {
+            self.writer.segment_start(SegmentStart {
+                first: !self.streamed.contains(&xid),
+                xid,
+            })?;
+            self.streamed.insert(xid);
+            self.begun = true;
+        }
+        // What is not said to be a subtransaction's is the transaction's own.
+        if last.unwrap_or(xid) != subxid {
+            self.writer.subtransaction(subxid)?;
+        }
+        self.segment = Some(Segment {
+            xid,
+            subxid: Some(subxid),
+        });
+        Ok(())
+    }
+
+    /// The segment in hand ends, and is sent. Returns whether anything was in it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn stop_segment(&mut self, sink: &mut impl FrameSink) -> Result<bool> {
+        let written = self
+            .segment
+            .take()
+            .is_some_and(|segment| segment.subxid.is_some());
+        self.begun = false;
+        if written {
+            self.writer.segment_stop()?;
+            self.flush(sink);
+        }
+        Ok(written)
+    }
+
+    /// Of transaction `xid` the subtransaction `subxid`, or all if that is the same, was rolled back. Returns whether the reader had
+    /// anything of the transaction.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn abort(&mut self, xid: u32, subxid: u32, sink: &mut impl FrameSink) -> Result<bool> {
+        if !self.streamed.contains(&xid) {
+            return Ok(false);
+        }
+        self.writer.abort(Abort { xid, subxid })?;
+        if xid == subxid {
+            self.streamed.remove(&xid);
+        }
+        self.flush_unless_joined(sink);
+        Ok(true)
+    }
+
+    /// The transaction that [`Outbox::start`] was told of came in segments, and its commit ends at `end_lsn`. Returns whether the reader
+    /// had anything of it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn commit_streamed(&mut self, end_lsn: u64, sink: &mut impl FrameSink) -> Result<bool> {
+        if !self.streamed.remove(&self.transaction.xid) {
+            return Ok(false);
+        }
+        self.writer.streamed_commit(&StreamedCommit {
+            begin: self.transaction.record(),
+            end_lsn,
+        })?;
+        self.flush_unless_joined(sink);
+        Ok(true)
+    }
+
+    fn flush_unless_joined(&mut self, sink: &mut impl FrameSink) {
+        if !self.joins || self.writer.len() >= JOINED_BYTES {
+            self.flush(sink);
+        }
     }
 
     /// Send what there is, if it is enough for a frame.
@@ -184,9 +300,7 @@ impl Outbox {
             commit_timestamp: self.transaction.commit_timestamp,
         })?;
         self.begun = false;
-        if !self.joins || self.writer.len() >= JOINED_BYTES {
-            self.flush(sink);
-        }
+        self.flush_unless_joined(sink);
         Ok(true)
     }
 
@@ -246,9 +360,9 @@ mod tests {
         let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
         for _ in 0..2 {
             outbox.start();
-            outbox.ensure_begun().unwrap();
+            outbox.ensure_begun(7).unwrap();
             insert(&mut outbox, 1);
-            outbox.ensure_begun().unwrap();
+            outbox.ensure_begun(7).unwrap();
             insert(&mut outbox, 1);
             outbox.flush_if_large(&mut frames);
             assert!(outbox.commit(9, &mut frames).unwrap());
@@ -267,7 +381,7 @@ mod tests {
         outbox.header_written();
         for _ in 0..2 {
             outbox.start();
-            outbox.ensure_begun().unwrap();
+            outbox.ensure_begun(7).unwrap();
             // Nothing of a transaction that has begun may be sent as though it were complete.
             outbox.release(Some(5), &mut frames).unwrap();
             insert(&mut outbox, 1);
@@ -297,7 +411,7 @@ mod tests {
         outbox.join_transactions();
         for _ in 0..4 {
             outbox.start();
-            outbox.ensure_begun().unwrap();
+            outbox.ensure_begun(7).unwrap();
             insert(&mut outbox, JOINED_BYTES / 3);
             assert!(outbox.commit(9, &mut frames).unwrap());
         }
@@ -309,7 +423,7 @@ mod tests {
     fn a_large_transaction_is_cut_and_memory_given_back() {
         let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
         outbox.start();
-        outbox.ensure_begun().unwrap();
+        outbox.ensure_begun(7).unwrap();
         for _ in 0..3 {
             insert(&mut outbox, 5 * FRAME_BYTES);
             outbox.flush_if_large(&mut frames);
@@ -326,5 +440,118 @@ mod tests {
             ]
         );
         assert!(outbox.writer.is_empty());
+    }
+
+    #[test]
+    fn segments_stand_between_transactions() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.join_transactions();
+        let small = |outbox: &mut Outbox, frames: &mut Frames| {
+            outbox.start().xid = 7;
+            outbox.ensure_begun(7).unwrap();
+            insert(outbox, 1);
+            assert!(outbox.commit(9, frames).unwrap());
+        };
+        small(&mut outbox, &mut frames);
+        // Nothing of the first segment is published.
+        outbox.start_segment(8);
+        assert!(!outbox.stop_segment(&mut frames).unwrap());
+        assert!(!outbox.abort(8, 9, &mut frames).unwrap());
+        assert!(outbox.holds());
+        outbox.start_segment(8);
+        for subxid in [8, 9, 9, 8] {
+            outbox.ensure_begun(subxid).unwrap();
+            insert(&mut outbox, 1);
+            // Not to be sent as though it were complete, and no position inside.
+            assert!(!outbox.holds() && !outbox.would_release(50));
+            outbox.release(Some(50), &mut frames).unwrap();
+        }
+        assert!(frames.0.is_empty());
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        let (i, x) = (Tag::Insert, Tag::Subtransaction);
+        assert_eq!(
+            tags(&frames.0[0]),
+            [
+                Tag::Begin,
+                i,
+                Tag::Commit,
+                Tag::SegmentStart,
+                i,
+                x,
+                i,
+                i,
+                x,
+                i,
+                Tag::SegmentStop
+            ]
+        );
+        small(&mut outbox, &mut frames);
+        outbox.start_segment(8);
+        outbox.ensure_begun(10).unwrap();
+        insert(&mut outbox, 1);
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        assert!(outbox.abort(8, 10, &mut frames).unwrap());
+        outbox.start().xid = 8;
+        assert!(outbox.holds());
+        assert!(outbox.commit_streamed(60, &mut frames).unwrap());
+        assert!(!outbox.commit_streamed(60, &mut frames).unwrap());
+        outbox.release(Some(60), &mut frames).unwrap();
+        assert_eq!(
+            tags(&frames.0[1]),
+            [
+                Tag::Begin,
+                i,
+                Tag::Commit,
+                Tag::SegmentStart,
+                x,
+                i,
+                Tag::SegmentStop
+            ]
+        );
+        assert_eq!(
+            tags(&frames.0[2]),
+            [Tag::Abort, Tag::StreamedCommit, Tag::Message]
+        );
+        let mut reader = Reader::new(&frames.0[1]);
+        while let Some(record) = reader.next_record().unwrap() {
+            if let braid_gir::Record::SegmentStart(start) = record {
+                assert!(!start.first && start.xid == 8);
+            }
+        }
+    }
+
+    #[test]
+    fn an_aborted_transaction_may_not_commit() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.start_segment(8);
+        outbox.ensure_begun(8).unwrap();
+        insert(&mut outbox, 1);
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        assert!(outbox.abort(8, 8, &mut frames).unwrap());
+        outbox.start().xid = 8;
+        assert!(!outbox.commit_streamed(60, &mut frames).unwrap());
+        assert_eq!(frames.0.len(), 2);
+    }
+
+    #[test]
+    fn a_large_segment_is_cut() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        outbox.join_transactions();
+        outbox.start_segment(8);
+        for _ in 0..2 {
+            outbox.ensure_begun(9).unwrap();
+            insert(&mut outbox, FRAME_BYTES);
+            outbox.flush_if_large(&mut frames);
+        }
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        let kinds: Vec<_> = frames.0.iter().map(|frame| tags(frame)).collect();
+        assert_eq!(
+            kinds,
+            [
+                vec![Tag::SegmentStart, Tag::Subtransaction, Tag::Insert],
+                vec![Tag::Insert],
+                vec![Tag::SegmentStop]
+            ]
+        );
     }
 }

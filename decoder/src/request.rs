@@ -66,9 +66,11 @@ impl Request {
             None | Some("gir") => Ok(Self::Gir(Options::parse(given, split)?)),
             Some("gir-json") => {
                 let json = JsonRequest::take(&mut given)?;
-                // Each record has a position of its own, so they can't wait for one another.
-                if given.iter().any(|(name, _)| name == "join_transactions") {
-                    return Err(Error::UnknownOption("join_transactions".to_owned()));
+                // Each record has a position of its own, so they can't wait for one another; and each says what became of its
+                // transaction, which one that still runs can't.
+                let alien = |name: &str| matches!(name, "join_transactions" | "streaming");
+                if let Some((name, _)) = given.iter().find(|(name, _)| alien(name)) {
+                    return Err(Error::UnknownOption(name.clone()));
                 }
                 // The version says how bytes are read, and these are not.
                 if !given.iter().any(|(name, _)| name == "proto_version") {
@@ -245,10 +247,12 @@ mod tests {
                 Err(Error::UnknownOption(name.to_owned()))
             );
         }
-        assert_eq!(
-            parse(&[format, names, ("join_transactions", "on")]),
-            Err(Error::UnknownOption("join_transactions".to_owned()))
-        );
+        for alien in ["join_transactions", "streaming"] {
+            assert_eq!(
+                parse(&[format, names, (alien, "on")]),
+                Err(Error::UnknownOption(alien.to_owned()))
+            );
+        }
         assert_eq!(
             parse(&[format, names, ("proto_version", "2")]),
             Err(Error::UnsupportedVersion("2".to_owned()))

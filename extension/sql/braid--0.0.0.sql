@@ -63,6 +63,7 @@ create table braid.subscription (
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
+    streaming text not null default 'off' check (streaming in ('off', 'on')),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -260,7 +261,8 @@ create function braid.alter_subscription(
     disable_on_error boolean default null,
     apply_mode text default null,
     consolidate boolean default null,
-    commit_order text default null
+    commit_order text default null,
+    streaming text default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -487,6 +489,7 @@ select s.subscription_id,
        s.apply_mode,
        s.consolidate,
        s.commit_order,
+       s.streaming,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,

@@ -108,6 +108,7 @@ mod message;
 mod record;
 mod render;
 mod schema;
+mod segment;
 mod stream;
 mod text;
 mod transaction;
@@ -128,6 +129,7 @@ pub use schema::{
     Column, ColumnFlags, Columns, ReplicaIdentity, Schema, SchemaKey, SchemaKeyColumn,
     SchemaKeyColumns, SchemaKeys, SchemaNumber, WrittenKey,
 };
+pub use segment::{Abort, SegmentStart, StreamedCommit};
 pub use stream::{MAGIC, PROTOCOL_VERSION, StreamHeader};
 pub use transaction::{Begin, Commit};
 pub use truncate::Truncate;

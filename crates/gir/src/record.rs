@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::image::ImageWriter;
 use crate::message::Message;
 use crate::schema::{Column, ReplicaIdentity, Schema, SchemaNumber, WrittenKey};
+use crate::segment::{Abort, SegmentStart, StreamedCommit};
 use crate::stream::StreamHeader;
 use crate::transaction::{Begin, Commit};
 use crate::truncate::Truncate;
@@ -38,6 +39,16 @@ pub enum Tag {
     Truncate = b'T',
     /// [`Message`].
     Message = b'M',
+    /// [`SegmentStart`].
+    SegmentStart = b'G',
+    /// End of a segment.
+    SegmentStop = b'E',
+    /// Whose changes follow in a segment.
+    Subtransaction = b'X',
+    /// [`Abort`].
+    Abort = b'A',
+    /// [`StreamedCommit`].
+    StreamedCommit = b'F',
 }
 
 impl Tag {
@@ -52,6 +63,11 @@ impl Tag {
             b'D' => Self::Delete,
             b'T' => Self::Truncate,
             b'M' => Self::Message,
+            b'G' => Self::SegmentStart,
+            b'E' => Self::SegmentStop,
+            b'X' => Self::Subtransaction,
+            b'A' => Self::Abort,
+            b'F' => Self::StreamedCommit,
             _ => {
                 return Err(Error::UnknownTag {
                     what: "record",
@@ -79,6 +95,16 @@ pub enum Record<'a> {
     Truncate(Truncate<'a>),
     /// A logical message.
     Message(Message<'a>),
+    /// Start of a segment of a transaction that may still run.
+    SegmentStart(SegmentStart),
+    /// End of a segment.
+    SegmentStop,
+    /// The changes that follow in the segment belong to the subtransaction with this id.
+    Subtransaction(u32),
+    /// A transaction of which segments came, or a part of it, was rolled back.
+    Abort(Abort),
+    /// A transaction of which segments came has committed.
+    StreamedCommit(StreamedCommit<'a>),
 }
 
 /// Reads a frame record by record.
@@ -166,6 +192,20 @@ impl<'a> Record<'a> {
             ),
             Tag::Truncate => (Self::Truncate(Truncate::read(&mut cursor)?), "truncate"),
             Tag::Message => (Self::Message(Message::read(&mut cursor)?), "message"),
+            Tag::SegmentStart => (
+                Self::SegmentStart(SegmentStart::read(&mut cursor)?),
+                "segment start",
+            ),
+            Tag::SegmentStop => (Self::SegmentStop, "segment stop"),
+            Tag::Subtransaction => (
+                Self::Subtransaction(cursor.u32("subtransaction id")?),
+                "subtransaction",
+            ),
+            Tag::Abort => (Self::Abort(Abort::read(&mut cursor)?), "abort"),
+            Tag::StreamedCommit => (
+                Self::StreamedCommit(StreamedCommit::read(&mut cursor)?),
+                "streamed commit",
+            ),
         };
         cursor.finish(what)?;
         Ok(record)
@@ -387,6 +427,55 @@ impl Writer {
         self.record(Tag::Message, |out| message.write(out))
     }
 
+    /// Append the start of a segment.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn segment_start(&mut self, start: SegmentStart) -> Result<()> {
+        self.record(Tag::SegmentStart, |out| {
+            start.write(out);
+            Ok(())
+        })
+    }
+
+    /// Append the end of a segment.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn segment_stop(&mut self) -> Result<()> {
+        self.record(Tag::SegmentStop, |_| Ok(()))
+    }
+
+    /// Say whose changes follow in a segment.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn subtransaction(&mut self, xid: u32) -> Result<()> {
+        self.record(Tag::Subtransaction, |out| {
+            out.extend_from_slice(&xid.to_le_bytes());
+            Ok(())
+        })
+    }
+
+    /// Append an abort.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn abort(&mut self, abort: Abort) -> Result<()> {
+        self.record(Tag::Abort, |out| {
+            abort.write(out);
+            Ok(())
+        })
+    }
+
+    /// Append the commit of a transaction that came in segments.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
+    pub fn streamed_commit(&mut self, commit: &StreamedCommit<'_>) -> Result<()> {
+        self.record(Tag::StreamedCommit, |out| commit.write(out))
+    }
+
     /// Append a record that was read. The bytes are those that it was read from: everything has exactly one encoding.
     ///
     /// # Errors
@@ -420,6 +509,11 @@ impl Writer {
                 self.truncate(truncate.cascade, truncate.restart_identity, &schemas)
             }
             Record::Message(message) => self.message(message),
+            Record::SegmentStart(start) => self.segment_start(*start),
+            Record::SegmentStop => self.segment_stop(),
+            Record::Subtransaction(xid) => self.subtransaction(*xid),
+            Record::Abort(abort) => self.abort(*abort),
+            Record::StreamedCommit(commit) => self.streamed_commit(commit),
         }
     }
 

@@ -112,6 +112,21 @@ pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String 
         Record::Change(change) => line.change(change, schemas),
         Record::Truncate(truncate) => line.truncate(truncate, schemas),
         Record::Message(message) => line.message(message),
+        Record::SegmentStart(start) => {
+            let first = if start.first { " first" } else { "" };
+            line.print(format_args!("SEGMENT xid={}{first}", start.xid));
+        }
+        Record::SegmentStop => line.put("SEGMENT END"),
+        Record::Subtransaction(xid) => line.print(format_args!("SUBTRANSACTION xid={xid}")),
+        Record::Abort(abort) => {
+            line.print(format_args!("ABORT xid={} of={}", abort.subxid, abort.xid));
+        }
+        Record::StreamedCommit(commit) => {
+            line.print(format_args!("STREAMED xid={} ", commit.begin.xid));
+            line.begin(&commit.begin);
+            line.put(" ");
+            line.commit(&commit.commit());
+        }
     }
     line.text
 }

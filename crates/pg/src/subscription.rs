@@ -40,6 +40,8 @@ pub struct Subscription {
     pub consolidate: bool,
     /// Commits may overtake each other.
     pub relaxed: bool,
+    /// `on`: large transactions are sent while they run; or `off`.
+    pub streaming: String,
     /// Tables are copied before their changes are applied.
     pub copy_data: bool,
     /// `slot`, `copy` or `stream`.
@@ -137,7 +139,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
-         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -167,6 +169,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         copy_data: flag(15),
         consolidate: flag(16),
         relaxed: text(17) == "relaxed",
+        streaming: text(18),
     }))
 }
 

@@ -28,6 +28,7 @@ fn alter_subscription(
     apply_mode: Option<String>,
     consolidate: Option<bool>,
     commit_order: Option<String>,
+    streaming: Option<String>,
 ) {
     let caller = current_role();
     run(|| {
@@ -40,6 +41,7 @@ fn alter_subscription(
             apply_mode,
             consolidate,
             commit_order,
+            streaming,
             run_as_owner,
             disable_on_error,
         };
@@ -116,6 +118,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode), \
                 phase = case when $10::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
                 consolidate = coalesce($11::boolean, consolidate), commit_order = coalesce($12, commit_order), \
+                streaming = coalesce($13, streaming), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
@@ -131,6 +134,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             start_lsn.as_deref(),
             options.consolidate.map(flag),
             options.commit_order.as_deref(),
+            options.streaming.as_deref(),
         ],
     );
     wake_manager();

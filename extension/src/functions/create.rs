@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::local;
 use super::node::check_name;
-use super::options::{Options, flag, one_of, texts};
+use super::options::{Options, flag, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
 use super::{required, required_name, run, server, table_set, wake_manager};
@@ -60,6 +60,7 @@ fn create_subscription(
                 apply_mode: Some(required(apply_mode, "apply_mode")?),
                 consolidate: Some(required(consolidate, "consolidate")?),
                 commit_order: Some(required(commit_order, "commit_order")?),
+                streaming: Some(required(streaming, "streaming")?),
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
             },
@@ -67,17 +68,14 @@ fn create_subscription(
             enabled: required(enabled, "enabled")?,
             create_slot: required(create_slot, "create_slot")?,
         };
-        check_unsupported(
-            &required(streaming, "streaming")?,
-            required(two_phase, "two_phase")?,
-        )?;
+        check_unsupported(required(two_phase, "two_phase")?)?;
         let id = create(&request, caller)?;
         id.parse()
             .map_err(|_| Failure::state("the subscription was not stored").hint("Try again."))
     })
 }
 
-fn check_unsupported(streaming: &str, two_phase: bool) -> Outcome<()> {
+fn check_unsupported(two_phase: bool) -> Outcome<()> {
     let unsupported = |option: &str, hint: &str| {
         Err(Failure::new(
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -85,13 +83,6 @@ fn check_unsupported(streaming: &str, two_phase: bool) -> Outcome<()> {
         )
         .hint(hint))
     };
-    one_of("streaming", Some(streaming), &["off", "on", "parallel"])?;
-    if streaming != "off" {
-        return unsupported(
-            "streaming",
-            "Use streaming => 'off': transactions are sent once they have committed.",
-        );
-    }
     if two_phase {
         return unsupported(
             "two_phase",
@@ -169,9 +160,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -192,6 +183,7 @@ fn insert(
             slot.start_lsn.as_deref(),
             options.consolidate.map(flag),
             options.commit_order.as_deref(),
+            options.streaming.as_deref(),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -21,6 +21,8 @@ pub struct Options {
     pub consolidate: Option<bool>,
     /// 'source' or 'relaxed'.
     pub commit_order: Option<String>,
+    /// 'on' or 'off': whether large transactions are sent while they run.
+    pub streaming: Option<String>,
     /// Whether changes are applied as the subscription's owner instead of the tables'.
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
@@ -33,6 +35,7 @@ impl Options {
         if let Some(publications) = &self.publications {
             check_publication_names(publications)?;
         }
+        one_of("streaming", self.streaming.as_deref(), &["off", "on"])?;
         one_of("origin", self.origin.as_deref(), &["none", "any"])?;
         one_of(
             "apply_mode",

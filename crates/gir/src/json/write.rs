@@ -91,7 +91,8 @@ impl JsonWriter {
     /// the stream, none left out.
     ///
     /// # Errors
-    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Nothing is appended then.
+    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`], and [`Error::NotInJson`] for what belongs to a
+    /// transaction that may still run. Nothing is appended then.
     pub fn record(&mut self, record: &Record<'_>, out: &mut String) -> Result<()> {
         self.record_with(record, None, out)
     }
@@ -127,6 +128,11 @@ impl JsonWriter {
                 self.message(message, out);
                 Ok(())
             }
+            Record::SegmentStart(_)
+            | Record::SegmentStop
+            | Record::Subtransaction(_)
+            | Record::Abort(_)
+            | Record::StreamedCommit(_) => Err(Error::NotInJson),
         };
         if written.is_err() {
             out.truncate(start);

@@ -1,9 +1,9 @@
 //! The bytes of version 1, written out. A change of format fails here, and where docs/PROTOCOL.md shows the same bytes.
 
 use braid_gir::{
-    BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal, ImageWriter,
-    Message, Reader, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, StreamHeader, Value,
-    Writer,
+    Abort, BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
+    ImageWriter, Message, Reader, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber,
+    SegmentStart, StreamHeader, StreamedCommit, Value, Writer,
 };
 
 use crate::model::decimal_bytes;
@@ -265,4 +265,40 @@ fn every_value_has_the_frozen_bytes() {
     let mut out = Vec::new();
     Value::String(&long).write(&mut out);
     assert_eq!(hex(&out[..4]), "09c80178");
+}
+
+#[test]
+fn running_transactions_have_the_frozen_bytes() {
+    let mut writer = Writer::new();
+    writer
+        .segment_start(SegmentStart {
+            first: true,
+            xid: 751,
+        })
+        .unwrap();
+    writer.subtransaction(752).unwrap();
+    writer.segment_stop().unwrap();
+    writer
+        .abort(Abort {
+            xid: 751,
+            subxid: 752,
+        })
+        .unwrap();
+    let begin = Begin {
+        commit_lsn: 0x0156_18a0,
+        commit_timestamp: 1_709_209_800_000_000,
+        xid: 751,
+        origin: "paris",
+        origin_lsn: 0x1_0000_3000,
+    };
+    let end_lsn = 0x0156_18d0;
+    writer
+        .streamed_commit(&StreamedCommit { begin, end_lsn })
+        .unwrap();
+    let expected = "47 05000000 01 ef020000
+        58 04000000 f0020000
+        45 00000000
+        41 08000000 ef020000 f0020000
+        46 2a000000 a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000 d018560100000000";
+    assert_eq!(hex(writer.frame()), hex(&bytes(expected)));
 }

@@ -108,6 +108,12 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
                     stream.push(OwnedRecord::Truncate { flags, schemas });
                 }
             }
+            // Not in JSON, see `a_running_transaction_is_refused`.
+            OwnedRecord::SegmentStart(..)
+            | OwnedRecord::SegmentStop
+            | OwnedRecord::Subtransaction(_)
+            | OwnedRecord::Abort(..)
+            | OwnedRecord::StreamedCommit { .. } => {}
             OwnedRecord::Message { transactional, .. } => {
                 if open || !transactional {
                     stream.push(record);
@@ -848,5 +854,25 @@ fn a_text_that_is_cut_anywhere_is_refused() {
             .read(cut.as_bytes(), &mut Writer::new())
             .unwrap_err();
         assert!(error.offset <= end, "{error}");
+    }
+}
+
+#[test]
+fn a_running_transaction_is_refused() {
+    for record in [
+        OwnedRecord::SegmentStart(true, 7),
+        OwnedRecord::SegmentStop,
+        OwnedRecord::Subtransaction(8),
+        OwnedRecord::Abort(7, 8),
+    ] {
+        let frame = record.frame();
+        let record = Reader::new(&frame).next_record().unwrap().unwrap();
+        let mut out = String::new();
+        let mut writer = JsonWriter::new(JsonOptions::default());
+        assert_eq!(
+            writer.record(&record, &mut out),
+            Err(braid_gir::Error::NotInJson)
+        );
+        assert_eq!(out, "");
     }
 }

@@ -1,9 +1,9 @@
 //! Owned records, strategies that make any of them, and a way to write them.
 
 use braid_gir::{
-    BeforeKind, Begin, Change, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal, Image,
-    ImageWriter, Message, Operation, Record, ReplicaIdentity, Result, SchemaKeyColumn,
-    SchemaNumber, StreamHeader, Value, Writer,
+    Abort, BeforeKind, Begin, Change, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
+    Image, ImageWriter, Message, Operation, Record, ReplicaIdentity, Result, SchemaKeyColumn,
+    SchemaNumber, SegmentStart, StreamHeader, StreamedCommit, Value, Writer,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -155,6 +155,16 @@ pub enum OwnedRecord {
         prefix: String,
         content: Vec<u8>,
     },
+    SegmentStart(bool, u32),
+    SegmentStop,
+    Subtransaction(u32),
+    Abort(u32, u32),
+    StreamedCommit {
+        lsns: (u64, u64, u64),
+        timestamp: i64,
+        xid: u32,
+        origin: String,
+    },
 }
 
 fn put_row(row: &[OwnedValue], image: &mut ImageWriter<'_>) -> Result<()> {
@@ -283,6 +293,31 @@ impl OwnedRecord {
                 prefix,
                 content,
             }),
+            Self::SegmentStart(first, xid) => writer.segment_start(SegmentStart {
+                first: *first,
+                xid: *xid,
+            }),
+            Self::SegmentStop => writer.segment_stop(),
+            Self::Subtransaction(xid) => writer.subtransaction(*xid),
+            Self::Abort(xid, subxid) => writer.abort(Abort {
+                xid: *xid,
+                subxid: *subxid,
+            }),
+            Self::StreamedCommit {
+                lsns,
+                timestamp,
+                xid,
+                origin,
+            } => writer.streamed_commit(&StreamedCommit {
+                begin: Begin {
+                    commit_lsn: lsns.0,
+                    commit_timestamp: *timestamp,
+                    xid: *xid,
+                    origin,
+                    origin_lsn: lsns.1,
+                },
+                end_lsn: lsns.2,
+            }),
         }
     }
 
@@ -367,6 +402,29 @@ impl OwnedRecord {
                     && message.lsn == *lsn
                     && message.prefix == prefix
                     && message.content == content
+            }
+            (Self::SegmentStart(first, xid), Record::SegmentStart(start)) => {
+                (start.first, start.xid) == (*first, *xid)
+            }
+            (Self::SegmentStop, Record::SegmentStop) => true,
+            (Self::Subtransaction(xid), Record::Subtransaction(read)) => xid == read,
+            (Self::Abort(xid, subxid), Record::Abort(abort)) => {
+                (abort.xid, abort.subxid) == (*xid, *subxid)
+            }
+            (
+                Self::StreamedCommit {
+                    lsns,
+                    timestamp,
+                    xid,
+                    origin,
+                },
+                Record::StreamedCommit(commit),
+            ) => {
+                let begin = &commit.begin;
+                (begin.commit_lsn, begin.origin_lsn, commit.end_lsn) == *lsns
+                    && begin.commit_timestamp == *timestamp
+                    && begin.xid == *xid
+                    && begin.origin == origin
             }
             _ => false,
         }
@@ -609,5 +667,11 @@ pub fn record() -> impl Strategy<Value = OwnedRecord> {
         1 => (any::<bool>(), any::<u64>(), name(), bytes()).prop_map(
             |(transactional, lsn, prefix, content)| OwnedRecord::Message { transactional, lsn, prefix, content }
         ),
+        1 => any::<(bool, u32)>().prop_map(|(first, xid)| OwnedRecord::SegmentStart(first, xid)),
+        1 => Just(OwnedRecord::SegmentStop),
+        1 => any::<u32>().prop_map(OwnedRecord::Subtransaction),
+        1 => any::<(u32, u32)>().prop_map(|(xid, subxid)| OwnedRecord::Abort(xid, subxid)),
+        1 => (any::<(u64, u64, u64)>(), integer(), any::<u32>(), name())
+            .prop_map(|(lsns, timestamp, xid, origin)| OwnedRecord::StreamedCommit { lsns, timestamp, xid, origin }),
     ]
 }

@@ -86,7 +86,7 @@ fn check_tag(frame: &[u8], at: usize, what: &'static str, known: &[u8]) {
 
 #[test]
 fn every_unknown_tag_is_an_error_that_names_it() {
-    check_tag(&record_of(b'C', &[0; 24]), 0, "record", b"HSBCIUDTM");
+    check_tag(&record_of(b'C', &[0; 24]), 0, "record", b"HSBCIUDTMGEXAF");
     let one_integer = insert_of(&[2, 0]);
     check_tag(
         &one_integer,
@@ -98,6 +98,7 @@ fn every_unknown_tag_is_an_error_that_names_it() {
     check_tag(&insert_of(&[8, 0, 0, 0]), 14, "date and time", &kinds);
     check_tag(&one_integer, 9, "change flags", &[0, 1, 2, 4, 5, 6]);
     check_tag(&record_of(b'M', &[0; 11]), 5, "message flags", &[0, 1]);
+    check_tag(&record_of(b'G', &[0; 5]), 5, "segment flags", &[0, 1]);
     check_tag(
         &record_of(b'T', &[0; 3]),
         5,

@@ -31,6 +31,16 @@ pub(super) struct Change {
     pub(super) new: pg_sys::HeapTuple,
     /// LSN of the change's record.
     pub(super) lsn: u64,
+    pub(super) author: Author,
+}
+
+/// Who made a change.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Author {
+    /// The transaction or subtransaction.
+    pub(super) xid: u32,
+    /// Under which replication origin the change itself was written.
+    pub(super) origin: pg_sys::RepOriginId,
 }
 
 /// A truncate of one or more relations.
@@ -41,6 +51,7 @@ pub(super) struct Truncation<'c> {
     pub(super) restart_identity: bool,
     /// LSN of the change's record.
     pub(super) lsn: u64,
+    pub(super) author: Author,
 }
 
 /// A logical message, in the server's encoding as far as it is text at all.
@@ -48,6 +59,8 @@ pub(super) struct Truncation<'c> {
 pub(super) struct LogicalMessage<'c> {
     /// Part of the transaction in hand. One that is not comes outside of any, and never between a transaction's changes.
     pub(super) transactional: bool,
+    /// The transaction or subtransaction; 0 where there is none.
+    pub(super) xid: u32,
     pub(super) lsn: u64,
     pub(super) prefix: &'c CStr,
     pub(super) content: &'c [u8],
@@ -70,6 +83,36 @@ pub(super) trait Format {
     fn paced(&mut self) -> Option<&mut Pacing> {
         None
     }
+
+    /// Whether transactions that still run are wanted, in segments. Only then the four methods below are called.
+    fn streams(&self) -> bool {
+        false
+    }
+
+    /// A segment of a transaction starts, which may still run, and of which subtransactions may be rolled back later. Its changes
+    /// come as those of others do.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn segment_started(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+
+    /// The segment in hand ends.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but in no transaction.
+    unsafe fn segment_stopped(&mut self, _ctx: Context) {}
+
+    /// Of transaction `xid`, of which there were segments, `subxid` was rolled back: a subtransaction, or all of it.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but in no transaction.
+    unsafe fn segments_aborted(&mut self, _ctx: Context, _xid: u32, _subxid: u32) {}
+
+    /// A transaction has committed of which there were segments.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but in no transaction.
+    unsafe fn segments_committed(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
 
     /// A transaction starts, which has committed.
     ///

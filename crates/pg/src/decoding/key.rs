@@ -5,6 +5,7 @@ use pgrx::pg_sys;
 
 use super::column::{self, Tools};
 use super::names;
+use super::running::Unwatched;
 use super::tuple::{Field, Row};
 use super::type_facts::TypeFacts;
 
@@ -64,8 +65,10 @@ impl KeyColumn {
         (family, collation): (pg_sys::Oid, pg_sys::Oid),
     ) -> Option<Self> {
         let flags = pg_sys::TYPECACHE_BTREE_OPFAMILY | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
+        let unwatched = Unwatched::enter();
         // SAFETY: the entry lives as long as the process.
         let cached = unsafe { &mut *pg_sys::lookup_type_cache(facts.oid, flags.cast_signed()) };
+        drop(unwatched);
         let pattern = PATTERN_FAMILIES.contains(&family);
         if family != cached.btree_opf && !pattern {
             return None;

@@ -35,6 +35,7 @@ mod relation;
 mod report;
 mod row_change;
 mod row_filter;
+mod running;
 mod scratch;
 mod session;
 mod stream;

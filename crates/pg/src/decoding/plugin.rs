@@ -6,12 +6,13 @@ use braid_decoder::Request;
 use pgrx::pg_sys;
 
 use super::arguments::{given_options, split_identifiers};
-use super::format::{self, Change, Format, LogicalMessage, Truncation};
+use super::format::{self, Author, Change, Format, LogicalMessage, Truncation};
 use super::report::or_raise;
 use super::{held, invalidation};
 use crate::compat;
 
-/// Fill in the table of callbacks. In-progress and prepared transactions have none yet: they are decoded when they commit.
+/// Fill in the table of callbacks. Prepared transactions have none: they are decoded when they commit. So are running ones, unless the
+/// stream's format wants them (`startup`).
 ///
 /// # Safety
 /// `callbacks` is the table that PostgreSQL hands to `_PG_output_plugin_init`.
@@ -26,6 +27,13 @@ pub unsafe fn install(callbacks: *mut c_void) {
     callbacks.message_cb = Some(message);
     callbacks.filter_by_origin_cb = Some(filter_by_origin);
     callbacks.shutdown_cb = Some(shutdown);
+    callbacks.stream_start_cb = Some(stream_start);
+    callbacks.stream_stop_cb = Some(stream_stop);
+    callbacks.stream_abort_cb = Some(stream_abort);
+    callbacks.stream_commit_cb = Some(stream_commit);
+    callbacks.stream_change_cb = Some(change);
+    callbacks.stream_truncate_cb = Some(truncate);
+    callbacks.stream_message_cb = Some(stream_message);
 }
 
 /// What hangs on the decoding context: a thin pointer to it.
@@ -48,6 +56,8 @@ unsafe extern "C-unwind" fn startup(
         (*opt).output_type = pg_sys::OutputPluginOutputType::OUTPUT_PLUGIN_BINARY_OUTPUT;
         (*opt).receive_rewrites = false;
         (*ctx).output_plugin_private = std::ptr::null_mut();
+        // Set because there are callbacks for it.
+        let can_stream = std::mem::replace(&mut (*ctx).streaming, false);
         if is_init {
             return;
         }
@@ -64,6 +74,7 @@ unsafe extern "C-unwind" fn startup(
         if format.is_text() {
             (*opt).output_type = pg_sys::OutputPluginOutputType::OUTPUT_PLUGIN_TEXTUAL_OUTPUT;
         }
+        (*ctx).streaming = can_stream && format.streams();
         let state = Box::into_raw(Box::<State>::new(format));
         (*callback).func = Some(drop_state);
         (*callback).arg = state.cast();
@@ -126,6 +137,92 @@ unsafe extern "C-unwind" fn commit(
     }
 }
 
+/// Who made a change of the reorder buffer's.
+unsafe fn author(change: *mut pg_sys::ReorderBufferChange) -> Author {
+    // SAFETY: a change belongs to a transaction or subtransaction, which the reorder buffer sets when it queues it.
+    unsafe {
+        Author {
+            xid: (*(*change).txn).xid.into_inner(),
+            origin: (*change).origin_id,
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_start(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+) {
+    // SAFETY: valid pointers, in a transaction with a historic snapshot, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.segment_started(ctx, &*txn);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_stop(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    _txn: *mut pg_sys::ReorderBufferTXN,
+) {
+    // SAFETY: a valid context, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.segment_stopped(ctx);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_abort(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    _abort_lsn: pg_sys::XLogRecPtr,
+) {
+    // SAFETY: valid pointers, in a callback that may write; a subtransaction knows its transaction, which is still there.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        let top = (*txn).toptxn.as_ref().unwrap_or(&*txn);
+        format.segments_aborted(ctx, top.xid.into_inner(), (*txn).xid.into_inner());
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_commit(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    _commit_lsn: pg_sys::XLogRecPtr,
+) {
+    // SAFETY: valid pointers, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.segments_committed(ctx, &*txn);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_message(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    lsn: pg_sys::XLogRecPtr,
+    transactional: bool,
+    prefix: *const c_char,
+    size: pg_sys::Size,
+    content: *const c_char,
+) {
+    // SAFETY: as for `message`. The callback is not told the subtransaction; the reorder buffer has just set CheckXidAlive to it, or to
+    // nothing if it has committed, transaction and all: then it can't be rolled back, and the transaction will do.
+    unsafe {
+        let alive = pg_sys::CheckXidAlive;
+        let xid = if alive == pg_sys::InvalidTransactionId {
+            txn.as_ref().map_or(alive, |txn| txn.xid)
+        } else {
+            alive
+        };
+        let text = (prefix, size, content);
+        put_message(ctx, txn, (lsn, transactional, xid), text);
+    }
+}
+
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn change(
     ctx: *mut pg_sys::LogicalDecodingContext,
@@ -144,6 +241,7 @@ unsafe extern "C-unwind" fn change(
             old: compat::change_tuple(tuples.oldtuple),
             new: compat::change_tuple(tuples.newtuple),
             lsn: (*change).lsn,
+            author: author(change),
         };
         format.row_changed(ctx, &*txn, &change);
     }
@@ -167,6 +265,7 @@ unsafe extern "C-unwind" fn truncate(
             cascade: flags.cascade,
             restart_identity: flags.restart_seqs,
             lsn: (*change).lsn,
+            author: author(change),
         };
         format.truncated(ctx, &*txn, &truncation);
     }
@@ -184,9 +283,26 @@ unsafe extern "C-unwind" fn message(
 ) {
     // SAFETY: valid pointers; the content has `size` bytes; there is no transaction for a message that is not transactional.
     unsafe {
+        let xid = txn.as_ref().map(|txn| txn.xid).unwrap_or_default();
+        let text = (prefix, size, content);
+        put_message(ctx, txn, (lsn, transactional, xid), text);
+    }
+}
+
+/// # Safety
+/// As for the callbacks.
+unsafe fn put_message(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    (lsn, transactional, xid): (pg_sys::XLogRecPtr, bool, pg_sys::TransactionId),
+    (prefix, size, content): (*const c_char, pg_sys::Size, *const c_char),
+) {
+    // SAFETY: as the caller says.
+    unsafe {
         let Some(format) = state(ctx) else { return };
         let message = LogicalMessage {
             transactional,
+            xid: xid.into_inner(),
             lsn,
             prefix: CStr::from_ptr(prefix),
             content: if size == 0 {

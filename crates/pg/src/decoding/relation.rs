@@ -16,6 +16,7 @@ use super::names;
 use super::publications::{self, Catalogs};
 use super::report;
 use super::row_filter::RowFilters;
+use super::running::Unwatched;
 use super::scratch;
 use super::tuple::Attribute;
 use super::type_facts::TypeFacts;
@@ -135,6 +136,8 @@ impl Compiled {
             compiled.add_keys(relation, &identity);
 
             compiled.filters = scratch::within(context, || {
+                // Constants in it are computed.
+                let _unwatched = Unwatched::enter();
                 RowFilters::new(decision, ancestor, || map.sources())
             });
 

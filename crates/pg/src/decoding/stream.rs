@@ -15,13 +15,14 @@ use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::Tools;
-use super::format::{Change, Context, Format, LogicalMessage, Truncation};
+use super::format::{Author, Change, Context, Format, LogicalMessage, Truncation};
 use super::held::{self, Held};
 use super::invalidation;
 use super::node::Identity;
 use super::relation::{Compiled, Hashed};
 use super::report::{self, or_raise};
 use super::row_change::RowChange;
+use super::running::{Unwatched, watch};
 use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
 use super::{names, publications};
@@ -213,6 +214,13 @@ impl Stream {
         }
     }
 
+    /// Forget the rows of the change in hand.
+    fn clear_change(&mut self) {
+        self.old.clear();
+        self.new.clear();
+        self.tools.scratch.reset();
+    }
+
     /// # Safety
     /// With a historic snapshot.
     unsafe fn ensure_header(&mut self) {
@@ -255,6 +263,60 @@ impl Stream {
         });
         self.origins.insert(origin, name.clone());
         name
+    }
+
+    /// Whether a change is none of the reader's. What a transaction is as a whole its commit says; of one that still runs each change
+    /// says itself where it comes from.
+    ///
+    /// # Safety
+    /// In a transaction with a historic snapshot.
+    #[inline]
+    unsafe fn leaves_out(&mut self, author: Author) -> bool {
+        if !self.outbox.in_segment() {
+            return self.skip;
+        }
+        if author.origin == no_origin() || self.options.node.is_none() {
+            return false;
+        }
+        // SAFETY: as the caller says.
+        let origin = unsafe { self.origin_name(author.origin) };
+        classify(&origin).is_node(self.options.node.as_deref())
+    }
+
+    /// As [`Stream::origin_name`], where there may be no transaction.
+    unsafe fn origin_name_outside(&mut self, origin: pg_sys::RepOriginId) -> String {
+        // SAFETY: one is opened where there is none, and left by aborting it as the reorder buffer does, for it wrote nothing.
+        unsafe {
+            let known = origin == no_origin() || self.origins.contains_key(&origin);
+            if known || pg_sys::IsTransactionState() {
+                return self.origin_name(origin);
+            }
+            let context = pg_sys::CurrentMemoryContext;
+            pg_sys::StartTransactionCommand();
+            let name = self.origin_name(origin);
+            pg_sys::AbortCurrentTransaction();
+            pg_sys::CurrentMemoryContext = context;
+            name
+        }
+    }
+
+    /// Tell the outbox of a transaction that has committed. Returns whether it is none of the reader's.
+    fn start_transaction(&mut self, txn: &pg_sys::ReorderBufferTXN, origin: &str) -> bool {
+        // SAFETY: the member of the union that is set for a transaction that committed.
+        let time = unsafe { txn.xact_time.commit_time };
+        let source = classify(origin);
+        let transaction = self.outbox.start();
+        transaction.commit_lsn = txn.final_lsn;
+        transaction.commit_timestamp = to_unix_micros(time);
+        transaction.xid = txn.xid.into_inner();
+        transaction.origin.clear();
+        transaction.origin.push_str(source.name());
+        transaction.origin_lsn = if source.name().is_empty() {
+            0
+        } else {
+            txn.origin_lsn
+        };
+        source.is_node(self.options.node.as_deref())
     }
 
     #[inline]
@@ -361,10 +423,13 @@ impl Stream {
             action,
             old,
             new,
+            author,
             ..
         } = change;
         // SAFETY: as the caller says.
         let oid = unsafe { self.refresh(relation) };
+        // Filters, hashes and output functions may ask the type cache.
+        let _unwatched = self.outbox.in_segment().then(Unwatched::enter);
         let Self {
             outbox,
             book,
@@ -425,7 +490,7 @@ impl Stream {
         let Some(operation) = change.passes() else {
             return false;
         };
-        let barrier = change.collect_keys(keys) | std::mem::take(&mut entry.fence);
+        let barrier = change.collect_keys(keys) | entry.fence;
         // SAFETY: as the caller says.
         if outbox.wants_header() {
             let identity = tools.scratch.run(|| unsafe { Identity::read() });
@@ -433,13 +498,15 @@ impl Stream {
             outbox.header_written();
         }
         let schema = announce(outbox, book, &mut entry.number, &compiled.shape);
-        or_raise(outbox.ensure_begun());
+        or_raise(outbox.ensure_begun(author.xid));
         let _encoding = if compiled.sends_text {
             ServerEncoding::enter()
         } else {
             None
         };
         change.write(operation, outbox, schema, barrier, keys);
+        // Not before: of a transaction that is rolled back while it is decoded, this may have ended in an error that is none.
+        entry.fence = false;
         true
     }
 
@@ -480,7 +547,7 @@ impl Stream {
         if numbers.is_empty() {
             return false;
         }
-        or_raise(self.outbox.ensure_begun());
+        or_raise(self.outbox.ensure_begun(truncation.author.xid));
         let (cascade, restart) = (truncation.cascade, truncation.restart_identity);
         or_raise(self.outbox.writer().truncate(cascade, restart, &numbers));
         true
@@ -504,22 +571,51 @@ impl Format for Stream {
         // SAFETY: as the caller says.
         unsafe { held::release_before(ctx, self, txn) };
         self.absorb_invalidations();
-        // SAFETY: as the caller says. The commit time is the member of the union that is set for a transaction that committed.
-        let (origin, time) =
-            unsafe { (self.origin_name(txn.origin_id), txn.xact_time.commit_time) };
-        let source = classify(&origin);
-        self.skip = source.is_node(self.options.node.as_deref());
-        let transaction = self.outbox.start();
-        transaction.commit_lsn = txn.final_lsn;
-        transaction.commit_timestamp = to_unix_micros(time);
-        transaction.xid = txn.xid.into_inner();
-        transaction.origin.clear();
-        transaction.origin.push_str(source.name());
-        transaction.origin_lsn = if source.name().is_empty() {
-            0
+        // SAFETY: as the caller says.
+        let origin = unsafe { self.origin_name(txn.origin_id) };
+        self.skip = self.start_transaction(txn, &origin);
+    }
+
+    fn streams(&self) -> bool {
+        self.options.streaming
+    }
+
+    unsafe fn segment_started(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+        // SAFETY: as the caller says.
+        unsafe { held::release_before(ctx, self, txn) };
+        self.absorb_invalidations();
+        self.clear_change();
+        self.skip = false;
+        self.outbox.start_segment(txn.xid.into_inner());
+    }
+
+    unsafe fn segment_stopped(&mut self, ctx: Context) {
+        // The last change may have ended in an error that is none: its transaction was rolled back meanwhile.
+        self.clear_change();
+        let delivery = &mut *self.delivery;
+        or_raise(self.outbox.stop_segment(&mut Sink { ctx, delivery }));
+    }
+
+    unsafe fn segments_aborted(&mut self, ctx: Context, xid: u32, subxid: u32) {
+        let delivery = &mut *self.delivery;
+        or_raise(self.outbox.abort(xid, subxid, &mut Sink { ctx, delivery }));
+    }
+
+    unsafe fn segments_committed(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+        // SAFETY: as the caller says.
+        let origin = unsafe { self.origin_name_outside(txn.origin_id) };
+        let left_out = self.start_transaction(txn, &origin);
+        self.tools.scratch.reset();
+        let delivery = &mut *self.delivery;
+        let sink = &mut Sink { ctx, delivery };
+        let sent = or_raise(if left_out {
+            let xid = txn.xid.into_inner();
+            self.outbox.abort(xid, xid, sink)
         } else {
-            txn.origin_lsn
-        };
+            self.outbox.commit_streamed(txn.end_lsn, sink)
+        });
+        // SAFETY: as the caller says.
+        unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
     }
 
     unsafe fn row_changed(
@@ -528,11 +624,15 @@ impl Format for Stream {
         _txn: &pg_sys::ReorderBufferTXN,
         change: &Change,
     ) {
+        let running = self.outbox.in_segment();
         // SAFETY: as the caller says.
-        let written = !self.skip && unsafe { self.put_row(change) };
-        self.old.clear();
-        self.new.clear();
-        self.tools.scratch.reset();
+        let mut put = || unsafe { !self.leaves_out(change.author) && self.put_row(change) };
+        let written = if running {
+            watch(change.author.xid, put)
+        } else {
+            put()
+        };
+        self.clear_change();
         self.end_of_change(ctx, written);
     }
 
@@ -543,7 +643,8 @@ impl Format for Stream {
         truncation: &Truncation<'_>,
     ) {
         // SAFETY: as the caller says.
-        let written = !self.skip && unsafe { self.put_truncation(truncation) };
+        let written =
+            unsafe { !self.leaves_out(truncation.author) && self.put_truncation(truncation) };
         self.tools.scratch.reset();
         self.end_of_change(ctx, written);
     }
@@ -568,7 +669,7 @@ impl Format for Stream {
         // SAFETY: as the caller says.
         unsafe { self.ensure_header() };
         if message.transactional {
-            or_raise(self.outbox.ensure_begun());
+            or_raise(self.outbox.ensure_begun(message.xid));
             or_raise(self.outbox.writer().message(&record));
             self.end_of_change(ctx, true);
         } else {

@@ -12,6 +12,8 @@ mod confirm;
 mod provider;
 mod receive;
 mod schedule;
+mod segments;
+mod spool;
 mod stream;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};

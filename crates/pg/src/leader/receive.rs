@@ -45,6 +45,19 @@ impl Stream {
                     start = record_start;
                     self.begin(&begin)?;
                 }
+                Tag::Subtransaction | Tag::SegmentStop => {
+                    self.keep(frame.get(start..record_start).unwrap_or_default())?;
+                    self.segment_record(tag, body)?;
+                    start = at;
+                }
+                Tag::SegmentStart | Tag::Abort | Tag::StreamedCommit => {
+                    self.segment_record(tag, body)?;
+                    start = at;
+                }
+                Tag::Insert | Tag::Update | Tag::Delete if self.segments.is_open() => {
+                    self.rows = self.rows.wrapping_add(1);
+                }
+                Tag::Truncate | Tag::Message if self.segments.is_open() => {}
                 Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
                 Tag::Truncate => self.truncate(tag, body)?,
                 Tag::Message => {
@@ -69,8 +82,11 @@ impl Stream {
                 }
             }
         }
+        let rest = frame.get(start..at).unwrap_or_default();
         if self.in_hand.is_some() {
-            self.store(frame.get(start..at).unwrap_or_default())?;
+            self.store(rest)?;
+        } else if self.segments.is_open() {
+            self.keep(rest)?;
         }
         Ok(())
     }
@@ -113,7 +129,9 @@ impl Stream {
         self.schemas
             .push((schema.namespace.to_owned(), schema.name.to_owned()));
         self.orders.learn(&schema);
-        if self.all_tables {
+        if self.all_tables && self.segments.is_open() {
+            self.segments.tentative.insert(schema.number.0);
+        } else if self.all_tables {
             self.adopt_table(schema.namespace, schema.name)?;
         }
         Ok(self.group.append(record)?)
@@ -142,7 +160,7 @@ impl Stream {
     }
 
     pub(super) fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
-        if self.in_hand.is_some() || !self.header_seen {
+        if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
         while !self.producer.has_descriptor() {
@@ -166,7 +184,21 @@ impl Stream {
         Ok(())
     }
 
-    pub(super) fn is_ready(&self, schema: u32) -> Result<bool, End> {
+    /// The relation of a schema that came in a segment is there after all.
+    fn settle(&mut self, schema: u32) -> Result<(), End> {
+        if !self.segments.tentative.remove(&schema) {
+            return Ok(());
+        }
+        let Some((namespace, name)) = self.schemas.get(schema as usize).cloned() else {
+            return Err(out_of_order());
+        };
+        self.adopt_table(&namespace, &name)
+    }
+
+    pub(super) fn is_ready(&mut self, schema: u32) -> Result<bool, End> {
+        if !self.segments.tentative.is_empty() {
+            self.settle(schema)?;
+        }
         let Some((namespace, name)) = self.schemas.get(schema as usize) else {
             return Err(out_of_order());
         };

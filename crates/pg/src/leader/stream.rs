@@ -14,6 +14,7 @@ use super::End;
 use super::confirm::Rate;
 use super::provider::check_provider;
 use super::schedule::Schedule;
+use super::segments::Segments;
 use crate::applier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
@@ -67,6 +68,8 @@ pub(super) struct Stream {
     /// A publication is FOR ALL TABLES.
     pub(super) all_tables: bool,
     pub(super) in_hand: Option<InHand>,
+    /// What runs at the provider, as far as it was sent.
+    pub(super) segments: Segments,
     /// Commits that were taken note of.
     pub(super) collected: u64,
     /// Version of the catalog that the coordinator has read.
@@ -114,12 +117,13 @@ impl Stream {
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
         connection.start_copy(&format!(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on')",
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {})",
             quote_identifier(&subscription.slot),
             lsn_text(start),
             publication_list(&subscription.publications),
             quote_literal(&subscription.origin),
             quote_literal(&local_node),
+            quote_literal(&subscription.streaming),
         ))?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
@@ -160,6 +164,7 @@ impl Stream {
             ahead,
             all_tables,
             in_hand: None,
+            segments: Segments::default(),
             collected: 0,
             catalog_version: entry.catalog_version.load(Ordering::Acquire),
             last_message: now,

@@ -1,0 +1,58 @@
+//! Catalogs under a transaction that still runs, and may be rolled back while its changes are decoded.
+//!
+//! PostgreSQL then looks, with each catalog row that it reads, whether the transaction of the change (`CheckXidAlive`) is still alive, and
+//! ends the segment with an error (40000) that the reorder buffer takes for what it is. But that watch can't see one
+//! catalog scan inside another, as the type cache makes them when it looks for an operator class: it takes the outer one for a
+//! forbidden read of a table, which is an error (GetDefaultOpClass in 15). So such calls go unwatched: what they find of a transaction that is rolled back goes to changes
+//! that are rolled back, and what they keep is invalidated with it. An error that they meet then is none either ([`watch`]).
+
+use std::panic::AssertUnwindSafe;
+
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
+
+use super::report;
+
+/// While this lives, PostgreSQL does not watch over the transaction whose change is decoded.
+pub(super) struct Unwatched {
+    xid: pg_sys::TransactionId,
+}
+
+impl Unwatched {
+    pub(super) fn enter() -> Self {
+        let none = pg_sys::InvalidTransactionId;
+        // SAFETY: a variable of this process.
+        let xid = unsafe { (&raw mut pg_sys::CheckXidAlive).replace(none) };
+        Self { xid }
+    }
+}
+
+impl Drop for Unwatched {
+    /// Unlike what other guards do, also after an error: it only assigns a variable.
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (&raw mut pg_sys::CheckXidAlive).write(self.xid) };
+    }
+}
+
+/// Run `f` for a change of `xid`, which may run. Where it fails and `xid` was rolled back meanwhile, the error says that instead, which
+/// the reorder buffer expects.
+pub(super) fn watch<T>(xid: u32, f: impl FnOnce() -> T) -> T {
+    PgTryBuilder::new(AssertUnwindSafe(f))
+        .catch_others(move |cause| {
+            if was_rolled_back(pg_sys::TransactionId::from(xid)) {
+                report::fail(
+                    PgSqlErrorCode::ERRCODE_TRANSACTION_ROLLBACK,
+                    "transaction aborted while it was decoded".to_owned(),
+                    None,
+                );
+            }
+            cause.rethrow()
+        })
+        .execute()
+}
+
+/// As `HandleConcurrentAbort` of src/backend/access/index/genam.c, 15 to 18, finds out.
+fn was_rolled_back(xid: pg_sys::TransactionId) -> bool {
+    // SAFETY: reads of shared memory; in a transaction.
+    unsafe { !pg_sys::TransactionIdIsInProgress(xid) && !pg_sys::TransactionIdDidCommit(xid) }
+}

@@ -1,0 +1,158 @@
+//! Transactions that arrive while they run at the provider: each is kept in a file of its own ([`Spool`]) until it commits, and is
+//! then taken apart as though it had come whole.
+//!
+//! Positions are not held back by them: the provider keeps what it needs to send them again until they have ended, as it does for
+//! itself. What is learnt of relations in a segment stays, whatever becomes of the transaction: a schema's number never stands for
+//! another. But a table that is new in it may never be there, so it joins the subscription with the first change that counts.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use braid_gir::{Reader, Record, StreamedCommit, Tag, Writer};
+
+use super::spool::Spool;
+use super::stream::Stream;
+use super::{End, out_of_order};
+
+/// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
+const READ_BACK: usize = 256 * 1024;
+
+/// The transactions that have not ended.
+#[derive(Default)]
+pub(super) struct Segments {
+    running: HashMap<u32, Spool>,
+    /// The transaction whose segment is being received.
+    current: Option<u32>,
+    /// Schemas that came in a segment, of relations that may be new.
+    pub(super) tentative: HashSet<u32>,
+}
+
+impl Segments {
+    /// Whether a segment is being received.
+    pub(super) fn is_open(&self) -> bool {
+        self.current.is_some()
+    }
+
+    fn current(&mut self) -> Option<&mut Spool> {
+        self.running.get_mut(&self.current?)
+    }
+}
+
+impl Stream {
+    fn expect_between(&self) -> Result<(), End> {
+        if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
+            return Err(out_of_order());
+        }
+        Ok(())
+    }
+
+    /// A record that only running transactions have.
+    pub(super) fn segment_record(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        match Record::read(tag, body)? {
+            Record::SegmentStart(start) => {
+                self.expect_between()?;
+                if start.first == self.segments.running.contains_key(&start.xid) {
+                    return Err(out_of_order());
+                }
+                self.segments
+                    .running
+                    .entry(start.xid)
+                    .or_insert_with(Spool::create);
+                self.segments.current = Some(start.xid);
+            }
+            Record::Subtransaction(xid) => {
+                let top = self.segments.current;
+                let spool = self.segments.current().ok_or_else(out_of_order)?;
+                if top != Some(xid) {
+                    spool.subtransaction(xid);
+                }
+            }
+            Record::SegmentStop => {
+                self.segments.current.take().ok_or_else(out_of_order)?;
+            }
+            Record::Abort(abort) => {
+                self.expect_between()?;
+                let running = &mut self.segments.running;
+                if abort.subxid == abort.xid {
+                    running.remove(&abort.xid).ok_or_else(out_of_order)?;
+                } else {
+                    let spool = running.get_mut(&abort.xid).ok_or_else(out_of_order)?;
+                    spool.roll_back(abort.subxid)?;
+                }
+            }
+            Record::StreamedCommit(commit) => {
+                self.expect_between()?;
+                self.commit_streamed(&commit)?;
+            }
+            _ => return Err(out_of_order()),
+        }
+        Ok(())
+    }
+
+    /// Keep records of the segment that is being received.
+    pub(super) fn keep(&mut self, records: &[u8]) -> Result<(), End> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let spool = self.segments.current().ok_or_else(out_of_order)?;
+        Ok(spool.write(records)?)
+    }
+
+    fn commit_streamed(&mut self, streamed: &StreamedCommit<'_>) -> Result<(), End> {
+        let xid = streamed.begin.xid;
+        let mut spool = self
+            .segments
+            .running
+            .remove(&xid)
+            .ok_or_else(out_of_order)?;
+        let commit = streamed.commit();
+        self.begin(&streamed.begin)?;
+        let skip = self.subscription.skip_lsn;
+        let wanted = self.in_hand.as_mut().is_some_and(|in_hand| {
+            in_hand.skip |= skip != 0 && skip == commit.end_lsn;
+            !in_hand.skip && !in_hand.discard
+        });
+        if wanted {
+            // Its keys were hashed at another time than those of its neighbours, perhaps under indexes that came and went with a
+            // subtransaction.
+            self.tracker.barrier_for_all();
+            let mut writer = Writer::new();
+            writer.begin(&streamed.begin)?;
+            self.store(writer.frame())?;
+            // They were counted when they came.
+            let rows = self.rows;
+            self.read_back(&mut spool)?;
+            self.rows = rows;
+            writer.clear(0);
+            writer.commit(&commit)?;
+            self.store(writer.frame())?;
+        }
+        drop(spool);
+        self.commit(&commit)
+    }
+
+    /// Take what was kept apart into the transaction in hand.
+    fn read_back(&mut self, spool: &mut Spool) -> Result<(), End> {
+        spool.rewind()?;
+        let mut records = Vec::new();
+        loop {
+            records.clear();
+            while records.len() < READ_BACK && spool.read(&mut records)? {}
+            if records.is_empty() {
+                return Ok(());
+            }
+            let mut reader = Reader::new(&records);
+            while let Some((tag, body)) = reader.next_raw()? {
+                match tag {
+                    Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
+                    Tag::Truncate => self.truncate(tag, body)?,
+                    _ => {}
+                }
+            }
+            self.store(&records)?;
+            self.tend()?;
+            // Nobody looks at the socket meanwhile.
+            self.last_message = Instant::now();
+        }
+    }
+}
