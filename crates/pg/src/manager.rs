@@ -142,14 +142,15 @@ fn purge_batches(subscriptions: &[u32]) {
     }
     let sources = error::transaction(|| {
         rows(
-            "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source",
+            "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source \
+             where last_at > now() - interval '1 day'",
             &[],
         )
     });
     match sources {
         Ok(sources) => {
             for row in sources {
-                // One that says nothing holds everything back.
+                // One that has said nothing for longer holds nothing back: a source that was tried once would do so for ever.
                 let newest = row.first().cloned().flatten();
                 reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
             }
