@@ -146,6 +146,21 @@ create table braid.batch (
 alter table braid.batch alter column versions set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
+-- microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
+-- nothing older can arrive any more.
+create table braid.tombstone (
+    key_hash bigint not null,
+    deleted_at bigint not null,
+    relation oid not null,
+    origin_id integer not null
+);
+create index tombstone_key_hash on braid.tombstone (key_hash);
+create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) with (pages_per_range = 16, autosummarize = on);
+-- A publication for all tables would otherwise forbid to purge it.
+alter table braid.tombstone replica identity full;
+comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond

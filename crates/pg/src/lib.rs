@@ -28,6 +28,7 @@ pub mod settings;
 pub mod subscription;
 pub mod supervisor;
 mod table_order;
+pub mod tombstone;
 pub mod wait;
 pub mod wake;
 pub mod worker;

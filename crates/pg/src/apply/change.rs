@@ -300,6 +300,33 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, false),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
+    pub(super) fn find_to_insert(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, true),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    fn find_here(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
         let Self {
             targets,
             batches,
@@ -362,12 +389,17 @@ impl Session {
         remote: &RemoteRelation,
         values: &RowValues,
         current: &Current,
+        is_insert: bool,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = self.find(key, remote, values, lock)?;
+            let found = if is_insert {
+                self.find_to_insert(key, remote, values, lock)?
+            } else {
+                self.find(key, remote, values, lock)?
+            };
             let decision = self.decide(key, remote, current, found, &decide)?;
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
@@ -432,7 +464,7 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, after, current, decide_insert, act)
+        self.resolve(key, remote, after, current, true, decide_insert, act)
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -477,6 +509,7 @@ impl Session {
                         return Ok(Written::Changed);
                     }
                     self.note_version(key, current, OpenTable::local_slot);
+                    self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
                     self.count(key, |counts| counts.deletes += 1);
                     return Ok(Written::Done);
                 }
@@ -548,7 +581,12 @@ impl Session {
             }
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, old, current, decide_update, act)
+        self.resolve(key, remote, old, current, false, decide_update, act)?;
+        if moved {
+            // Nor may an older change bring a row back under the key that it has left.
+            self.remember_absence(key, current.timestamp, old)?;
+        }
+        Ok(())
     }
 
     /// Where the row that was found last is.
@@ -619,7 +657,7 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
-        self.resolve(key, remote, before, current, decide_delete, act)
+        self.resolve(key, remote, before, current, false, decide_delete, act)
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -652,7 +690,11 @@ impl Session {
                 return Ok(Written::Changed);
             }
             self.note_version(key, current, OpenTable::local_slot);
+            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
+        } else if !exists {
+            // An older insert or update may still come, by another stream.
+            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }
