@@ -458,6 +458,12 @@ create function braid.scaling_activity() returns table (
     as 'MODULE_PATHNAME', 'scaling_activity_wrapper';
 comment on function braid.scaling_activity is 'the last decisions on how many appliers each subscription has';
 
+create function braid.deletion_activity() returns table (
+    remembered boolean, collector_pid integer, collected_lsn pg_lsn
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
+comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
+
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
 ------------------------------------------------------------------------------------------------------------------------
@@ -641,6 +647,19 @@ select s.subscription_name as subscription,
  order by s.subscription_name, d.at;
 comment on view braid.scaling_decisions is 'the last decisions on how many appliers each subscription has, oldest first';
 
+create view braid.deletions as
+select d.remembered,
+       d.collector_pid,
+       d.collected_lsn,
+       case when d.collector_pid is not null
+            then greatest(pg_current_wal_insert_lsn() - d.collected_lsn, 0)::bigint end as behind_bytes,
+       t.rows,
+       to_timestamp(t.oldest / 1000000.0) as oldest,
+       to_timestamp(t.newest / 1000000.0) as newest
+  from braid.deletion_activity() d,
+       (select count(*) as rows, min(deleted_at) as oldest, max(deleted_at) as newest from braid.tombstone) t;
+comment on view braid.deletions is 'whether deletions are remembered, how far local ones are collected, and how many there are';
+
 create view braid.conflict_history as
 select recorded_at,
        subscription_name as subscription,
@@ -763,7 +782,8 @@ grant execute on function
     braid.applier_activity,
     braid.table_activity,
     braid.schedule_activity,
-    braid.scaling_activity
+    braid.scaling_activity,
+    braid.deletion_activity
     to braid_admin, braid_monitor;
 
 grant select on
@@ -773,6 +793,7 @@ grant select on
     braid.apply_workers,
     braid.dependency_stats,
     braid.scaling_decisions,
+    braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,
     braid.conflict_resolutions,

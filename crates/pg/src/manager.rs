@@ -23,6 +23,8 @@ use crate::{latch, settings, supervisor, worker};
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+/// The same while it is not known how far subscriptions have come: just after they have started.
+const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come past them: more than clocks are
 /// ever apart.
 const MARGIN_MICROS: i64 = 3_600_000_000;
@@ -30,6 +32,8 @@ const MARGIN_MICROS: i64 = 3_600_000_000;
 const COLLECTOR_PAUSE: Duration = Duration::from_secs(2);
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
+/// Pause between two removals in a row.
+const BREATH: Duration = Duration::from_millis(100);
 /// A leader that ran this long and ended without an error starts again at once.
 const SETTLED: Duration = Duration::from_secs(5);
 
@@ -49,7 +53,7 @@ struct Manager {
     cleanup_not_before: Option<Instant>,
     collector: Option<worker::Handle>,
     collector_not_before: Option<Instant>,
-    purged: Option<Instant>,
+    purge_at: Option<Instant>,
 }
 
 struct Wanted {
@@ -165,10 +169,10 @@ fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
 }
 
 /// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
-/// ever apart. True when there is more to forget.
-fn purge_versions(subscriptions: &[u32]) -> Result<bool, PgError> {
+/// ever apart. When to look again, if that is soon.
+fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
     let Some(reached) = arrived(subscriptions)? else {
-        return Ok(false);
+        return Ok(Some(PURGE_AGAIN));
     };
     let before = reached.saturating_sub(MARGIN_MICROS);
     execute_counting(
@@ -179,7 +183,30 @@ fn purge_versions(subscriptions: &[u32]) -> Result<bool, PgError> {
         "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 limit 10000))",
         &[before.into()],
     )?;
-    Ok(forgotten >= PURGE_BATCH)
+    Ok((forgotten >= PURGE_BATCH).then_some(BREATH))
+}
+
+/// Remove conflicts that are older than they are to be kept. When to look again.
+fn purge_conflicts() -> Duration {
+    let Some(minutes) = settings::conflict_history_retention_minutes() else {
+        return PURGE_INTERVAL;
+    };
+    let purged = error::transaction(|| {
+        execute_counting(
+            "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
+             where recorded_at < now() - make_interval(mins => $1) limit 10000)",
+            &[minutes.into()],
+        )
+    });
+    match purged {
+        // More is left: go on after a breath.
+        Ok(PURGE_BATCH..) => BREATH,
+        Ok(_) => PURGE_INTERVAL,
+        Err(failure) => {
+            failure.log("could not remove old conflicts");
+            PURGE_INTERVAL
+        }
+    }
 }
 
 /// Leaders, and the collector, that a manager before this one has started: nobody watches them.
@@ -473,37 +500,17 @@ impl Manager {
     }
 
     fn purge(&mut self, known: &[u32], wait: &mut Duration) {
-        if self.purged.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
+        if self.purge_at.is_some_and(|at| at > Instant::now()) {
             return;
         }
-        self.purged = Some(Instant::now());
+        let mut pause = PURGE_INTERVAL;
         match error::transaction(|| purge_versions(known)) {
-            Ok(false) => {}
-            Ok(true) => {
-                self.purged = None;
-                *wait = (*wait).min(Duration::from_millis(100));
-            }
+            Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),
         }
-        let Some(minutes) = settings::conflict_history_retention_minutes() else {
-            return;
-        };
-        let purged = error::transaction(|| {
-            execute_counting(
-                "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
-                 where recorded_at < now() - make_interval(mins => $1) limit 10000)",
-                &[minutes.into()],
-            )
-        });
-        match purged {
-            // More is left: go on after a breath.
-            Ok(PURGE_BATCH..) => {
-                self.purged = None;
-                *wait = (*wait).min(Duration::from_millis(100));
-            }
-            Ok(_) => *wait = (*wait).min(PURGE_INTERVAL),
-            Err(failure) => failure.log("could not remove old conflicts"),
-        }
+        pause = pause.min(purge_conflicts());
+        self.purge_at = Some(Instant::now() + pause);
+        *wait = (*wait).min(pause);
     }
 
     fn stop_all(&mut self) {
