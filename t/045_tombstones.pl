@@ -170,6 +170,15 @@ vacuumed($paris, 't');
 heal();
 everywhere('t', 'moved old', 'deletions around crashes');
 
+# More in one transaction than is held in memory.
+on($tokyo, "insert into t select i, 'old' from generate_series(10000, 79999) i");
+cut();
+on($tokyo, "update t set v = 'updated' where k in (10000, 79999)");
+on($paris, 'delete from t where k >= 10000');
+vacuumed($paris, 't');
+heal();
+everywhere('t', 'moved old', 'a large transaction');
+
 # A transaction that runs for long while others delete; one that is rolled back.
 on($tokyo, "insert into t select i, 'old' from generate_series(2000, 2009) i");
 cut();
@@ -223,6 +232,12 @@ on($oslo, "select braid.drop_subscription('oslo_from_$_')") for qw(tokyo paris);
 on($tokyo, "select braid.drop_subscription('tokyo_from_$_')") for qw(oslo paris);
 on($paris, "select braid.drop_subscription('paris_from_$_')") for qw(oslo tokyo);
 ok(wait_until(sub { !collectors($_) && !slots($_) }, 30), $_->name . ' has no collector and no slot for it any more') for @all;
+# Wanted always; the slot goes with the extension.
+on($oslo, 'alter system set braid.remember_deletions = on');
+$oslo->reload;
+ok(wait_until(sub { collectors($oslo) && slots($oslo) }, 30), 'a collector on demand');
+on($oslo, 'drop extension braid');
+ok(wait_until(sub { !collectors($oslo) && !slots($oslo) }, 30), 'neither it nor its slot outlive the extension');
 unlike(slurp_file($_->logfile), qr/PANIC|TRAP|terminated by signal/, $_->name . ' has not crashed') for @all;
 
 done_testing();

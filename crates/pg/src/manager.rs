@@ -28,8 +28,8 @@ const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come past them: more than clocks are
 /// ever apart.
 const MARGIN_MICROS: i64 = 3_600_000_000;
-/// A collector that ended is not started again sooner.
-const COLLECTOR_PAUSE: Duration = Duration::from_secs(2);
+/// A collector that ended is not started again sooner; one that had just been started, or could not be, much later.
+const COLLECTOR_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
 /// Pause between two removals in a row.
@@ -51,7 +51,7 @@ struct Manager {
     not_before: HashMap<u32, Instant>,
     cleanup: Option<worker::Handle>,
     cleanup_not_before: Option<Instant>,
-    collector: Option<worker::Handle>,
+    collector: Option<(worker::Handle, Instant)>,
     collector_not_before: Option<Instant>,
     purge_at: Option<Instant>,
 }
@@ -429,7 +429,8 @@ impl Manager {
             RememberDeletions::Off => false,
         };
         entry.remembers_deletions.store(wanted, Ordering::Release);
-        if let Some(handle) = &self.collector {
+        let [pause, long_pause] = COLLECTOR_PAUSES;
+        if let Some((handle, started)) = &self.collector {
             if handle.status() != worker::Status::Ended {
                 if !wanted {
                     handle.terminate();
@@ -440,10 +441,16 @@ impl Manager {
                 }
                 return;
             }
+            let pause = if started.elapsed() > SETTLED {
+                pause
+            } else {
+                long_pause
+            };
             self.collector = None;
-            self.collector_not_before = Some(Instant::now() + COLLECTOR_PAUSE);
+            self.collector_not_before = Some(Instant::now() + pause);
         }
         if !wanted {
+            self.collector_not_before = None;
             let database = registry::my_database();
             if let Err(failure) = error::transaction(|| collector::drop_slot(database)) {
                 failure.log("could not drop the slot of the collector of deletions");
@@ -457,17 +464,23 @@ impl Manager {
                 return;
             }
         }
-        self.collector = worker::start(&worker::Worker {
+        let started = worker::start(&worker::Worker {
             name: "braid collector of deletions",
             kind: "braid collector",
             function: "braid_collector_main",
             argument: registry::my_database(),
             extra: worker::Extra::pack(&[]),
         });
-        if self.collector.is_none() {
-            self.collector_not_before = Some(Instant::now() + COLLECTOR_PAUSE);
-            *wait = (*wait).min(COLLECTOR_PAUSE);
+        if let Some(handle) = started {
+            self.collector = Some((handle, Instant::now()));
+            return;
         }
+        PgError::new("53400", "no background worker is free")
+            .with_detail("Local deletions are not collected: an older change from another node can bring back a row that was deleted here.")
+            .with_hint("Increase max_worker_processes and restart the server.")
+            .log("braid collector of deletions");
+        self.collector_not_before = Some(Instant::now() + long_pause);
+        *wait = (*wait).min(long_pause);
     }
 
     /// Have a worker of its own drop left-over slots: reaching a provider may take long.
@@ -517,7 +530,7 @@ impl Manager {
         for led in self.leaders.values() {
             led.handle.terminate();
         }
-        if let Some(collector) = self.collector.take() {
+        if let Some((collector, _)) = self.collector.take() {
             collector.terminate();
             if !collector.wait_ended(Duration::from_secs(10)) {
                 pgrx::log!("the collector of deletions is slow to end");

@@ -23,6 +23,15 @@ use crate::settings;
 
 pub(super) type Key = (u32, u32);
 
+/// The values by which a row is looked for.
+#[derive(Clone, Copy)]
+enum Sought<'v> {
+    /// It is to come.
+    ToInsert(&'v RowValues),
+    /// It is to change or to go.
+    ToChange(&'v RowValues),
+}
+
 /// The slots that a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
@@ -381,24 +390,22 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
+    /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
     /// a conflict to record, or where it turns out to have changed between being found and being written.
     fn resolve(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        values: &RowValues,
+        sought: Sought<'_>,
         current: &Current,
-        is_insert: bool,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = if is_insert {
-                self.find_to_insert(key, remote, values, lock)?
-            } else {
-                self.find(key, remote, values, lock)?
+            let found = match sought {
+                Sought::ToInsert(values) => self.find_to_insert(key, remote, values, lock)?,
+                Sought::ToChange(values) => self.find(key, remote, values, lock)?,
             };
             let decision = self.decide(key, remote, current, found, &decide)?;
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
@@ -464,7 +471,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, after, current, true, decide_insert, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToInsert(after),
+            current,
+            decide_insert,
+            act,
+        )
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -581,7 +595,14 @@ impl Session {
             }
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, old, current, false, decide_update, act)?;
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(old),
+            current,
+            decide_update,
+            act,
+        )?;
         if moved {
             // Nor may an older change bring a row back under the key that it has left.
             self.remember_absence(key, current.timestamp, old)?;
@@ -657,7 +678,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
-        self.resolve(key, remote, before, current, false, decide_delete, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(before),
+            current,
+            decide_delete,
+            act,
+        )
     }
 
     /// Delete what was found, as decided; record the conflict.

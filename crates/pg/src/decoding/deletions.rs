@@ -11,12 +11,19 @@ use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
 use crate::apply::{EPOCH_DIFFERENCE, key_hash_of_row};
 use crate::compat;
+use crate::error::PgError;
 use crate::ffi;
+use crate::leader::spool::Spool;
 use crate::tombstone::Tombstone;
 
 thread_local! {
     static GATHERED: RefCell<Option<Gathered>> = const { RefCell::new(None) };
 }
+
+/// Deletions of one transaction that are held in memory.
+const HELD: usize = 1 << 16;
+/// Bytes of one in a file: table and hash.
+const BYTES: usize = 12;
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -33,6 +40,53 @@ struct Gathered {
     tables: HashSet<u32>,
     /// Of transactions that have committed.
     ended: Vec<Tombstone>,
+    /// Of those that have deleted more than is held in memory.
+    large: Vec<Large>,
+}
+
+/// What a large transaction has deleted.
+#[derive(Debug)]
+pub(crate) struct Large {
+    file: Spool,
+    timestamp: i64,
+}
+
+impl Large {
+    /// Hand all of it on, piece by piece.
+    pub(crate) fn each(
+        mut self,
+        mut take: impl FnMut(&[Tombstone]) -> Result<(), PgError>,
+    ) -> Result<(), PgError> {
+        self.file.rewind()?;
+        let mut bytes = Vec::new();
+        let mut piece = Vec::new();
+        while self.file.read(&mut bytes)? {
+            let (records, _) = bytes.as_chunks::<BYTES>();
+            piece.extend(records.iter().map(|record| {
+                let [a, b, c, d, hash @ ..] = *record;
+                tombstone(
+                    u32::from_ne_bytes([a, b, c, d]),
+                    u64::from_ne_bytes(hash),
+                    self.timestamp,
+                )
+            }));
+            take(&piece)?;
+            piece.clear();
+            bytes.clear();
+            pgrx::check_for_interrupts!();
+        }
+        Ok(())
+    }
+}
+
+/// A deletion by this node.
+fn tombstone(relation: u32, hash: u64, timestamp: i64) -> Tombstone {
+    Tombstone {
+        hash,
+        relation,
+        timestamp,
+        origin: 0,
+    }
 }
 
 /// From here on this process gathers deletions instead of sending anything.
@@ -49,8 +103,14 @@ pub(crate) fn want(tables: HashSet<u32>) {
 }
 
 /// What was gathered since the last call.
-pub(crate) fn take() -> Vec<Tombstone> {
-    with(|gathered| std::mem::take(&mut gathered.ended)).unwrap_or_default()
+pub(crate) fn take() -> (Vec<Tombstone>, Vec<Large>) {
+    with(|gathered| {
+        (
+            std::mem::take(&mut gathered.ended),
+            std::mem::take(&mut gathered.large),
+        )
+    })
+    .unwrap_or_default()
 }
 
 fn with<T>(what: impl FnOnce(&mut Gathered) -> T) -> Option<T> {
@@ -64,6 +124,7 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
         keys: HashMap::new(),
         generation: 0,
         in_hand: Vec::new(),
+        file: None,
     }))
 }
 
@@ -75,6 +136,8 @@ struct Deletions {
     generation: u64,
     /// Of the transaction in hand.
     in_hand: Vec<(u32, u64)>,
+    /// More of it.
+    file: Option<Spool>,
 }
 
 impl Deletions {
@@ -95,6 +158,25 @@ impl Deletions {
             // SAFETY: as the caller says.
             .or_insert_with(|| unsafe { key_of(relation, oid) })
             .as_deref()
+    }
+}
+
+impl Deletions {
+    fn push(&mut self, relation: u32, hash: u64) {
+        self.in_hand.push((relation, hash));
+        if self.in_hand.len() >= HELD {
+            self.spill().unwrap_or_else(|error| error.raise());
+        }
+    }
+
+    /// Move what is in memory to the file.
+    fn spill(&mut self) -> Result<(), PgError> {
+        let mut bytes = Vec::with_capacity(self.in_hand.len() * BYTES);
+        for (relation, hash) in self.in_hand.drain(..) {
+            bytes.extend_from_slice(&relation.to_ne_bytes());
+            bytes.extend_from_slice(&hash.to_ne_bytes());
+        }
+        self.file.get_or_insert_with(Spool::create).write(&bytes)
     }
 }
 
@@ -172,6 +254,7 @@ impl Format for Deletions {
 
     unsafe fn begin(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {
         self.in_hand.clear();
+        self.file = None;
     }
 
     unsafe fn row_changed(
@@ -199,7 +282,7 @@ impl Format for Deletions {
             let gone = hash_of(relation, key, change.old);
             let here = hash_of(relation, key, change.new);
             if let Some(gone) = gone.filter(|gone| here != Some(*gone)) {
-                self.in_hand.push(((*relation).rd_id.to_u32(), gone));
+                self.push((*relation).rd_id.to_u32(), gone);
             }
         }
     }
@@ -224,21 +307,19 @@ impl Format for Deletions {
         // SAFETY: the member that is set for a transaction that has committed.
         let time = unsafe { txn.xact_time.commit_time };
         let timestamp = time.saturating_add(EPOCH_DIFFERENCE);
-        let in_hand = std::mem::take(&mut self.in_hand);
+        if self.file.is_some() {
+            self.spill().unwrap_or_else(|error| error.raise());
+        }
+        let file = self.file.take();
         with(|gathered| {
+            let ended = self.in_hand.drain(..);
             gathered
                 .ended
-                .extend(in_hand.iter().map(|(relation, hash)| Tombstone {
-                    hash: *hash,
-                    relation: *relation,
-                    timestamp,
-                    origin: 0,
-                }));
+                .extend(ended.map(|(relation, hash)| tombstone(relation, hash, timestamp)));
+            gathered
+                .large
+                .extend(file.map(|file| Large { file, timestamp }));
         });
-        // A large one's room is not kept.
-        self.in_hand = in_hand;
-        self.in_hand.clear();
-        self.in_hand.shrink_to(4096);
     }
 
     fn leave(&mut self) {}

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::{Tombstone, store};
-use crate::decoding::deletions;
+use crate::decoding::deletions::{self, Large};
 use crate::error::{self, PgError};
 use crate::registry::{self, ManagerEntry};
 use crate::subscription::rows;
@@ -289,9 +289,9 @@ fn collect(slot: &str, entry: &ManagerEntry) {
         // SAFETY: a read of shared memory.
         let flushed = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
         let done = decoder.read_up_to(flushed);
-        let deleted = deletions::take();
-        if !deleted.is_empty()
-            && let Err(failure) = decoder.apart(|| write(&deleted))
+        let (deleted, large) = deletions::take();
+        if (!deleted.is_empty() || !large.is_empty())
+            && let Err(failure) = decoder.apart(|| write(&deleted, large))
         {
             return failure.log("braid collector of deletions");
         }
@@ -321,7 +321,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
     }
 }
 
-fn write(deleted: &[Tombstone]) -> Result<(), PgError> {
+fn write(deleted: &[Tombstone], large: Vec<Large>) -> Result<(), PgError> {
     // SAFETY: a setting of this transaction: what is written has to be flushed before the slot moves on.
     unsafe {
         pg_sys::set_config_option(
@@ -335,5 +335,6 @@ fn write(deleted: &[Tombstone]) -> Result<(), PgError> {
             false,
         );
     }
-    store(deleted)
+    store(deleted)?;
+    large.into_iter().try_for_each(|large| large.each(store))
 }

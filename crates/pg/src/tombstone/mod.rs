@@ -128,7 +128,7 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
                 nulls.as_mut_ptr(),
             );
             let [_, timestamp, _, origin] = values;
-            let timestamp = timestamp.value() as i64;
+            let timestamp = (timestamp.value() as u64).cast_signed();
             if newest.is_none_or(|(known, _)| timestamp > known) {
                 let origin = u32::try_from(origin.value() & 0xFFFF_FFFF).unwrap_or(0);
                 newest = Some((timestamp, u16::try_from(origin).unwrap_or(0)));
@@ -174,7 +174,8 @@ pub fn load() -> Result<(), PgError> {
                 nulls.as_mut_ptr(),
             );
             let [hash, timestamp, ..] = values;
-            registry::raise_tombstone(hash.value() as u64, timestamp.value() as i64);
+            let timestamp = (timestamp.value() as u64).cast_signed();
+            registry::raise_tombstone(hash.value() as u64, timestamp);
         }
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
