@@ -195,6 +195,19 @@ everywhere('t', 'moved old' . ' updated' x 8, 'a long transaction, newer than th
 on($tokyo, "delete from t");
 converged(@all);
 
+# A row goes to another key on one node while it changes, or goes, under the old one on another: each key for itself.
+on($tokyo, "insert into t values (50, 'old'), (51, 'old'), (52, 'old'), (53, 'old')");
+cut();
+on($paris, "update t set k = 60, v = 'moved' where k = 50; update t set k = 62, v = 'moved' where k = 52");
+on($tokyo, "update t set v = 'later' where k = 50; delete from t where k = 52");
+on($tokyo, "update t set v = 'earlier' where k = 51; delete from t where k = 53");
+on($paris, "update t set k = 61, v = 'moved' where k = 51; update t set k = 63, v = 'moved' where k = 53");
+heal();
+is(join(' / ', map { $_->safe_psql('postgres', q[select string_agg(k || ' ' || v, ', ' order by k) from t]) } @all),
+	join(' / ', ('50 later, 60 moved, 61 moved, 62 moved, 63 moved') x 3), 'keys that change');
+on($tokyo, 'delete from t');
+converged(@all);
+
 # Random changes of few rows on all nodes, while they are apart; VACUUM at any moment.
 srand 45;
 for my $round (1 .. 4)
@@ -206,12 +219,13 @@ for my $round (1 .. 4)
 		my @statements;
 		for (1 .. 3)
 		{
-			my $k = 1 + int rand 12;
+			my ($k, $other) = (1 + int rand 12, 1 + int rand 12);
 			push @statements, (
 				"insert into t values ($k, '$round.$step') on conflict (k) do nothing",
 				"insert into t values ($k, '$round.$step') on conflict (k) do update set v = excluded.v",
 				"update t set v = '$round.$step' where k = $k",
-				"delete from t where k = $k")[ int rand 4 ];
+				"update t set k = $other, v = '$round.$step' where k = $k and not exists (select from t where k = $other)",
+				"delete from t where k = $k")[ int rand 5 ];
 		}
 		on($node, join ';', @statements);
 		on($node, 'vacuum t') if $step % 8 == 0;

@@ -3,9 +3,10 @@
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
-    Action, Decision, Kind, Local, Version, decide_delete, decide_insert, decide_new_key,
-    decide_update,
+    Action, Decision, Kind, Local, NO_CONFLICT, Version, decide_delete, decide_insert,
+    decide_new_key, decide_update,
 };
+use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
@@ -22,6 +23,17 @@ use crate::error::PgError;
 use crate::settings;
 
 pub(super) type Key = (u32, u32);
+
+/// What is under a row's new key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// Something newer.
+    Taken,
+    /// The row itself.
+    Own,
+    /// Nothing, or nothing any more.
+    Free,
+}
 
 /// The values by which a row is looked for.
 #[derive(Clone, Copy)]
@@ -582,18 +594,31 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
-        if moved && !self.make_room(key, remote, current, old, after)? {
+        let room = if moved {
+            self.make_room(key, remote, current, old, after)?
+        } else {
+            Room::Own
+        };
+        if room == Room::Taken {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
-            if missing && decision.action == Action::Apply && session.has_gaps(key, after) {
+            let incomplete = session.has_gaps(key, after);
+            if missing && decision.action == Action::Apply && incomplete {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            session.write_row(key, remote, current, found, decision, after)
+            let written = session.write_row(key, remote, current, found, decision, after)?;
+            let lost = decision.action == Action::Keep && written == Written::Done;
+            if !lost || room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
+                return Ok(written);
+            }
+            // Something newer has happened under the old key, which says nothing about the new one.
+            let nothing = Found::Missing(None);
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, after)
         };
         self.resolve(
             key,
@@ -608,6 +633,15 @@ impl Session {
             self.remember_absence(key, current.timestamp, old)?;
         }
         Ok(())
+    }
+
+    /// Whether versions have decided, and no other rule.
+    fn newest_wins(&mut self, key: Key, decision: Decision) -> Result<bool, PgError> {
+        let Some(kind) = decision.conflict else {
+            return Ok(true);
+        };
+        let resolution = self.target(key)?.plan.rules.of(kind);
+        Ok(resolution == Resolution::LastUpdateWins)
     }
 
     /// Where the row that was found last is.
@@ -627,7 +661,7 @@ impl Session {
         })
     }
 
-    /// Remove what stands under a row's new key, unless it is newer. False when it is.
+    /// Remove what stands under a row's new key, unless it is newer.
     fn make_room(
         &mut self,
         key: Key,
@@ -635,7 +669,7 @@ impl Session {
         current: &Current,
         old: &RowValues,
         after: &RowValues,
-    ) -> Result<bool, PgError> {
+    ) -> Result<Room, PgError> {
         let own = match self.find(key, remote, old, true)? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
@@ -643,7 +677,7 @@ impl Session {
         let found = self.find(key, remote, after, true)?;
         if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
-            return Ok(true);
+            return Ok(Room::Own);
         }
         let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
@@ -657,7 +691,7 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            return Ok(false);
+            return Ok(Room::Taken);
         }
         if exists {
             // Locked since it was found, so it has not changed.
@@ -665,7 +699,7 @@ impl Session {
             self.note_version(key, current, OpenTable::local_slot);
             self.count(key, |counts| counts.deletes += 1);
         }
-        Ok(true)
+        Ok(Room::Free)
     }
 
     fn delete(
