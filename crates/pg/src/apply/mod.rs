@@ -16,6 +16,7 @@ mod change;
 mod consolidate;
 mod decode;
 mod history;
+mod image;
 mod in_the_way;
 mod key_hash;
 mod key_order;
@@ -42,6 +43,7 @@ use crate::error::PgError;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use batch::Batches;
 use bulk::Bulk;
+use history::Tally;
 use in_the_way::Eviction;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
@@ -53,6 +55,7 @@ pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use image::row_image;
 pub use in_the_way::UNIQUE_VIOLATION;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
@@ -221,6 +224,8 @@ pub struct Session {
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
+    /// Its conflicts.
+    tally: Tally,
     /// Version of the catalog's table states that `routes` was read under.
     tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
@@ -270,6 +275,7 @@ impl Session {
             evictions: Vec::new(),
             newest: 0,
             counts: Counts::default(),
+            tally: Tally::default(),
             tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
         }
@@ -379,8 +385,9 @@ impl Session {
     }
 
     /// Commit what was done as a change of this node.
-    fn commit_as_own(&mut self) {
+    fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
+        self.tally.store(&self.identity.subscription)?;
         // SAFETY: the transaction was opened in `start`.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -389,6 +396,7 @@ impl Session {
             pg_sys::MemoryContextReset(self.change_context);
         }
         self.current = None;
+        Ok(())
     }
 
     /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
@@ -398,7 +406,7 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
-        Ok(())
+        self.tally.store(&self.identity.subscription)
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
@@ -463,6 +471,7 @@ impl Session {
         self.user.forget();
         self.batches.forget();
         self.bulk.forget();
+        self.tally.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();
