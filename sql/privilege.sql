@@ -33,7 +33,7 @@ select count(*) from pg_proc p where pronamespace = 'braid'::regnamespace and ha
 select count(*) from pg_class c where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v')
    and has_any_column_privilege('braid_regress_nobody', c.oid, 'select, insert, update, references');
 select has_schema_privilege('braid_regress_nobody', 'braid', 'usage'), has_schema_privilege('braid_admin', 'braid', 'create');
--- every function has its search_path pinned, and a comment, like every table and view
+-- every function has its search_path pinned, but the one that writes as the caller does, and a comment, like every table and view
 select p.oid::regprocedure from pg_proc p where pronamespace = 'braid'::regnamespace
    and (proconfig is distinct from array['search_path=pg_catalog, pg_temp'] or obj_description(oid, 'pg_proc') is null);
 select oid::regclass from pg_class where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null;

@@ -193,6 +193,8 @@ create table braid.conflict (
     recorded_at timestamptz not null default now(),
     subscription_name name not null,
     relation regclass not null,
+    -- Its name at the time.
+    table_name text,
     kind text not null,
     resolution text not null,
     winner text not null check (winner in ('local', 'remote', 'merged', 'none')),
@@ -200,6 +202,8 @@ create table braid.conflict (
     key jsonb,
     local_row jsonb,
     remote_row jsonb,
+    -- Columns of the remote row that the change did not carry: large values that it left as they were.
+    remote_unknown text[],
     local_timestamp timestamptz,
     remote_timestamp timestamptz,
     local_origin name,
@@ -209,6 +213,40 @@ create table braid.conflict (
 );
 create index conflict_recorded_at on braid.conflict (recorded_at);
 comment on table braid.conflict is 'conflicts as they were resolved, with both rows';
+-- jsonb ends at 256 MB.
+create table braid.conflict_value (
+    conflict_id bigint not null,
+    side text not null check (side in ('local', 'remote')),
+    column_name name not null,
+    value text not null,
+    primary key (conflict_id, side, column_name)
+);
+comment on table braid.conflict_value is 'values of rows in conflicts that are too large to stand in the row';
+
+-- How many conflicts there were. Appliers only add rows to conflict_count, one for each transaction, table and kind, so that none waits for
+-- another; the manager adds them up in conflict_total.
+create table braid.conflict_count (
+    subscription_name name not null,
+    relation regclass not null,
+    kind text not null,
+    resolution text not null,
+    winner text not null,
+    conflicts bigint not null,
+    counted_at timestamptz not null default now()
+);
+comment on table braid.conflict_count is 'conflicts of single transactions that are not in conflict_total yet';
+create table braid.conflict_total (
+    subscription_name name not null,
+    relation regclass not null,
+    kind text not null,
+    resolution text not null,
+    winner text not null,
+    conflicts bigint not null,
+    first_at timestamptz not null,
+    last_at timestamptz not null,
+    primary key (subscription_name, relation, kind, resolution, winner)
+);
+comment on table braid.conflict_total is 'how many conflicts there were, by subscription, table and kind';
 
 -- What is done about conflicts; null stands for all tables, or all kinds.
 create table braid.conflict_rule (
@@ -223,7 +261,7 @@ comment on table braid.conflict_rule is 'what is done about conflicts, by table 
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source,
-    braid.conflict_rule from public;
+    braid.conflict_rule, braid.conflict_value, braid.conflict_count, braid.conflict_total from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -677,7 +715,9 @@ select recorded_at,
        remote_origin,
        remote_lsn,
        remote_xid,
-       conflict_id
+       conflict_id,
+       table_name,
+       remote_unknown
   from braid.conflict
  order by conflict_id;
 comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, oldest first';
@@ -688,13 +728,15 @@ select subscription_name as subscription,
        kind,
        resolution,
        winner,
-       count(*) as conflicts,
-       min(recorded_at) as first_at,
-       max(recorded_at) as last_at
-  from braid.conflict
+       sum(conflicts)::bigint as conflicts,
+       min(first_at) as first_at,
+       max(last_at) as last_at
+  from (select * from braid.conflict_total
+        union all
+        select subscription_name, relation, kind, resolution, winner, conflicts, counted_at, counted_at from braid.conflict_count) c
  group by subscription_name, relation, kind, resolution, winner
  order by subscription_name, relation::text, kind, resolution, winner;
-comment on view braid.conflict_stats is 'how many conflicts of each kind are in the history';
+comment on view braid.conflict_stats is 'how many conflicts of each kind there were, whether they are in the history or not';
 
 create view braid.conflict_resolutions as
 select r.relation,
@@ -736,6 +778,220 @@ select slot_name,
 comment on view braid.pending_cleanup is 'slots of dropped subscriptions that are still to be dropped at their providers';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Putting back what lost a conflict
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.row_image("row" record) returns jsonb
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'row_image_wrapper';
+comment on function braid.row_image is 'a row as braid.conflict_history shows it: nothing of it is lost, whatever the settings';
+
+-- Reads with the caller's rights what the caller may see of the history, and writes with them. The statement that writes runs under the
+-- caller's search_path, as any statement of the caller's would, since the table's triggers may depend on it: the only function that
+-- does not pin it. It does so for itself until then; what stands before that is qualified.
+create function braid.restore_conflict(
+    conflict_id bigint,
+    side text default null,
+    out action text,
+    out relation regclass,
+    out key jsonb,
+    out old_row jsonb,
+    out new_row jsonb
+) returns record
+    language plpgsql volatile parallel unsafe
+as $$
+declare
+    callers_path text := pg_catalog.current_setting('search_path');
+    conflict record;
+    target regclass;
+    only_this text;
+    lost jsonb;
+    other jsonb;
+    is_delete boolean;
+    key_names text[];
+    key_index oid;
+    found_by jsonb;
+    condition text;
+    place tid;
+    part oid;
+    has_changed boolean;
+    columns text[] := '{}';
+    texts text[] := '{}';
+    types text[] := '{}';
+    missing text[];
+    gone text[];
+    attribute record;
+    statement text;
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    select h.* into conflict from braid.conflict_history h where h.conflict_id = restore_conflict.conflict_id;
+    if not found then
+        raise exception 'conflict % is not in the history', coalesce(restore_conflict.conflict_id::text, 'null') using
+            errcode = 'undefined_object',
+            hint = 'Look for it in braid.conflict_history. Conflicts are removed when they are older than braid.conflict_history_retention.';
+    end if;
+    if side is null then
+        side := case conflict.winner when 'remote' then 'local' when 'local' then 'remote' end;
+        if side is null then
+            raise exception 'conflict % has no loser', conflict.conflict_id using
+                errcode = 'object_not_in_prerequisite_state',
+                detail = format('The winner is "%s": %s.', conflict.winner, conflict.reason),
+                hint = 'Say which row is to be put back: ''local'' or ''remote'', as the second argument.';
+        end if;
+    elsif side not in ('local', 'remote') then
+        raise exception 'side "%" is not one of a conflict', side using
+            errcode = 'invalid_parameter_value',
+            hint = 'Sides are local and remote; null stands for the loser.';
+    end if;
+    lost := case side when 'local' then conflict.local_row else conflict.remote_row end;
+    other := case side when 'local' then conflict.remote_row else conflict.local_row end;
+    is_delete := case side
+        when 'local' then conflict.kind = 'update_deleted' and conflict.local_row is null
+        else conflict.kind in ('delete_origin_differs', 'delete_missing') end;
+    if lost is null and not is_delete then
+        raise exception 'conflict % has no % row to put back', conflict.conflict_id, side using
+            errcode = 'object_not_in_prerequisite_state',
+            detail = format('%s: %s.', conflict.kind, conflict.reason),
+            hint = 'Nothing was lost on that side.';
+    end if;
+
+    -- The table: a partition's rows are written through its root, which knows where they belong now.
+    if not exists (select from pg_class c where c.oid = conflict.relation) then
+        raise exception 'table % of conflict % is gone', coalesce(conflict.table_name, conflict.relation::text), conflict.conflict_id using
+            errcode = 'undefined_table',
+            hint = format('Its row is in braid.conflict_history, column %s_row: insert it where it belongs now.', side);
+    end if;
+    target := coalesce(pg_partition_root(conflict.relation), conflict.relation);
+    relation := target;
+    only_this := case when (select c.relkind from pg_class c where c.oid = target) = 'p' then '' else 'only ' end;
+
+    -- The key by which the row was found, and an index on it now.
+    key_names := array(select k from jsonb_object_keys(conflict.key) k order by k);
+    select i.indexrelid into key_index
+      from pg_index i
+     where i.indrelid = target and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+       and key_names = array(select a.attname::text from pg_attribute a
+                              where a.attrelid = i.indrelid and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
+     order by i.indisprimary desc limit 1;
+    if key_index is null or key_names = '{}' then
+        raise exception 'table % has no key that finds the row of conflict %', target, conflict.conflict_id using
+            errcode = 'object_not_in_prerequisite_state',
+            detail = format('The conflict was recorded with %s; now the table has %s.',
+                case key_names when '{}' then 'no key' else 'the key (' || array_to_string(key_names, ', ') || ')' end,
+                coalesce((select 'the unique ' || case count(*) when 1 then 'key ' else 'keys ' end || string_agg(d.columns, ' and ')
+                            from (select '(' || string_agg(a.attname, ', ' order by a.attname) || ')' as columns
+                                    from pg_index i
+                                    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                                   where i.indrelid = target and i.indisunique group by i.indexrelid) d), 'none')),
+            hint = format('Its row is in braid.conflict_history, column %s_row: write it by hand.', side);
+    end if;
+    -- An update that lost, or won, may have had another key: then the row is where the winner is.
+    found_by := case when conflict.kind = 'update_origin_differs' then other else lost end;
+    if found_by is null or not found_by ?& key_names then
+        found_by := coalesce(case when lost ?& key_names then lost end, conflict.key);
+    end if;
+    select string_agg(format('t.%I operator(%I.%s) %L::%s', a.attname, n.nspname, o.oprname, found_by ->> a.attname::text,
+                             format_type(a.atttypid, -1)), ' and ')
+      into condition
+      from pg_index i
+     cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1]) as k (attnum, opclass)
+      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+      join pg_opclass c on c.oid = k.opclass
+      join pg_amop m on m.amopfamily = c.opcfamily and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
+                    and m.amopstrategy = 3 and m.amoppurpose = 's'
+      join pg_operator o on o.oid = m.amopopr
+      join pg_namespace n on n.oid = o.oprnamespace
+     where i.indexrelid = key_index;
+    execute format('select t.ctid, t.tableoid, braid.row_image(t) from %s%s as t where %s for update', only_this, target, condition)
+       into place, part, old_row;
+    key := (select jsonb_object_agg(k, found_by -> k) from unnest(key_names) k);
+    has_changed := place is not null and (other is null or exists (
+        select from jsonb_each(other) e where old_row ? e.key and old_row -> e.key is distinct from e.value));
+
+    if is_delete then
+        if place is null then
+            action := 'nothing';
+            return;
+        end if;
+        if has_changed then
+            raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
+        end if;
+        perform pg_catalog.set_config('search_path', callers_path, true);
+        execute pg_catalog.format('delete from %s%s as t where t.ctid operator(pg_catalog.=) $1 and t.tableoid operator(pg_catalog.=) $2',
+            only_this, target) using place, part;
+        get diagnostics action = row_count;
+        action := case action when '0' then 'nothing' else 'delete' end;
+        return;
+    end if;
+
+    -- An update's columns that were not sent are as they are; where there is no row, as they were in the one that was there.
+    if place is null and side = 'remote' and conflict.kind like 'update%' and conflict.local_row is not null then
+        lost := conflict.local_row || lost;
+    end if;
+    for attribute in
+        select a.attname::text as name, format_type(a.atttypid, -1) as type, a.attidentity = 'a' as is_always,
+               v.value is not null as is_large,
+               case when v.value is not null then v.value else lost ->> a.attname::text end as value,
+               old_row -> a.attname::text is distinct from lost -> a.attname::text or v.value is not null as differs
+          from pg_attribute a
+          left join braid.conflict_value v
+            on v.conflict_id = conflict.conflict_id and v.side = restore_conflict.side and v.column_name = a.attname
+         where a.attrelid = target and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+           and (lost ? a.attname::text or v.value is not null)
+         order by a.attnum
+    loop
+        if place is not null then
+            continue when not attribute.differs;
+            if attribute.is_always then
+                raise exception 'column "%" of table % is generated always and has another value now', attribute.name, target using
+                    errcode = 'generated_always',
+                    hint = 'Delete the row, then call this again: it is inserted with the value that it had.';
+            end if;
+        end if;
+        columns := columns || attribute.name;
+        types := types || attribute.type;
+        texts := texts || attribute.value;
+    end loop;
+    gone := array(select k from jsonb_object_keys(lost) k where not exists (
+        select from pg_attribute a where a.attrelid = target and a.attname = k and a.attnum > 0 and not a.attisdropped));
+    if gone <> '{}' then
+        raise notice 'table % has no column %: left out', target, array_to_string(gone, ', ');
+    end if;
+    if place is null then
+        missing := array(select u from unnest(conflict.remote_unknown) u where side = 'remote' and not lost ? u and not u = any (columns));
+        if missing <> '{}' then
+            raise exception 'conflict % does not have the whole row', conflict.conflict_id using
+                errcode = 'object_not_in_prerequisite_state',
+                detail = format('The change left %s unchanged and did not carry it, and the row is not here.', array_to_string(missing, ', ')),
+                hint = 'Take these values from the node that made the change, and insert the row by hand.';
+        end if;
+        statement := format('insert into %s as t (%s) overriding system value values (%s) returning braid.row_image(t)', target,
+            (select string_agg(format('%I', c), ', ' order by i) from unnest(columns) with ordinality u (c, i)),
+            (select string_agg(format('($1)[%s]::%s', i, c), ', ' order by i) from unnest(types) with ordinality u (c, i)));
+    elsif columns = '{}' then
+        action := 'nothing';
+        new_row := old_row;
+        return;
+    else
+        if has_changed then
+            raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
+        end if;
+        statement := format('update %s%s as t set %s where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3 returning braid.row_image(t)',
+            only_this, target,
+            (select string_agg(format('%I = ($1)[%s]::%s', c, i, types[i]), ', ' order by i) from unnest(columns) with ordinality u (c, i)));
+    end if;
+    perform pg_catalog.set_config('search_path', callers_path, true);
+    execute statement into new_row using texts, place, part;
+    action := case when new_row is null then 'nothing' when place is null then 'insert' else 'update' end;
+    if new_row is not null then
+        key := (select pg_catalog.jsonb_object_agg(k, pg_catalog.jsonb_object_field(new_row, k)) from pg_catalog.unnest(key_names) k);
+    end if;
+end
+$$;
+comment on function braid.restore_conflict is
+    'puts the row that lost a conflict back, as a change of the caller''s own: updates, inserts or deletes it; returns what it did';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Dropping the extension
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -765,6 +1021,8 @@ grant execute on function
     braid.rename_subscription,
     braid.set_rate_limit,
     braid.set_conflict_resolution,
+    braid.restore_conflict,
+    braid.row_image,
     braid.drop_subscription,
     braid.refresh_subscription,
     braid.resync_table,
@@ -796,6 +1054,7 @@ grant select on
     braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,
+    braid.conflict_value,
     braid.conflict_resolutions,
     braid.ingest_sources,
     braid.nodes,

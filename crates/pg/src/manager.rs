@@ -192,11 +192,16 @@ fn purge_conflicts() -> Duration {
         return PURGE_INTERVAL;
     };
     let purged = error::transaction(|| {
-        execute_counting(
+        let purged = execute_counting(
             "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
              where recorded_at < now() - make_interval(mins => $1) limit 10000)",
             &[minutes.into()],
-        )
+        )?;
+        execute_counting(
+            "delete from braid.conflict_value v where not exists (select from braid.conflict c where c.conflict_id = v.conflict_id)",
+            &[],
+        )?;
+        Ok(purged)
     });
     match purged {
         // More is left: go on after a breath.
@@ -206,6 +211,28 @@ fn purge_conflicts() -> Duration {
             failure.log("could not remove old conflicts");
             PURGE_INTERVAL
         }
+    }
+}
+
+/// Add up what appliers have counted, each by itself. A table that is gone takes its numbers along: its OID may be used again.
+fn add_up_conflicts() {
+    let done = error::transaction(|| {
+        execute_counting(
+            "with counted as (delete from braid.conflict_count returning *) \
+             insert into braid.conflict_total as t select subscription_name, relation, kind, resolution, winner, sum(conflicts), \
+             min(counted_at), max(counted_at) from counted group by subscription_name, relation, kind, resolution, winner \
+             on conflict (subscription_name, relation, kind, resolution, winner) do update set \
+             conflicts = t.conflicts + excluded.conflicts, first_at = least(t.first_at, excluded.first_at), \
+             last_at = greatest(t.last_at, excluded.last_at)",
+            &[],
+        )?;
+        execute_counting(
+            "delete from braid.conflict_total t where not exists (select from pg_catalog.pg_class c where c.oid = t.relation)",
+            &[],
+        )
+    });
+    if let Err(failure) = done {
+        failure.log("could not add up conflicts");
     }
 }
 
@@ -521,6 +548,7 @@ impl Manager {
             Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),
         }
+        add_up_conflicts();
         pause = pause.min(purge_conflicts());
         self.purge_at = Some(Instant::now() + pause);
         *wait = (*wait).min(pause);

@@ -46,9 +46,11 @@ enum Sought<'v> {
 
 /// The slots that a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct Rows<'a> {
     pub(super) local: Option<*mut pg_sys::TupleTableSlot>,
     pub(super) remote: Option<*mut pg_sys::TupleTableSlot>,
+    /// What the change says of the remote row, the rest of which is from elsewhere; `None`: all of it.
+    pub(super) given: Option<&'a RowValues>,
 }
 
 impl Session {
@@ -521,7 +523,7 @@ impl Session {
             }
         }
         if decision.conflict.is_some() {
-            let rows = self.rows(key, exists, true)?;
+            let rows = self.rows(key, exists, Some(after))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
@@ -687,7 +689,7 @@ impl Session {
             {
                 table.prepare_update(after);
             }
-            let rows = self.rows(key, exists, exists)?;
+            let rows = self.rows(key, exists, exists.then_some(after))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
@@ -744,7 +746,7 @@ impl Session {
                 // Shows at least the key of what was to be deleted.
                 table.prepare_insert(plan, before);
             }
-            let rows = self.rows(key, exists, !exists)?;
+            let rows = self.rows(key, exists, (!exists).then_some(before))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Apply && exists {
@@ -762,11 +764,17 @@ impl Session {
     }
 
     /// The row that was found, and the one that is to be written, if they are there.
-    fn rows(&mut self, key: Key, local: bool, remote: bool) -> Result<Rows, PgError> {
+    fn rows<'a>(
+        &mut self,
+        key: Key,
+        local: bool,
+        given: Option<&'a RowValues>,
+    ) -> Result<Rows<'a>, PgError> {
         let table = self.open(key)?;
         Ok(Rows {
             local: local.then(|| table.local_slot()),
-            remote: remote.then(|| table.new_slot()),
+            remote: given.map(|_| table.new_slot()),
+            given,
         })
     }
 
@@ -778,9 +786,15 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        rows: Rows,
+        rows: Rows<'_>,
     ) -> Result<(), PgError> {
         self.count(key, |counts| counts.conflicts += 1);
+        let resolution = match decision.conflict {
+            Some(kind) => self.target(key)?.plan.rules.of(kind),
+            None => return Ok(()),
+        };
+        let oid = self.target(key)?.plan.oid;
+        self.tally.add(oid, decision, resolution);
         if !settings::conflict_history() {
             return Ok(());
         }
@@ -790,10 +804,6 @@ impl Session {
                 Some((timestamp, self.origins.node(origin).to_owned()))
             }
             _ => None,
-        };
-        let resolution = match decision.conflict {
-            Some(kind) => self.target(key)?.plan.rules.of(kind),
-            None => return Ok(()),
         };
         self.user.restore();
         let entry = history::Entry {
@@ -811,7 +821,7 @@ impl Session {
             ..
         }) = self.targets.get(&key)
         {
-            history::record(&entry, remote, plan, table, (rows.local, rows.remote))?;
+            history::record(&entry, remote, plan, table, rows)?;
         }
         self.work_as_owner_of(key);
         // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.

@@ -307,6 +307,7 @@ impl Session {
             let rows = Rows {
                 local: Some(slot),
                 remote: Some(new_slot),
+                given: None,
             };
             self.record(key, remote, current, found, decision, rows)?;
         }
@@ -375,6 +376,7 @@ impl Session {
                     let rows = Rows {
                         local: Some(slot),
                         remote: Some(new_slot),
+                        given: None,
                     };
                     let found = Found::Row(eviction.stamp);
                     self.record(
@@ -392,8 +394,7 @@ impl Session {
                 pg_sys::heap_freetuple(eviction.incoming);
             }
         }
-        self.commit_as_own();
-        Ok(())
+        self.commit_as_own()
     }
 
     /// The version of a row in a slot, given that of the transaction that wrote it.

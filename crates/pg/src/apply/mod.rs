@@ -17,6 +17,7 @@ mod consolidate;
 mod decode;
 mod deletion;
 mod history;
+mod image;
 mod in_the_way;
 mod key_hash;
 mod key_order;
@@ -44,6 +45,7 @@ use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
+use history::Tally;
 use in_the_way::Eviction;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
@@ -55,6 +57,7 @@ pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use image::row_image;
 pub use in_the_way::UNIQUE_VIOLATION;
 pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
@@ -226,6 +229,8 @@ pub struct Session {
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
+    /// Its conflicts.
+    tally: Tally,
     /// Version of the catalog's table states that `routes` was read under.
     tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
@@ -276,6 +281,7 @@ impl Session {
             tombstones: Vec::new(),
             newest: 0,
             counts: Counts::default(),
+            tally: Tally::default(),
             tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
         }
@@ -385,8 +391,9 @@ impl Session {
     }
 
     /// Commit what was done as a change of this node.
-    fn commit_as_own(&mut self) {
+    fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
+        self.tally.store(&self.identity.subscription)?;
         // SAFETY: the transaction was opened in `start`.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -395,6 +402,7 @@ impl Session {
             pg_sys::MemoryContextReset(self.change_context);
         }
         self.current = None;
+        Ok(())
     }
 
     /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
@@ -404,7 +412,8 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
-        self.store_tombstones()
+        self.store_tombstones()?;
+        self.tally.store(&self.identity.subscription)
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
@@ -470,6 +479,7 @@ impl Session {
         self.batches.forget();
         self.bulk.forget();
         self.tombstones.clear();
+        self.tally.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();
