@@ -56,7 +56,7 @@ pub use decode::EPOCH_DIFFERENCE;
 pub use in_the_way::UNIQUE_VIOLATION;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
-pub use version::COPIED;
+pub use version::{COPIED, node_of_origin};
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);

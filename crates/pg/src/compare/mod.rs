@@ -1,0 +1,480 @@
+//! Comparing a table of a subscription with the provider's, and mending it. Run by the session that calls `braid.compare` or
+//! `braid.repair`, which commits between the steps: neither side ever has a long transaction.
+//!
+//! What is decided (how ranges are cut, what a difference is, which side is right) is `braid_bgworker::compare`'s. A step reads a range
+//! on both sides at the same time: while this side reads one, the provider still works on the one before.
+//!
+//! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with everything applied here in between that
+//! the provider had at the first look, and there what this node had (where the provider subscribes to it). Memory is bounded by
+//! the longest list and by [`GATHERED`] keys; whole rows are held one at a time. The table is read with its owner's rights, as the
+//! provider's filters are SQL that comes from elsewhere.
+//!
+//! Not for: deciding conflicts, which needs no comparison.
+
+mod repair;
+mod store;
+mod table;
+
+use std::cell::RefCell;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::compare::{
+    Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Sight, Sum, Verdict, differing, verdict,
+};
+
+pub use repair::{Repairing, repair_failed, repair_step, start_repair};
+
+use crate::catalog::with_settings;
+use crate::error::PgError;
+use crate::latch;
+use crate::libpq::{Connection, quote_literal};
+use crate::subscription::Subscription;
+use table::{At, SETTINGS, Table};
+
+/// Keys of rows that may differ, before they are looked at.
+const GATHERED: usize = 1_000;
+/// How long a step lasts about.
+const STEP: Duration = Duration::from_millis(500);
+/// How often it is looked whether positions are reached.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What to compare, and how.
+#[derive(Debug)]
+pub struct Request {
+    /// Its provider is compared with.
+    pub subscription: Subscription,
+    /// The table's OID here.
+    pub relation: u32,
+    /// This node.
+    pub local_node: String,
+    /// At most so many rows a second.
+    pub per_second: Option<NonZeroU64>,
+    /// Stop when so many differences are found.
+    pub limit: u64,
+    /// Only the rows with these keys: a jsonb array of objects.
+    pub keys: Option<String>,
+}
+
+/// A comparison in hand.
+#[derive(Debug)]
+struct Comparison {
+    id: i64,
+    request: Request,
+    connection: Connection,
+    table: Table,
+    pace: Pace,
+    walk: Walk,
+    gathered: Vec<Key>,
+    round: Option<Round>,
+    counts: Counts,
+    warned: bool,
+    shown: Instant,
+}
+
+/// What is still to be read.
+#[derive(Debug)]
+enum Walk {
+    Ranges {
+        ranges: Ranges,
+        /// What the provider is asked for, and this side's answer.
+        asked: Option<(Range, Sum)>,
+    },
+    /// In the order of one side, behind a key.
+    Keys {
+        at: At,
+        after: Option<Key>,
+    },
+    Done,
+}
+
+/// Rows that differed when they were looked at, and what each side has to come past before they are looked at again.
+#[derive(Debug)]
+struct Round {
+    looks: u32,
+    rows: Vec<(Key, Sight)>,
+    here: String,
+    there: String,
+    not_before: Instant,
+}
+
+/// What is shown of a comparison.
+#[derive(Debug, Default, Clone)]
+struct Counts {
+    phase: &'static str,
+    rows: u64,
+    ranges: u64,
+    differed: u64,
+    looked_at: u64,
+    differences: u64,
+    unsettled: u64,
+}
+
+thread_local! {
+    /// The comparison of the CALL in hand. An error drops it, and with it the connection.
+    static COMPARISON: RefCell<Option<Comparison>> = const { RefCell::new(None) };
+}
+
+/// Begin to compare. Gives the comparison's number.
+///
+/// # Errors
+/// As [`Table::find`] says.
+pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgError> {
+    COMPARISON.take();
+    let table = with_settings(&SETTINGS, || {
+        Table::find(
+            &request.subscription,
+            request.relation,
+            &request.local_node,
+            &mut connection,
+        )
+    })?;
+    let gathered = match &request.keys {
+        Some(keys) => store::keys(&table, keys)?,
+        None => Vec::new(),
+    };
+    let walk = match (&request.keys, table.ordered) {
+        (Some(_), _) => Walk::Done,
+        (None, true) => Walk::Ranges {
+            ranges: Ranges::default(),
+            asked: None,
+        },
+        (None, false) => Walk::Keys {
+            at: At::Here,
+            after: None,
+        },
+    };
+    let id = store::begin(&request, &table)?;
+    let comparison = Comparison {
+        id,
+        connection,
+        table,
+        pace: Pace::new(request.per_second),
+        walk,
+        gathered,
+        round: None,
+        counts: Counts {
+            phase: "reading",
+            ..Counts::default()
+        },
+        warned: false,
+        shown: Instant::now(),
+        request,
+    };
+    COMPARISON.set(Some(comparison));
+    Ok(id)
+}
+
+/// Go on with a comparison. True when it is done.
+///
+/// # Errors
+/// The provider's, 08006 when it is gone; 55000 when the subscription stops. The comparison is over then.
+pub fn step(id: i64) -> Result<bool, PgError> {
+    let Some(mut comparison) = COMPARISON.take().filter(|found| found.id == id) else {
+        return Err(PgError::new(
+            "55000",
+            format!("comparison {id} is not in hand in this session"),
+        )
+        .with_hint("Run it with call braid.compare(subscription_name, relation)."));
+    };
+    let is_done = with_settings(&SETTINGS, || comparison.step()).map_err(explained)?;
+    if !is_done {
+        COMPARISON.set(Some(comparison));
+    }
+    Ok(is_done)
+}
+
+/// With what to do about a connection that is gone.
+fn explained(error: PgError) -> PgError {
+    match error.sqlstate.as_str() {
+        "08006" | "57P01" | "57P02" | "57P03" => {
+            PgError::new("08006", "connection to the provider was lost")
+                .with_detail(error.message)
+                .with_hint("Start again once the provider can be reached. What was found so far is in braid.differences.")
+        }
+        "42501" => error.with_hint(
+            "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
+             table has row-level security.",
+        ),
+        _ => error,
+    }
+}
+
+impl Comparison {
+    fn step(&mut self) -> Result<bool, PgError> {
+        let begin = Instant::now();
+        loop {
+            let is_full = self.gathered.len() >= GATHERED;
+            let at_end = matches!(self.walk, Walk::Done);
+            if self.round.is_some() {
+                self.counts.phase = "settling";
+                if !self.settle()? {
+                    break;
+                }
+            } else if is_full || (at_end && !self.gathered.is_empty()) {
+                self.begin_round()?;
+            } else if at_end || self.counts.differences >= self.request.limit {
+                self.counts.phase = if at_end { "done" } else { "limit" };
+                store::show(self.id, &self.counts, true)?;
+                return Ok(true);
+            } else {
+                self.counts.phase = "reading";
+                self.read()?;
+            }
+            if begin.elapsed() >= STEP {
+                break;
+            }
+        }
+        if self.shown.elapsed() >= Duration::from_secs(1) || self.round.is_some() {
+            self.shown = Instant::now();
+            store::show(self.id, &self.counts, false)?;
+        }
+        Ok(false)
+    }
+
+    /// Read on, and pause as the pace says.
+    fn read(&mut self) -> Result<(), PgError> {
+        let begin = Instant::now();
+        let rows = match self.walk {
+            Walk::Ranges { .. } => self.read_range()?,
+            Walk::Keys { .. } => self.read_keys()?,
+            Walk::Done => 0,
+        };
+        let pause = self.pace.took(rows, begin.elapsed());
+        let until = Instant::now() + pause;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            latch::wait(Some(left));
+        }
+    }
+
+    /// Read the next range here, while the provider is busy with the one before; then compare that.
+    fn read_range(&mut self) -> Result<u64, PgError> {
+        let Walk::Ranges { ranges, .. } = &mut self.walk else {
+            return Ok(0);
+        };
+        let next = ranges.take().map(|range| {
+            let rows = range.rows.unwrap_or(self.pace.rows());
+            let sql = self.table.sum_sql(At::Here, &range, rows);
+            let here = Table::sum(&self.table.run_here(&sql));
+            (ranges.cut(range, rows, &here), here)
+        });
+        let read = next.as_ref().map_or(0, |(_, here)| here.rows);
+        self.answer()?;
+        let Walk::Ranges { ranges, asked } = &mut self.walk else {
+            return Ok(read);
+        };
+        if let Some((range, here)) = next {
+            let sql = self.table.sum_sql(At::There, &range, Ranges::ask(&range));
+            self.connection.send_query(&sql)?;
+            *asked = Some((range, here));
+        } else if ranges.is_empty() {
+            self.walk = Walk::Done;
+        }
+        Ok(read)
+    }
+
+    /// Take the provider's answer, if it was asked for a range, and compare it with this side's.
+    fn answer(&mut self) -> Result<(), PgError> {
+        let Walk::Ranges { ranges, asked } = &mut self.walk else {
+            return Ok(());
+        };
+        let Some((range, here)) = asked.take() else {
+            return Ok(());
+        };
+        let there = Table::sum(&self.connection.finish_query()?);
+        self.counts.ranges += 1;
+        let range = match ranges.compare(range, &here, &there) {
+            Outcome::Equal => {
+                self.counts.rows += here.rows;
+                return Ok(());
+            }
+            Outcome::Cut => {
+                self.counts.differed += 1;
+                return Ok(());
+            }
+            Outcome::List(range) => range,
+        };
+        self.counts.differed += 1;
+        let here = self.table.list(At::Here, &range, &mut self.connection)?;
+        let there = self.table.list(At::There, &range, &mut self.connection)?;
+        if let (Some(here), Some(there)) = (here, there) {
+            self.counts.rows += here.len().max(there.len()) as u64;
+            self.gathered.extend(differing(here, there));
+        } else {
+            ranges.again(range, LISTED);
+        }
+        Ok(())
+    }
+
+    /// Walk one side in its own order, and ask the other for the same keys.
+    fn read_keys(&mut self) -> Result<u64, PgError> {
+        let Walk::Keys { at, after } = &mut self.walk else {
+            return Ok(0);
+        };
+        let (one, other) = match at {
+            At::Here => (At::Here, At::There),
+            At::There => (At::There, At::Here),
+        };
+        let limit = self.pace.rows().min(LISTED);
+        let rows = self
+            .table
+            .walk(one, after.as_ref(), limit, &mut self.connection)?;
+        let count = rows.len() as u64;
+        let keys: Vec<Key> = rows.iter().map(|(key, _)| key.clone()).collect();
+        let found = self.table.with_keys(other, &keys, &mut self.connection)?;
+        self.counts.ranges += 1;
+        let differing = differing(rows, found);
+        if !differing.is_empty() {
+            self.counts.differed += 1;
+        }
+        self.gathered.extend(differing);
+        if one == At::Here {
+            self.counts.rows += count;
+        }
+        match keys.into_iter().next_back() {
+            Some(last) if count >= limit => *after = Some(last),
+            _ if one == At::Here => {
+                self.walk = Walk::Keys {
+                    at: At::There,
+                    after: None,
+                }
+            }
+            _ => self.walk = Walk::Done,
+        }
+        Ok(count)
+    }
+
+    /// Look at what was gathered for the first time.
+    fn begin_round(&mut self) -> Result<(), PgError> {
+        // What the provider still works on comes first.
+        self.answer()?;
+        let keys = std::mem::take(&mut self.gathered);
+        self.counts.looked_at += keys.len() as u64;
+        let rows = self.look(keys)?;
+        self.wait_for(
+            1,
+            rows.into_iter()
+                .filter(|(_, sight)| !sight.is_equal())
+                .collect(),
+        )
+    }
+
+    fn look(&mut self, keys: Vec<Key>) -> Result<Vec<(Key, Sight)>, PgError> {
+        let wanted: Vec<&Key> = keys.iter().collect();
+        let there = self.table.look(At::There, &wanted, &mut self.connection)?;
+        let here = self.table.look(At::Here, &wanted, &mut self.connection)?;
+        Ok(keys
+            .into_iter()
+            .zip(here.into_iter().zip(there))
+            .map(|(key, (here, there))| (key, Sight { here, there }))
+            .collect())
+    }
+
+    /// Look at these again when each side has come past what the other has written by now.
+    fn wait_for(&mut self, looks: u32, rows: Vec<(Key, Sight)>) -> Result<(), PgError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let there = self.connection.query("select braid.sync_event()")?;
+        self.round = Some(Round {
+            looks,
+            rows,
+            here: store::sync_event()?,
+            there: there.get(0, 0).unwrap_or_default().to_owned(),
+            not_before: Instant::now() + POLL * looks,
+        });
+        Ok(())
+    }
+
+    /// Look again at what differed. False when it is too early.
+    fn settle(&mut self) -> Result<bool, PgError> {
+        if !self.is_reached()? {
+            latch::wait(Some(POLL));
+            return Ok(false);
+        }
+        let Some(round) = self.round.take() else {
+            return Ok(true);
+        };
+        let keys = round.rows.iter().map(|(key, _)| key.clone()).collect();
+        let now = self.look(keys)?;
+        let mut moving = Vec::new();
+        for ((key, before), (_, now)) in round.rows.into_iter().zip(now) {
+            match verdict(&before, &now) {
+                Verdict::Equal => {}
+                Verdict::Moves => moving.push((key, now)),
+                Verdict::Differs => {
+                    if !self.keep(&key, &now)? {
+                        moving.push((key, now));
+                    }
+                }
+            }
+        }
+        if round.looks >= LOOKS {
+            self.counts.unsettled += moving.len() as u64;
+            return Ok(true);
+        }
+        self.wait_for(round.looks + 1, moving)?;
+        Ok(true)
+    }
+
+    /// Write a difference down with both rows. False when it has changed just now.
+    fn keep(&mut self, key: &Key, sight: &Sight) -> Result<bool, PgError> {
+        let there = self
+            .table
+            .row(At::There, key, false, &mut self.connection)?;
+        let here = self.table.row(At::Here, key, false, &mut self.connection)?;
+        if there.as_ref().map(|(seen, _)| seen) != sight.there.as_ref()
+            || here.as_ref().map(|(seen, _)| seen) != sight.here.as_ref()
+        {
+            return Ok(false);
+        }
+        let values = |row: Option<(_, Vec<Option<String>>)>| row.map(|(_, values)| values);
+        if store::keep(
+            self.id,
+            &self.table,
+            key,
+            sight,
+            values(here),
+            values(there),
+        )? {
+            self.counts.differences += 1;
+        }
+        Ok(true)
+    }
+
+    /// Whether everything is applied here that the provider had at the last look, and there what this node had.
+    fn is_reached(&mut self) -> Result<bool, PgError> {
+        let Some(round) = &self.round else {
+            return Ok(true);
+        };
+        if Instant::now() < round.not_before
+            || !store::is_applied_here(&self.request.subscription, &round.there)?
+        {
+            return Ok(false);
+        }
+        let sql = format!(
+            "select state, coalesce(applied_lsn >= {}::pg_lsn, false) from braid.subscription_status where provider = {}",
+            quote_literal(&round.here),
+            quote_literal(&self.request.local_node)
+        );
+        for row in self.connection.query(&sql)?.iter() {
+            let cell = |index: usize| row.get(index).and_then(Option::as_deref);
+            let is_stopped = matches!(cell(0), Some("disabled" | "error" | "stopped"));
+            if is_stopped && !self.warned {
+                self.warned = true;
+                pgrx::warning!(
+                    "the provider's subscription from this node does not run: what was changed here and is not applied there counts as a \
+                     difference"
+                );
+            }
+            if !is_stopped && cell(1) != Some("t") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
