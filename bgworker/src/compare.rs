@@ -17,6 +17,8 @@ pub type Key = Vec<String>;
 
 /// Rows that are listed one by one rather than cut any further.
 pub const LISTED: u64 = 1_000;
+/// Rows of the smallest range, where rows are large.
+const SMALLEST: u64 = 50;
 /// Rows of the largest range.
 pub const LARGEST: u64 = 128_000;
 /// Into how many a range is cut that differs.
@@ -56,7 +58,7 @@ impl Pace {
     /// So many rows took so long. Gives how long to pause.
     pub fn took(&mut self, rows: u64, time: Duration) -> Duration {
         if time > SLOW {
-            self.rows = (self.rows / 2).max(LISTED);
+            self.rows = (self.rows / 2).max(SMALLEST);
         } else if time < QUICK && rows >= self.rows {
             self.rows = (self.rows * 2).min(LARGEST);
         }

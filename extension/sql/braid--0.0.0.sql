@@ -571,7 +571,7 @@ begin
         commit;
         begin
             is_done := braid.repair_step(repair_id);
-        exception when integrity_constraint_violation or raise_exception then
+        exception when integrity_constraint_violation or data_exception or generated_always or raise_exception then
             perform braid.repair_failed(repair_id, sqlerrm);
         end;
     end loop;

@@ -6,7 +6,7 @@
 //!
 //! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with everything applied here in between that
 //! the provider had at the first look, and there what this node had (where the provider subscribes to it). Memory is bounded by
-//! the longest list and by [`GATHERED`] keys; whole rows are held one at a time. The table is read with its owner's rights, as the
+//! the longest list, [`GATHERED`] keys and [`WHOLE`] rows. The table is read with its owner's rights, as the
 //! provider's filters are SQL that comes from elsewhere.
 //!
 //! Not for: deciding conflicts, which needs no comparison.
@@ -16,19 +16,20 @@ mod store;
 mod table;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::compare::{
-    Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Sight, Sum, Verdict, differing, verdict,
+    Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Seen, Sight, Sum, Verdict, differing, verdict,
 };
 
 pub use repair::{Repairing, repair_failed, repair_step, start_repair};
 
-use crate::catalog::with_settings;
+use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::latch;
-use crate::libpq::{Connection, quote_literal};
+use crate::libpq::{Connection, Rows, quote_literal};
 use crate::subscription::Subscription;
 use table::{At, SETTINGS, Table};
 
@@ -36,6 +37,8 @@ use table::{At, SETTINGS, Table};
 const GATHERED: usize = 1_000;
 /// How long a step lasts about.
 const STEP: Duration = Duration::from_millis(500);
+/// Whole rows of each side in memory.
+const WHOLE: usize = 20;
 /// How often it is looked whether positions are reached.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -93,9 +96,17 @@ enum Walk {
 struct Round {
     looks: u32,
     rows: Vec<(Key, Sight)>,
-    here: String,
-    there: String,
+    here: Position,
+    there: Position,
     not_before: Instant,
+}
+
+/// Where a node was when rows were looked at.
+#[derive(Debug, Clone)]
+struct Position {
+    lsn: String,
+    /// By its clock.
+    time: String,
 }
 
 /// What is shown of a comparison.
@@ -379,12 +390,16 @@ impl Comparison {
         if rows.is_empty() {
             return Ok(());
         }
-        let there = self.connection.query("select braid.sync_event()")?;
+        const POSITION: &str = "select braid.sync_event(), clock_timestamp()";
+        let position = |found: &Rows| Position {
+            lsn: found.get(0, 0).unwrap_or_default().to_owned(),
+            time: found.get(0, 1).unwrap_or_default().to_owned(),
+        };
         self.round = Some(Round {
             looks,
             rows,
-            here: store::sync_event()?,
-            there: there.get(0, 0).unwrap_or_default().to_owned(),
+            there: position(&self.connection.query(POSITION)?),
+            here: position(&query(POSITION, &[])),
             not_before: Instant::now() + POLL * looks,
         });
         Ok(())
@@ -401,17 +416,16 @@ impl Comparison {
         };
         let keys = round.rows.iter().map(|(key, _)| key.clone()).collect();
         let now = self.look(keys)?;
-        let mut moving = Vec::new();
+        let (mut moving, mut differing) = (Vec::new(), Vec::new());
         for ((key, before), (_, now)) in round.rows.into_iter().zip(now) {
             match verdict(&before, &now) {
                 Verdict::Equal => {}
                 Verdict::Moves => moving.push((key, now)),
-                Verdict::Differs => {
-                    if !self.keep(&key, &now)? {
-                        moving.push((key, now));
-                    }
-                }
+                Verdict::Differs => differing.push((key, now)),
             }
+        }
+        for rows in differing.chunks(WHOLE) {
+            moving.extend(self.keep(rows)?);
         }
         if round.looks >= LOOKS {
             self.counts.unsettled += moving.len() as u64;
@@ -421,44 +435,58 @@ impl Comparison {
         Ok(true)
     }
 
-    /// Write a difference down with both rows. False when it has changed just now.
-    fn keep(&mut self, key: &Key, sight: &Sight) -> Result<bool, PgError> {
-        let there = self
-            .table
-            .row(At::There, key, false, &mut self.connection)?;
-        let here = self.table.row(At::Here, key, false, &mut self.connection)?;
-        if there.as_ref().map(|(seen, _)| seen) != sight.there.as_ref()
-            || here.as_ref().map(|(seen, _)| seen) != sight.here.as_ref()
-        {
-            return Ok(false);
+    /// Write differences down with both rows. Gives those that have changed just now.
+    fn keep(&mut self, rows: &[(Key, Sight)]) -> Result<Vec<(Key, Sight)>, PgError> {
+        let keys: Vec<&Key> = rows.iter().map(|(key, _)| key).collect();
+        let there = self.table.whole(At::There, &keys, &mut self.connection)?;
+        let here = self.table.whole(At::Here, &keys, &mut self.connection)?;
+        let mut moving = Vec::new();
+        for ((key, sight), (here, there)) in rows.iter().zip(here.into_iter().zip(there)) {
+            let now = Sight {
+                here: here.as_ref().map(|(seen, _)| seen.clone()),
+                there: there.as_ref().map(|(seen, _)| seen.clone()),
+            };
+            if now != *sight {
+                moving.push((key.clone(), now));
+            } else if store::keep(self.id, &self.table, key, sight, here, there) {
+                self.counts.differences += 1;
+            }
         }
-        let values = |row: Option<(_, Vec<Option<String>>)>| row.map(|(_, values)| values);
-        if store::keep(
-            self.id,
-            &self.table,
-            key,
-            sight,
-            values(here),
-            values(there),
-        )? {
-            self.counts.differences += 1;
-        }
-        Ok(true)
+        Ok(moving)
     }
 
     /// Whether everything is applied here that the provider had at the last look, and there what this node had.
     fn is_reached(&mut self) -> Result<bool, PgError> {
-        let Some(round) = &self.round else {
+        let Some(round) = self.round.take() else {
             return Ok(true);
         };
+        let is_reached = self.has_come(&round);
+        self.round = Some(round);
+        is_reached
+    }
+
+    fn has_come(&mut self, round: &Round) -> Result<bool, PgError> {
         if Instant::now() < round.not_before
-            || !store::is_applied_here(&self.request.subscription, &round.there)?
+            || !store::is_applied_here(&self.request.subscription, &round.there.lsn)?
         {
             return Ok(false);
         }
+        // What a third node has written goes its own way to each of the two.
+        for (node, time) in self.thirds(round, |sight| sight.there.as_ref()) {
+            let sql = third_sql(&node, time, &round.here.time);
+            if query(&sql, &[]).get(0, 0) == Some("f") {
+                return Ok(false);
+            }
+        }
+        for (node, time) in self.thirds(round, |sight| sight.here.as_ref()) {
+            let sql = third_sql(&node, time, &round.there.time);
+            if self.connection.query(&sql)?.get(0, 0) == Some("f") {
+                return Ok(false);
+            }
+        }
         let sql = format!(
             "select state, coalesce(applied_lsn >= {}::pg_lsn, false) from braid.subscription_status where provider = {}",
-            quote_literal(&round.here),
+            quote_literal(&round.here.lsn),
             quote_literal(&self.request.local_node)
         );
         for row in self.connection.query(&sql)?.iter() {
@@ -477,4 +505,30 @@ impl Comparison {
         }
         Ok(true)
     }
+
+    /// Nodes other than the two whose versions one side has, with the newest of each.
+    fn thirds(&self, round: &Round, of: impl Fn(&Sight) -> Option<&Seen>) -> BTreeMap<String, i64> {
+        let mut newest: BTreeMap<String, i64> = BTreeMap::new();
+        for (_, sight) in &round.rows {
+            if let Some((time, node)) = of(sight).and_then(|seen| seen.version.as_ref())
+                && *node != self.request.local_node
+                && *node != self.request.subscription.provider
+            {
+                let known = newest.entry(node.clone()).or_insert(*time);
+                *known = (*known).max(*time);
+            }
+        }
+        newest
+    }
+}
+
+/// Whether a node has applied what a third one had committed by `time`, or has applied all that it heard of after `since`.
+fn third_sql(node: &str, time: i64, since: &str) -> String {
+    format!(
+        "select bool_and(coalesce(d.last_commit_at >= timestamptz 'epoch' + {time} * interval '1 us' \
+                or (d.applied_lsn >= d.provider_lsn and d.last_message_at > {}::timestamptz), false)) \
+           from braid.subscription_detail d where d.provider = {} and d.enabled and d.error_sqlstate is null",
+        quote_literal(since),
+        quote_literal(node)
+    )
 }

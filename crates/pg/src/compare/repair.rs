@@ -6,10 +6,10 @@
 
 use std::cell::RefCell;
 
-use braid_bgworker::compare::{Key, Repair, Seen, Side, Sight, repair};
+use braid_bgworker::compare::{Key, Repair, Side, Sight, repair};
 
 use super::explained;
-use super::table::{At, SETTINGS, Table};
+use super::table::{At, Row, SETTINGS, Table};
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::ingest::stamp;
@@ -38,9 +38,6 @@ pub struct Repairing {
     /// Say what would be done.
     pub dry_run: bool,
 }
-
-/// Row's values as text, and what is seen of it.
-type Row = (Seen, Vec<Option<String>>);
 
 /// A difference that is to be mended.
 #[derive(Debug, Clone)]
@@ -190,22 +187,33 @@ pub fn repair_step(id: i64) -> Result<bool, PgError> {
     })
 }
 
-/// The last step was rolled back: its rows stay as they are.
+/// The last step was rolled back. Its rows are tried one by one; one that was alone stays as it is.
 ///
 /// # Errors
 /// 55000 when there is no such repair.
 pub fn repair_failed(id: i64, reason: &str) -> Result<(), PgError> {
-    REPAIR.with_borrow(|state| {
+    REPAIR.with_borrow_mut(|state| {
         let state = state
-            .as_ref()
+            .as_mut()
             .filter(|state| state.id == id)
             .ok_or_else(|| not_in_hand(id))?;
-        let group = state
-            .next
-            .checked_sub(1)
-            .and_then(|at| state.groups.get(at));
-        for difference in group.map(|group| group.rows.as_slice()).unwrap_or_default() {
-            state.log(difference, "failed", Some(reason));
+        let Some(at) = state.next.checked_sub(1) else {
+            return Ok(());
+        };
+        let Some(group) = state.groups.get(at).cloned() else {
+            return Ok(());
+        };
+        if let [difference] = group.rows.as_slice() {
+            state.log(difference, "failed", Some(reason))?;
+        } else {
+            let single = |row: &Difference| Group {
+                version: group.version.clone(),
+                is_deletion: group.is_deletion,
+                rows: vec![row.clone()],
+            };
+            let singles: Vec<Group> = group.rows.iter().map(single).collect();
+            state.groups.splice(at..=at, singles);
+            state.next = at;
         }
         Ok(())
     })
@@ -226,13 +234,8 @@ impl State {
         } else {
             group.version.clone()
         };
-        let mut theirs: Vec<Option<Row>> = Vec::with_capacity(group.rows.len());
-        for difference in &group.rows {
-            theirs.push(
-                self.table
-                    .row(At::There, &difference.key, false, &mut self.connection)?,
-            );
-        }
+        let keys: Vec<&Key> = group.rows.iter().map(|row| &row.key).collect();
+        let theirs = self.table.whole(At::There, &keys, &mut self.connection)?;
         if !self.request.dry_run {
             match &version {
                 Some((_, node)) => stamp::take(origin::ensure_for_source(SOURCE, node)?)?,
@@ -240,14 +243,15 @@ impl State {
             }
         }
         for (difference, there) in group.rows.iter().zip(theirs) {
-            let here = self.table.row(
-                At::Here,
-                &difference.key,
-                !self.request.dry_run,
-                &mut self.connection,
-            )?;
+            let here = if self.request.dry_run {
+                let keys = [&difference.key];
+                let rows = self.table.whole(At::Here, &keys, &mut self.connection)?;
+                rows.into_iter().next().flatten()
+            } else {
+                self.table.lock(&difference.key)
+            };
             let (action, reason) = self.mend_row(difference, here, there)?;
-            self.log(difference, action, reason);
+            self.log(difference, action, reason)?;
         }
         if !self.request.dry_run {
             let newest = version.map_or(0, |(timestamp, _)| timestamp);
@@ -314,19 +318,24 @@ impl State {
     }
 
     /// Write down what was done, with both rows as they were compared.
-    fn log(&self, difference: &Difference, action: &str, reason: Option<&str>) {
+    fn log(
+        &self,
+        difference: &Difference,
+        action: &str,
+        reason: Option<&str>,
+    ) -> Result<(), PgError> {
         let id = self.id.to_string();
         let side = match self.request.side {
             Side::Provider => "provider",
             Side::Newest => "newest",
         };
         let relation = self.request.relation.to_string();
-        query(
+        let logged = query(
             "insert into braid.repair_entry (repair_id, done_by, subscription_name, relation, side, dry_run, action, reason, key, kind, \
                     local_row, provider_row, local_timestamp, local_origin, provider_timestamp, provider_origin) \
              select $1::bigint, session_user, $2::name, $3::oid, $4, $5::boolean, $6, $7, d.key, d.kind, \
                     d.local_row, d.provider_row, d.local_timestamp, d.local_origin, d.provider_timestamp, d.provider_origin \
-               from braid.difference d where d.difference_id = $8::bigint",
+               from braid.difference d where d.difference_id = $8::bigint returning 1",
             &[
                 Some(&id),
                 Some(&self.request.subscription.name),
@@ -338,12 +347,19 @@ impl State {
                 Some(&difference.id),
             ],
         );
+        if logged.is_empty() {
+            return Err(
+                PgError::new("55000", "the table was compared again meanwhile")
+                    .with_hint("Repair what that comparison has found."),
+            );
+        }
         if !self.request.dry_run && matches!(action, "inserted" | "updated" | "deleted") {
             query(
                 "update braid.difference set repaired_by = $1::bigint where difference_id = $2::bigint",
                 &[Some(&id), Some(&difference.id)],
             );
         }
+        Ok(())
     }
 }
 

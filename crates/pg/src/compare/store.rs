@@ -3,7 +3,7 @@
 
 use braid_bgworker::compare::{Key, Seen, Sight};
 
-use super::table::{Table, array};
+use super::table::{Row, Table, array};
 use super::{Counts, Request};
 use crate::catalog::query;
 use crate::error::PgError;
@@ -92,14 +92,6 @@ pub fn keys(table: &Table, keys: &str) -> Result<Vec<Key>, PgError> {
         .chunks(table.key.len().max(1))
         .map(<[String]>::to_vec)
         .collect())
-}
-
-/// A position behind everything that is committed here.
-pub fn sync_event() -> Result<String, PgError> {
-    query("select braid.sync_event()", &[])
-        .get(0, 0)
-        .map(str::to_owned)
-        .ok_or_else(|| PgError::new("XX000", "no position was returned"))
 }
 
 /// Whether a subscription has applied everything up to a position.
@@ -216,9 +208,11 @@ pub fn keep(
     table: &Table,
     key: &Key,
     sight: &Sight,
-    here: Option<Vec<Option<String>>>,
-    there: Option<Vec<Option<String>>>,
-) -> Result<bool, PgError> {
+    here: Option<Row>,
+    there: Option<Row>,
+) -> bool {
+    let values = |row: Option<Row>| row.map(|(_, values)| values);
+    let (here, there) = (values(here), values(there));
     let id = id.to_string();
     let [names, shown, key_names, key_shown] = shapes(table);
     let key = key_of(table, key, here.as_ref().or(there.as_ref()));
@@ -266,5 +260,5 @@ pub fn keep(
             Some(&key_shown),
         ],
     );
-    Ok(!rows.is_empty())
+    !rows.is_empty()
 }

@@ -1,9 +1,11 @@
 //! What is compared of a table, and the SQL that reads it, the same on both sides. Run by the session that compares.
 //!
 //! Rows are hashed as text, under settings that both sides share: the published columns that exist here, in the provider's order. Rows
-//! are found by a unique key that both sides have. Where both order that key alike, ranges of it are compared. Where they don't, or it is
-//! not known (a collation of another version, a type of an extension), each side is walked in its own order and the other is asked for
-//! the same keys.
+//! are found by a unique key that both sides have. Where both order that key alike, ranges of it are compared. Where they are known not to
+//! (another collation, or another version of it), each side is walked in its own order and the other is asked for the same keys.
+//!
+//! Should the orders differ all the same, ranges only cost more: one starts where the last one ends, from the first key to the last, so
+//! each row is in one of them in any order; and a row that is in different ranges of the two sides is looked for by its key.
 
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
 use pgrx::pg_sys;
@@ -16,7 +18,7 @@ use crate::libpq::{Connection, Rows, quote_identifier, quote_literal};
 use crate::subscription::Subscription;
 
 /// How many rows are asked for by key in one statement.
-pub const ASKED: usize = 50;
+const ASKED: usize = 50;
 /// A list that is as long as this is not whole.
 const LIST_LIMIT: u64 = 20 * LISTED;
 
@@ -49,6 +51,9 @@ pub enum At {
     /// The provider.
     There,
 }
+
+/// What is seen of a row, and the texts of its columns.
+pub type Row = (Seen, Vec<Option<String>>);
 
 /// A table that is compared.
 #[derive(Debug, Clone)]
@@ -91,15 +96,14 @@ const UNIQUE_KEYS: &str = "select i.indexrelid, a.attname from pg_index i \
            and n.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]) and not n.attnotnull) \
      order by i.indisprimary desc, i.indisreplident desc, i.indexrelid, k.place";
 
-/// How a column's values are ordered, in words that are equal where the order is; null where it is not known.
+/// How a column's values are ordered, in words that are equal where the order is, as far as that is known.
 const ORDER: &str = "select case \
      when t.typtype = 'e' then (select 'enum ' || string_agg(quote_literal(e.enumlabel), ',' order by e.enumsortorder) \
         from pg_enum e where e.enumtypid = t.oid) \
-     when t.typtype <> 'b' or t.typnamespace <> 'pg_catalog'::regnamespace or t.typcategory = 'A' then null \
      when t.oid in (20, 21, 23, 700, 701, 1700) then 'number' \
      when a.attcollation = 0 then t.typname \
      when l.provider = 'c' and l.locale in ('C', 'POSIX') or l.provider = 'b' then 'bytes ' || t.typname || ' ' || getdatabaseencoding() \
-     else concat_ws(' ', 'locale', t.typname, getdatabaseencoding(), l.provider, l.locale, c.collisdeterministic) || ' ' || l.version end, \
+     else concat_ws(' ', 'locale', t.typname, getdatabaseencoding(), l.provider, l.locale, c.collisdeterministic, l.version) end, \
      n.nspname \
    from unnest($2::name[]) with ordinality k (name, place) \
    join pg_attribute a on a.attrelid = $1::oid and a.attname = k.name \
@@ -419,14 +423,46 @@ impl Table {
         keys: &[&Key],
         connection: &mut Connection,
     ) -> Result<Vec<Option<Seen>>, PgError> {
-        let mut seen: Vec<Option<Seen>> = vec![None; keys.len()];
+        let rows = self.rows(at, keys, "", connection)?;
+        Ok(rows
+            .into_iter()
+            .map(|row| row.map(|(seen, _)| seen))
+            .collect())
+    }
+
+    /// The same with the rows as they are.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn whole(
+        &self,
+        at: At,
+        keys: &[&Key],
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Row>>, PgError> {
+        let columns: Vec<String> = self
+            .columns
+            .iter()
+            .map(|column| quote_identifier(&column.name))
+            .collect();
+        self.rows(at, keys, &format!(", {}", columns.join(", ")), connection)
+    }
+
+    fn rows(
+        &self,
+        at: At,
+        keys: &[&Key],
+        columns: &str,
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Row>>, PgError> {
+        let mut found: Vec<Option<Row>> = vec![None; keys.len()];
         for (part, keys) in keys.chunks(ASKED).enumerate() {
             let branches: Vec<String> = keys
                 .iter()
                 .enumerate()
                 .map(|(index, key)| {
                     format!(
-                        "(select {}, {} {} and {})",
+                        "(select {}, {}{columns} {} and {})",
                         part * ASKED + index,
                         self.seen(),
                         self.from(at),
@@ -439,12 +475,13 @@ impl Table {
                 let index = row
                     .first()
                     .and_then(|text| text.as_deref()?.parse::<usize>().ok());
-                if let Some(place) = index.and_then(|index| seen.get_mut(index)) {
-                    *place = Some(self.as_seen(at, row.get(1..).unwrap_or_default()));
+                if let Some(place) = index.and_then(|index| found.get_mut(index)) {
+                    let values = row.get(6..).unwrap_or_default().to_vec();
+                    *place = Some((self.as_seen(at, row.get(1..).unwrap_or_default()), values));
                 }
             }
         }
-        Ok(seen)
+        Ok(found)
     }
 
     /// What [`Table::as_seen`] reads.
@@ -479,36 +516,23 @@ impl Table {
         }
     }
 
-    /// A whole row, texts of its columns, and what is seen of it. `lock` holds it until the transaction ends.
-    ///
-    /// # Errors
-    /// The provider's.
-    pub fn row(
-        &self,
-        at: At,
-        key: &Key,
-        lock: bool,
-        connection: &mut Connection,
-    ) -> Result<Option<(Seen, Vec<Option<String>>)>, PgError> {
+    /// The row here with a key, locked until the transaction ends.
+    pub fn lock(&self, key: &Key) -> Option<Row> {
         let columns: Vec<String> = self
             .columns
             .iter()
             .map(|column| quote_identifier(&column.name))
             .collect();
-        let sql = format!(
-            "select {}, {} {} and {}{}",
+        let rows = self.run_here(&format!(
+            "select {}, {} {} and {} for update",
             self.seen(),
             columns.join(", "),
-            self.from(at),
+            self.from(At::Here),
             self.is(key),
-            if lock { " for update" } else { "" }
-        );
-        let rows = self.run(at, connection, &sql)?;
-        let row = rows.iter().next().map(|row| {
-            let values = row.get(5..).unwrap_or_default().to_vec();
-            (self.as_seen(at, row), values)
-        });
-        Ok(row)
+        ));
+        let row = rows.iter().next()?;
+        let values = row.get(5..).unwrap_or_default().to_vec();
+        Some((self.as_seen(At::Here, row), values))
     }
 
     /// Insert a row here, delete or change the one with a key.
