@@ -86,11 +86,11 @@ pub struct Range {
 /// What one side has in a range.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sum {
-    /// Rows; as many as were asked for if there may be more.
+    /// Rows.
     pub rows: u64,
     /// Sum of their hashes.
     pub hash: String,
-    /// The last key, if there is a row.
+    /// The key up to which these are, if there may be more behind it.
     pub last: Option<Key>,
 }
 
@@ -145,11 +145,12 @@ impl Ranges {
         });
     }
 
-    /// This side was asked for `asked` rows of `range` and has answered. Gives the range that the answer is about; the rest is
-    /// for later.
-    pub fn cut(&mut self, range: Range, asked: u64, here: &Sum) -> Range {
-        match &here.last {
-            Some(last) if here.rows >= asked && range.upto.as_ref() != Some(last) => {
+    /// This side was asked for `asked` rows of `range`, of which `last` is the last one if there may be more. Gives the range that is
+    /// to be compared; the rest is for later.
+    pub fn cut(&mut self, range: Range, asked: u64, last: Option<&Key>) -> Range {
+        let rows = Some(asked);
+        match last {
+            Some(last) if range.upto.as_ref() != Some(last) => {
                 self.todo.push(Range {
                     after: Some(last.clone()),
                     upto: range.upto,
@@ -158,13 +159,10 @@ impl Ranges {
                 Range {
                     after: range.after,
                     upto: Some(last.clone()),
-                    rows: Some(asked),
+                    rows,
                 }
             }
-            _ => Range {
-                rows: Some(asked),
-                ..range
-            },
+            _ => Range { rows, ..range },
         }
     }
 
@@ -182,7 +180,7 @@ impl Ranges {
         let rows = range.rows.unwrap_or(LISTED);
         let range = match &there.last {
             // The other side has more than it was asked for: what lies behind is a range of its own.
-            Some(last) if there.rows >= Self::ask(&range) && range.upto.as_ref() != Some(last) => {
+            Some(last) if range.upto.as_ref() != Some(last) => {
                 self.todo.push(Range {
                     after: Some(last.clone()),
                     ..range.clone()

@@ -27,7 +27,10 @@ fn read(rows: &Rows, range: &Range, limit: u64) -> Sum {
     Sum {
         rows: found.len() as u64,
         hash: hash.to_string(),
-        last: found.last().map(|(key, _)| vec![key.to_string()]),
+        last: found
+            .last()
+            .filter(|_| found.len() as u64 == limit)
+            .map(|(key, _)| vec![key.to_string()]),
     }
 }
 
@@ -38,7 +41,7 @@ fn walk(here: &Rows, there: &Rows, rows: u64) -> (BTreeSet<u32>, u64) {
     while let Some(range) = ranges.take() {
         let asked = range.rows.unwrap_or(rows);
         let mine = read(here, &range, asked);
-        let range = ranges.cut(range, asked, &mine);
+        let range = ranges.cut(range, asked, mine.last.as_ref());
         let theirs = read(there, &range, Ranges::ask(&range));
         if let Outcome::List(range) = ranges.compare(range, &mine, &theirs) {
             for side in [here, there] {

@@ -269,9 +269,11 @@ impl Comparison {
         };
         let next = ranges.take().map(|range| {
             let rows = range.rows.unwrap_or(self.pace.rows());
-            let sql = self.table.sum_sql(At::Here, &range, rows);
-            let here = Table::sum(&self.table.run_here(&sql));
-            (ranges.cut(range, rows, &here), here)
+            let bound = self.table.bound_sql(At::Here, &range, rows);
+            let last = Table::bound(&self.table.run_here(&bound));
+            let range = ranges.cut(range, rows, last.as_ref());
+            let sum = self.table.sum_sql(At::Here, &range, None);
+            (range, Table::sum(&self.table.run_here(&sum)))
         });
         let read = next.as_ref().map_or(0, |(_, here)| here.rows);
         self.answer()?;
@@ -279,7 +281,9 @@ impl Comparison {
             return Ok(read);
         };
         if let Some((range, here)) = next {
-            let sql = self.table.sum_sql(At::There, &range, Ranges::ask(&range));
+            let sql = self
+                .table
+                .sum_sql(At::There, &range, Some(Ranges::ask(&range)));
             self.connection.send_query(&sql)?;
             *asked = Some((range, here));
         } else if ranges.is_empty() {
@@ -296,7 +300,11 @@ impl Comparison {
         let Some((range, here)) = asked.take() else {
             return Ok(());
         };
-        let there = Table::sum(&self.connection.finish_query()?);
+        let mut there = Table::sum(&self.connection.finish_query()?);
+        if there.rows >= Ranges::ask(&range) {
+            let bound = self.table.bound_sql(At::There, &range, there.rows);
+            there.last = Table::bound(&self.connection.query(&bound)?);
+        }
         self.counts.ranges += 1;
         let range = match ranges.compare(range, &here, &there) {
             Outcome::Equal => {

@@ -22,8 +22,9 @@ const ASKED: usize = 50;
 /// A list that is as long as this is not whole.
 const LIST_LIMIT: u64 = 20 * LISTED;
 
-/// Settings that both sides read under: values have one text then.
-pub const SETTINGS: [(&str, &str); 8] = [
+/// Settings that both sides read under: values have one text then, and one process reads.
+pub const SETTINGS: [(&str, &str); 9] = [
+    ("max_parallel_workers_per_gather", "0"),
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("timezone", "UTC"),
@@ -286,42 +287,44 @@ impl Table {
         condition
     }
 
-    /// How many of the first `limit` rows of a range there are, the sum of their hashes and the last key.
-    pub fn sum_sql(&self, at: At, range: &Range, limit: u64) -> String {
-        let keys: Vec<String> = quoted(&self.key)
-            .iter()
-            .enumerate()
-            .map(|(index, name)| format!("{name} as k{index}"))
-            .collect();
-        let numbered = |order: &str| {
-            let names: Vec<String> = (0..self.key.len())
-                .map(|index| format!("k{index}{order}"))
-                .collect();
-            names.join(", ")
-        };
+    /// The key of row number `rows` of a range, if it has as many: from the index alone, where that is possible.
+    pub fn bound_sql(&self, at: At, range: &Range, rows: u64) -> String {
+        let keys = self.key_list();
         format!(
-            "with r as materialized (select {}, {} as h {}{} order by {} limit {limit}) \
-             select (select count(*) from r), (select coalesce(sum(h), 0) from r), l.* \
-               from (select 1) as one left join (select {} from r order by {} limit 1) as l on true",
-            keys.join(", "),
+            "select {keys} {}{} order by {keys} offset {} limit 1",
+            self.from(at),
+            self.condition(range),
+            rows.saturating_sub(1)
+        )
+    }
+
+    /// The answer to [`Table::bound_sql`].
+    pub fn bound(rows: &Rows) -> Option<Key> {
+        rows.iter().next()?.iter().cloned().collect()
+    }
+
+    /// How many rows a range has, the first so many of them with `limit`, and the sum of their hashes.
+    pub fn sum_sql(&self, at: At, range: &Range, limit: Option<u64>) -> String {
+        let limit = limit.map_or_else(String::new, |limit| {
+            format!(" order by {} limit {limit}", self.key_list())
+        });
+        format!(
+            "select count(*), coalesce(sum(r.h), 0) from (select {} as h {}{}{limit}) r",
             self.hash,
             self.from(at),
             self.condition(range),
-            self.key_list(),
-            numbered(""),
-            numbered(" desc"),
         )
     }
 
     /// The answer to [`Table::sum_sql`].
     pub fn sum(rows: &Rows) -> Sum {
-        let row = rows.iter().next().unwrap_or_default();
-        let text = |index: usize| row.get(index).cloned().flatten();
-        let last: Option<Key> = row.get(2..).and_then(|key| key.iter().cloned().collect());
         Sum {
-            rows: text(0).and_then(|text| text.parse().ok()).unwrap_or(0),
-            hash: text(1).unwrap_or_default(),
-            last: last.filter(|key| !key.is_empty()),
+            rows: rows
+                .get(0, 0)
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0),
+            hash: rows.get(0, 1).unwrap_or_default().to_owned(),
+            last: None,
         }
     }
 
