@@ -62,7 +62,7 @@ pub use in_the_way::UNIQUE_VIOLATION;
 pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
-pub use version::COPIED;
+pub use version::{COPIED, node_of_origin};
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
