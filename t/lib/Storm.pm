@@ -1,8 +1,8 @@
 # A storm: nodes in a full mesh whose writers change the same few rows, while links are cut and healed, processes are killed and
 # servers crash. When it is over, all nodes must have the same rows, and for each key the one that was written last.
 #
-#   my $storm = Storm->new(nodes => 3, with => [qw(plain toast)]);
-#   $storm->run($seed)                           a test or two; true when it passed
+#   my $storm = Storm->new(nodes => [qw(tokyo paris quito)], with => [qw(plain toast)]);
+#   $storm->run($seed, mode => 'batch')          a test; true when it passed
 #
 # A seed determines what is written and in which order, and what is done to links and servers and in which order; when anything
 # happens is up to the machine. Everything of it can be left out, so that a failure can be reduced by hand:
@@ -10,7 +10,7 @@
 #   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 make tap TESTS=t/063_storm.pl
 #
 # Options, and what they are by default:
-#   nodes => 3              up to five
+#   nodes => [..]           their names, or how many; tokyo, paris, quito
 #   with => [plain]         the ingredients of what is written:
 #       plain                   inserts, upserts, updates; rows of a table with a primary key
 #       key                     a table of its own, whose rows change their primary key: to a free one, in swaps, in chains
@@ -26,7 +26,7 @@
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
-#   mode, order             apply_mode and commit_order of the subscriptions
+#   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
 #   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the
 #                           outcome is held against, and what a report shows
 
@@ -43,8 +43,6 @@ use Proxy;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-my @names = qw(tokyo paris quito cairo oslo);
-
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken');
 my %definition = (
@@ -55,7 +53,7 @@ my %definition = (
 );
 
 my %default = (
-	nodes => 3,
+	nodes => [qw(tokyo paris quito)],
 	with => ['plain'],
 	disturb => [qw(down hold isolate terminate kill crash vacuum)],
 	seconds => 8,
@@ -72,19 +70,26 @@ my %default = (
 sub new
 {
 	my ($class, %opt) = @_;
-	# What is said by hand goes before what the test says.
+	my $self = bless { %default, %opt, by_hand() }, $class;
+	$self->{nodes} = [ (qw(tokyo paris quito lima oslo))[ 0 .. $self->{nodes}[0] - 1 ] ] if $self->{nodes}[0] =~ /^[2-5]$/;
+	$self->{has} = { map { $_ => 1 } @{ $self->{with} } };
+	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique) ];
+	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
+	$self->start;
+	return $self;
+}
+
+# What is said by hand goes before what the test says.
+sub by_hand
+{
+	my %opt;
 	for (split ' ', $ENV{BRAID_STORM} // '')
 	{
 		my ($name, $value) = /^(\w+)=(.*)$/ or die "BRAID_STORM: $_";
 		die "BRAID_STORM: no option $name" unless exists $default{$name};
 		$opt{$name} = ref $default{$name} ? [ split /,/, $value ] : $value;
 	}
-	my $self = bless { %default, %opt }, $class;
-	$self->{has} = { map { $_ => 1 } @{ $self->{with} } };
-	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique) ];
-	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
-	$self->start;
-	return $self;
+	return %opt;
 }
 
 # The nodes, and a link for each direction between any two of them.
@@ -96,7 +101,7 @@ sub start
 	my @nodes = map {
 		new_node($_, publication => '', conf => "max_prepared_transactions = 2\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
 			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : ''))
-	} @names[ 0 .. $self->{nodes} - 1 ];
+	} @{ $self->{nodes} };
 	on_all(qq[
 		$tables;
 		create table storm_journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
@@ -108,8 +113,7 @@ sub start
 		{
 			next if $subscriber == $provider;
 			my $proxy = Proxy->new($provider);
-			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'),
-				apply_mode => "'$self->{mode}'", commit_order => "'$self->{order}'");
+			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'));
 			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
 		}
 	}
@@ -119,11 +123,16 @@ sub start
 # One storm, from empty tables to the comparison.
 sub run
 {
-	my ($self, $seed) = @_;
+	my ($self, $seed, %opt) = @_;
+	%opt = (%opt, by_hand());
 	my $started = time;
 	$self->{seed} = $seed;
-	diag("storm: seed $seed, with " . join(' ', @{ $self->{with} })) if $ENV{BRAID_STORM};
-	note("seed $seed: BRAID_TEST_SEED=$seed repeats the decisions");
+	$self->{mode} = $opt{mode} // $default{mode};
+	$self->{order} = $opt{order} // $default{order};
+	local $self->{disturb} = $opt{disturb} // $self->{disturb};
+	my $what = join ', ', @{ $self->{with} }, $self->{mode}, $self->{order};
+	# Seen also where all is well: what was tried is part of the result.
+	diag("storm: seed $seed, $what");
 	return 0 unless $self->reset;
 	my ($files, $decisions) = $self->decide($seed);
 	my @done = $self->blow($files, $decisions);
@@ -135,7 +144,6 @@ sub run
 		return 0;
 	}
 	my $differences = $self->compare;
-	my $what = join ', ', @{ $self->{with} };
 	is($differences, 0, "seed $seed ($what): the nodes are equal");
 	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
 	note(sprintf 'seed %s: %.0f s, calm after %.0f; transactions at each node: %s; %s', $seed, time - $started, time - $calm, $written, join(', ', @done));
@@ -166,6 +174,7 @@ sub reset
 		return 0;
 	}
 	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict') for @nodes;
+	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}')") for @{ $self->{links} };
 	# Whatever has a transaction number holds back pruning, also after a crash.
 	if ($self->{keep_dead}) { $_->safe_psql('postgres', "begin; select pg_current_xact_id(); prepare transaction 'storm'") for @nodes; }
 	$self->{kept} = $self->{keep_dead};
@@ -179,12 +188,13 @@ sub decide
 	my $chunk = 20;
 	my $chunks = int($self->{seconds} * 1000 / ($self->{pause} + 4) / $chunk) + 1;
 	my %files;
+	$self->{larges} = 0;
 	for my $index (0 .. $#{ $self->{members} })
 	{
 		for my $writer (1 .. $self->{writers})
 		{
 			srand($seed * 64 + $index * 8 + $writer);
-			my $who = "$names[$index].$writer";
+			my $who = "$self->{nodes}[$index].$writer";
 			my $number = 0;
 			for my $part (1 .. $chunks)
 			{
@@ -232,8 +242,9 @@ sub transaction
 	if ($self->{large} && one_in($self->{large}))
 	{
 		my $k = $self->hot($number);
+		my $from = 10_000 * ++$self->{larges};
 		return "begin;\n" . $self->written('item', "update item set n = n + 1, v = '$who.$number' where k = $k", 'update')
-		  . $self->written('item', "insert into item select 1000000 + $k * 100000 + i, i, repeat('$who', 20) from generate_series(1, 20000) i on conflict (k) do nothing", 'large')
+		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 4000) i", 'large')
 		  . "commit;\n";
 	}
 	my $statements = one_in(3) ? 1 + int rand 4 : 1;
