@@ -40,8 +40,12 @@ use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Proxy;
+use Storm::Outcome;
+use Storm::Statements;
 use Test::More;
 use Time::HiRes qw(sleep time);
+
+our @ISA = qw(Storm::Statements Storm::Outcome);
 
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken');
@@ -211,117 +215,12 @@ sub decide
 	return (\%files, \@decisions);
 }
 
-sub pick { return $_[ int rand @_ ]; }
-
-sub one_in { return rand($_[0]) < 1; }
-
-# One of the hot keys. Which ones these are moves on, about as fast at all writers.
-sub hot
-{
-	my ($self, $number) = @_;
-	return int($number / 10) + int rand $self->{keys};
-}
-
-# What is in the journal of a row.
-sub image { return $_[0] eq 'toasted' ? "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" : 'to_jsonb(w)'; }
-
-# A statement that writes down what it did. With $to, the row had this key before.
-sub written
-{
-	my ($self, $table, $sql, $what, $old) = @_;
-	return "$sql;\n" unless $self->{journal};
-	my $image = image($table);
-	my $rows = $what eq 'delete' ? "select '$table', k, null::jsonb, '$what' from w" : "select '$table', k, $image, '$what' from w";
-	$rows = "select '$table', $old, null::jsonb, '$what, from here' from w union all $rows" if defined $old;
-	return "with w as ($sql returning *) insert into storm_journal (tbl, k, image, what) $rows;\n";
-}
-
-sub transaction
-{
-	my ($self, $who, $number) = @_;
-	if ($self->{large} && one_in($self->{large}))
-	{
-		my $k = $self->hot($number);
-		my $from = 10_000 * ++$self->{larges};
-		return "begin;\n" . $self->written('item', "update item set n = n + 1, v = '$who.$number' where k = $k", 'update')
-		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 4000) i", 'large')
-		  . "commit;\n";
-	}
-	my $statements = one_in(3) ? 1 + int rand 4 : 1;
-	my $text = join '', map { $self->statement($who, $number) } 1 .. $statements;
-	# What is rolled back never was.
-	return "begin;\n${text}rollback;\n" if one_in(40);
-	return $statements == 1 && $text !~ /;.*;/s ? $text : "begin;\n${text}commit;\n";
-}
-
-sub statement
-{
-	my ($self, $who, $number) = @_;
-	my $table = pick(@{ $self->{tables} });
-	my ($k, $v) = ($self->hot($number), "'$who.$number'");
-	my $has = $self->{has};
-	return "truncate $table;\n" if $has->{truncate} && one_in(150);
-	if ($has->{delete} && one_in(5))
-	{
-		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2);
-		return $self->written($table, "delete from $table where k = $k", 'delete') . $self->insert($table, $k, $number, $v);
-	}
-	return $self->insert($table, $k, $number, $v) if one_in(3);
-	if ($table eq 'moving' && one_in(2))
-	{
-		my $to = $self->hot($number);
-		return $self->swap($k, $to, $v) if one_in(4) && $to != $k;
-		return $self->move($k, $to, $v) if $to != $k;
-	}
-	if ($table eq 'toasted' && one_in(3))
-	{
-		my $small = one_in(2) ? ', n = n + 1' : '';
-		return $self->written($table, "update $table set big = repeat(md5($v), 100), v = $v$small where k = $k", "big$small");
-	}
-	if ($table eq 'taken' && one_in(2))
-	{
-		my $code = $self->hot($number);
-		return $self->written($table, "update $table set code = $code, v = $v where k = $k", 'code');
-	}
-	my $where = one_in(8) ? 'between ' . $k . ' and ' . ($k + 2) : "= $k";
-	return $self->written($table, "update $table set n = n + 1, v = $v where k $where", 'update');
-}
-
-sub insert
-{
-	my ($self, $table, $k, $number, $v) = @_;
-	my %more = (toasted => [ 'big', "repeat(md5($v), 100)" ], taken => [ 'code', $self->hot($number) ]);
-	my ($column, $value) = $more{$table} ? map { ", $_" } @{ $more{$table} } : ('', '');
-	# Not both arms of one statement: of the second unique key, any may be what is in the way.
-	my $conflict = $table ne 'taken' && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
-	return $self->written($table, "insert into $table (k, n, v$column) values ($k, $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
-}
-
-# To a key that is free; now and then to one that is not, which fails.
-sub move
-{
-	my ($self, $k, $to, $v) = @_;
-	my $free = one_in(10) ? '' : " and not exists (select from moving where k = $to)";
-	return $self->written('moving', "update moving set k = $to, n = n + 1, v = $v where k = $k$free", "moved $k to $to", $k);
-}
-
-# Two rows change places, by way of a key that nobody else uses.
-sub swap
-{
-	my ($self, $one, $other, $v) = @_;
-	my $by = 1_000_000 + $one;
-	my $there = "exists (select from moving where k = $by)";
-	return $self->written('moving', "update moving set k = $by where k = $one and exists (select from moving where k = $other)", "swap $one and $other", $one)
-	  . $self->written('moving', "update moving set k = $one, n = n + 1, v = $v where k = $other and $there", "swap $one and $other", $other)
-	  . $self->written('moving', "update moving set k = $other, n = n + 1, v = $v where k = $by and not exists (select from moving where k = $other)", "swap $one and $other", $by);
-}
-
 # Something that is done to links, processes or servers, and the pause after it.
 sub decision
 {
 	my ($self) = @_;
 	my %weight = (down => 5, hold => 3, isolate => 3, terminate => 3, kill => 1, crash => 2, vacuum => 2);
-	my $what = pick(map { ($_) x ($weight{$_} // die "no disturbance $_") } @{ $self->{disturb} });
+	my $what = Storm::Statements::pick(map { ($_) x ($weight{$_} // die "no disturbance $_") } @{ $self->{disturb} });
 	# All of them each time, so that leaving out one kind changes as little as may be of the others.
 	my ($which, $how, $long, $pause) = map { rand } 1 .. 4;
 	return { what => $what, which => $which, how => $how, for => 0.1 + $long * $long * 2.4, pause => 0.1 + $pause * 0.7 };
@@ -466,104 +365,6 @@ sub settle
 		}
 	}
 	return '';
-}
-
-# How many rows differ between the nodes, or from what the journals say was written last.
-sub compare
-{
-	my ($self) = @_;
-	my @nodes = @{ $self->{members} };
-	my $differences = 0;
-	for my $table (@{ $self->{tables} })
-	{
-		my %digests = map { digest($_, $table) => 1 } @nodes;
-		my $has_model = $self->{journal} && $table ne 'taken' && !$self->{has}{truncate};
-		next if keys %digests == 1 && !$has_model;
-		my $image = image($table) =~ s/\bw\b/t/gr;
-		my %rows;
-		for my $node (@nodes)
-		{
-			for (split /\n/, $node->safe_psql('postgres', "select k, md5(t::text), ($image)::text from $table t"))
-			{
-				my ($k, $whole, $text) = split /\|/, $_, 3;
-				$rows{$k}{ $node->name } = { whole => $whole, image => $text };
-			}
-		}
-		my $model = $has_model ? $self->last_written($table) : {};
-		my @wrong;
-		for my $k (sort { $a <=> $b } keys %{ { %rows, %$model } })
-		{
-			my %wholes = map { ($rows{$k}{ $_->name }{whole} // '') => 1 } @nodes;
-			my $expected = $model->{$k}{image} // '';
-			my $as_written = !$has_model || !grep { ($rows{$k}{ $_->name }{image} // '') ne $expected } @nodes;
-			next if keys %wholes == 1 && $as_written;
-			push @wrong, [ $k, keys %wholes == 1 ? 'is the same everywhere, and not what was written last' : 'differs' ];
-		}
-		diag("$table: " . scalar(@wrong) . ' rows are wrong, ' . scalar(grep { $_->[1] eq 'differs' } @wrong) . ' of them not the same everywhere') if @wrong;
-		$self->report($table, @$_) for @wrong[ 0 .. ($#wrong > 2 ? 2 : $#wrong) ];
-		$differences += @wrong;
-	}
-	return $differences;
-}
-
-# By key, what the transaction with the largest version left.
-sub last_written
-{
-	my ($self, $table) = @_;
-	my %last;
-	for my $node (@{ $self->{members} })
-	{
-		for my $line (split /\n/, $node->safe_psql('postgres', qq[
-			select distinct on (k) k, to_char(pg_xact_commit_timestamp(xmin), 'YYYYMMDDHH24MISSUS'), coalesce(image::text, '')
-			from storm_journal where tbl = '$table' order by k, pg_xact_commit_timestamp(xmin) desc, id desc
-		]))
-		{
-			my ($k, $at, $image) = split /\|/, $line, 3;
-			my $version = "$at " . $node->name;
-			$last{$k} = { version => $version, image => $image } if !$last{$k} || $version gt $last{$k}{version};
-		}
-	}
-	return \%last;
-}
-
-# What is known of a key that came out wrong.
-sub report
-{
-	my ($self, $table, $k, $what) = @_;
-	diag("--- $table, k = $k: $what");
-	my $image = image($table) =~ s/\bw\b/t/gr;
-	my $clock = sub { "to_char($_[0], 'HH24:MI:SS.US')" };
-	my @written;
-	for my $node (@{ $self->{members} })
-	{
-		my $name = $node->name;
-		my $row = $node->safe_psql('postgres', qq[
-			select ($image)::text || '  version ' || coalesce(] . $clock->('c.timestamp') . qq[, 'none') || ' ' ||
-			  coalesce((select node_name from braid.origin where origin_id = c.roident), case c.roident when 0 then '$name' else 'origin ' || c.roident end) || ', xmin ' || t.xmin::text
-			from $table t left join lateral pg_xact_commit_timestamp_origin(t.xmin) c on true where k = $k
-		]);
-		diag(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
-		push @written, map { [ split /\|/, $_, 2 ] } split /\n/, $node->safe_psql('postgres', qq[
-			select ] . $clock->('pg_xact_commit_timestamp(xmin)') . qq[, '$name' || ' xid ' || xmin::text || ' ' || what || ': ' || coalesce(image::text, 'gone')
-			from storm_journal where tbl = '$table' and k = $k order by id
-		]);
-	}
-	@written = sort { $a->[0] cmp $b->[0] } @written;
-	splice @written, 0, @written - 10 if @written > 10;
-	diag("written: $_->[0] $_->[1]") for @written;
-	for my $node (@{ $self->{members} })
-	{
-		my $short = sub { "coalesce(($_[0] || case when $_[0] ? 'big' then jsonb_build_object('big', md5($_[0] ->> 'big')) else '{}' end)::text, '')" };
-		my @met = split /\n/, $node->safe_psql('postgres', qq[
-			select kind || ' ' || winner || ' (' || reason || ') local ' || coalesce(] . $clock->('local_timestamp') . qq[ || ' ' || local_origin, 'none') || ' ' || ] . $short->('local_row') . q[ ||
-			  ' remote ' || coalesce(] . $clock->('remote_timestamp') . qq[, '') || ' ' || remote_origin || ' xid ' || remote_xid::text || ' ' || ] . $short->('remote_row') . qq[
-			from braid.conflict_history
-			where relation = '$table'::regclass and '$k' in (key ->> 'k', local_row ->> 'k', remote_row ->> 'k') order by conflict_id
-		]);
-		splice @met, 0, @met - 8 if @met > 8;
-		diag($node->name . " met: $_") for @met;
-	}
-	return;
 }
 
 # A test that dies leaves nobody behind.
