@@ -97,6 +97,7 @@ select count(*) from braid.subscription_tables;
 select count(*) from braid.apply_workers;
 select count(*) from braid.dependency_stats;
 select count(*) from braid.scaling_decisions;
+select count(*) from braid.deletions;
 select count(*) from braid.conflict_history;
 select count(*) from braid.conflict_stats;
 select count(*) from braid.nodes;

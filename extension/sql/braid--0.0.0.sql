@@ -148,6 +148,21 @@ create table braid.batch (
 alter table braid.batch alter column versions set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
+-- microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
+-- nothing older can arrive any more.
+create table braid.tombstone (
+    key_hash bigint not null,
+    deleted_at bigint not null,
+    relation oid not null,
+    origin_id integer not null
+);
+create index tombstone_key_hash on braid.tombstone (key_hash);
+create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) with (pages_per_range = 16, autosummarize = on);
+-- A publication for all tables would otherwise forbid to purge it.
+alter table braid.tombstone replica identity full;
+comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
@@ -458,6 +473,12 @@ create function braid.scaling_activity() returns table (
     as 'MODULE_PATHNAME', 'scaling_activity_wrapper';
 comment on function braid.scaling_activity is 'the last decisions on how many appliers each subscription has';
 
+create function braid.deletion_activity() returns table (
+    remembered boolean, collector_pid integer, collected_lsn pg_lsn
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
+comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
+
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
 ------------------------------------------------------------------------------------------------------------------------
@@ -646,6 +667,19 @@ select s.subscription_name as subscription,
  order by s.subscription_name, d.at;
 comment on view braid.scaling_decisions is 'the last decisions on how many appliers each subscription has, oldest first';
 
+create view braid.deletions as
+select d.remembered,
+       d.collector_pid,
+       d.collected_lsn,
+       case when d.collector_pid is not null
+            then greatest(pg_current_wal_insert_lsn() - d.collected_lsn, 0)::bigint end as behind_bytes,
+       t.rows,
+       to_timestamp(t.oldest / 1000000.0) as oldest,
+       to_timestamp(t.newest / 1000000.0) as newest
+  from braid.deletion_activity() d,
+       (select count(*) as rows, min(deleted_at) as oldest, max(deleted_at) as newest from braid.tombstone) t;
+comment on view braid.deletions is 'whether deletions are remembered, how far local ones are collected, and how many there are';
+
 create view braid.conflict_history as
 select recorded_at,
        subscription_name as subscription,
@@ -768,7 +802,8 @@ grant execute on function
     braid.applier_activity,
     braid.table_activity,
     braid.schedule_activity,
-    braid.scaling_activity
+    braid.scaling_activity,
+    braid.deletion_activity
     to braid_admin, braid_monitor;
 
 grant select on
@@ -778,6 +813,7 @@ grant select on
     braid.apply_workers,
     braid.dependency_stats,
     braid.scaling_decisions,
+    braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,
     braid.conflict_resolutions,

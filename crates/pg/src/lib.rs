@@ -29,6 +29,7 @@ mod split;
 pub mod subscription;
 pub mod supervisor;
 mod table_order;
+pub mod tombstone;
 pub mod wait;
 pub mod wake;
 pub mod worker;

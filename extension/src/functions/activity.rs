@@ -335,3 +335,22 @@ fn scaling_activity() -> TableIterator<
     });
     TableIterator::new(rows.into_iter().flatten())
 }
+
+#[pg_extern(sql = false)]
+fn deletion_activity() -> TableIterator<
+    'static,
+    (
+        name!(remembered, bool),
+        name!(collector_pid, Option<i32>),
+        name!(collected_lsn, Option<i64>),
+    ),
+> {
+    let entry = registry::find_manager(registry::my_database());
+    TableIterator::new(entry.map(|entry| {
+        (
+            entry.remembers_deletions.load(Ordering::Relaxed),
+            process(entry.collector_pid.load(Ordering::Relaxed)),
+            position(&entry.collected_lsn),
+        )
+    }))
+}

@@ -225,7 +225,10 @@ impl Session {
         order.clear();
         order.extend(0..count);
         let mut refused = Vec::new();
-        if self.target(key)?.plan.key.is_some() && !self.sort_and_probe(key, rows, &mut order)? {
+        let all = || rows.iter().map(|row| (&row.values, row.timestamp));
+        if self.target(key)?.plan.key.is_some()
+            && (!self.sort_and_probe(key, rows, &mut order)? || self.may_meet_tombstone(key, all()))
+        {
             let kept = self.look_up_all(key, rows, currents, &order, &mut refused)?;
             order.clear();
             order.extend(kept);
@@ -258,7 +261,7 @@ impl Session {
         Ok(refused)
     }
 
-    /// Put the rows' numbers in the order of their keys. True when none of them can meet anything.
+    /// Put the rows' numbers in the order of their keys. True when none of them can meet a row, or the trace of one in the index.
     fn sort_and_probe(
         &mut self,
         key: Key,
@@ -331,7 +334,7 @@ impl Session {
                 self.show_versions();
                 shown = row.current;
             }
-            let found = self.find(key, &remote, &row.values, false)?;
+            let found = self.find_to_insert(key, &remote, &row.values, false)?;
             let decision = decide_insert(self.local(found), version(current), current.from_origin);
             let free = matches!(found, Found::Missing(_))
                 && decision.action == Action::Apply

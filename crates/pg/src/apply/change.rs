@@ -23,6 +23,15 @@ use crate::settings;
 
 pub(super) type Key = (u32, u32);
 
+/// The values by which a row is looked for.
+#[derive(Clone, Copy)]
+enum Sought<'v> {
+    /// It is to come.
+    ToInsert(&'v RowValues),
+    /// It is to change or to go.
+    ToChange(&'v RowValues),
+}
+
 /// The slots that a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
@@ -300,6 +309,33 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, false),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
+    pub(super) fn find_to_insert(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, true),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    fn find_here(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
         let Self {
             targets,
             batches,
@@ -354,20 +390,23 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
+    /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
     /// a conflict to record, or where it turns out to have changed between being found and being written.
     fn resolve(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        values: &RowValues,
+        sought: Sought<'_>,
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = self.find(key, remote, values, lock)?;
+            let found = match sought {
+                Sought::ToInsert(values) => self.find_to_insert(key, remote, values, lock)?,
+                Sought::ToChange(values) => self.find(key, remote, values, lock)?,
+            };
             let decision = self.decide(key, remote, current, found, &decide)?;
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
@@ -432,7 +471,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, after, current, decide_insert, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToInsert(after),
+            current,
+            decide_insert,
+            act,
+        )
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -477,6 +523,7 @@ impl Session {
                         return Ok(Written::Changed);
                     }
                     self.note_version(key, current, OpenTable::local_slot);
+                    self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
                     self.count(key, |counts| counts.deletes += 1);
                     return Ok(Written::Done);
                 }
@@ -548,7 +595,19 @@ impl Session {
             }
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, old, current, decide_update, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(old),
+            current,
+            decide_update,
+            act,
+        )?;
+        if moved {
+            // Nor may an older change bring a row back under the key that it has left.
+            self.remember_absence(key, current.timestamp, old)?;
+        }
+        Ok(())
     }
 
     /// Where the row that was found last is.
@@ -619,7 +678,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
-        self.resolve(key, remote, before, current, decide_delete, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(before),
+            current,
+            decide_delete,
+            act,
+        )
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -652,7 +718,11 @@ impl Session {
                 return Ok(Written::Changed);
             }
             self.note_version(key, current, OpenTable::local_slot);
+            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
+        } else if !exists {
+            // An older insert or update may still come, by another stream.
+            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }

@@ -16,6 +16,7 @@ mod change;
 mod consolidate;
 mod content;
 mod decode;
+mod deletion;
 mod history;
 mod in_the_way;
 mod key_hash;
@@ -42,6 +43,7 @@ use pgrx::pg_sys;
 use crate::error::PgError;
 use crate::origin::OriginId;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
+use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
 use in_the_way::Eviction;
@@ -56,6 +58,7 @@ pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
 pub use in_the_way::UNIQUE_VIOLATION;
+pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
 pub use version::COPIED;
@@ -222,6 +225,8 @@ pub struct Session {
     careful: bool,
     /// Rows that are to leave before the transaction that was rolled back is applied once more.
     evictions: Vec<Eviction>,
+    /// What the transaction in hand has deleted, as far as it is not written down.
+    tombstones: Vec<Tombstone>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -273,6 +278,7 @@ impl Session {
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
+            tombstones: Vec::new(),
             newest: 0,
             counts: Counts::default(),
             tables_version: 0,
@@ -449,7 +455,7 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
-        Ok(())
+        self.store_tombstones()
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
@@ -514,6 +520,7 @@ impl Session {
         self.user.forget();
         self.batches.forget();
         self.bulk.forget();
+        self.tombstones.clear();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();

@@ -370,7 +370,10 @@ impl Stream {
                         entry.set_activity(Activity::Streaming);
                     }
                     if end <= entry.received_lsn.load(Ordering::Relaxed) {
-                        entry.caught_up_at.store(registry::now(), Ordering::Relaxed);
+                        // What it commits from now on has a time of its own clock's.
+                        let there = position(9)?.cast_signed();
+                        let reached = registry::now().min(there);
+                        entry.caught_up_at.store(reached, Ordering::Relaxed);
                     }
                 }
                 Ok(())
