@@ -172,6 +172,8 @@ struct Applier {
     applied_row: AppliedRow,
     /// The transaction in hand, if it may be committed in pieces.
     pieces: Option<Pieces>,
+    /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
+    gone_on: (u64, u64),
 }
 
 /// The process's main function.
@@ -272,6 +274,7 @@ pub fn main(argument: pg_sys::Datum) {
         applied,
         applied_row,
         pieces: None,
+        gone_on: (0, 0),
     };
     applier.run();
 }
@@ -992,7 +995,7 @@ impl Applier {
                 "update braid.subscription set skip_lsn = null where subscription_id = $1",
                 &[id.into()],
             )?;
-            split::leave(self.subscription.id)
+            split::leave(self.subscription.id, transaction.commit_lsn())
         })?;
         pgrx::log!(
             "subscription \"{}\" has skipped {} that ends at {}",

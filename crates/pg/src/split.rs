@@ -94,14 +94,18 @@ pub fn finish(subscription_id: u32) -> Result<(), PgError> {
     )
 }
 
-/// The rest is left out. How many changes are committed here of the transaction, if any are. In the caller's transaction.
+/// The rest of the transaction whose commit record starts at `commit_lsn` is left out. How many changes are committed here of it, if any are. In
+/// the caller's transaction.
 ///
 /// # Errors
 /// Whatever SPI says.
-pub fn leave(subscription_id: u32) -> Result<Option<u64>, PgError> {
+pub fn leave(subscription_id: u32, commit_lsn: u64) -> Result<Option<u64>, PgError> {
     let left = rows_written(
-        "delete from braid.split_progress where subscription_id = $1 returning changes::text",
-        &[i64::from(subscription_id).into()],
+        "delete from braid.split_progress where subscription_id = $1 and commit_lsn = $2::pg_lsn returning changes::text",
+        &[
+            i64::from(subscription_id).into(),
+            lsn_text(commit_lsn).into(),
+        ],
     )?;
     Ok(left
         .into_iter()

@@ -63,7 +63,9 @@ impl Applier {
     pub(super) fn resume(&mut self, sequence: u64, begin: &Begin<'_>) -> Result<(), PgError> {
         let id = self.subscription.id;
         let committed = error::transaction(|| split::read(id, begin.commit_lsn))?;
-        if committed.changes > 0 {
+        let here = (begin.commit_lsn, committed.changes);
+        if committed.changes > 0 && self.gone_on != here {
+            self.gone_on = here;
             pgrx::log!(
                 "subscription \"{}\" goes on with the transaction that commits at {} after {} changes",
                 self.subscription.name,

@@ -38,6 +38,14 @@ pub fn own_nothing() {
     NOW_AT.store(NO_TIME, Ordering::Relaxed);
 }
 
+/// The version of what a transaction of this commit timestamp (Unix microseconds) and origin wrote.
+pub fn known(timestamp: i64, origin: pg_sys::RepOriginId) -> Stamp {
+    if is_own(timestamp, origin) {
+        return Stamp::Own;
+    }
+    Stamp::Known(timestamp, origin)
+}
+
 fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
     NOW_AT.load(Ordering::Relaxed) == timestamp
         && SAME_STREAM
@@ -81,11 +89,7 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
             return Stamp::Unversioned;
         }
     }
-    let timestamp = timestamp.saturating_add(EPOCH_DIFFERENCE);
-    if is_own(timestamp, origin) {
-        return Stamp::Own;
-    }
-    Stamp::Known(timestamp, origin)
+    known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
 }
 
 /// Names of nodes by origin number, looked up once.

@@ -222,7 +222,7 @@ impl Stream {
         }
         let id = self.subscription.id;
         error::transaction(|| {
-            split::leave(id)?;
+            split::leave(id, lsn)?;
             subscription::execute(
                 "update braid.subscription set skip_lsn = null where subscription_id = $1",
                 &[i64::from(id).into()],
