@@ -16,4 +16,5 @@ pub mod rate;
 pub mod resolution;
 pub mod scaling;
 pub mod slot_name;
+pub mod split;
 pub mod table_order;

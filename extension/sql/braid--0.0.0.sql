@@ -64,6 +64,8 @@ create table braid.subscription (
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
     streaming text not null default 'off' check (streaming in ('off', 'on')),
+    -- Transactions with more changes are committed in pieces; null: none are.
+    split_transactions_above integer check (split_transactions_above > 0),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -173,6 +175,17 @@ create table braid.applied (
 ) with (fillfactor = 30);
 alter table braid.applied alter column ranges set storage plain;
 comment on table braid.applied is 'transactions that are committed although earlier ones are not';
+
+-- What is committed here of a transaction that is committed in pieces: how many changes, and a digest of what they hold. Written in the
+-- commits of its pieces, and removed in that of the last one; read when it comes again.
+create table braid.split_progress (
+    subscription_id integer primary key references braid.subscription on delete cascade,
+    -- Where its commit record starts at the provider.
+    commit_lsn pg_lsn not null,
+    changes bigint not null,
+    digest bigint not null
+) with (fillfactor = 30);
+comment on table braid.split_progress is 'transactions of which only the first pieces are committed';
 
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
@@ -337,7 +350,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.batch, braid.tombstone from public;
+    braid.conflict_count, braid.conflict_total, braid.batch, braid.tombstone, braid.split_progress from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -373,7 +386,8 @@ create function braid.create_subscription(
     consolidate boolean default false,
     commit_order text default 'source',
     streaming text default 'off',
-    two_phase boolean default false
+    two_phase boolean default false,
+    split_transactions_above integer default null
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -391,7 +405,8 @@ create function braid.alter_subscription(
     apply_mode text default null,
     consolidate boolean default null,
     commit_order text default null,
-    streaming text default null
+    streaming text default null,
+    split_transactions_above integer default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -669,7 +684,7 @@ create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
-    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
 comment on function braid.schedule_activity is 'how the transactions of each running subscription depend on each other, and how they were joined';
@@ -734,6 +749,7 @@ select s.subscription_id,
        s.consolidate,
        s.commit_order,
        s.streaming,
+       s.split_transactions_above,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
@@ -774,9 +790,12 @@ select s.subscription_id,
        s.error_hint,
        s.error_lsn,
        s.error_at,
-       s.skip_lsn
+       s.skip_lsn,
+       p.commit_lsn as half_applied_lsn,
+       p.changes as half_applied_changes
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.split_progress p on p.subscription_id = s.subscription_id
  order by s.subscription_name;
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
 
@@ -841,10 +860,11 @@ select s.subscription_name as subscription,
        d.barriers_index,
        d.barriers_trigger,
        d.barriers_size,
-       a.transactions - d.batched + d.batches as local_commits,
+       a.transactions - d.batched + d.batches + d.pieces as local_commits,
        d.batches,
        round(d.batched::numeric / nullif(d.batches, 0), 1) as batch_mean,
        d.batch_max,
+       d.pieces,
        d.consolidated,
        a.retries,
        d.large,

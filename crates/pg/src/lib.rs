@@ -26,6 +26,7 @@ pub mod rate_limit;
 pub mod registry;
 pub mod secrecy;
 pub mod settings;
+mod split;
 pub mod subscription;
 pub mod supervisor;
 mod table_order;

@@ -268,6 +268,7 @@ fn schedule_activity() -> TableIterator<
         name!(batched, i64),
         name!(batch_max, i64),
         name!(consolidated, i64),
+        name!(pieces, i64),
     ),
 > {
     let rows = subscriptions(|id, entry| {
@@ -299,6 +300,7 @@ fn schedule_activity() -> TableIterator<
             count(&schedule.batched),
             count(&schedule.batch_max),
             count(&schedule.consolidated),
+            count(&schedule.pieces),
         ))
     });
     TableIterator::new(rows.into_iter().flatten())

@@ -192,6 +192,7 @@ impl Session {
                 continue;
             };
             self.current = currents.get(row.current).cloned();
+            self.show_versions();
             if let Some(current) = self.current.clone() {
                 // SAFETY: what is in the context belongs to the row before.
                 unsafe { pg_sys::MemoryContextReset(self.change_context) };
@@ -199,6 +200,7 @@ impl Session {
             }
         }
         self.current = now;
+        self.show_versions();
         self.spare.extend(rows.drain(..).map(|row| row.values));
         self.spare.truncate(2 * ROWS);
         let mut currents = currents;
@@ -329,6 +331,7 @@ impl Session {
             if shown != row.current {
                 // What decides about trust in versions.
                 self.current = Some(current.clone());
+                self.show_versions();
                 shown = row.current;
             }
             let found = self.find_to_insert(key, &remote, &row.values, false)?;

@@ -7,7 +7,7 @@ use super::change::Key;
 use super::key_hash::{key_hash, key_hash_of_values};
 use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
-use super::version::Stamp;
+use super::version::{Stamp, known};
 use super::{Session, Target};
 use crate::error::PgError;
 use crate::registry;
@@ -148,7 +148,7 @@ impl Session {
         Ok(match (recalled?, found) {
             (None, _) => missing,
             (Some((timestamp, _)), Some(Stamp::Known(dead, _))) if dead >= timestamp => missing,
-            (Some((timestamp, origin)), _) => Found::Missing(Some(Stamp::Known(timestamp, origin))),
+            (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
         })
     }
 }

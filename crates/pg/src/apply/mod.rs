@@ -14,6 +14,7 @@ mod batch;
 mod bulk;
 mod change;
 mod consolidate;
+mod content;
 mod decode;
 mod deletion;
 mod history;
@@ -41,6 +42,7 @@ use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
+use crate::origin::OriginId;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::tombstone::Tombstone;
 use batch::Batches;
@@ -210,6 +212,8 @@ pub struct Session {
     /// Rows of values to be used again.
     spare: Vec<RowValues>,
     origins: OriginNames,
+    /// Origins of what came before by the stream of the transaction in hand; `None` where its place in the stream is known to count.
+    same_stream: Option<Rc<[OriginId]>>,
     batches: Batches,
     /// Rows that are written together later.
     bulk: Bulk,
@@ -263,6 +267,7 @@ impl Session {
             provider: Rc::from(identity.provider.as_str()),
             origins: OriginNames::new(&identity.local_node),
             identity,
+            same_stream: None,
             batches: Batches::default(),
             bulk: Bulk::new(),
             orders: NumberMap::default(),
@@ -313,6 +318,26 @@ impl Session {
             },
             from_origin,
         });
+        self.show_versions();
+    }
+
+    /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
+    fn show_versions(&self) {
+        match (&self.same_stream, &self.current) {
+            (Some(origins), Some(current)) => version::own(current.timestamp, origins),
+            _ => version::own_nothing(),
+        }
+    }
+
+    /// By which origins rows are known that this stream has brought, for the transactions that follow; `None`: they need not be.
+    pub fn know_stream_by(&mut self, origins: Option<Rc<[OriginId]>>) {
+        self.same_stream = origins;
+    }
+
+    /// Whether the transaction in hand began under this version of the tables' states.
+    #[must_use]
+    pub fn is_as_of(&self, tables_version: u32) -> bool {
+        self.tables_version == tables_version
     }
 
     /// Open a transaction for what follows `begin`, and for more that is to be committed with it as one.
@@ -374,6 +399,32 @@ impl Session {
         }
         self.forget_evictions();
         self.show(begin);
+        self.start();
+    }
+
+    /// Commit what there is of the transaction in hand as a piece of it, at `position`, and count it. [`Session::go_on`] opens the next. Returns the
+    /// end of the local commit record.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn commit_piece(
+        &mut self,
+        position: u64,
+        entry: &SubscriptionEntry,
+    ) -> Result<u64, PgError> {
+        let current = self.current.clone();
+        let local_end = self.commit(position)?;
+        self.publish_changes(entry);
+        self.current = current;
+        Ok(local_end)
+    }
+
+    /// Open the next piece of the transaction in hand.
+    pub fn go_on(&mut self, tables_version: u32) {
+        if tables_version != self.tables_version {
+            self.routes.clear();
+            self.tables_version = tables_version;
+        }
         self.start();
     }
 
@@ -504,12 +555,17 @@ impl Session {
 
     /// Add what the committed transaction did to the shared counters.
     pub fn publish_counts(&mut self, entry: &SubscriptionEntry) {
+        entry.transactions.fetch_add(1, Ordering::Relaxed);
+        self.publish_changes(entry);
+    }
+
+    /// The same of a piece of a transaction.
+    fn publish_changes(&mut self, entry: &SubscriptionEntry) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: u64| {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         };
-        add(&entry.transactions, 1);
         add(&entry.inserts, self.counts.inserts);
         add(&entry.updates, self.counts.updates);
         add(&entry.deletes, self.counts.deletes);
