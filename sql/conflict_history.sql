@@ -89,8 +89,8 @@ create function move(old int, new int, v text, at text) returns void language sq
     'before', jsonb_build_object('id', old), 'before_kind', 'key', 'after', jsonb_build_object('id', new, 'v', v)), 'paris') $$;
 select move(8, 80, 'theirs', '2099-01-01T00:00:00Z');
 select * from restore();
+-- Each key is decided by itself: nothing is to be put back.
 select move(9, 90, 'theirs', '2000-01-01T00:00:00Z');
-select * from restore();
 select * from shop.t where id in (8, 80, 9, 90) order by id;
 
 -- The table's own rules hold: constraints, triggers, row by row as ever; under the caller's search_path.

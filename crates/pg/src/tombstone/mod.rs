@@ -12,6 +12,7 @@
 //! (`manager.rs`).
 
 pub mod collector;
+pub mod drop_database;
 
 use pgrx::pg_sys;
 
