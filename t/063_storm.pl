@@ -20,11 +20,11 @@ use Time::HiRes qw(time);
 my %storm;
 # One after the other, by seed.
 my @kinds = (
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 7))->run(@_) },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 7))->run(@_, mode => 'batch') },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 7))->run(@_, order => 'relaxed') },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 7))->run(@_, mode => 'aggregate') },
-	sub { ($storm{delete} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete)], keep_dead => 1, seconds => 7))->run(@_) },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_) },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'batch') },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
+	sub { ($storm{delete} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete)], keep_dead => 1, seconds => 6))->run(@_) },
 );
 @kinds = $kinds[0] if $ENV{BRAID_STORM};
 if (my $seconds = $ENV{BRAID_TEST_SECONDS})

@@ -47,6 +47,9 @@ use Time::HiRes qw(sleep time);
 
 our @ISA = qw(Storm::Statements Storm::Outcome);
 
+# Kept to the end of the test, when the links are still needed to see how things are.
+our @storms;
+
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken');
 my %definition = (
@@ -80,6 +83,7 @@ sub new
 	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique) ];
 	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
 	$self->start;
+	push @storms, $self;
 	return $self;
 }
 

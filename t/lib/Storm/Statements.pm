@@ -38,7 +38,7 @@ sub transaction
 		my $k = $self->hot($number);
 		my $from = 10_000 * ++$self->{larges};
 		return "begin;\n" . $self->written('item', "update item set n = n + 1, v = '$who.$number' where k = $k", 'update')
-		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 4000) i", 'large')
+		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 2000) i", 'large')
 		  . "commit;\n";
 	}
 	my $statements = one_in(3) ? 1 + int rand 4 : 1;
