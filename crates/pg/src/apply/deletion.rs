@@ -127,9 +127,6 @@ impl Session {
         is_insert: bool,
     ) -> Result<Found, PgError> {
         let missing = Found::Missing(found);
-        if matches!(found, Some(Stamp::Own)) {
-            return Ok(missing);
-        }
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
         if is_insert && !registry::may_have_tombstone_since(timestamp) {
             return Ok(missing);
@@ -147,6 +144,13 @@ impl Session {
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         Ok(match (recalled?, found) {
             (None, _) => missing,
+            // This very transaction's, or the same one's by another way: what comes in it later, comes.
+            // SAFETY: reads a variable of the process.
+            (Some((at, origin)), _)
+                if at == timestamp && origin == unsafe { pg_sys::replorigin_session_origin } =>
+            {
+                missing
+            }
             (Some((timestamp, _)), Some(Stamp::Known(dead, _))) if dead >= timestamp => missing,
             (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
         })

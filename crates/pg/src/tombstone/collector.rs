@@ -268,8 +268,10 @@ fn collect(slot: &str, entry: &ManagerEntry) {
     // SAFETY: reads the slot that is this process's.
     let is_new = unsafe { (*pg_sys::MyReplicationSlot).data.xmin == pg_sys::InvalidTransactionId };
     if is_new {
-        // From the first moment on: what dies after it is told of.
+        // From the first moment on, what dies after it is told of; also when the server is killed before the slot is saved next.
         hold(horizon().0);
+        // SAFETY: the slot is this process's.
+        unsafe { pg_sys::ReplicationSlotSave() };
     }
     let mut aim = horizon();
     let mut listed: Option<Instant> = None;
