@@ -18,5 +18,6 @@ pub extern "C-unwind" fn _PG_init() {
     if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
         braid_pg::registry::install();
         braid_pg::supervisor::register();
+        braid_pg::clock::install();
     }
 }

@@ -15,7 +15,7 @@ use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::subscription::{execute_counting, rows};
-use crate::{latch, settings, supervisor, worker};
+use crate::{clock, latch, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -82,6 +82,9 @@ pub fn main(argument: pg_sys::Datum) {
         pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(address));
     }
     worker::report_activity("watching subscriptions");
+    if let Err(failure) = error::transaction(clock::remember) {
+        failure.log("could not look at the last commits");
+    }
     end_left_over_leaders(database);
     let mut manager = Manager::default();
     loop {

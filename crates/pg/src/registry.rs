@@ -7,6 +7,7 @@
 //! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry. Readers hold no lock:
 //! whoever shows an entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -48,6 +49,16 @@ pub struct ManagerEntry {
     pub latch: AtomicUsize,
     /// Set by a backend that wants a manager to look.
     pub poked: AtomicU32,
+    /// The newest commit timestamp (TimestampTz) that was applied in the database, or that a transaction of its own had.
+    pub newest: AtomicI64,
+    /// Commits that waited for the clock to be past it.
+    pub clock_waits: AtomicU64,
+    /// Microseconds that they waited.
+    pub clock_wait_micros: AtomicU64,
+    /// Commits for which the wait would have been too long.
+    pub clock_exceeded: AtomicU64,
+    /// The last warning of that (TimestampTz).
+    pub clock_warned_at: AtomicI64,
 }
 
 /// What a subscription's workers are doing.
@@ -257,6 +268,8 @@ struct Shared {
     subscriptions: AtomicU32,
     /// Batches that were committed since the server was started.
     batches: AtomicU64,
+    /// Grows whenever a database gets a manager's entry or loses it.
+    manager_generation: AtomicU64,
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],
     // SubscriptionEntry × subscriptions follows.
@@ -423,7 +436,13 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.poked.store(0, Ordering::SeqCst);
         free.pid.store(0, Ordering::SeqCst);
         free.latch.store(0, Ordering::SeqCst);
+        free.newest.store(0, Ordering::Relaxed);
+        free.clock_waits.store(0, Ordering::Relaxed);
+        free.clock_wait_micros.store(0, Ordering::Relaxed);
+        free.clock_exceeded.store(0, Ordering::Relaxed);
+        free.clock_warned_at.store(0, Ordering::Relaxed);
         free.database.store(database, Ordering::Release);
+        managers_changed();
         Some(free)
     })
 }
@@ -443,9 +462,35 @@ pub fn release_manager(database: u32) {
             entry.pid.store(0, Ordering::SeqCst);
             if entry.poked.load(Ordering::SeqCst) == 0 {
                 entry.database.store(0, Ordering::Release);
+                managers_changed();
             }
         }
     });
+}
+
+fn managers_changed() {
+    if let Some(shared) = shared() {
+        shared.manager_generation.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+thread_local! {
+    /// What [`my_manager`] found, and as of which generation.
+    static MY_MANAGER: Cell<(u64, Option<&'static ManagerEntry>)> = const { Cell::new((u64::MAX, None)) };
+}
+
+/// The entry of this process's database, looked up only when entries have changed. `None` when it has none.
+#[must_use]
+pub fn my_manager() -> Option<&'static ManagerEntry> {
+    let generation = shared()?.manager_generation.load(Ordering::Acquire);
+    let (known, entry) = MY_MANAGER.get();
+    if known == generation {
+        return entry;
+    }
+    let database = my_database();
+    let entry = (database != 0).then(|| find_manager(database)).flatten();
+    MY_MANAGER.set((generation, entry));
+    entry
 }
 
 /// Background workers that run now for the other databases of this server: managers, leaders and appliers.

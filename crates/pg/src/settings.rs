@@ -3,7 +3,18 @@
 use std::ffi::CStr;
 use std::time::Duration;
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+
+/// What becomes of a commit whose node's clock is too far behind what it has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum BehindAction {
+    /// It commits, with a warning. The default.
+    #[name = c"warning"]
+    Warning,
+    /// It fails.
+    #[name = c"error"]
+    Error,
+}
 
 static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static MIN_APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -13,6 +24,9 @@ static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
+static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
+static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
+    GucSetting::<BehindAction>::new(BehindAction::Warning);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -101,6 +115,15 @@ pub fn register() {
             flags: GucFlags::UNIT_MIN,
         },
         Int {
+            name: c"braid.max_clock_wait",
+            short: c"Longest time that a commit waits until this node's clock is past the newest change that was applied here.",
+            long: c"0 never waits. Where it would have to wait for longer it does not wait, but does what braid.clock_behind_action says.",
+            setting: &MAX_CLOCK_WAIT_MS,
+            range: (0, 60_000),
+            context: GucContext::Suset,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
             name: c"braid.retry_interval",
             short: c"Pause before a subscription's workers are started again after a failure.",
             long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
@@ -143,6 +166,14 @@ pub fn register() {
         c"Conflicts are counted also when they are not recorded. A value that loses is then lost.",
         &CONFLICT_HISTORY,
         GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
+        c"braid.clock_behind_action",
+        c"What becomes of a commit when this node's clock is further behind than braid.max_clock_wait.",
+        c"warning commits; error does not.",
+        &CLOCK_BEHIND_ACTION,
+        GucContext::Suset,
         GucFlags::empty(),
     );
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
@@ -206,6 +237,19 @@ pub fn conflict_history() -> bool {
 #[must_use]
 pub fn conflict_history_retention_minutes() -> Option<i32> {
     Some(CONFLICT_HISTORY_RETENTION_MIN.get()).filter(|minutes| *minutes > 0)
+}
+
+/// `braid.max_clock_wait`; `None` for never.
+#[must_use]
+pub fn max_clock_wait() -> Option<Duration> {
+    let limit = MAX_CLOCK_WAIT_MS.get();
+    (limit > 0).then(|| milliseconds(limit))
+}
+
+/// `braid.clock_behind_action`.
+#[must_use]
+pub fn clock_behind_action() -> BehindAction {
+    CLOCK_BEHIND_ACTION.get()
 }
 
 /// `braid.retry_interval`.

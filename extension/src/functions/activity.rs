@@ -333,3 +333,24 @@ fn scaling_activity() -> TableIterator<
     });
     TableIterator::new(rows.into_iter().flatten())
 }
+
+#[pg_extern(sql = false)]
+fn clock_activity() -> TableIterator<
+    'static,
+    (
+        name!(newest, Option<i64>),
+        name!(waits, i64),
+        name!(wait_micros, i64),
+        name!(exceeded, i64),
+    ),
+> {
+    let row = registry::my_manager().map(|entry| {
+        (
+            time(&entry.newest),
+            count(&entry.clock_waits),
+            count(&entry.clock_wait_micros),
+            count(&entry.clock_exceeded),
+        )
+    });
+    TableIterator::new(row)
+}
