@@ -64,6 +64,8 @@ create table braid.subscription (
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
     streaming text not null default 'off' check (streaming in ('off', 'on')),
+    -- Transactions with more changes are committed in pieces; null: none are.
+    split_transactions_above integer check (split_transactions_above > 0),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -146,6 +148,21 @@ create table braid.batch (
 alter table braid.batch alter column versions set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
+-- microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
+-- nothing older can arrive any more.
+create table braid.tombstone (
+    key_hash bigint not null,
+    deleted_at bigint not null,
+    relation oid not null,
+    origin_id integer not null
+);
+create index tombstone_key_hash on braid.tombstone (key_hash);
+create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) with (pages_per_range = 16, autosummarize = on);
+-- A publication for all tables would otherwise forbid to purge it.
+alter table braid.tombstone replica identity full;
+comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
@@ -158,6 +175,17 @@ create table braid.applied (
 ) with (fillfactor = 30);
 alter table braid.applied alter column ranges set storage plain;
 comment on table braid.applied is 'transactions that are committed although earlier ones are not';
+
+-- What is committed here of a transaction that is committed in pieces: how many changes, and a digest of what they hold. Written in the
+-- commits of its pieces, and removed in that of the last one; read when it comes again.
+create table braid.split_progress (
+    subscription_id integer primary key references braid.subscription on delete cascade,
+    -- Where its commit record starts at the provider.
+    commit_lsn pg_lsn not null,
+    changes bigint not null,
+    digest bigint not null
+) with (fillfactor = 30);
+comment on table braid.split_progress is 'transactions of which only the first pieces are committed';
 
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
@@ -245,10 +273,86 @@ create table braid.conflict_rule (
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
 
+-- Comparisons of tables with their providers: the last one of each table, and what it found.
+create table braid.comparison (
+    comparison_id bigint generated always as identity primary key,
+    subscription_name name not null,
+    relation regclass not null,
+    started_at timestamptz not null default clock_timestamp(),
+    updated_at timestamptz not null default clock_timestamp(),
+    -- Null while it runs, and when it was interrupted: the CALL is known by its process and when it began.
+    finished_at timestamptz,
+    started_by name not null,
+    pid integer not null,
+    statement_at timestamptz not null,
+    -- 'reading' and 'settling' (rows that differed are looked at again), then 'done', or 'limit' where max_differences ended it.
+    phase text not null check (phase in ('reading', 'settling', 'done', 'limit')),
+    walk text not null check (walk in ('ranges', 'keys', 'given keys')),
+    rows_total bigint,
+    rows_compared bigint not null default 0,
+    ranges bigint not null default 0,
+    ranges_differed bigint not null default 0,
+    looked_at bigint not null default 0,
+    differences bigint not null default 0,
+    unsettled bigint not null default 0
+) with (fillfactor = 50);
+create index comparison_table on braid.comparison (relation);
+comment on table braid.comparison is 'comparisons of tables with their providers';
+
+create table braid.difference (
+    difference_id bigint generated always as identity primary key,
+    comparison_id bigint not null references braid.comparison on delete cascade,
+    -- Texts of the key's columns.
+    key_values text[] not null,
+    key jsonb not null,
+    kind text not null check (kind in ('missing_here', 'only_here', 'differs')),
+    columns text[],
+    local_row jsonb,
+    provider_row jsonb,
+    local_timestamp timestamptz,
+    local_origin name,
+    provider_timestamp timestamptz,
+    provider_origin name,
+    -- The transaction that wrote the row and a hash of it: as long as they are the same, so is the row.
+    local_state text,
+    provider_state text,
+    repaired_by bigint
+);
+create index difference_comparison on braid.difference (comparison_id, key_values);
+comment on table braid.difference is 'rows that differ from the provider''s, as the last comparison of their table has found them';
+
+create sequence braid.repair_number;
+comment on sequence braid.repair_number is 'numbers of repairs';
+
+create table braid.repair_entry (
+    entry_id bigint generated always as identity primary key,
+    repair_id bigint not null,
+    done_at timestamptz not null default clock_timestamp(),
+    done_by name not null,
+    subscription_name name not null,
+    relation regclass not null,
+    side text not null check (side in ('provider', 'newest')),
+    dry_run boolean not null,
+    -- 'inserted', 'updated', 'deleted'; 'kept' (what is here is right, or nobody knows), 'left' (written meanwhile), 'failed'.
+    action text not null,
+    reason text,
+    key jsonb not null,
+    kind text not null,
+    local_row jsonb,
+    provider_row jsonb,
+    local_timestamp timestamptz,
+    local_origin name,
+    provider_timestamp timestamptz,
+    provider_origin name
+);
+create index repair_entry_repair on braid.repair_entry (repair_id);
+comment on table braid.repair_entry is 'what repairs did, with both rows as they were before';
+
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.applied, braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source,
-    braid.conflict_rule, braid.conflict_value, braid.conflict_count, braid.conflict_total from public;
+revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
+    braid.conflict_count, braid.conflict_total, braid.batch, braid.tombstone, braid.split_progress from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -284,7 +388,8 @@ create function braid.create_subscription(
     consolidate boolean default false,
     commit_order text default 'source',
     streaming text default 'off',
-    two_phase boolean default false
+    two_phase boolean default false,
+    split_transactions_above integer default null
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -302,7 +407,8 @@ create function braid.alter_subscription(
     apply_mode text default null,
     consolidate boolean default null,
     commit_order text default null,
-    streaming text default null
+    streaming text default null,
+    split_transactions_above integer default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -438,6 +544,115 @@ create function braid.gir_records(frame bytea) returns setof text
 comment on function braid.gir_records is 'the records of a GIR frame, one a line, without what differs from run to run';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Comparing and repairing
+------------------------------------------------------------------------------------------------------------------------
+
+-- The steps of the procedures below, which commit between them: a procedure with a search_path of its own could not.
+create function braid.compare_begin(subscription_name name, relation regclass, rows_per_second bigint, max_differences bigint, keys text) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'compare_begin_wrapper';
+comment on function braid.compare_begin is 'a part of braid.compare';
+
+create function braid.compare_step(comparison_id bigint) returns boolean
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'compare_step_wrapper';
+comment on function braid.compare_step is 'a part of braid.compare';
+
+create function braid.repair_begin(subscription_name name, relation regclass, side text, keys text, dry_run boolean) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_begin_wrapper';
+comment on function braid.repair_begin is 'a part of braid.repair';
+
+create function braid.repair_step(repair_id bigint) returns boolean
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_step_wrapper';
+comment on function braid.repair_step is 'a part of braid.repair';
+
+create function braid.repair_failed(repair_id bigint, reason text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_failed_wrapper';
+comment on function braid.repair_failed is 'a part of braid.repair';
+
+create function braid.compare_result(comparison_id bigint, out differences bigint, out unsettled bigint, out rows_compared bigint) returns setof record
+    language sql stable parallel restricted security definer rows 1 set search_path = pg_catalog, pg_temp
+as $$
+    select c.differences, c.unsettled, c.rows_compared from braid.comparison c where c.comparison_id = $1
+$$;
+comment on function braid.compare_result is 'a part of braid.compare';
+
+create function braid.repair_result(repair_id bigint, out repaired bigint, out left_alone bigint) returns setof record
+    language sql stable parallel restricted security definer rows 1 set search_path = pg_catalog, pg_temp
+as $$
+    select count(*) filter (where e.action in ('inserted', 'updated', 'deleted')),
+           count(*) filter (where e.action not in ('inserted', 'updated', 'deleted'))
+      from braid.repair_entry e where e.repair_id = $1
+$$;
+comment on function braid.repair_result is 'a part of braid.repair';
+
+-- Whether the CALL that compares still runs.
+create function braid.compare_activity() returns table (comparison_id bigint, is_running boolean)
+    language sql stable parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select c.comparison_id,
+           c.finished_at is null and exists (select from pg_stat_get_activity(c.pid) a
+               where a.state = 'active' and a.query_start = c.statement_at)
+      from braid.comparison c
+$$;
+comment on function braid.compare_activity is 'which comparisons are running';
+
+create procedure braid.compare(
+    subscription_name name,
+    relation regclass,
+    rows_per_second bigint default null,
+    max_differences bigint default 10000,
+    keys jsonb default null,
+    inout comparison_id bigint default null,
+    inout differences bigint default null,
+    inout unsettled bigint default null,
+    inout rows_compared bigint default null
+) language plpgsql as $$
+begin
+    comparison_id := braid.compare_begin(subscription_name, relation, rows_per_second, max_differences, keys::text);
+    loop
+        commit;
+        exit when braid.compare_step(comparison_id);
+    end loop;
+    commit;
+    select r.differences, r.unsettled, r.rows_compared into differences, unsettled, rows_compared
+      from braid.compare_result(comparison_id) r;
+end
+$$;
+comment on procedure braid.compare is 'finds the rows of a table that differ from the provider''s, while both are written to; braid.differences shows them';
+
+create procedure braid.repair(
+    subscription_name name,
+    relation regclass,
+    side text default 'newest',
+    keys jsonb default null,
+    dry_run boolean default false,
+    inout repair_id bigint default null,
+    inout repaired bigint default null,
+    inout left_alone bigint default null
+) language plpgsql as $$
+declare
+    is_done boolean := false;
+begin
+    repair_id := braid.repair_begin(subscription_name, relation, side, keys::text, dry_run);
+    while not is_done loop
+        commit;
+        begin
+            is_done := braid.repair_step(repair_id);
+        exception when integrity_constraint_violation or data_exception or generated_always or raise_exception then
+            perform braid.repair_failed(repair_id, sqlerrm);
+        end;
+    end loop;
+    commit;
+    select r.repaired, r.left_alone into repaired, left_alone from braid.repair_result(repair_id) r;
+end
+$$;
+comment on procedure braid.repair is 'mends what the last comparison of a table has found; braid.repair_log shows what was done';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Activity of the workers
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -471,7 +686,7 @@ create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
-    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
 comment on function braid.schedule_activity is 'how the transactions of each running subscription depend on each other, and how they were joined';
@@ -487,6 +702,12 @@ create function braid.clock_activity() returns table (newest timestamptz, waits 
     language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'clock_activity_wrapper';
 comment on function braid.clock_activity is 'the newest change that was seen here, and the commits that had to wait for the clock';
+
+create function braid.deletion_activity() returns table (
+    remembered boolean, collector_pid integer, collected_lsn pg_lsn
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
+comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
@@ -535,6 +756,7 @@ select s.subscription_id,
        s.consolidate,
        s.commit_order,
        s.streaming,
+       s.split_transactions_above,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
@@ -575,9 +797,12 @@ select s.subscription_id,
        s.error_hint,
        s.error_lsn,
        s.error_at,
-       s.skip_lsn
+       s.skip_lsn,
+       p.commit_lsn as half_applied_lsn,
+       p.changes as half_applied_changes
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.split_progress p on p.subscription_id = s.subscription_id
  order by s.subscription_name;
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
 
@@ -642,10 +867,11 @@ select s.subscription_name as subscription,
        d.barriers_index,
        d.barriers_trigger,
        d.barriers_size,
-       a.transactions - d.batched + d.batches as local_commits,
+       a.transactions - d.batched + d.batches + d.pieces as local_commits,
        d.batches,
        round(d.batched::numeric / nullif(d.batches, 0), 1) as batch_mean,
        d.batch_max,
+       d.pieces,
        d.consolidated,
        a.retries,
        d.large,
@@ -679,6 +905,19 @@ select newest as newest_seen,
        exceeded
   from braid.clock_activity();
 comment on view braid.clock_status is 'whether this node''s clock is behind what it has seen, and the commits that had to wait for it since the server started';
+
+create view braid.deletions as
+select d.remembered,
+       d.collector_pid,
+       d.collected_lsn,
+       case when d.collector_pid is not null
+            then greatest(pg_current_wal_insert_lsn() - d.collected_lsn, 0)::bigint end as behind_bytes,
+       t.rows,
+       to_timestamp(t.oldest / 1000000.0) as oldest,
+       to_timestamp(t.newest / 1000000.0) as newest
+  from braid.deletion_activity() d,
+       (select count(*) as rows, min(deleted_at) as oldest, max(deleted_at) as newest from braid.tombstone) t;
+comment on view braid.deletions is 'whether deletions are remembered, how far local ones are collected, and how many there are';
 
 create view braid.conflict_history as
 select recorded_at,
@@ -729,6 +968,69 @@ select r.relation,
  where r.relation is null or c.oid is not null
  order by r.relation is not null, r.relation::text, r.kind is not null, r.kind;
 comment on view braid.conflict_resolutions is 'what is done about conflicts, where it is not last_update_wins; null stands for all';
+
+create view braid.compare_progress as
+select c.comparison_id,
+       c.subscription_name as subscription,
+       c.relation,
+       case when c.finished_at is null and not a.is_running then 'interrupted' else c.phase end as phase,
+       c.walk,
+       c.rows_compared,
+       c.rows_total,
+       c.ranges,
+       c.ranges_differed,
+       c.looked_at,
+       c.differences,
+       c.unsettled,
+       c.started_at,
+       coalesce(c.finished_at, c.updated_at) - c.started_at as took,
+       c.started_by,
+       case when a.is_running then c.pid end as pid
+  from braid.comparison c
+  join braid.compare_activity() a on a.comparison_id = c.comparison_id
+ order by c.comparison_id;
+comment on view braid.compare_progress is 'how far the comparisons of tables are, or what they came to';
+
+create view braid.differences as
+select c.subscription_name as subscription,
+       c.relation,
+       d.key,
+       d.kind,
+       d.columns,
+       d.local_row,
+       d.provider_row,
+       d.local_timestamp,
+       d.local_origin,
+       d.provider_timestamp,
+       d.provider_origin,
+       d.repaired_by,
+       d.comparison_id
+  from braid.difference d
+  join braid.comparison c on c.comparison_id = d.comparison_id
+ order by d.difference_id;
+comment on view braid.differences is 'rows that differ from the provider''s, as the last comparison of their table has found them';
+
+create view braid.repair_log as
+select repair_id,
+       done_at,
+       done_by,
+       subscription_name as subscription,
+       relation,
+       side,
+       dry_run,
+       action,
+       reason,
+       key,
+       kind,
+       local_row,
+       provider_row,
+       local_timestamp,
+       local_origin,
+       provider_timestamp,
+       provider_origin
+  from braid.repair_entry
+ order by entry_id;
+comment on view braid.repair_log is 'what repairs did, with both rows and both versions as they were before';
 
 create view braid.ingest_sources as
 select source_name as origin,
@@ -991,7 +1293,7 @@ comment on event trigger braid_guard_drop is 'refuses to drop extension braid wh
 -- Privileges
 ------------------------------------------------------------------------------------------------------------------------
 
-revoke all on all functions in schema braid from public;
+revoke all on all routines in schema braid from public;
 
 grant execute on function
     braid.create_node,
@@ -1011,7 +1313,18 @@ grant execute on function
     braid.skip_transaction,
     braid.ingest,
     braid.forget_source,
-    braid.gir_records
+    braid.gir_records,
+    braid.compare_begin,
+    braid.compare_step,
+    braid.compare_result,
+    braid.repair_begin,
+    braid.repair_step,
+    braid.repair_failed,
+    braid.repair_result
+    to braid_admin;
+grant execute on procedure
+    braid.compare,
+    braid.repair
     to braid_admin;
 grant execute on function
     braid.wait_for_subscription,
@@ -1023,7 +1336,9 @@ grant execute on function
     braid.table_activity,
     braid.schedule_activity,
     braid.scaling_activity,
-    braid.clock_activity
+    braid.clock_activity,
+    braid.deletion_activity,
+    braid.compare_activity
     to braid_admin, braid_monitor;
 
 grant select on
@@ -1034,10 +1349,14 @@ grant select on
     braid.dependency_stats,
     braid.scaling_decisions,
     braid.clock_status,
+    braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,
     braid.conflict_value,
     braid.conflict_resolutions,
+    braid.compare_progress,
+    braid.differences,
+    braid.repair_log,
     braid.ingest_sources,
     braid.nodes,
     braid.pending_cleanup

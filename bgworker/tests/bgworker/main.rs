@@ -15,3 +15,4 @@ mod progress;
 mod random;
 mod scaling;
 mod schedule;
+mod split;

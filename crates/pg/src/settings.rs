@@ -30,6 +30,23 @@ static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
+static REMEMBER_DELETIONS: GucSetting<RememberDeletions> =
+    GucSetting::<RememberDeletions>::new(RememberDeletions::Auto);
+
+/// `braid.remember_deletions`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum RememberDeletions {
+    /// Where changes of the same row may come from several nodes.
+    #[name = c"auto"]
+    Auto,
+    /// Always.
+    #[name = c"on"]
+    On,
+    /// Never.
+    #[name = c"off"]
+    Off,
+}
+
 struct Int {
     name: &'static CStr,
     short: &'static CStr,
@@ -72,6 +89,27 @@ fn of_appliers() -> [Int; 3] {
             flags: GucFlags::empty(),
         },
     ]
+}
+
+/// Those that name one of several ways.
+fn register_choices() {
+    GucRegistry::define_enum_guc(
+        c"braid.clock_behind_action",
+        c"What becomes of a commit when this node's clock is further behind than braid.max_clock_wait.",
+        c"warning commits; error does not.",
+        &CLOCK_BEHIND_ACTION,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
+        c"braid.remember_deletions",
+        c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
+        c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
+          and local WAL is read once more.",
+        &REMEMBER_DELETIONS,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
 }
 
 /// Register all settings.
@@ -168,14 +206,7 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
-    GucRegistry::define_enum_guc(
-        c"braid.clock_behind_action",
-        c"What becomes of a commit when this node's clock is further behind than braid.max_clock_wait.",
-        c"warning commits; error does not.",
-        &CLOCK_BEHIND_ACTION,
-        GucContext::Suset,
-        GucFlags::empty(),
-    );
+    register_choices();
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
     // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"braid".as_ptr()) };
@@ -231,6 +262,12 @@ pub fn max_subscriptions() -> usize {
 #[must_use]
 pub fn conflict_history() -> bool {
     CONFLICT_HISTORY.get()
+}
+
+/// `braid.remember_deletions`.
+#[must_use]
+pub fn remember_deletions() -> RememberDeletions {
+    REMEMBER_DELETIONS.get()
 }
 
 /// `braid.conflict_history_retention`; `None` for ever.

@@ -3,9 +3,10 @@
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
-    Action, Decision, Kind, Local, Version, decide_delete, decide_insert, decide_new_key,
-    decide_update,
+    Action, Decision, Kind, Local, NO_CONFLICT, Version, decide_delete, decide_insert,
+    decide_new_key, decide_update,
 };
+use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
@@ -22,6 +23,26 @@ use crate::error::PgError;
 use crate::settings;
 
 pub(super) type Key = (u32, u32);
+
+/// What is under a row's new key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// Something newer.
+    Taken,
+    /// The row itself.
+    Own,
+    /// Nothing, or nothing any more.
+    Free,
+}
+
+/// The values by which a row is looked for.
+#[derive(Clone, Copy)]
+enum Sought<'v> {
+    /// It is to come.
+    ToInsert(&'v RowValues),
+    /// It is to change or to go.
+    ToChange(&'v RowValues),
+}
 
 /// The slots that a recorded conflict's rows are taken from.
 #[derive(Clone, Copy)]
@@ -302,6 +323,33 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, false),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
+    pub(super) fn find_to_insert(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, true),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    fn find_here(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
         let Self {
             targets,
             batches,
@@ -356,20 +404,23 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
+    /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
     /// a conflict to record, or where it turns out to have changed between being found and being written.
     fn resolve(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        values: &RowValues,
+        sought: Sought<'_>,
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = self.find(key, remote, values, lock)?;
+            let found = match sought {
+                Sought::ToInsert(values) => self.find_to_insert(key, remote, values, lock)?,
+                Sought::ToChange(values) => self.find(key, remote, values, lock)?,
+            };
             let decision = self.decide(key, remote, current, found, &decide)?;
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
@@ -434,7 +485,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, after)
         };
-        self.resolve(key, remote, after, current, decide_insert, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToInsert(after),
+            current,
+            decide_insert,
+            act,
+        )
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict.
@@ -479,6 +537,7 @@ impl Session {
                         return Ok(Written::Changed);
                     }
                     self.note_version(key, current, OpenTable::local_slot);
+                    self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
                     self.count(key, |counts| counts.deletes += 1);
                     return Ok(Written::Done);
                 }
@@ -537,20 +596,54 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
-        if moved && !self.make_room(key, remote, current, old, after)? {
+        let room = if moved {
+            self.make_room(key, remote, current, old, after)?
+        } else {
+            Room::Own
+        };
+        if room == Room::Taken {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
-            if missing && decision.action == Action::Apply && session.has_gaps(key, after) {
+            let incomplete = session.has_gaps(key, after);
+            if missing && decision.action == Action::Apply && incomplete {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            session.write_row(key, remote, current, found, decision, after)
+            let written = session.write_row(key, remote, current, found, decision, after)?;
+            let lost = decision.action == Action::Keep && written == Written::Done;
+            if !lost || room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
+                return Ok(written);
+            }
+            // Something newer has happened under the old key, which says nothing about the new one.
+            let nothing = Found::Missing(None);
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, after)
         };
-        self.resolve(key, remote, old, current, decide_update, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(old),
+            current,
+            decide_update,
+            act,
+        )?;
+        if moved {
+            // Nor may an older change bring a row back under the key that it has left.
+            self.remember_absence(key, current.timestamp, old)?;
+        }
+        Ok(())
+    }
+
+    /// Whether versions have decided, and no other rule.
+    fn newest_wins(&mut self, key: Key, decision: Decision) -> Result<bool, PgError> {
+        let Some(kind) = decision.conflict else {
+            return Ok(true);
+        };
+        let resolution = self.target(key)?.plan.rules.of(kind);
+        Ok(resolution == Resolution::LastUpdateWins)
     }
 
     /// Where the row that was found last is.
@@ -570,7 +663,7 @@ impl Session {
         })
     }
 
-    /// Remove what stands under a row's new key, unless it is newer. False when it is.
+    /// Remove what stands under a row's new key, unless it is newer.
     fn make_room(
         &mut self,
         key: Key,
@@ -578,7 +671,7 @@ impl Session {
         current: &Current,
         old: &RowValues,
         after: &RowValues,
-    ) -> Result<bool, PgError> {
+    ) -> Result<Room, PgError> {
         let own = match self.find(key, remote, old, true)? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
@@ -586,7 +679,7 @@ impl Session {
         let found = self.find(key, remote, after, true)?;
         if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
-            return Ok(true);
+            return Ok(Room::Own);
         }
         let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
@@ -600,7 +693,7 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            return Ok(false);
+            return Ok(Room::Taken);
         }
         if exists {
             // Locked since it was found, so it has not changed.
@@ -608,7 +701,7 @@ impl Session {
             self.note_version(key, current, OpenTable::local_slot);
             self.count(key, |counts| counts.deletes += 1);
         }
-        Ok(true)
+        Ok(Room::Free)
     }
 
     fn delete(
@@ -621,7 +714,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
-        self.resolve(key, remote, before, current, decide_delete, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(before),
+            current,
+            decide_delete,
+            act,
+        )
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -654,7 +754,11 @@ impl Session {
                 return Ok(Written::Changed);
             }
             self.note_version(key, current, OpenTable::local_slot);
+            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
+        } else if !exists {
+            // An older insert or update may still come, by another stream.
+            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }

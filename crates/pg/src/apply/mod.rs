@@ -14,7 +14,9 @@ mod batch;
 mod bulk;
 mod change;
 mod consolidate;
+mod content;
 mod decode;
+mod deletion;
 mod history;
 mod image;
 mod in_the_way;
@@ -41,7 +43,9 @@ use pgrx::pg_sys;
 
 use crate::clock;
 use crate::error::PgError;
+use crate::origin::OriginId;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
+use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
 use history::Tally;
@@ -58,9 +62,10 @@ pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
 pub use image::row_image;
 pub use in_the_way::UNIQUE_VIOLATION;
+pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
-pub use version::COPIED;
+pub use version::{COPIED, node_of_origin};
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
@@ -208,6 +213,8 @@ pub struct Session {
     /// Rows of values to be used again.
     spare: Vec<RowValues>,
     origins: OriginNames,
+    /// Origins of what came before by the stream of the transaction in hand; `None` where its place in the stream is known to count.
+    same_stream: Option<Rc<[OriginId]>>,
     batches: Batches,
     /// Rows that are written together later.
     bulk: Bulk,
@@ -222,6 +229,8 @@ pub struct Session {
     careful: bool,
     /// Rows that are to leave before the transaction that was rolled back is applied once more.
     evictions: Vec<Eviction>,
+    /// What the transaction in hand has deleted, as far as it is not written down.
+    tombstones: Vec<Tombstone>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -259,6 +268,7 @@ impl Session {
             provider: Rc::from(identity.provider.as_str()),
             origins: OriginNames::new(&identity.local_node),
             identity,
+            same_stream: None,
             batches: Batches::default(),
             bulk: Bulk::new(),
             orders: NumberMap::default(),
@@ -274,6 +284,7 @@ impl Session {
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
+            tombstones: Vec::new(),
             newest: 0,
             counts: Counts::default(),
             tally: Tally::default(),
@@ -308,6 +319,26 @@ impl Session {
             },
             from_origin,
         });
+        self.show_versions();
+    }
+
+    /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
+    fn show_versions(&self) {
+        match (&self.same_stream, &self.current) {
+            (Some(origins), Some(current)) => version::own(current.timestamp, origins),
+            _ => version::own_nothing(),
+        }
+    }
+
+    /// By which origins rows are known that this stream has brought, for the transactions that follow; `None`: they need not be.
+    pub fn know_stream_by(&mut self, origins: Option<Rc<[OriginId]>>) {
+        self.same_stream = origins;
+    }
+
+    /// Whether the transaction in hand began under this version of the tables' states.
+    #[must_use]
+    pub fn is_as_of(&self, tables_version: u32) -> bool {
+        self.tables_version == tables_version
     }
 
     /// Open a transaction for what follows `begin`, and for more that is to be committed with it as one.
@@ -372,6 +403,32 @@ impl Session {
         self.start();
     }
 
+    /// Commit what there is of the transaction in hand as a piece of it, at `position`, and count it. [`Session::go_on`] opens the next. Returns the
+    /// end of the local commit record.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn commit_piece(
+        &mut self,
+        position: u64,
+        entry: &SubscriptionEntry,
+    ) -> Result<u64, PgError> {
+        let current = self.current.clone();
+        let local_end = self.commit(position)?;
+        self.publish_changes(entry);
+        self.current = current;
+        Ok(local_end)
+    }
+
+    /// Open the next piece of the transaction in hand.
+    pub fn go_on(&mut self, tables_version: u32) {
+        if tables_version != self.tables_version {
+            self.routes.clear();
+            self.tables_version = tables_version;
+        }
+        self.start();
+    }
+
     /// Open a local transaction.
     fn start(&mut self) {
         self.counts = Counts::default();
@@ -408,6 +465,7 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
+        self.store_tombstones()?;
         self.tally.store(&self.identity.subscription)
     }
 
@@ -474,6 +532,7 @@ impl Session {
         self.user.forget();
         self.batches.forget();
         self.bulk.forget();
+        self.tombstones.clear();
         self.tally.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
@@ -499,12 +558,17 @@ impl Session {
 
     /// Add what the committed transaction did to the shared counters.
     pub fn publish_counts(&mut self, entry: &SubscriptionEntry) {
+        entry.transactions.fetch_add(1, Ordering::Relaxed);
+        self.publish_changes(entry);
+    }
+
+    /// The same of a piece of a transaction.
+    fn publish_changes(&mut self, entry: &SubscriptionEntry) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: u64| {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         };
-        add(&entry.transactions, 1);
         add(&entry.inserts, self.counts.inserts);
         add(&entry.updates, self.counts.updates);
         add(&entry.deletes, self.counts.deletes);
