@@ -135,6 +135,7 @@ sub serve
 			my $pair = $pair{$end} or next;
 			my $n = sysread $end, my $bytes, 16384;
 			if (!$n) { $close->($pair); next; }
+			next if $pair->{stalled};
 			my $to_client = $end == $pair->{server};
 			my $fault = 0;
 			if ($to_client && $pair->{how} ne 'pass')
@@ -154,8 +155,9 @@ sub serve
 			write_all($other, $bytes) or do { $close->($pair); next };
 			next unless $fault;
 			if ($pair->{how} eq 'cut') { $close->($pair); }
-			# The connection stays; nothing goes through it any more, in either direction.
-			elsif ($pair->{how} eq 'stall') { $select->remove($_) for @$pair{qw(client server)}; }
+			# The connection stays, and nothing goes through it any more, in either direction; until the client gives it up. A server that is
+			# left with a full socket can't even end.
+			elsif ($pair->{how} eq 'stall') { $pair->{stalled} = 1; $select->remove($pair->{server}); }
 			elsif (($pair->{more} -= length $bytes) < 0) { $close->($pair); }
 		}
 	}
