@@ -7,7 +7,8 @@
 //! merits count, and only then is an error taken for one.
 //!
 //! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for. PostgreSQL's deadlock detector
-//! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back.
+//! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back. The way may lead through
+//! appliers of other subscriptions, which wait for their turn behind others of theirs.
 
 mod batch;
 mod piece;
@@ -561,7 +562,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Whether one that is ahead waits, directly or through others, for a lock that this process holds.
+    /// Whether one that is ahead waits, directly or through others, for a lock that this process holds. An applier that waits for its
+    /// turn waits for those ahead of it.
     fn is_in_the_way(&self, sequence: u64) -> bool {
         let me = registry::my_pid();
         let mut seen: Vec<i32> = Vec::new();
@@ -576,6 +578,7 @@ impl Applier {
                 return true;
             }
             next.extend(blockers);
+            next.extend(registry::ahead_in_turn(pid));
         }
         false
     }

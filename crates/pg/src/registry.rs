@@ -601,6 +601,28 @@ pub fn subscriptions() -> &'static [SubscriptionEntry] {
     }
 }
 
+/// If this process is an applier that waits for its turn, those of its subscription that may be ahead of it: what they had in hand
+/// last ends before its transaction. Rather too many than too few.
+#[must_use]
+pub fn ahead_in_turn(pid: i32) -> Vec<i32> {
+    let of = |entry: &SubscriptionEntry| {
+        let is_it = |applier: &&ApplierEntry| applier.pid.load(Ordering::Acquire) == pid;
+        let waiting = entry.appliers.iter().find(is_it)?;
+        if waiting.state() != ApplierState::WaitingForTurn {
+            return None;
+        }
+        let end = waiting.commit_lsn.load(Ordering::Relaxed);
+        let ahead = entry
+            .appliers
+            .iter()
+            .filter(|applier| applier.commit_lsn.load(Ordering::Relaxed) < end)
+            .map(|applier| applier.pid.load(Ordering::Acquire))
+            .filter(|other| *other > 0 && *other != pid);
+        Some(ahead.collect())
+    };
+    subscriptions().iter().find_map(of).unwrap_or_default()
+}
+
 /// The entry of a subscription of this database.
 #[must_use]
 pub fn subscription(id: u32) -> Option<&'static SubscriptionEntry> {
