@@ -112,7 +112,7 @@ select dsn from braid.subscription;
 \echo :SQLSTATE
 select dsn from braid.slot_cleanup;
 \echo :SQLSTATE
-select key from braid.conflict;
+select key from braid.conflict_record;
 \echo :SQLSTATE
 
 -- nobody

@@ -19,7 +19,7 @@ select braid.create_subscription('from_there', :'there', enabled => false) is no
 select * from braid.subscription_status;
 select * from braid.subscription_tables;
 -- conflicts
-insert into braid.conflict (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
+insert into braid.conflict_record (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
     local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn)
 select '2030-01-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'from_there', 't', kind, 'last_update_wins', 'remote', 'newer',
     '{"id": 1}', '{"id": 1}', '{"id": 1}', '2030-01-01', '2030-01-02', 'here', 'there', '7', '0/AB'
@@ -30,7 +30,7 @@ select subscription, relation, kind, resolution, winner, reason, key, local_row,
 select * from braid.conflict_stats;
 -- what the catalog does not take
 \set VERBOSITY sqlstate
-insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason) values ('s', 't', 'k', 'r', 'nobody', 'x');
+insert into braid.conflict_record (subscription_name, relation, kind, resolution, winner, reason) values ('s', 't', 'k', 'r', 'nobody', 'x');
 update braid.subscription set origin = 'some';
 update braid.subscription set phase = 'some';
 update braid.subscription_table set state = 'some';

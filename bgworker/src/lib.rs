@@ -9,6 +9,7 @@ pub mod applied;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;
+pub mod merge;
 pub mod policy;
 pub mod progress;
 pub mod rate;

@@ -391,7 +391,7 @@ impl Manager {
         };
         let purged = error::transaction(|| {
             execute_counting(
-                "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
+                "delete from braid.conflict_record where conflict_id in (select conflict_id from braid.conflict_record \
                  where recorded_at < now() - make_interval(mins => $1) limit 10000)",
                 &[minutes.into()],
             )

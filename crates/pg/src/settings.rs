@@ -13,6 +13,7 @@ static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
+static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -99,6 +100,15 @@ pub fn register() {
             range: (0, i32::MAX),
             context: GucContext::Sighup,
             flags: GucFlags::UNIT_MIN,
+        },
+        Int {
+            name: c"braid.conflict_function_timeout",
+            short: c"Longest time that a conflict function may take for one conflict.",
+            long: c"0 sets no limit. One that takes longer counts as failed.",
+            setting: &CONFLICT_FUNCTION_TIMEOUT_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
         },
         Int {
             name: c"braid.retry_interval",
@@ -206,6 +216,12 @@ pub fn conflict_history() -> bool {
 #[must_use]
 pub fn conflict_history_retention_minutes() -> Option<i32> {
     Some(CONFLICT_HISTORY_RETENTION_MIN.get()).filter(|minutes| *minutes > 0)
+}
+
+/// `braid.conflict_function_timeout` in milliseconds; `None` for no limit.
+#[must_use]
+pub fn conflict_function_timeout_ms() -> Option<i32> {
+    Some(CONFLICT_FUNCTION_TIMEOUT_MS.get()).filter(|limit| *limit > 0)
 }
 
 /// `braid.retry_interval`.

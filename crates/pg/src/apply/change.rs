@@ -13,6 +13,7 @@ use super::history;
 use super::in_the_way::Way;
 use super::key_hash::key_hash;
 use super::lookup::{Found, writer};
+use super::merge::Meeting;
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
@@ -315,14 +316,22 @@ impl Session {
         else {
             return Err(PgError::new("XX000", "table is not open"));
         };
+        let merges = plan.rules.may_have_merged_rows();
         let mut refine = |xid, slot, stamp| {
-            let Stamp::Known(_, origin) = stamp else {
-                return Ok(stamp);
+            let origin = match stamp {
+                Stamp::Known(_, origin) => origin,
+                // SAFETY: as below.
+                Stamp::Own => {
+                    return batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) });
+                }
+                Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
             };
-            // What comes straight from the origin that wrote the row is newer, whatever the row's time.
-            let trusted = current.as_ref().is_some_and(|current| {
-                current.from_origin && origins.node(origin) == &*current.origin
-            });
+            // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
+            // what that had not seen.
+            let trusted = !merges
+                && current.as_ref().is_some_and(|current| {
+                    current.from_origin && origins.node(origin) == &*current.origin
+                });
             if origin == 0 || trusted {
                 return Ok(stamp);
             }
@@ -355,20 +364,25 @@ impl Session {
     }
 
     /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
-    /// a conflict to record, or where it turns out to have changed between being found and being written.
+    /// a conflict to record, or where it turns out to have changed between being found and being written. `seen` is the row as the
+    /// change's writer saw it, if all of it is known; it counts where a function is asked about conflicts of that kind.
     fn resolve(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
         current: &Current,
+        seen: Option<(Kind, &RowValues)>,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
             let found = self.find(key, remote, values, lock)?;
-            let decision = self.decide(key, remote, current, found, &decide)?;
+            let mut decision = self.decide(key, remote, current, found, &decide)?;
+            if let Some(seen) = seen.filter(|(kind, _)| self.is_asked(key, *kind)) {
+                decision = self.compare_with_seen(key, current, found, decision, seen)?;
+            }
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
                 continue;
@@ -400,7 +414,11 @@ impl Session {
     pub(super) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
         match found {
             Found::Missing(None) => Local::Missing,
-            Found::Missing(Some(Stamp::Known(timestamp, origin))) => Local::Deleted(Version {
+            // One of this transaction's own is not remembered.
+            Found::Missing(Some(Stamp::OwnMerged(..))) => Local::Missing,
+            Found::Missing(Some(
+                Stamp::Known(timestamp, origin) | Stamp::Merged(timestamp, origin),
+            )) => Local::Deleted(Version {
                 timestamp,
                 origin: self.origins.node(origin),
             }),
@@ -409,6 +427,14 @@ impl Session {
             Found::Row(Stamp::Own) => Local::Own,
             Found::Row(Stamp::Unversioned) => Local::Unversioned,
             Found::Row(Stamp::Known(timestamp, origin)) => Local::Present(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
+            Found::Row(Stamp::Merged(timestamp, origin)) => Local::Merged(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
+            Found::Row(Stamp::OwnMerged(timestamp, origin)) => Local::OwnMerged(Version {
                 timestamp,
                 origin: self.origins.node(origin),
             }),
@@ -426,16 +452,17 @@ impl Session {
             let decision = decide_insert(Local::Missing, version(current), current.from_origin);
             let missing = Found::Missing(None);
             return self
-                .write_row(key, remote, current, missing, decision, after)
+                .write_row(key, remote, current, missing, decision, (after, None))
                 .map(|_| ());
         }
         let act = |session: &mut Self, found, decision| {
-            session.write_row(key, remote, current, found, decision, after)
+            session.write_row(key, remote, current, found, decision, (after, None))
         };
-        self.resolve(key, remote, after, current, decide_insert, act)
+        self.resolve(key, remote, after, current, None, decide_insert, act)
     }
 
-    /// Write `after` over what was found, or into the gap, as decided; record the conflict.
+    /// Write `after` over what was found, or into the gap, as decided; record the conflict. `before` is the row as the change's
+    /// writer saw it, if all of it is known.
     fn write_row(
         &mut self,
         key: Key,
@@ -443,7 +470,7 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        after: &RowValues,
+        (after, before): (&RowValues, Option<&RowValues>),
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         {
@@ -462,6 +489,22 @@ impl Session {
                 table.prepare_insert(plan, after);
             }
         }
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            let Rows {
+                local,
+                remote: incoming,
+            } = self.rows(key, exists, true)?;
+            let meeting = Meeting {
+                found,
+                kind,
+                local,
+                remote: incoming,
+                before,
+                in_the_way: false,
+                others: &[],
+            };
+            return self.settle_by_function(key, remote, current, meeting);
+        }
         if decision.conflict.is_some() {
             let rows = self.rows(key, exists, true)?;
             self.record(key, remote, current, found, decision, rows)?;
@@ -469,6 +512,18 @@ impl Session {
         if decision.action == Action::Keep {
             return Ok(Written::Done);
         }
+        self.write_new(key, remote, current, found)
+    }
+
+    /// Write the row in the new slot over what was found, or into the gap.
+    pub(super) fn write_new(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+    ) -> Result<Written, PgError> {
+        let exists = matches!(found, Found::Row(_));
         if self.careful {
             match self.make_way(key, remote, current, found)? {
                 Way::Clear => {}
@@ -504,7 +559,7 @@ impl Session {
         current: &Current,
         slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
     ) {
-        if !self.batches.is_making() {
+        if !self.batches.is_making() && !self.batches.has_merged() {
             return;
         }
         if let Some(Target {
@@ -535,20 +590,37 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
+        let before = (remote.identity == braid_gir::ReplicaIdentity::Full
+            && !std::ptr::eq(old, after))
+        .then_some(old);
+        let filled = before.and_then(|before| self.filled(key, after, before));
+        let after = filled.as_ref().unwrap_or(after);
         if moved && !self.make_room(key, remote, current, old, after)? {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
-            if missing && decision.action == Action::Apply && session.has_gaps(key, after) {
+            let writes = matches!(decision.action, Action::Apply | Action::Ask);
+            if missing && writes && session.has_gaps(key, after) {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            session.write_row(key, remote, current, found, decision, after)
+            session.write_row(key, remote, current, found, decision, (after, before))
         };
-        self.resolve(key, remote, old, current, decide_update, act)
+        let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
+        self.resolve(key, remote, old, current, seen, decide_update, act)
+    }
+
+    /// `after` with what a function would miss in it: large values that were left unchanged, which the whole old row has. `None` when
+    /// nobody asks for them.
+    fn filled(&self, key: Key, after: &RowValues, before: &RowValues) -> Option<RowValues> {
+        if !self.targets.get(&key)?.plan.rules.asks() || !self.has_gaps(key, after) {
+            return None;
+        }
+        let filled = after.iter().zip(before);
+        Some(filled.map(|(new, old)| new.or(*old)).collect())
     }
 
     /// Where the row that was found last is.
@@ -558,7 +630,7 @@ impl Session {
     }
 
     /// Whether a column that the stream has is not available in `values`.
-    fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
+    pub(super) fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
         self.targets.get(&key).is_some_and(|target| {
             target
                 .plan
@@ -588,6 +660,9 @@ impl Session {
         }
         let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            return self.ask_about_new_key(key, remote, current, found, kind, after);
+        }
         if decision.conflict.is_some() {
             if let Some(table) = self.target(key)?.table.as_mut()
                 && exists
@@ -619,7 +694,9 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
-        self.resolve(key, remote, before, current, decide_delete, act)
+        let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
+        let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
+        self.resolve(key, remote, before, current, seen, decide_delete, act)
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -633,6 +710,20 @@ impl Session {
         before: &RowValues,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            let local = exists.then_some(self.open(key)?.local_slot());
+            let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
+            let meeting = Meeting {
+                found,
+                kind,
+                local,
+                remote: None,
+                before: whole.then_some(before),
+                in_the_way: false,
+                others: &[],
+            };
+            return self.settle_by_function(key, remote, current, meeting);
+        }
         if decision.conflict.is_some() {
             if !exists
                 && let Target {
@@ -680,13 +771,12 @@ impl Session {
         if !settings::conflict_history() {
             return Ok(());
         }
-        let local = match found {
-            Found::Row(Stamp::Known(timestamp, origin))
-            | Found::Missing(Some(Stamp::Known(timestamp, origin))) => {
-                Some((timestamp, self.origins.node(origin).to_owned()))
-            }
-            _ => None,
+        let stamp = match found {
+            Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
+            Found::Missing(None) => None,
         };
+        let local =
+            stamp.map(|(timestamp, origin)| (timestamp, self.origins.node(origin).to_owned()));
         let resolution = match decision.conflict {
             Some(kind) => self.target(key)?.plan.rules.of(kind),
             None => return Ok(()),

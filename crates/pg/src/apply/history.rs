@@ -1,4 +1,4 @@
-//! Recording conflicts in `braid.conflict`, in the transaction that resolves them. Run by the appliers.
+//! Recording conflicts in `braid.conflict_record`, in the transaction that resolves them. Run by the appliers.
 
 use braid_bgworker::conflict::{Action, Decision};
 use braid_bgworker::resolution::Resolution;
@@ -28,7 +28,7 @@ pub struct Entry<'a> {
     pub lsn: u64,
 }
 
-const INSERT: &str = "insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason, \
+const INSERT: &str = "insert into braid.conflict_record (subscription_name, relation, kind, resolution, winner, reason, \
     key, local_row, remote_row, local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn) \
     select $1, $2::oid::regclass, $3, $15, $4, $5, \
     (select jsonb_object_agg(k, coalesce(r.remote, r.local) -> k) from unnest($6::text[]) k), r.local, r.remote, \
@@ -66,6 +66,8 @@ pub fn record(
     let winner = match entry.decision.action {
         Action::Apply => "remote",
         Action::Keep => "local",
+        Action::Merge => "merged",
+        Action::Remove | Action::Ask => "none",
     };
     let key_names: Vec<String> = local
         .key

@@ -15,11 +15,13 @@ mod bulk;
 mod change;
 mod consolidate;
 mod decode;
+mod function;
 mod history;
 mod in_the_way;
 mod key_hash;
 mod key_order;
 mod lookup;
+mod merge;
 mod number_map;
 mod partition;
 mod relation;
@@ -43,6 +45,7 @@ use crate::registry::{self, SubscriptionEntry, TableEntry};
 use batch::Batches;
 use bulk::Bulk;
 use in_the_way::Eviction;
+use merge::Call;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
@@ -218,6 +221,8 @@ pub struct Session {
     careful: bool,
     /// Rows that are to leave before the transaction that was rolled back is applied once more.
     evictions: Vec<Eviction>,
+    /// Calls of conflict functions that are to be made before it.
+    calls: Vec<Call>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -268,6 +273,7 @@ impl Session {
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
+            calls: Vec::new(),
             newest: 0,
             counts: Counts::default(),
             tables_version: 0,
@@ -398,6 +404,11 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
+        // Those of a batch are written down with its versions.
+        if self.batches.has_merged() && !self.batches.is_making() {
+            let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+            self.batches.store(timestamp)?;
+        }
         Ok(())
     }
 

@@ -81,7 +81,7 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
         xid: 0,
         newest: i64::MIN,
         lsn: 0,
-        versions: Vec::new(),
+        versions: Versions::default(),
     };
     PIECES.with_borrow_mut(|pieces| pieces.push(piece));
     Ok(())
