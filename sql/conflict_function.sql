@@ -22,7 +22,7 @@ select braid.set_conflict_resolution('split', 'delete_origin_differs', 'function
 select braid.set_conflict_resolution('account', null, 'keep_local');
 select braid.set_conflict_resolution('split', 'insert_exists', null);
 select * from braid.conflict_resolutions;
-select relation, kind, resolution, function_id, has_asked from braid.conflict_rule order by rule_id;
+select relation, kind, resolution, function_id is not null, has_asked from braid.conflict_rule order by rule_id;
 select braid.set_conflict_resolution('account', null, 'function', 'union_tags');
 select * from braid.conflict_resolutions;
 

@@ -122,7 +122,10 @@ pub struct Rule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     resolutions: [(Resolution, Option<Function>); Kind::ALL.len()],
-    asked: bool,
+    /// A function is asked about some kind.
+    asks: bool,
+    /// One was, at some time.
+    has_asked: bool,
 }
 
 impl Rules {
@@ -147,28 +150,29 @@ impl Rules {
         });
         Self {
             resolutions,
-            asked: false,
+            asks: resolutions
+                .iter()
+                .any(|(resolution, _)| *resolution == Resolution::Function),
+            has_asked: false,
         }
     }
 
     /// The same, and functions have been asked about the table before: rows may be there that they have made.
     #[must_use]
-    pub fn with_merged_rows(self, asked: bool) -> Self {
-        Self { asked, ..self }
+    pub fn with_merged_rows(self, has_asked: bool) -> Self {
+        Self { has_asked, ..self }
     }
 
     /// Whether a row may be one that a function has made.
     #[must_use]
     pub fn may_have_merged_rows(&self) -> bool {
-        self.asked || self.asks()
+        self.has_asked || self.asks
     }
 
     /// Whether a function is asked about some kind.
     #[must_use]
     pub fn asks(&self) -> bool {
-        self.resolutions
-            .iter()
-            .any(|(resolution, _)| *resolution == Resolution::Function)
+        self.asks
     }
 
     fn find(&self, kind: Kind) -> (Resolution, Option<Function>) {
