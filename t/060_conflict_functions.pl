@@ -176,6 +176,11 @@ meet(q[update account set n = n + 1 where id = 4], q[update account set n = n + 
 both_have('account', '(1,182,b) (4,5,y)', 'with writes that are sent on');
 same_tables(\@both, 'seen');
 is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|1\ntokyo|2", 'once for each time that rows met');
+my $often = join ' ', map { 'update account set n = n + 1 where id = 4;' } 1 .. 4;
+meet("begin; $often commit", "begin; $often commit");
+both_have('account', '(1,182,b) (4,13,y)', 'one row several times in a transaction');
+same_tables(\@both, 'seen');
+is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|5\ntokyo|6", 'once for each');
 is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflict_call') } @both), '0 0', 'no note is left');
 
 # The same word on both nodes under two ids: the smaller one stays, mentions of the other go to it, everywhere.

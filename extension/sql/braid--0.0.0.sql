@@ -223,6 +223,8 @@ create table braid.conflict_call (
     key_hash bigint not null,
     local_timestamp bigint,
     local_origin oid,
+    -- How often the row was asked about before in the same transaction.
+    times bigint not null,
     -- The row that it gave, as text; null for none.
     given text
 );

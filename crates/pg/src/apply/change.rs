@@ -370,9 +370,8 @@ impl Session {
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        values: &RowValues,
+        (values, seen): (&RowValues, Option<(Kind, &RowValues)>),
         current: &Current,
-        seen: Option<(Kind, &RowValues)>,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
@@ -458,7 +457,7 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, (after, None))
         };
-        self.resolve(key, remote, after, current, None, decide_insert, act)
+        self.resolve(key, remote, (after, None), current, decide_insert, act)
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict. `before` is the row as the change's
@@ -610,7 +609,7 @@ impl Session {
             session.write_row(key, remote, current, found, decision, (after, before))
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
-        self.resolve(key, remote, old, current, seen, decide_update, act)
+        self.resolve(key, remote, (old, seen), current, decide_update, act)
     }
 
     /// `after` with what a function would miss in it: large values that were left unchanged, which the whole old row has. `None` when
@@ -696,7 +695,7 @@ impl Session {
         };
         let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
         let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
-        self.resolve(key, remote, before, current, seen, decide_delete, act)
+        self.resolve(key, remote, (before, seen), current, decide_delete, act)
     }
 
     /// Delete what was found, as decided; record the conflict.

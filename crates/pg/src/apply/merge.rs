@@ -71,6 +71,8 @@ struct Note {
     relation: u32,
     hash: u64,
     local: Option<(i64, pg_sys::RepOriginId)>,
+    /// How often the row was asked about before in the transaction: its version is the same after the first time.
+    times: i64,
 }
 
 /// A function's answer.
@@ -222,9 +224,11 @@ impl Session {
             in_the_way: false,
             others: &[],
         };
-        // What it gives is written over the row that is there; what was to come only leaves its old place.
-        while self.settle_by_function(key, remote, current, meeting)? == Written::Changed {}
-        Ok(false)
+        // What it gives is written over the row that is there, which is locked; what was to come only leaves its old place.
+        match self.settle_by_function(key, remote, current, meeting)? {
+            Written::Done => Ok(false),
+            Written::Changed => Err(PgError::new("40001", "a locked row has changed")),
+        }
     }
 
     /// Remember the version of the row in a slot, which was just written or deleted.
@@ -265,6 +269,7 @@ impl Session {
         let (arguments, about) = self.arguments(key, remote, current, meeting, &callee)?;
         let replicates = function.replicates && self.identity.subscription_id != NO_SUBSCRIPTION;
         let note = self.note_of(key, current, meeting)?;
+        self.asked_about.push(note.hash);
         if replicates && let Some(row) = self.noted(key, note, &callee)? {
             let given = Given { row, wrote: false };
             return self.understand(key, meeting, &callee, given);
@@ -503,7 +508,9 @@ impl Session {
             (Some(slot), _) | (None, Some(slot)) => unsafe { key_hash(plan, slot) },
             (None, None) => 0,
         };
+        let times = self.asked_about.iter().filter(|asked| **asked == hash);
         Ok(Note {
+            times: i64::try_from(times.count()).unwrap_or(i64::MAX),
             lsn: current.commit_lsn,
             relation: key.1,
             hash,
@@ -525,7 +532,7 @@ impl Session {
         let found = rows_written(
             "delete from braid.conflict_call where subscription_id = $1 and commit_lsn = '0/0'::pg_lsn + $2::numeric \
              and relation = $3::oid and key_hash = $4 and local_timestamp is not distinct from $5 \
-             and local_origin is not distinct from $6::oid \
+             and local_origin is not distinct from $6::oid and times = $7 \
              returning encode(convert_to(given, getdatabaseencoding()), 'hex')",
             &self.note_arguments(note),
         )?;
@@ -539,7 +546,7 @@ impl Session {
         Ok(Some(row.transpose()?))
     }
 
-    fn note_arguments(&self, note: Note) -> [DatumWithOid<'static>; 6] {
+    fn note_arguments(&self, note: Note) -> [DatumWithOid<'static>; 7] {
         [
             i64::from(self.identity.subscription_id).into(),
             i64::try_from(note.lsn).unwrap_or(i64::MAX).into(),
@@ -547,6 +554,7 @@ impl Session {
             note.hash.cast_signed().into(),
             note.local.map(|(timestamp, _)| timestamp).into(),
             note.local.map(|(_, origin)| i64::from(origin)).into(),
+            note.times.into(),
         ]
     }
 
@@ -579,8 +587,8 @@ impl Session {
                 let mut arguments = Vec::from(self.note_arguments(note));
                 arguments.push(row);
                 execute(
-                    "insert into braid.conflict_call (subscription_id, commit_lsn, relation, key_hash, local_timestamp, local_origin, given) \
-                     values ($1, '0/0'::pg_lsn + $2::numeric, $3::oid, $4, $5, $6::oid, $7::text)",
+                    "insert into braid.conflict_call (subscription_id, commit_lsn, relation, key_hash, local_timestamp, local_origin, times, given) \
+                     values ($1, '0/0'::pg_lsn + $2::numeric, $3::oid, $4, $5, $6::oid, $7, $8::text)",
                     &arguments,
                 )?;
             }

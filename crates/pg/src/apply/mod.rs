@@ -223,6 +223,8 @@ pub struct Session {
     evictions: Vec<Eviction>,
     /// Calls of conflict functions that are to be made before it.
     calls: Vec<Call>,
+    /// Hashes of the rows that functions were asked about in the transaction in hand.
+    asked_about: Vec<u64>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -274,6 +276,7 @@ impl Session {
             careful: false,
             evictions: Vec::new(),
             calls: Vec::new(),
+            asked_about: Vec::new(),
             newest: 0,
             counts: Counts::default(),
             tables_version: 0,
@@ -367,6 +370,7 @@ impl Session {
             self.tables_version = tables_version;
         }
         self.forget_evictions();
+        self.asked_about.clear();
         self.show(begin);
         self.start();
     }
