@@ -33,9 +33,10 @@ select count(*) from pg_proc p where pronamespace = 'braid'::regnamespace and ha
 select count(*) from pg_class c where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v')
    and has_any_column_privilege('braid_regress_nobody', c.oid, 'select, insert, update, references');
 select has_schema_privilege('braid_regress_nobody', 'braid', 'usage'), has_schema_privilege('braid_admin', 'braid', 'create');
--- every function has its search_path pinned, and a comment, like every table and view
+-- every function has its search_path pinned, but the one that writes as the caller does, and a comment, like every table and view; procedures that commit
+-- can't pin theirs, and name schemas
 select p.oid::regprocedure from pg_proc p where pronamespace = 'braid'::regnamespace
-   and (proconfig is distinct from array['search_path=pg_catalog, pg_temp'] or obj_description(oid, 'pg_proc') is null);
+   and (proconfig is distinct from array['search_path=pg_catalog, pg_temp'] and prokind <> 'p' and proname <> 'restore_conflict' or obj_description(oid, 'pg_proc') is null);
 select oid::regclass from pg_class where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null;
 -- functions, and the roles that may call them
 select p.proname, has_function_privilege('braid_admin', p.oid, 'execute') as admin, has_function_privilege('braid_monitor', p.oid, 'execute') as monitor
@@ -97,6 +98,7 @@ select count(*) from braid.subscription_tables;
 select count(*) from braid.apply_workers;
 select count(*) from braid.dependency_stats;
 select count(*) from braid.scaling_decisions;
+select count(*) from braid.deletions;
 select count(*) from braid.conflict_history;
 select count(*) from braid.conflict_stats;
 select count(*) from braid.nodes;
@@ -111,6 +113,15 @@ select braid.set_rate_limit('s', 1);
 select dsn from braid.subscription;
 \echo :SQLSTATE
 select dsn from braid.slot_cleanup;
+\echo :SQLSTATE
+select count(*) from braid.compare_progress;
+select count(*) from braid.differences;
+select count(*) from braid.repair_log;
+call braid.compare('s', 't');
+\echo :SQLSTATE
+call braid.repair('s', 't');
+\echo :SQLSTATE
+select braid.repair_begin('s', 't', 'newest', null, false);
 \echo :SQLSTATE
 select key from braid.conflict_record;
 \echo :SQLSTATE

@@ -47,6 +47,8 @@ select braid.create_subscription('s', :'there', commit_order => 'none');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', streaming => 'sometimes');
 \echo :SQLSTATE
+select braid.create_subscription('s', :'there', split_transactions_above => -1);
+\echo :SQLSTATE
 select braid.create_subscription('s', :'there', two_phase => true);
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', copy_data => null);
@@ -190,10 +192,11 @@ set client_min_messages = warning;
 begin;
 select braid.create_subscription('All Options', :'there', publications => '{nothing,braid}', copy_data => true, enabled => false,
     create_slot => true, slot_name => 'regress_own_name', origin => 'any', synchronous_commit => 'local', run_as_owner => true,
-    disable_on_error => true, apply_mode => 'serial', commit_order => 'relaxed', streaming => 'off', two_phase => false) is not null;
+    disable_on_error => true, apply_mode => 'serial', commit_order => 'relaxed', streaming => 'off', two_phase => false,
+    split_transactions_above => 1000) is not null;
 \x
 select name, owner = current_role::regrole as owned, provider, publications, slot_name, enabled, phase, start_lsn, origin, apply_mode, commit_order,
-       synchronous_commit, run_as_owner, disable_on_error, copy_data, activity, error_sqlstate
+       split_transactions_above, synchronous_commit, run_as_owner, disable_on_error, copy_data, activity, error_sqlstate
   from braid.subscription_detail order by name;
 \x
 select subscription, relation, state from braid.subscription_tables;

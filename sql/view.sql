@@ -24,6 +24,9 @@ insert into braid.conflict_record (recorded_at, subscription_name, relation, kin
 select '2030-01-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'from_there', 't', kind, 'last_update_wins', 'remote', 'newer',
     '{"id": 1}', '{"id": 1}', '{"id": 1}', '2030-01-01', '2030-01-02', 'here', 'there', '7', '0/AB'
   from (values (1, 'insert_exists'), (2, 'delete_missing'), (3, 'insert_exists')) v (n, kind);
+insert into braid.conflict_count (subscription_name, relation, kind, resolution, winner, conflicts, counted_at)
+select subscription_name, relation, kind, resolution, winner, 1, recorded_at from braid.conflict_record;
+insert into braid.conflict_total values ('from_there', 't', 'insert_exists', 'last_update_wins', 'remote', 40, '2029-01-01 00:00:00Z', '2030-01-01 00:02:00Z');
 set timezone = 'UTC';
 set datestyle = 'ISO, YMD';
 select subscription, relation, kind, resolution, winner, reason, key, local_row, remote_row from braid.conflict_history;

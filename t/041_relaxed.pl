@@ -10,7 +10,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $tokyo = new_node('tokyo');
-my $paris = new_node('paris', publication => '', conf => "braid.appliers_per_subscription = 3\n");
+my $paris = new_node('paris', publication => '', conf => "braid.appliers_per_subscription = 5\n");
 on_all(q[
 	create table hot (k int primary key, n bigint not null default 0, last int);
 	create table cold (id bigint primary key, k int not null references hot, t text, code int unique);
@@ -40,6 +40,12 @@ caught_up($paris, $tokyo);
 my $locker = $paris->background_psql('postgres', on_error_stop => 1);
 $locker->query_safe('begin; select from hot where k = 7 for update');
 $tokyo->safe_psql('postgres', 'update hot set n = n + 1, last = -7 where k = 7');
+# An applier takes small transactions several at a time: what it takes with this one waits with it.
+sub is_held_up
+{
+	return wait_until(sub { $paris->safe_psql('postgres', "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and backend_type like 'braid%'") ne '0' }, 20);
+}
+ok(is_held_up(), 'a transaction waits for a lock');
 my $held = $tokyo->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
 # One after the other, so that others than the first applier take them.
 for my $id (1 .. 60)
@@ -69,16 +75,22 @@ for my $order ('source', 'relaxed')
 	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', commit_order => '$order')");
 	ok(wait_until(sub { my $now = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'"); $now && $now ne $pid }, 20),
 		"another leader, $order");
+	ok(is_held_up(), 'it is held up again');
 	# Without a key: applied twice it would be there twice.
-	$tokyo->safe_psql('postgres', "insert into plain values (1, 1)");
 	if ($order eq 'source')
 	{
-		$tokyo->safe_psql('postgres', 'select pg_sleep(0.5)');
+		$tokyo->safe_psql('postgres', 'insert into plain values (1, 1); select pg_sleep(0.5)');
 		is($paris->safe_psql('postgres', 'select count(*) from plain'), '0', 'in the order of the source it waits');
 	}
 	else
 	{
-		ok(wait_until(sub { $paris->safe_psql('postgres', 'select count(*) from plain where id = 1') eq '2' }, 20), 'out of order it does not');
+		# What came with the one that is held up may wait with it, but each applier that does takes no more.
+		ok(wait_until(
+				sub {
+					$tokyo->safe_psql('postgres', 'insert into plain values (2, 2)');
+					return $paris->safe_psql('postgres', 'select count(*) from plain where id = 2') ne '0';
+				}, 20),
+			'out of order it does not');
 	}
 }
 is($paris->safe_psql('postgres', 'select count(*) from cold'), '240', 'nothing was lost or repeated');

@@ -31,7 +31,7 @@ sub meet
 	converged(@both);
 	my @streams = ([ $paris, 'paris_from_tokyo' ], [ $tokyo, 'tokyo_from_paris' ]);
 	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @streams;
-	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots") for @both;
+	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions'") for @both;
 	$run->($tokyo, $first);
 	$run->($paris, $second);
 	$_->[0]->safe_psql('postgres', "select braid.enable_subscription('$_->[1]')") for @streams;

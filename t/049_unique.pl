@@ -27,7 +27,7 @@ sub cut
 {
 	converged(@both);
 	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @streams;
-	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots") or die for @both;
+	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions'") or die for @both;
 	return;
 }
 

@@ -127,7 +127,8 @@ pub struct Decision {
     pub reason: &'static str,
 }
 
-const NO_CONFLICT: Decision = Decision {
+/// A change that meets nothing of another origin.
+pub const NO_CONFLICT: Decision = Decision {
     action: Action::Apply,
     conflict: None,
     reason: "",

@@ -6,6 +6,7 @@
 
 pub mod aggregate;
 pub mod applied;
+pub mod compare;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;
@@ -16,4 +17,5 @@ pub mod rate;
 pub mod resolution;
 pub mod scaling;
 pub mod slot_name;
+pub mod split;
 pub mod table_order;

@@ -64,6 +64,8 @@ create table braid.subscription (
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
     streaming text not null default 'off' check (streaming in ('off', 'on')),
+    -- Transactions with more changes are committed in pieces; null: none are.
+    split_transactions_above integer check (split_transactions_above > 0),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -150,6 +152,21 @@ alter table braid.batch alter column versions set storage external;
 alter table braid.batch alter column merged set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
+-- microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
+-- nothing older can arrive any more.
+create table braid.tombstone (
+    key_hash bigint not null,
+    deleted_at bigint not null,
+    relation oid not null,
+    origin_id integer not null
+);
+create index tombstone_key_hash on braid.tombstone (key_hash);
+create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) with (pages_per_range = 16, autosummarize = on);
+-- A publication for all tables would otherwise forbid to purge it.
+alter table braid.tombstone replica identity full;
+comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
@@ -162,6 +179,17 @@ create table braid.applied (
 ) with (fillfactor = 30);
 alter table braid.applied alter column ranges set storage plain;
 comment on table braid.applied is 'transactions that are committed although earlier ones are not';
+
+-- What is committed here of a transaction that is committed in pieces: how many changes, and a digest of what they hold. Written in the
+-- commits of its pieces, and removed in that of the last one; read when it comes again.
+create table braid.split_progress (
+    subscription_id integer primary key references braid.subscription on delete cascade,
+    -- Where its commit record starts at the provider.
+    commit_lsn pg_lsn not null,
+    changes bigint not null,
+    digest bigint not null
+) with (fillfactor = 30);
+comment on table braid.split_progress is 'transactions of which only the first pieces are committed';
 
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
@@ -182,6 +210,8 @@ create table braid.conflict_record (
     recorded_at timestamptz not null default now(),
     subscription_name name not null,
     relation regclass not null,
+    -- Its name at the time.
+    table_name text,
     kind text not null,
     resolution text not null,
     winner text not null check (winner in ('local', 'remote', 'merged', 'none')),
@@ -189,6 +219,8 @@ create table braid.conflict_record (
     key jsonb,
     local_row jsonb,
     remote_row jsonb,
+    -- Columns of the remote row that the change did not carry: large values that it left as they were.
+    remote_unknown text[],
     local_timestamp timestamptz,
     remote_timestamp timestamptz,
     local_origin name,
@@ -198,6 +230,40 @@ create table braid.conflict_record (
 );
 create index conflict_recorded_at on braid.conflict_record (recorded_at);
 comment on table braid.conflict_record is 'conflicts as they were resolved, with both rows';
+-- jsonb ends at 256 MB.
+create table braid.conflict_value (
+    conflict_id bigint not null,
+    side text not null check (side in ('local', 'remote')),
+    column_name name not null,
+    value text not null,
+    primary key (conflict_id, side, column_name)
+);
+comment on table braid.conflict_value is 'values of rows in conflicts that are too large to stand in the row';
+
+-- How many conflicts there were. Appliers only add rows to conflict_count, one for each transaction, table and kind, so that none waits for
+-- another; the manager adds them up in conflict_total.
+create table braid.conflict_count (
+    subscription_name name not null,
+    relation regclass not null,
+    kind text not null,
+    resolution text not null,
+    winner text not null,
+    conflicts bigint not null,
+    counted_at timestamptz not null default now()
+);
+comment on table braid.conflict_count is 'conflicts of single transactions that are not in conflict_total yet';
+create table braid.conflict_total (
+    subscription_name name not null,
+    relation regclass not null,
+    kind text not null,
+    resolution text not null,
+    winner text not null,
+    conflicts bigint not null,
+    first_at timestamptz not null,
+    last_at timestamptz not null,
+    primary key (subscription_name, relation, kind, resolution, winner)
+);
+comment on table braid.conflict_total is 'how many conflicts there were, by subscription, table and kind';
 
 -- What a conflict function is told besides the rows.
 create type braid.conflict as (
@@ -248,10 +314,86 @@ create table braid.conflict_rule (
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
 
+-- Comparisons of tables with their providers: the last one of each table, and what it found.
+create table braid.comparison (
+    comparison_id bigint generated always as identity primary key,
+    subscription_name name not null,
+    relation regclass not null,
+    started_at timestamptz not null default clock_timestamp(),
+    updated_at timestamptz not null default clock_timestamp(),
+    -- Null while it runs, and when it was interrupted: the CALL is known by its process and when it began.
+    finished_at timestamptz,
+    started_by name not null,
+    pid integer not null,
+    statement_at timestamptz not null,
+    -- 'reading' and 'settling' (rows that differed are looked at again), then 'done', or 'limit' where max_differences ended it.
+    phase text not null check (phase in ('reading', 'settling', 'done', 'limit')),
+    walk text not null check (walk in ('ranges', 'keys', 'given keys')),
+    rows_total bigint,
+    rows_compared bigint not null default 0,
+    ranges bigint not null default 0,
+    ranges_differed bigint not null default 0,
+    looked_at bigint not null default 0,
+    differences bigint not null default 0,
+    unsettled bigint not null default 0
+) with (fillfactor = 50);
+create index comparison_table on braid.comparison (relation);
+comment on table braid.comparison is 'comparisons of tables with their providers';
+
+create table braid.difference (
+    difference_id bigint generated always as identity primary key,
+    comparison_id bigint not null references braid.comparison on delete cascade,
+    -- Texts of the key's columns.
+    key_values text[] not null,
+    key jsonb not null,
+    kind text not null check (kind in ('missing_here', 'only_here', 'differs')),
+    columns text[],
+    local_row jsonb,
+    provider_row jsonb,
+    local_timestamp timestamptz,
+    local_origin name,
+    provider_timestamp timestamptz,
+    provider_origin name,
+    -- The transaction that wrote the row and a hash of it: as long as they are the same, so is the row.
+    local_state text,
+    provider_state text,
+    repaired_by bigint
+);
+create index difference_comparison on braid.difference (comparison_id, key_values);
+comment on table braid.difference is 'rows that differ from the provider''s, as the last comparison of their table has found them';
+
+create sequence braid.repair_number;
+comment on sequence braid.repair_number is 'numbers of repairs';
+
+create table braid.repair_entry (
+    entry_id bigint generated always as identity primary key,
+    repair_id bigint not null,
+    done_at timestamptz not null default clock_timestamp(),
+    done_by name not null,
+    subscription_name name not null,
+    relation regclass not null,
+    side text not null check (side in ('provider', 'newest')),
+    dry_run boolean not null,
+    -- 'inserted', 'updated', 'deleted'; 'kept' (what is here is right, or nobody knows), 'left' (written meanwhile), 'failed'.
+    action text not null,
+    reason text,
+    key jsonb not null,
+    kind text not null,
+    local_row jsonb,
+    provider_row jsonb,
+    local_timestamp timestamptz,
+    local_origin name,
+    provider_timestamp timestamptz,
+    provider_origin name
+);
+create index repair_entry_repair on braid.repair_entry (repair_id);
+comment on table braid.repair_entry is 'what repairs did, with both rows as they were before';
+
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.applied, braid.node, braid.subscription, braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source,
-    braid.conflict_rule, braid.conflict_call from public;
+revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.split_progress from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -287,7 +429,8 @@ create function braid.create_subscription(
     consolidate boolean default false,
     commit_order text default 'source',
     streaming text default 'off',
-    two_phase boolean default false
+    two_phase boolean default false,
+    split_transactions_above integer default null
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -305,7 +448,8 @@ create function braid.alter_subscription(
     apply_mode text default null,
     consolidate boolean default null,
     commit_order text default null,
-    streaming text default null
+    streaming text default null,
+    split_transactions_above integer default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -581,6 +725,115 @@ create function braid.gir_records(frame bytea) returns setof text
 comment on function braid.gir_records is 'the records of a GIR frame, one a line, without what differs from run to run';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Comparing and repairing
+------------------------------------------------------------------------------------------------------------------------
+
+-- The steps of the procedures below, which commit between them: a procedure with a search_path of its own could not.
+create function braid.compare_begin(subscription_name name, relation regclass, rows_per_second bigint, max_differences bigint, keys text) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'compare_begin_wrapper';
+comment on function braid.compare_begin is 'a part of braid.compare';
+
+create function braid.compare_step(comparison_id bigint) returns boolean
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'compare_step_wrapper';
+comment on function braid.compare_step is 'a part of braid.compare';
+
+create function braid.repair_begin(subscription_name name, relation regclass, side text, keys text, dry_run boolean) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_begin_wrapper';
+comment on function braid.repair_begin is 'a part of braid.repair';
+
+create function braid.repair_step(repair_id bigint) returns boolean
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_step_wrapper';
+comment on function braid.repair_step is 'a part of braid.repair';
+
+create function braid.repair_failed(repair_id bigint, reason text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'repair_failed_wrapper';
+comment on function braid.repair_failed is 'a part of braid.repair';
+
+create function braid.compare_result(comparison_id bigint, out differences bigint, out unsettled bigint, out rows_compared bigint) returns setof record
+    language sql stable parallel restricted security definer rows 1 set search_path = pg_catalog, pg_temp
+as $$
+    select c.differences, c.unsettled, c.rows_compared from braid.comparison c where c.comparison_id = $1
+$$;
+comment on function braid.compare_result is 'a part of braid.compare';
+
+create function braid.repair_result(repair_id bigint, out repaired bigint, out left_alone bigint) returns setof record
+    language sql stable parallel restricted security definer rows 1 set search_path = pg_catalog, pg_temp
+as $$
+    select count(*) filter (where e.action in ('inserted', 'updated', 'deleted')),
+           count(*) filter (where e.action not in ('inserted', 'updated', 'deleted'))
+      from braid.repair_entry e where e.repair_id = $1
+$$;
+comment on function braid.repair_result is 'a part of braid.repair';
+
+-- Whether the CALL that compares still runs.
+create function braid.compare_activity() returns table (comparison_id bigint, is_running boolean)
+    language sql stable parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select c.comparison_id,
+           c.finished_at is null and exists (select from pg_stat_get_activity(c.pid) a
+               where a.state = 'active' and a.query_start = c.statement_at)
+      from braid.comparison c
+$$;
+comment on function braid.compare_activity is 'which comparisons are running';
+
+create procedure braid.compare(
+    subscription_name name,
+    relation regclass,
+    rows_per_second bigint default null,
+    max_differences bigint default 10000,
+    keys jsonb default null,
+    inout comparison_id bigint default null,
+    inout differences bigint default null,
+    inout unsettled bigint default null,
+    inout rows_compared bigint default null
+) language plpgsql as $$
+begin
+    comparison_id := braid.compare_begin(subscription_name, relation, rows_per_second, max_differences, keys::text);
+    loop
+        commit;
+        exit when braid.compare_step(comparison_id);
+    end loop;
+    commit;
+    select r.differences, r.unsettled, r.rows_compared into differences, unsettled, rows_compared
+      from braid.compare_result(comparison_id) r;
+end
+$$;
+comment on procedure braid.compare is 'finds the rows of a table that differ from the provider''s, while both are written to; braid.differences shows them';
+
+create procedure braid.repair(
+    subscription_name name,
+    relation regclass,
+    side text default 'newest',
+    keys jsonb default null,
+    dry_run boolean default false,
+    inout repair_id bigint default null,
+    inout repaired bigint default null,
+    inout left_alone bigint default null
+) language plpgsql as $$
+declare
+    is_done boolean := false;
+begin
+    repair_id := braid.repair_begin(subscription_name, relation, side, keys::text, dry_run);
+    while not is_done loop
+        commit;
+        begin
+            is_done := braid.repair_step(repair_id);
+        exception when integrity_constraint_violation or data_exception or generated_always or raise_exception then
+            perform braid.repair_failed(repair_id, sqlerrm);
+        end;
+    end loop;
+    commit;
+    select r.repaired, r.left_alone into repaired, left_alone from braid.repair_result(repair_id) r;
+end
+$$;
+comment on procedure braid.repair is 'mends what the last comparison of a table has found; braid.repair_log shows what was done';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Activity of the workers
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -614,7 +867,7 @@ create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
-    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
 comment on function braid.schedule_activity is 'how the transactions of each running subscription depend on each other, and how they were joined';
@@ -625,6 +878,12 @@ create function braid.scaling_activity() returns table (
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'scaling_activity_wrapper';
 comment on function braid.scaling_activity is 'the last decisions on how many appliers each subscription has';
+
+create function braid.deletion_activity() returns table (
+    remembered boolean, collector_pid integer, collected_lsn pg_lsn
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
+comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
@@ -673,6 +932,7 @@ select s.subscription_id,
        s.consolidate,
        s.commit_order,
        s.streaming,
+       s.split_transactions_above,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
@@ -713,9 +973,12 @@ select s.subscription_id,
        s.error_hint,
        s.error_lsn,
        s.error_at,
-       s.skip_lsn
+       s.skip_lsn,
+       p.commit_lsn as half_applied_lsn,
+       p.changes as half_applied_changes
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.split_progress p on p.subscription_id = s.subscription_id
  order by s.subscription_name;
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
 
@@ -780,10 +1043,11 @@ select s.subscription_name as subscription,
        d.barriers_index,
        d.barriers_trigger,
        d.barriers_size,
-       a.transactions - d.batched + d.batches as local_commits,
+       a.transactions - d.batched + d.batches + d.pieces as local_commits,
        d.batches,
        round(d.batched::numeric / nullif(d.batches, 0), 1) as batch_mean,
        d.batch_max,
+       d.pieces,
        d.consolidated,
        a.retries,
        d.large,
@@ -809,6 +1073,19 @@ select s.subscription_name as subscription,
  order by s.subscription_name, d.at;
 comment on view braid.scaling_decisions is 'the last decisions on how many appliers each subscription has, oldest first';
 
+create view braid.deletions as
+select d.remembered,
+       d.collector_pid,
+       d.collected_lsn,
+       case when d.collector_pid is not null
+            then greatest(pg_current_wal_insert_lsn() - d.collected_lsn, 0)::bigint end as behind_bytes,
+       t.rows,
+       to_timestamp(t.oldest / 1000000.0) as oldest,
+       to_timestamp(t.newest / 1000000.0) as newest
+  from braid.deletion_activity() d,
+       (select count(*) as rows, min(deleted_at) as oldest, max(deleted_at) as newest from braid.tombstone) t;
+comment on view braid.deletions is 'whether deletions are remembered, how far local ones are collected, and how many there are';
+
 create view braid.conflict_history as
 select recorded_at,
        subscription_name as subscription,
@@ -826,7 +1103,9 @@ select recorded_at,
        remote_origin,
        remote_lsn,
        remote_xid,
-       conflict_id
+       conflict_id,
+       table_name,
+       remote_unknown
   from braid.conflict_record
  order by conflict_id;
 comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, oldest first';
@@ -837,13 +1116,15 @@ select subscription_name as subscription,
        kind,
        resolution,
        winner,
-       count(*) as conflicts,
-       min(recorded_at) as first_at,
-       max(recorded_at) as last_at
-  from braid.conflict_record
+       sum(conflicts)::bigint as conflicts,
+       min(first_at) as first_at,
+       max(last_at) as last_at
+  from (select * from braid.conflict_total
+        union all
+        select subscription_name, relation, kind, resolution, winner, conflicts, counted_at, counted_at from braid.conflict_count) c
  group by subscription_name, relation, kind, resolution, winner
  order by subscription_name, relation::text, kind, resolution, winner;
-comment on view braid.conflict_stats is 'how many conflicts of each kind are in the history';
+comment on view braid.conflict_stats is 'how many conflicts of each kind there were, whether they are in the history or not';
 
 create view braid.conflict_resolutions as
 select r.relation,
@@ -858,6 +1139,69 @@ select r.relation,
  where (r.relation is null or c.oid is not null) and r.resolution is not null
  order by r.relation is not null, r.relation::text, r.kind is not null, r.kind;
 comment on view braid.conflict_resolutions is 'what is done about conflicts, where it is not last_update_wins; null stands for all';
+
+create view braid.compare_progress as
+select c.comparison_id,
+       c.subscription_name as subscription,
+       c.relation,
+       case when c.finished_at is null and not a.is_running then 'interrupted' else c.phase end as phase,
+       c.walk,
+       c.rows_compared,
+       c.rows_total,
+       c.ranges,
+       c.ranges_differed,
+       c.looked_at,
+       c.differences,
+       c.unsettled,
+       c.started_at,
+       coalesce(c.finished_at, c.updated_at) - c.started_at as took,
+       c.started_by,
+       case when a.is_running then c.pid end as pid
+  from braid.comparison c
+  join braid.compare_activity() a on a.comparison_id = c.comparison_id
+ order by c.comparison_id;
+comment on view braid.compare_progress is 'how far the comparisons of tables are, or what they came to';
+
+create view braid.differences as
+select c.subscription_name as subscription,
+       c.relation,
+       d.key,
+       d.kind,
+       d.columns,
+       d.local_row,
+       d.provider_row,
+       d.local_timestamp,
+       d.local_origin,
+       d.provider_timestamp,
+       d.provider_origin,
+       d.repaired_by,
+       d.comparison_id
+  from braid.difference d
+  join braid.comparison c on c.comparison_id = d.comparison_id
+ order by d.difference_id;
+comment on view braid.differences is 'rows that differ from the provider''s, as the last comparison of their table has found them';
+
+create view braid.repair_log as
+select repair_id,
+       done_at,
+       done_by,
+       subscription_name as subscription,
+       relation,
+       side,
+       dry_run,
+       action,
+       reason,
+       key,
+       kind,
+       local_row,
+       provider_row,
+       local_timestamp,
+       local_origin,
+       provider_timestamp,
+       provider_origin
+  from braid.repair_entry
+ order by entry_id;
+comment on view braid.repair_log is 'what repairs did, with both rows and both versions as they were before';
 
 create view braid.ingest_sources as
 select source_name as origin,
@@ -889,6 +1233,220 @@ select slot_name,
 comment on view braid.pending_cleanup is 'slots of dropped subscriptions that are still to be dropped at their providers';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Putting back what lost a conflict
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.row_image("row" record) returns jsonb
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'row_image_wrapper';
+comment on function braid.row_image is 'a row as braid.conflict_history shows it: nothing of it is lost, whatever the settings';
+
+-- Reads with the caller's rights what the caller may see of the history, and writes with them. The statement that writes runs under the
+-- caller's search_path, as any statement of the caller's would, since the table's triggers may depend on it: the only function that
+-- does not pin it. It does so for itself until then; what stands before that is qualified.
+create function braid.restore_conflict(
+    conflict_id bigint,
+    side text default null,
+    out action text,
+    out relation regclass,
+    out key jsonb,
+    out old_row jsonb,
+    out new_row jsonb
+) returns record
+    language plpgsql volatile parallel unsafe
+as $$
+declare
+    callers_path text := pg_catalog.current_setting('search_path');
+    conflict record;
+    target regclass;
+    only_this text;
+    lost jsonb;
+    other jsonb;
+    is_delete boolean;
+    key_names text[];
+    key_index oid;
+    found_by jsonb;
+    condition text;
+    place tid;
+    part oid;
+    has_changed boolean;
+    columns text[] := '{}';
+    texts text[] := '{}';
+    types text[] := '{}';
+    missing text[];
+    gone text[];
+    attribute record;
+    statement text;
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    select h.* into conflict from braid.conflict_history h where h.conflict_id = restore_conflict.conflict_id;
+    if not found then
+        raise exception 'conflict % is not in the history', coalesce(restore_conflict.conflict_id::text, 'null') using
+            errcode = 'undefined_object',
+            hint = 'Look for it in braid.conflict_history. Conflicts are removed when they are older than braid.conflict_history_retention.';
+    end if;
+    if side is null then
+        side := case conflict.winner when 'remote' then 'local' when 'local' then 'remote' end;
+        if side is null then
+            raise exception 'conflict % has no loser', conflict.conflict_id using
+                errcode = 'object_not_in_prerequisite_state',
+                detail = format('The winner is "%s": %s.', conflict.winner, conflict.reason),
+                hint = 'Say which row is to be put back: ''local'' or ''remote'', as the second argument.';
+        end if;
+    elsif side not in ('local', 'remote') then
+        raise exception 'side "%" is not one of a conflict', side using
+            errcode = 'invalid_parameter_value',
+            hint = 'Sides are local and remote; null stands for the loser.';
+    end if;
+    lost := case side when 'local' then conflict.local_row else conflict.remote_row end;
+    other := case side when 'local' then conflict.remote_row else conflict.local_row end;
+    is_delete := case side
+        when 'local' then conflict.kind = 'update_deleted' and conflict.local_row is null
+        else conflict.kind in ('delete_origin_differs', 'delete_missing') end;
+    if lost is null and not is_delete then
+        raise exception 'conflict % has no % row to put back', conflict.conflict_id, side using
+            errcode = 'object_not_in_prerequisite_state',
+            detail = format('%s: %s.', conflict.kind, conflict.reason),
+            hint = 'Nothing was lost on that side.';
+    end if;
+
+    -- The table: a partition's rows are written through its root, which knows where they belong now.
+    if not exists (select from pg_class c where c.oid = conflict.relation) then
+        raise exception 'table % of conflict % is gone', coalesce(conflict.table_name, conflict.relation::text), conflict.conflict_id using
+            errcode = 'undefined_table',
+            hint = format('Its row is in braid.conflict_history, column %s_row: insert it where it belongs now.', side);
+    end if;
+    target := coalesce(pg_partition_root(conflict.relation), conflict.relation);
+    relation := target;
+    only_this := case when (select c.relkind from pg_class c where c.oid = target) = 'p' then '' else 'only ' end;
+
+    -- The key by which the row was found, and an index on it now.
+    key_names := array(select k from jsonb_object_keys(conflict.key) k order by k);
+    select i.indexrelid into key_index
+      from pg_index i
+     where i.indrelid = target and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+       and key_names = array(select a.attname::text from pg_attribute a
+                              where a.attrelid = i.indrelid and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by 1)
+     order by i.indisprimary desc limit 1;
+    if key_index is null or key_names = '{}' then
+        raise exception 'table % has no key that finds the row of conflict %', target, conflict.conflict_id using
+            errcode = 'object_not_in_prerequisite_state',
+            detail = format('The conflict was recorded with %s; now the table has %s.',
+                case key_names when '{}' then 'no key' else 'the key (' || array_to_string(key_names, ', ') || ')' end,
+                coalesce((select 'the unique ' || case count(*) when 1 then 'key ' else 'keys ' end || string_agg(d.columns, ' and ')
+                            from (select '(' || string_agg(a.attname, ', ' order by a.attname) || ')' as columns
+                                    from pg_index i
+                                    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                                   where i.indrelid = target and i.indisunique group by i.indexrelid) d), 'none')),
+            hint = format('Its row is in braid.conflict_history, column %s_row: write it by hand.', side);
+    end if;
+    -- An update that lost, or won, may have had another key: then the row is where the winner is.
+    found_by := case when conflict.kind = 'update_origin_differs' then other else lost end;
+    if found_by is null or not found_by ?& key_names then
+        found_by := coalesce(case when lost ?& key_names then lost end, conflict.key);
+    end if;
+    select string_agg(format('t.%I operator(%I.%s) %L::%s', a.attname, n.nspname, o.oprname, found_by ->> a.attname::text,
+                             format_type(a.atttypid, -1)), ' and ')
+      into condition
+      from pg_index i
+     cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1]) as k (attnum, opclass)
+      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+      join pg_opclass c on c.oid = k.opclass
+      join pg_amop m on m.amopfamily = c.opcfamily and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
+                    and m.amopstrategy = 3 and m.amoppurpose = 's'
+      join pg_operator o on o.oid = m.amopopr
+      join pg_namespace n on n.oid = o.oprnamespace
+     where i.indexrelid = key_index;
+    execute format('select t.ctid, t.tableoid, braid.row_image(t) from %s%s as t where %s for update', only_this, target, condition)
+       into place, part, old_row;
+    key := (select jsonb_object_agg(k, found_by -> k) from unnest(key_names) k);
+    has_changed := place is not null and (other is null or exists (
+        select from jsonb_each(other) e where old_row ? e.key and old_row -> e.key is distinct from e.value));
+
+    if is_delete then
+        if place is null then
+            action := 'nothing';
+            return;
+        end if;
+        if has_changed then
+            raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
+        end if;
+        perform pg_catalog.set_config('search_path', callers_path, true);
+        execute pg_catalog.format('delete from %s%s as t where t.ctid operator(pg_catalog.=) $1 and t.tableoid operator(pg_catalog.=) $2',
+            only_this, target) using place, part;
+        get diagnostics action = row_count;
+        action := case action when '0' then 'nothing' else 'delete' end;
+        return;
+    end if;
+
+    -- An update's columns that were not sent are as they are; where there is no row, as they were in the one that was there.
+    if place is null and side = 'remote' and conflict.kind like 'update%' and conflict.local_row is not null then
+        lost := conflict.local_row || lost;
+    end if;
+    for attribute in
+        select a.attname::text as name, format_type(a.atttypid, -1) as type, a.attidentity = 'a' as is_always,
+               v.value is not null as is_large,
+               case when v.value is not null then v.value else lost ->> a.attname::text end as value,
+               old_row -> a.attname::text is distinct from lost -> a.attname::text or v.value is not null as differs
+          from pg_attribute a
+          left join braid.conflict_value v
+            on v.conflict_id = conflict.conflict_id and v.side = restore_conflict.side and v.column_name = a.attname
+         where a.attrelid = target and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+           and (lost ? a.attname::text or v.value is not null)
+         order by a.attnum
+    loop
+        if place is not null then
+            continue when not attribute.differs;
+            if attribute.is_always then
+                raise exception 'column "%" of table % is generated always and has another value now', attribute.name, target using
+                    errcode = 'generated_always',
+                    hint = 'Delete the row, then call this again: it is inserted with the value that it had.';
+            end if;
+        end if;
+        columns := columns || attribute.name;
+        types := types || attribute.type;
+        texts := texts || attribute.value;
+    end loop;
+    gone := array(select k from jsonb_object_keys(lost) k where not exists (
+        select from pg_attribute a where a.attrelid = target and a.attname = k and a.attnum > 0 and not a.attisdropped));
+    if gone <> '{}' then
+        raise notice 'table % has no column %: left out', target, array_to_string(gone, ', ');
+    end if;
+    if place is null then
+        missing := array(select u from unnest(conflict.remote_unknown) u where side = 'remote' and not lost ? u and not u = any (columns));
+        if missing <> '{}' then
+            raise exception 'conflict % does not have the whole row', conflict.conflict_id using
+                errcode = 'object_not_in_prerequisite_state',
+                detail = format('The change left %s unchanged and did not carry it, and the row is not here.', array_to_string(missing, ', ')),
+                hint = 'Take these values from the node that made the change, and insert the row by hand.';
+        end if;
+        statement := format('insert into %s as t (%s) overriding system value values (%s) returning braid.row_image(t)', target,
+            (select string_agg(format('%I', c), ', ' order by i) from unnest(columns) with ordinality u (c, i)),
+            (select string_agg(format('($1)[%s]::%s', i, c), ', ' order by i) from unnest(types) with ordinality u (c, i)));
+    elsif columns = '{}' then
+        action := 'nothing';
+        new_row := old_row;
+        return;
+    else
+        if has_changed then
+            raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
+        end if;
+        statement := format('update %s%s as t set %s where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3 returning braid.row_image(t)',
+            only_this, target,
+            (select string_agg(format('%I = ($1)[%s]::%s', c, i, types[i]), ', ' order by i) from unnest(columns) with ordinality u (c, i)));
+    end if;
+    perform pg_catalog.set_config('search_path', callers_path, true);
+    execute statement into new_row using texts, place, part;
+    action := case when new_row is null then 'nothing' when place is null then 'insert' else 'update' end;
+    if new_row is not null then
+        key := (select pg_catalog.jsonb_object_agg(k, pg_catalog.jsonb_object_field(new_row, k)) from pg_catalog.unnest(key_names) k);
+    end if;
+end
+$$;
+comment on function braid.restore_conflict is
+    'puts the row that lost a conflict back, as a change of the caller''s own: updates, inserts or deletes it; returns what it did';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Dropping the extension
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -906,7 +1464,7 @@ comment on event trigger braid_guard_drop is 'refuses to drop extension braid wh
 -- Privileges
 ------------------------------------------------------------------------------------------------------------------------
 
-revoke all on all functions in schema braid from public;
+revoke all on all routines in schema braid from public;
 
 grant execute on function
     braid.create_node,
@@ -919,13 +1477,26 @@ grant execute on function
     braid.set_rate_limit,
     braid.set_conflict_resolution,
     braid.check_conflict_function,
+    braid.restore_conflict,
+    braid.row_image,
     braid.drop_subscription,
     braid.refresh_subscription,
     braid.resync_table,
     braid.skip_transaction,
     braid.ingest,
     braid.forget_source,
-    braid.gir_records
+    braid.gir_records,
+    braid.compare_begin,
+    braid.compare_step,
+    braid.compare_result,
+    braid.repair_begin,
+    braid.repair_step,
+    braid.repair_failed,
+    braid.repair_result
+    to braid_admin;
+grant execute on procedure
+    braid.compare,
+    braid.repair
     to braid_admin;
 grant execute on function
     braid.wait_for_subscription,
@@ -936,7 +1507,9 @@ grant execute on function
     braid.applier_activity,
     braid.table_activity,
     braid.schedule_activity,
-    braid.scaling_activity
+    braid.scaling_activity,
+    braid.deletion_activity,
+    braid.compare_activity
     to braid_admin, braid_monitor;
 
 grant select on
@@ -946,9 +1519,14 @@ grant select on
     braid.apply_workers,
     braid.dependency_stats,
     braid.scaling_decisions,
+    braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,
+    braid.conflict_value,
     braid.conflict_resolutions,
+    braid.compare_progress,
+    braid.differences,
+    braid.repair_log,
     braid.ingest_sources,
     braid.nodes,
     braid.pending_cleanup

@@ -17,6 +17,7 @@ pub extern "C-unwind" fn _PG_init() {
     // SAFETY: reads a variable of the process.
     if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
         braid_pg::registry::install();
+        braid_pg::tombstone::drop_database::install();
         braid_pg::supervisor::register();
     }
 }

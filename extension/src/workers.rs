@@ -37,6 +37,13 @@ pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
     braid_pg::cleanup::main(argument);
 }
 
+/// One for each database to which several nodes send changes; started by the manager.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_collector_main(argument: pg_sys::Datum) {
+    braid_pg::tombstone::collector::main(argument);
+}
+
 /// One for each table that is copied; started by the leader.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]

@@ -71,13 +71,13 @@ sub dsn
 }
 
 # Subscribe and wait until the copy is done and changes stream. What else is given becomes a named argument of
-# create_subscription, as SQL text; name => and wait => 0 are this function's own.
+# create_subscription, as SQL text; name =>, wait => 0 and dsn => another way to the provider are this function's own.
 sub subscribe
 {
 	my ($subscriber, $provider, %opt) = @_;
 	my $name = delete $opt{name} // $subscriber->name . '_from_' . $provider->name;
 	my $wait = delete $opt{wait} // 1;
-	my $dsn = dsn($provider);
+	my $dsn = delete $opt{dsn} // dsn($provider);
 	my $arguments = join '', map { ", $_ => $opt{$_}" } sort keys %opt;
 	$subscriber->safe_psql('postgres', "select braid.create_subscription('$name', \$dsn\$$dsn\$dsn\$$arguments)");
 	$subscription{ $subscriber->name }{ $provider->name } = $name;

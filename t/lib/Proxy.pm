@@ -1,9 +1,10 @@
 # A proxy between a subscriber and its provider that misbehaves when it is told to: garbage, a stall, or the end of the
-# connection, at a random place in what the provider sends.
+# connection, at a random place in what the provider sends; or a link that is cut as a whole, and healed.
 #
 #   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
 #   $proxy->connstr('postgres')                  what to connect with
 #   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut
+#   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes
 #   $proxy->faults                               how many connections have come to their bad end so far
 #   $proxy->stop
 
@@ -27,7 +28,10 @@ sub new
 	my $dir = PostgreSQL::Test::Utils::tempdir();
 	my $self = bless { port => $listener->sockport, dir => $dir, name => $provider->name }, $class;
 	$self->behave('pass');
+	$self->link('up');
 	my $socket = $provider->host . '/.s.PGSQL.' . $provider->port;
+	# The child is told before it can listen, perhaps.
+	local $SIG{USR1} = 'IGNORE';
 	my $pid = fork // die "cannot fork: $!";
 	if ($pid == 0)
 	{
@@ -44,11 +48,26 @@ sub connstr { return "host=127.0.0.1 port=$_[0]{port} dbname=$_[1] sslmode=disab
 sub behave
 {
 	my ($self, $how) = @_;
+	$self->tell('how', $how);
+	return;
+}
+
+sub link
+{
+	my ($self, $state) = @_;
+	$self->tell('link', $state);
+	kill 'USR1', $self->{pid} if $self->{pid};
+	return;
+}
+
+sub tell
+{
+	my ($self, $what, $text) = @_;
 	# Renamed into place, so that it is read whole.
-	open my $file, '>', "$self->{dir}/how.new" or die $!;
-	print $file $how;
+	open my $file, '>', "$self->{dir}/$what.new" or die $!;
+	print $file $text;
 	close $file;
-	rename "$self->{dir}/how.new", "$self->{dir}/how" or die $!;
+	rename "$self->{dir}/$what.new", "$self->{dir}/$what" or die $!;
 	return;
 }
 
@@ -77,19 +96,35 @@ sub serve
 	srand $seed;
 	$SIG{PIPE} = 'IGNORE';
 	$SIG{TERM} = sub { POSIX::_exit(0) };
+	my ($told, $link) = (1, 'up');
+	$SIG{USR1} = sub { $told = 1 };
 	my $select = IO::Select->new($listener);
 	my %pair;
 	my $close = sub {
 		my ($pair) = @_;
 		for my $end (@$pair{qw(client server)}) { delete $pair{$end}; $select->remove($end); close $end; }
 	};
-	while (1)
+	my $held = IO::Select->new($listener);
+	# A test that was killed can't end this.
+	my $test = getppid();
+	while (getppid() == $test)
 	{
-		for my $end ($select->can_read(0.05))
+		if ($told)
+		{
+			$told = 0;
+			$link = PostgreSQL::Test::Utils::slurp_file("$dir/link");
+			if ($link eq 'down')
+			{
+				my %each = map { $_ => $_ } values %pair;
+				$close->($_) for values %each;
+			}
+		}
+		for my $end (($link eq 'hold' ? $held : $select)->can_read(0.05))
 		{
 			if ($end == $listener)
 			{
 				my $client = $listener->accept or next;
+				if ($link eq 'down') { close $client; next; }
 				my $server = IO::Socket::UNIX->new(Peer => $socket) or do { close $client; next };
 				my $how = PostgreSQL::Test::Utils::slurp_file("$dir/how");
 				my $new = { client => $client, server => $server, how => $how, left => int(rand $within), more => 300_000 };

@@ -16,3 +16,4 @@ mod progress;
 mod random;
 mod scaling;
 mod schedule;
+mod split;

@@ -43,6 +43,12 @@ impl<'a> Image<'a> {
         self.values.len()
     }
 
+    /// The values as they are in the record.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.values
+    }
+
     /// The values in column order.
     #[must_use]
     pub fn values(&self) -> Values<'a> {

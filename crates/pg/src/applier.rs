@@ -10,8 +10,10 @@
 //! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back.
 
 mod batch;
+mod piece;
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -29,7 +31,8 @@ use crate::origin::{self, OriginId};
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
-use crate::{latch, worker};
+use crate::{latch, split, worker};
+use piece::{Part, Pieces};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
@@ -154,6 +157,8 @@ struct Applier {
     session: Option<Session>,
     local_node: String,
     origins: HashMap<String, OriginId>,
+    /// All of the subscription's for nodes; as of a version of the tables' states.
+    all_origins: (u32, HashMap<String, Rc<[OriginId]>>),
     entry: &'static SubscriptionEntry,
     own: &'static ApplierEntry,
     assembled: Vec<u8>,
@@ -165,6 +170,10 @@ struct Applier {
     relaxed: bool,
     applied: Applied,
     applied_row: AppliedRow,
+    /// The transaction in hand, if it may be committed in pieces.
+    pieces: Option<Pieces>,
+    /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
+    gone_on: (u64, u64),
 }
 
 /// The process's main function.
@@ -255,6 +264,7 @@ pub fn main(argument: pg_sys::Datum) {
         session: None,
         local_node,
         origins: HashMap::new(),
+        all_origins: (0, HashMap::new()),
         entry,
         own,
         assembled: Vec::new(),
@@ -263,6 +273,8 @@ pub fn main(argument: pg_sys::Datum) {
         relaxed,
         applied,
         applied_row,
+        pieces: None,
+        gone_on: (0, 0),
     };
     applier.run();
 }
@@ -598,6 +610,7 @@ impl Applier {
                 Ok(outcome) => outcome,
                 Err(error) => Err(Trouble::Error(error)),
             };
+            let pieces = self.pieces.take();
             let trouble = match outcome {
                 Ok(local_end) => {
                     let wakes = self.ring.commit(self.number, sequence, local_end, next);
@@ -621,6 +634,9 @@ impl Applier {
             let Trouble::Error(mut error) = trouble else {
                 continue;
             };
+            if let Some(pieces) = pieces {
+                pieces.explain(&mut error);
+            }
             self.careful |= error.sqlstate == UNIQUE_VIOLATION;
             if self.ring.stop_requested() {
                 return false;
@@ -695,9 +711,11 @@ impl Applier {
 
     /// Apply and commit a transaction. Returns the end of the local commit record.
     fn apply(&mut self, transaction: &mut Transaction) -> Result<u64, Trouble> {
+        self.pieces = None;
         if transaction.is_skipped() {
             return Ok(self.pass(transaction)?);
         }
+        let split = transaction.is_split().then_some(transaction.sequence);
         let mut end_lsn = None;
         let mut begun = false;
         let mut assembled = std::mem::take(&mut self.assembled);
@@ -706,8 +724,10 @@ impl Applier {
                 .next_frame(&mut assembled, set_latches)
                 .map_err(|error| PgError::new("XX000", error.to_string()))?
             {
-                FrameRead::Frame(frame) => self.frame(frame, &mut begun, &mut end_lsn)?,
-                FrameRead::Assembled => self.frame(&assembled, &mut begun, &mut end_lsn)?,
+                FrameRead::Frame(frame) => self.frame(frame, split, &mut begun, &mut end_lsn)?,
+                FrameRead::Assembled => {
+                    self.frame(&assembled, split, &mut begun, &mut end_lsn)?;
+                }
                 FrameRead::Pending => {
                     if self.ring.stop_requested() {
                         return Err(PgError::new("57P01", "subscription is stopping").into());
@@ -728,7 +748,12 @@ impl Applier {
             );
         };
         if transaction.is_skipped() {
-            return Err(PgError::new("57P01", "transaction is to be skipped").into());
+            // That it ends where the one does that is to be skipped was not known before.
+            error::abort();
+            if let Some(session) = self.session.as_mut() {
+                session.forget_transaction();
+            }
+            return Ok(self.pass(transaction)?);
         }
         let entry = self.entry;
         let Some(session) = self.session.as_mut() else {
@@ -738,6 +763,7 @@ impl Applier {
         };
         session.finish()?;
         let counts = session.counts();
+        self.finish_pieces()?;
         let run = Run {
             first: transaction.sequence,
             last: transaction.sequence,
@@ -756,10 +782,14 @@ impl Applier {
     fn frame(
         &mut self,
         frame: &[u8],
+        split: Option<u64>,
         begun: &mut bool,
         end_lsn: &mut Option<u64>,
     ) -> Result<(), Trouble> {
         self.records(frame, begun, end_lsn, |applier, begin| {
+            if let Some(sequence) = split {
+                applier.resume(sequence, begin)?;
+            }
             applier.begin(begin, false)?;
             Ok(true)
         })
@@ -789,6 +819,9 @@ impl Applier {
                 Record::Commit(commit) if *begun => *end_lsn = Some(commit.end_lsn),
                 Record::Change(change) if *begun => {
                     self.know(change.header.schema.0)?;
+                    if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
+                        continue;
+                    }
                     if let Some(session) = self.session.as_mut() {
                         session.change(&change)?;
                     }
@@ -796,6 +829,9 @@ impl Applier {
                 Record::Truncate(truncate) if *begun => {
                     for schema in truncate.schemas() {
                         self.know(schema.0)?;
+                    }
+                    if self.pieces.is_some() && !self.take(&Part::Truncate(&truncate))? {
+                        continue;
                     }
                     if let Some(session) = self.session.as_mut() {
                         session.truncate(&truncate)?;
@@ -873,6 +909,13 @@ impl Applier {
             origin::use_for_commits(origin);
         }
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
+        // Straight from their origin, changes are known to be later than what is here of it.
+        let known = begin.origin.is_empty() && self.pieces.is_none();
+        let same_stream = if known {
+            None
+        } else {
+            Some(self.origins_of(begin, tables_version)?)
+        };
         let careful = self.careful;
         let Some(session) = self.session.as_mut() else {
             return Err(PgError::new(
@@ -882,6 +925,7 @@ impl Applier {
         };
         session.look_for_rows_in_the_way(careful && !batch);
         session.allow_bulk(self.bulk);
+        session.know_stream_by(same_stream);
         if batch {
             session.begin_batch(begin, tables_version);
         } else {
@@ -893,13 +937,41 @@ impl Applier {
     /// This applier's origin for a node; made when it is the first change of that node.
     fn find_origin(&self, node: &str) -> Result<OriginId, PgError> {
         let (id, number) = (self.subscription.id, self.number);
-        error::transaction(|| {
+        let found = error::transaction(|| {
             let origins = origin::ensure(id, node, number + 1)?;
             origins
                 .get(number)
                 .copied()
                 .ok_or_else(|| PgError::new("XX000", "no replication origin"))
-        })
+        })?;
+        // For the others' `all_origins`.
+        self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        Ok(found)
+    }
+
+    /// The origins of rows that the stream has brought before, of the node of `begin`. Outside of a transaction.
+    fn origins_of(
+        &mut self,
+        begin: &Begin<'_>,
+        tables_version: u32,
+    ) -> Result<Rc<[OriginId]>, PgError> {
+        let node = if begin.origin.is_empty() {
+            self.subscription.provider.as_str()
+        } else {
+            begin.origin
+        };
+        let (as_of, known) = &mut self.all_origins;
+        if *as_of != tables_version {
+            known.clear();
+            *as_of = tables_version;
+        }
+        if let Some(origins) = known.get(node) {
+            return Ok(Rc::clone(origins));
+        }
+        let id = self.subscription.id;
+        let origins: Rc<[OriginId]> = Rc::from(error::transaction(|| origin::all_of(id, node))?);
+        known.insert(node.to_owned(), Rc::clone(&origins));
+        Ok(origins)
     }
 
     /// Go past a transaction without applying it, and take note of that in the same commit.
@@ -917,7 +989,7 @@ impl Applier {
             pgrx::check_for_interrupts!();
             latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
-        error::transaction(|| {
+        let committed = error::transaction(|| {
             // SAFETY: read when this transaction commits.
             unsafe {
                 pg_sys::replorigin_session_origin_lsn = end_lsn;
@@ -926,11 +998,16 @@ impl Applier {
             subscription::execute(
                 "update braid.subscription set skip_lsn = null where subscription_id = $1",
                 &[id.into()],
-            )
+            )?;
+            split::leave(self.subscription.id, transaction.commit_lsn())
         })?;
         pgrx::log!(
-            "subscription \"{}\" has skipped the transaction that ends at {}",
+            "subscription \"{}\" has skipped {} that ends at {}",
             self.subscription.name,
+            committed.map_or_else(
+                || "the transaction".to_owned(),
+                |changes| format!("all but the first {changes} changes of the transaction")
+            ),
             subscription::lsn_text(end_lsn)
         );
         // SAFETY: set by the commit above.

@@ -165,6 +165,39 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Do `work` under other settings, then return to the session's. An error leaves that to the abort.
+///
+/// # Errors
+/// Those of `work`.
+pub fn with_settings<T, E>(
+    settings: &[(&str, &str)],
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    // SAFETY: a nest level of settings within the function call's; strings are copied.
+    let level = unsafe { pg_sys::NewGUCNestLevel() };
+    for (name, value) in settings {
+        let c = |text: &str| CString::new(text).unwrap_or_default();
+        let (name, value) = (c(name), c(value));
+        // SAFETY: as above.
+        unsafe {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_SUSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+    }
+    let value = work()?;
+    // SAFETY: the level that was made above.
+    unsafe { pg_sys::AtEOXact_GUC(true, level) };
+    Ok(value)
+}
+
 fn extension_owner() -> pg_sys::Oid {
     let rows = query(
         "select extowner::oid from pg_catalog.pg_extension where extname = 'braid'",

@@ -410,3 +410,20 @@ pub(crate) unsafe fn create_wait_event_set(events: i32) -> *mut pg_sys::WaitEven
         pg_sys::CreateWaitEventSet(std::ptr::null_mut(), events)
     }
 }
+
+/// `ReplicationSlotAcquire`, without waiting: 18 asks what to do about an invalidated one, which is an error here as it was before.
+///
+/// # Safety
+/// As the PostgreSQL function.
+pub(crate) unsafe fn acquire_slot(name: &std::ffi::CStr) {
+    #[cfg(not(feature = "pg18"))]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ReplicationSlotAcquire(name.as_ptr(), true);
+    }
+    #[cfg(feature = "pg18")]
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ReplicationSlotAcquire(name.as_ptr(), true, true);
+    }
+}

@@ -375,3 +375,45 @@ pub(crate) unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
         });
     }
 }
+
+// Of src/include/access/xlogutils.h, 15 to 18: handed on to PostgreSQL by address.
+unsafe extern "C-unwind" {
+    pub(crate) fn read_local_xlog_page(
+        reader: *mut pg_sys::XLogReaderState,
+        page: pg_sys::XLogRecPtr,
+        length: c_int,
+        record: pg_sys::XLogRecPtr,
+        buffer: *mut c_char,
+    ) -> c_int;
+    pub(crate) fn wal_segment_open(
+        reader: *mut pg_sys::XLogReaderState,
+        segment: pg_sys::XLogSegNo,
+        timeline: *mut pg_sys::TimeLineID,
+    );
+    pub(crate) fn wal_segment_close(reader: *mut pg_sys::XLogReaderState);
+}
+
+unsafe extern "C-unwind" {
+    /// src/include/replication/decode.h, 15 to 18.
+    #[link_name = "LogicalDecodingProcessRecord"]
+    fn logical_decoding_process_record_unguarded(
+        context: *mut pg_sys::LogicalDecodingContext,
+        reader: *mut pg_sys::XLogReaderState,
+    );
+}
+
+/// Decode the record that was read.
+///
+/// # Safety
+/// As the PostgreSQL function.
+pub(crate) unsafe fn logical_decoding_process_record(
+    context: *mut pg_sys::LogicalDecodingContext,
+    reader: *mut pg_sys::XLogReaderState,
+) {
+    // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of the closure.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            logical_decoding_process_record_unguarded(context, reader);
+        });
+    }
+}

@@ -7,16 +7,16 @@
 //!
 //! Not for: telling what records look like, which is `braid_gir`'s.
 
-mod stamp;
+pub(crate) mod stamp;
 
 use std::cell::RefCell;
-use std::ffi::CString;
 
 use braid_gir::{Begin, JsonReader, Reader, Record, Writer};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use crate::apply::{Identity, NO_SUBSCRIPTION, Session};
+use crate::catalog::with_settings;
 use crate::error::{self, PgError};
 use crate::origin;
 use crate::subscription::{execute, lsn_text, parse_lsn, rows_written};
@@ -113,37 +113,18 @@ fn check_transaction() -> Result<(), PgError> {
 
 /// Run `work` under the settings that an applier has, and put the session's own back. An error leaves that to the abort.
 fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
-    // SAFETY: a nest level of settings within the function call's; strings are copied.
-    let level = unsafe { pg_sys::NewGUCNestLevel() };
-    for (name, value) in [
-        ("session_replication_role", "replica"),
-        ("search_path", ""),
-        ("datestyle", "ISO"),
-        ("intervalstyle", "postgres"),
-        ("lc_monetary", "C"),
-        ("xmloption", "content"),
-        ("client_encoding", "UTF8"),
-    ] {
-        let c = |text: &str| CString::new(text).unwrap_or_default();
-        let (name, value) = (c(name), c(value));
-        // SAFETY: as above.
-        unsafe {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-        }
-    }
-    let value = work()?;
-    // SAFETY: the level that was made above.
-    unsafe { pg_sys::AtEOXact_GUC(true, level) };
-    Ok(value)
+    with_settings(
+        &[
+            ("session_replication_role", "replica"),
+            ("search_path", ""),
+            ("datestyle", "ISO"),
+            ("intervalstyle", "postgres"),
+            ("lc_monetary", "C"),
+            ("xmloption", "content"),
+            ("client_encoding", "UTF8"),
+        ],
+        work,
+    )
 }
 
 /// The elements of the value as records.

@@ -483,7 +483,23 @@ impl Connection {
     /// # Errors
     /// [`Error::Server`] with the peer's words, [`Error::Connection`].
     pub fn query(&mut self, sql: &str) -> Result<Rows> {
-        self.send(sql)?;
+        self.send_query(sql)?;
+        self.finish_query()
+    }
+
+    /// Send SQL whose rows [`Connection::finish_query`] collects; nothing else may be asked before that.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn send_query(&mut self, sql: &str) -> Result<()> {
+        self.send(sql)
+    }
+
+    /// The rows of what was sent.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn finish_query(&mut self) -> Result<Rows> {
         let mut rows = Rows::default();
         let mut failed = None;
         while let Some(result) = self.next_result()? {

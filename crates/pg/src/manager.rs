@@ -1,5 +1,6 @@
 //! The manager process: one for each database that has the extension. It starts and stops the leaders of subscriptions as the
-//! catalog says, drops the slots that dropped subscriptions left at providers, and removes old history.
+//! catalog says, drops the slots that dropped subscriptions left at providers, has local deletions collected where other nodes may
+//! send older changes of the rows, and removes what is too old to be needed.
 //!
 //! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A leader that ended is started
 //! again after a pause that doubles with each failure in a row; one whose subscription has an error is not.
@@ -14,16 +15,25 @@ use pgrx::pg_sys;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
+use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
+use crate::tombstone::{self, collector};
 use crate::{latch, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
 const PURGE_INTERVAL: Duration = Duration::from_secs(60);
-/// Batches' row versions are kept for this long after all subscriptions have come past them.
-const BATCH_MARGIN_MICROS: i64 = 3_600_000_000;
+/// The same while it is not known how far subscriptions have come: just after they have started.
+const PURGE_AGAIN: Duration = Duration::from_secs(5);
+/// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come past them: more than clocks are
+/// ever apart.
+const MARGIN_MICROS: i64 = 3_600_000_000;
+/// A collector that ended is not started again sooner; one that had just been started, or could not be, much later.
+const COLLECTOR_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
+/// Pause between two removals in a row.
+const BREATH: Duration = Duration::from_millis(100);
 /// A leader that ran this long and ended without an error starts again at once.
 const SETTLED: Duration = Duration::from_secs(5);
 
@@ -41,7 +51,9 @@ struct Manager {
     not_before: HashMap<u32, Instant>,
     cleanup: Option<worker::Handle>,
     cleanup_not_before: Option<Instant>,
-    purged: Option<Instant>,
+    collector: Option<(worker::Handle, Instant)>,
+    collector_not_before: Option<Instant>,
+    purge_at: Option<Instant>,
 }
 
 struct Wanted {
@@ -82,7 +94,11 @@ pub fn main(argument: pg_sys::Datum) {
         pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(address));
     }
     worker::report_activity("watching subscriptions");
-    end_left_over_leaders(database);
+    end_left_over_workers(database, entry);
+    // Before the first applier asks.
+    if let Err(failure) = error::transaction(tombstone::load) {
+        failure.log("braid manager");
+    }
     let mut manager = Manager::default();
     loop {
         worker::reload_settings();
@@ -94,7 +110,7 @@ pub fn main(argument: pg_sys::Datum) {
                 Ok(None)
             }
         }) {
-            Ok(Some((wanted, known, cleanup))) => manager.tend(&wanted, &known, cleanup),
+            Ok(Some(state)) => manager.tend(&state, entry),
             Ok(None) => {
                 manager.stop_all();
                 entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
@@ -127,53 +143,101 @@ fn has_extension() -> Result<bool, PgError> {
     Ok(oid != pg_sys::InvalidOid)
 }
 
-/// Forget the row versions of batches that are older than anything that can still arrive: all subscriptions have come further, and all
-/// sources of braid.ingest, by more than nodes' clocks are ever apart. With neither, nothing arrives.
-fn purge_batches(subscriptions: &[u32]) {
-    let now = registry::now().saturating_add(EPOCH_DIFFERENCE);
-    let mut reached = now;
+/// Everything up to this time (microseconds since 1970-01-01 UTC) has arrived: all subscriptions have come further, and all sources of
+/// braid.ingest. With neither, nothing arrives. `None` when that can't be said.
+fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
+    let mut reached = registry::now().saturating_add(EPOCH_DIFFERENCE);
     for id in subscriptions {
         let caught_up = registry::subscription(*id)
             .map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed));
         if caught_up <= 0 {
-            return;
+            return Ok(None);
         }
         reached = reached.min(caught_up.saturating_add(EPOCH_DIFFERENCE));
     }
-    let sources = error::transaction(|| {
-        rows(
-            "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source \
-             where last_at > now() - interval '1 day'",
-            &[],
-        )
-    });
-    match sources {
-        Ok(sources) => {
-            for row in sources {
-                // One that has said nothing for longer holds nothing back: a source that was tried once would do so for ever.
-                let newest = row.first().cloned().flatten();
-                reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
-            }
-        }
-        Err(failure) => {
-            failure.log("could not look at the sources of braid.ingest");
-            return;
-        }
+    let sources = rows(
+        "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source \
+         where last_at > now() - interval '1 day'",
+        &[],
+    )?;
+    for row in sources {
+        // One that has said nothing for longer holds nothing back: a source that was tried once would do so for ever.
+        let newest = row.first().cloned().flatten();
+        reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
     }
-    let before = reached.saturating_sub(BATCH_MARGIN_MICROS);
+    Ok(Some(reached))
+}
+
+/// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
+/// ever apart. When to look again, if that is soon.
+fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
+    let Some(reached) = arrived(subscriptions)? else {
+        return Ok(Some(PURGE_AGAIN));
+    };
+    let before = reached.saturating_sub(MARGIN_MICROS);
+    execute_counting(
+        "delete from braid.batch where newest < $1",
+        &[before.into()],
+    )?;
+    let forgotten = execute_counting(
+        "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 limit 10000))",
+        &[before.into()],
+    )?;
+    Ok((forgotten >= PURGE_BATCH).then_some(BREATH))
+}
+
+/// Remove conflicts that are older than they are to be kept. When to look again.
+fn purge_conflicts() -> Duration {
+    let Some(minutes) = settings::conflict_history_retention_minutes() else {
+        return PURGE_INTERVAL;
+    };
     let purged = error::transaction(|| {
+        let purged = execute_counting(
+            "delete from braid.conflict_record where conflict_id in (select conflict_id from braid.conflict_record \
+             where recorded_at < now() - make_interval(mins => $1) limit 10000)",
+            &[minutes.into()],
+        )?;
         execute_counting(
-            "delete from braid.batch where newest < $1",
-            &[before.into()],
-        )
+            "delete from braid.conflict_value v where not exists (select from braid.conflict_record c where c.conflict_id = v.conflict_id)",
+            &[],
+        )?;
+        Ok(purged)
     });
-    if let Err(failure) = purged {
-        failure.log("could not remove old batches");
+    match purged {
+        // More is left: go on after a breath.
+        Ok(PURGE_BATCH..) => BREATH,
+        Ok(_) => PURGE_INTERVAL,
+        Err(failure) => {
+            failure.log("could not remove old conflicts");
+            PURGE_INTERVAL
+        }
     }
 }
 
-/// Leaders that a manager before this one has started: nobody watches them.
-fn end_left_over_leaders(database: u32) {
+/// Add up what appliers have counted, each by itself. A table that is gone takes its numbers along: its OID may be used again.
+fn add_up_conflicts() {
+    let done = error::transaction(|| {
+        execute_counting(
+            "with counted as (delete from braid.conflict_count returning *) \
+             insert into braid.conflict_total as t select subscription_name, relation, kind, resolution, winner, sum(conflicts), \
+             min(counted_at), max(counted_at) from counted group by subscription_name, relation, kind, resolution, winner \
+             on conflict (subscription_name, relation, kind, resolution, winner) do update set \
+             conflicts = t.conflicts + excluded.conflicts, first_at = least(t.first_at, excluded.first_at), \
+             last_at = greatest(t.last_at, excluded.last_at)",
+            &[],
+        )?;
+        execute_counting(
+            "delete from braid.conflict_total t where not exists (select from pg_catalog.pg_class c where c.oid = t.relation)",
+            &[],
+        )
+    });
+    if let Err(failure) = done {
+        failure.log("could not add up conflicts");
+    }
+}
+
+/// Leaders, and the collector, that a manager before this one has started: nobody watches them.
+fn end_left_over_workers(database: u32, own: &ManagerEntry) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let alive: Vec<i32> = registry::subscriptions()
@@ -183,6 +247,7 @@ fn end_left_over_leaders(database: u32) {
                     && entry.database.load(Ordering::Acquire) == database
             })
             .map(|entry| entry.leader_pid.load(Ordering::Acquire))
+            .chain([own.collector_pid.load(Ordering::SeqCst)])
             .filter(|pid| *pid > 0)
             .collect();
         if alive.is_empty() || Instant::now() > deadline {
@@ -195,18 +260,38 @@ fn end_left_over_leaders(database: u32) {
     }
 }
 
-type State = (Vec<Wanted>, Vec<u32>, bool);
+/// What the catalog says.
+struct State {
+    /// Subscriptions that should run.
+    wanted: Vec<Wanted>,
+    /// All that exist.
+    known: Vec<u32>,
+    /// Slots are to be cleaned up.
+    cleanup: bool,
+    /// Changes of the same row may come from several nodes.
+    several_writers: bool,
+}
 
-/// Subscriptions that should run, all that exist, and whether slots are to be cleaned up.
 fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, apply_mode, consolidate, commit_order, streaming, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         disable_on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",
         &[],
     )?;
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
+    // Whoever reads changes here may write the same rows, and so may each provider, and each source.
+    let several = rows(
+        "select 1::text \
+         from (select (select count(*) from braid.subscription) + (select count(*) from braid.ingest_source), \
+                      (select count(*) from pg_catalog.pg_replication_slots \
+                       where plugin = 'braid' and database = current_database() and slot_name <> $1::name)) as n (from_others, to_others) \
+         where from_others > 0 and from_others + to_others > 1",
+        &[collector::slot_name(registry::my_database())
+            .as_str()
+            .into()],
+    )?;
     let mut wanted = Vec::new();
     let mut known = Vec::new();
     for row in found {
@@ -224,13 +309,25 @@ fn read() -> Result<State, PgError> {
             });
         }
     }
-    Ok((wanted, known, !cleanup.is_empty()))
+    Ok(State {
+        wanted,
+        known,
+        cleanup: !cleanup.is_empty(),
+        several_writers: !several.is_empty(),
+    })
 }
 
 impl Manager {
     /// Bring what runs in line with what is wanted. Returns how long to wait.
-    fn tend(&mut self, wanted: &[Wanted], known: &[u32], cleanup: bool) -> Duration {
+    fn tend(&mut self, state: &State, entry: &ManagerEntry) -> Duration {
+        let State {
+            wanted,
+            known,
+            cleanup,
+            ..
+        } = state;
         let mut wait = INTERVAL;
+        self.collect(state, entry, &mut wait);
         self.reap(wanted);
         for (id, led) in &mut self.leaders {
             let right = wanted
@@ -285,7 +382,7 @@ impl Manager {
             }
         }
         self.release(wanted, known);
-        self.clean_up(cleanup, &mut wait);
+        self.clean_up(*cleanup, &mut wait);
         self.purge(known, &mut wait);
         wait
     }
@@ -351,6 +448,68 @@ impl Manager {
             .retain(|id, _| wanted.iter().any(|wanted| wanted.id == *id));
     }
 
+    /// Have local deletions collected, or not any more.
+    fn collect(&mut self, state: &State, entry: &ManagerEntry, wait: &mut Duration) {
+        let wanted = match settings::remember_deletions() {
+            RememberDeletions::Auto => state.several_writers,
+            RememberDeletions::On => true,
+            RememberDeletions::Off => false,
+        };
+        entry.remembers_deletions.store(wanted, Ordering::Release);
+        let [pause, long_pause] = COLLECTOR_PAUSES;
+        if let Some((handle, started)) = &self.collector {
+            if handle.status() != worker::Status::Ended {
+                if !wanted {
+                    handle.terminate();
+                    *wait = (*wait).min(Duration::from_millis(100));
+                } else {
+                    // Tables may have come, or gone.
+                    registry::set_latch(entry.collector_latch.load(Ordering::Acquire));
+                }
+                return;
+            }
+            let pause = if started.elapsed() > SETTLED {
+                pause
+            } else {
+                long_pause
+            };
+            self.collector = None;
+            self.collector_not_before = Some(Instant::now() + pause);
+        }
+        if !wanted {
+            self.collector_not_before = None;
+            let database = registry::my_database();
+            if let Err(failure) = error::transaction(|| collector::drop_slot(database)) {
+                failure.log("could not drop the slot of the collector of deletions");
+            }
+            return;
+        }
+        if let Some(at) = self.collector_not_before {
+            let left = at.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                *wait = (*wait).min(left);
+                return;
+            }
+        }
+        let started = worker::start(&worker::Worker {
+            name: "braid collector of deletions",
+            kind: "braid collector",
+            function: "braid_collector_main",
+            argument: registry::my_database(),
+            extra: worker::Extra::pack(&[]),
+        });
+        if let Some(handle) = started {
+            self.collector = Some((handle, Instant::now()));
+            return;
+        }
+        PgError::new("53400", "no background worker is free")
+            .with_detail("Local deletions are not collected: an older change from another node can bring back a row that was deleted here.")
+            .with_hint("Increase max_worker_processes and restart the server.")
+            .log("braid collector of deletions");
+        self.collector_not_before = Some(Instant::now() + long_pause);
+        *wait = (*wait).min(long_pause);
+    }
+
     /// Have a worker of its own drop left-over slots: reaching a provider may take long.
     fn clean_up(&mut self, needed: bool, wait: &mut Duration) {
         if let Some(handle) = &self.cleanup {
@@ -381,35 +540,33 @@ impl Manager {
     }
 
     fn purge(&mut self, known: &[u32], wait: &mut Duration) {
-        if self.purged.is_some_and(|at| at.elapsed() < PURGE_INTERVAL) {
+        if self.purge_at.is_some_and(|at| at > Instant::now()) {
             return;
         }
-        self.purged = Some(Instant::now());
-        purge_batches(known);
-        let Some(minutes) = settings::conflict_history_retention_minutes() else {
-            return;
-        };
-        let purged = error::transaction(|| {
-            execute_counting(
-                "delete from braid.conflict_record where conflict_id in (select conflict_id from braid.conflict_record \
-                 where recorded_at < now() - make_interval(mins => $1) limit 10000)",
-                &[minutes.into()],
-            )
-        });
-        match purged {
-            // More is left: go on after a breath.
-            Ok(PURGE_BATCH..) => {
-                self.purged = None;
-                *wait = (*wait).min(Duration::from_millis(100));
-            }
-            Ok(_) => *wait = (*wait).min(PURGE_INTERVAL),
-            Err(failure) => failure.log("could not remove old conflicts"),
+        let mut pause = PURGE_INTERVAL;
+        match error::transaction(|| purge_versions(known)) {
+            Ok(again) => pause = again.unwrap_or(pause),
+            Err(failure) => failure.log("could not remove old row versions and deletions"),
         }
+        add_up_conflicts();
+        pause = pause.min(purge_conflicts());
+        self.purge_at = Some(Instant::now() + pause);
+        *wait = (*wait).min(pause);
     }
 
     fn stop_all(&mut self) {
         for led in self.leaders.values() {
             led.handle.terminate();
+        }
+        if let Some((collector, _)) = self.collector.take() {
+            collector.terminate();
+            if !collector.wait_ended(Duration::from_secs(10)) {
+                pgrx::log!("the collector of deletions is slow to end");
+            }
+        }
+        let dropped = error::transaction(|| collector::drop_slot(registry::my_database()));
+        if let Err(failure) = dropped {
+            failure.log("could not drop the slot of the collector of deletions");
         }
         for (id, led) in std::mem::take(&mut self.leaders) {
             if !led.handle.wait_ended(Duration::from_secs(10)) {

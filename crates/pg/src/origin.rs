@@ -31,13 +31,7 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<Orig
     let id = i64::from(subscription_id);
     // One at a time: two leaders that start at once must not take the same.
     execute("lock table braid.origin in share row exclusive mode", &[])?;
-    let mine = || {
-        rows(
-            "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by number",
-            &[id.into(), node.into()],
-        )
-        .map(parse)
-    };
+    let mine = || all_of(subscription_id, node);
     let mut origins = mine()?;
     while origins.len() < count {
         let left = rows(
@@ -54,6 +48,18 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<Orig
         origins = mine()?;
     }
     Ok(origins)
+}
+
+/// The origins that a subscription's commits of `node`'s transactions may have. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError> {
+    rows(
+        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by number",
+        &[i64::from(subscription_id).into(), node.into()],
+    )
+    .map(parse)
 }
 
 /// Whose an origin is.

@@ -34,7 +34,9 @@ pub use schedule::ScheduleCounters;
 pub const MAX_DATABASES: usize = 128;
 /// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
 pub const MAX_TABLES: usize = 4096;
-const MAGIC: u64 = 0x6272_6169_6472_6704;
+/// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
+pub const TOMBSTONE_GROUPS: usize = 1 << 16;
+const MAGIC: u64 = 0x6272_6169_6472_6705;
 
 /// A database's manager.
 #[repr(C)]
@@ -48,6 +50,18 @@ pub struct ManagerEntry {
     pub latch: AtomicUsize,
     /// Set by a backend that wants a manager to look.
     pub poked: AtomicU32,
+    /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
+    pub remembers_deletions: AtomicBool,
+    /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
+    knows_tombstones: AtomicBool,
+    /// The newest of them, microseconds since 1970-01-01 UTC.
+    newest_tombstone: AtomicI64,
+    /// Process id of the collector of local deletions; 0: none.
+    pub collector_pid: AtomicI32,
+    /// Address of its latch; 0: none.
+    pub collector_latch: AtomicUsize,
+    /// Local WAL up to here has no deletion that is not collected.
+    pub collected_lsn: AtomicU64,
 }
 
 /// What a subscription's workers are doing.
@@ -257,6 +271,8 @@ struct Shared {
     subscriptions: AtomicU32,
     /// Batches that were committed since the server was started.
     batches: AtomicU64,
+    /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
+    tombstones: [AtomicI64; TOMBSTONE_GROUPS],
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],
     // SubscriptionEntry × subscriptions follows.
@@ -423,6 +439,12 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.poked.store(0, Ordering::SeqCst);
         free.pid.store(0, Ordering::SeqCst);
         free.latch.store(0, Ordering::SeqCst);
+        free.remembers_deletions.store(false, Ordering::SeqCst);
+        free.knows_tombstones.store(false, Ordering::SeqCst);
+        free.newest_tombstone.store(0, Ordering::SeqCst);
+        free.collector_pid.store(0, Ordering::SeqCst);
+        free.collector_latch.store(0, Ordering::SeqCst);
+        free.collected_lsn.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
         Some(free)
     })
@@ -459,7 +481,9 @@ pub fn workers_elsewhere() -> usize {
     let groups = subscriptions().iter().filter(|entry| {
         entry.subscription_id.load(Ordering::Acquire) != 0 && elsewhere(&entry.database)
     });
-    managers.map(|entry| runs(&entry.pid)).sum::<usize>()
+    managers
+        .map(|entry| runs(&entry.pid) + runs(&entry.collector_pid))
+        .sum::<usize>()
         + groups
             .map(|entry| {
                 let appliers = entry.appliers.iter().map(|applier| runs(&applier.pid));
@@ -504,6 +528,14 @@ pub fn poke(database: u32) {
     match running {
         Some(latch) => set_latch(latch),
         None => wake_supervisor(),
+    }
+}
+
+/// Make the manager of this database look at the catalog, if there is one.
+pub fn wake_manager(database: u32) {
+    if let Some(entry) = find_manager(database).filter(|_| database != 0) {
+        entry.poked.store(1, Ordering::SeqCst);
+        set_latch(entry.latch.load(Ordering::Acquire));
     }
 }
 
@@ -803,4 +835,72 @@ pub fn count_batch() {
     if let Some(shared) = shared() {
         shared.batches.fetch_add(1, Ordering::AcqRel);
     }
+}
+
+/// The entry of this database's manager.
+fn my_manager() -> Option<&'static ManagerEntry> {
+    static MINE: AtomicPtr<ManagerEntry> = AtomicPtr::new(std::ptr::null_mut());
+    let database = my_database();
+    // SAFETY: null, or an entry of the registry, which lives as long as the server.
+    let known = unsafe { MINE.load(Ordering::Relaxed).as_ref() };
+    if let Some(entry) = known.filter(|entry| entry.database.load(Ordering::Acquire) == database) {
+        return Some(entry);
+    }
+    let entry = find_manager(database)?;
+    MINE.store(std::ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
+    Some(entry)
+}
+
+fn tombstone_group(hash: u64) -> Option<&'static AtomicI64> {
+    // Databases differ by this, since the same table may have the same OID in several.
+    let mixed = hash ^ u64::from(my_database()).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let group = usize::try_from(mixed % TOMBSTONE_GROUPS as u64).unwrap_or(0);
+    shared()?.tombstones.get(group)
+}
+
+/// A row with this hash was deleted at this time, in microseconds since 1970-01-01 UTC.
+pub fn raise_tombstone(hash: u64, timestamp: i64) {
+    if let Some(group) = tombstone_group(hash) {
+        group.fetch_max(timestamp, Ordering::AcqRel);
+    }
+    if let Some(entry) = my_manager() {
+        entry
+            .newest_tombstone
+            .fetch_max(timestamp, Ordering::AcqRel);
+    }
+}
+
+/// Whether any deletion that is remembered may be as new as this, in microseconds since 1970-01-01 UTC.
+#[must_use]
+pub fn may_have_tombstone_since(timestamp: i64) -> bool {
+    my_manager().is_none_or(|entry| {
+        !entry.knows_tombstones.load(Ordering::Acquire)
+            || entry.newest_tombstone.load(Ordering::Acquire) >= timestamp
+    })
+}
+
+/// The same of those of this row's group of keys.
+#[must_use]
+pub fn may_have_tombstone(hash: u64, timestamp: i64) -> bool {
+    may_have_tombstone_since(timestamp)
+        && match (my_manager(), tombstone_group(hash)) {
+            (Some(entry), Some(group)) => {
+                !entry.knows_tombstones.load(Ordering::Acquire)
+                    || group.load(Ordering::Acquire) >= timestamp
+            }
+            _ => true,
+        }
+}
+
+/// All tombstones of this database are known to shared memory from here on.
+pub fn tombstones_are_known() {
+    if let Some(entry) = my_manager() {
+        entry.knows_tombstones.store(true, Ordering::Release);
+    }
+}
+
+/// Whether deletions of this database are to be remembered.
+#[must_use]
+pub fn remembers_deletions() -> bool {
+    my_manager().is_some_and(|entry| entry.remembers_deletions.load(Ordering::Acquire))
 }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::time::Duration;
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static MIN_APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -16,6 +16,23 @@ static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
+
+static REMEMBER_DELETIONS: GucSetting<RememberDeletions> =
+    GucSetting::<RememberDeletions>::new(RememberDeletions::Auto);
+
+/// `braid.remember_deletions`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum RememberDeletions {
+    /// Where changes of the same row may come from several nodes.
+    #[name = c"auto"]
+    Auto,
+    /// Always.
+    #[name = c"on"]
+    On,
+    /// Never.
+    #[name = c"off"]
+    Off,
+}
 
 struct Int {
     name: &'static CStr,
@@ -155,6 +172,15 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    GucRegistry::define_enum_guc(
+        c"braid.remember_deletions",
+        c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
+        c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
+          and local WAL is read once more.",
+        &REMEMBER_DELETIONS,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
     // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"braid".as_ptr()) };
@@ -210,6 +236,12 @@ pub fn max_subscriptions() -> usize {
 #[must_use]
 pub fn conflict_history() -> bool {
     CONFLICT_HISTORY.get()
+}
+
+/// `braid.remember_deletions`.
+#[must_use]
+pub fn remember_deletions() -> RememberDeletions {
+    REMEMBER_DELETIONS.get()
 }
 
 /// `braid.conflict_history_retention`; `None` for ever.

@@ -1,7 +1,7 @@
 //! The consumers' side: an applier reads the transaction that it has taken.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP};
+use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT};
 use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
@@ -29,18 +29,21 @@ pub struct Transaction {
     pub depends_on: u64,
     position: u64,
     open: bool,
+    split: bool,
     /// A frame in parts is being put together.
     assembling: bool,
 }
 
 impl Transaction {
     pub(crate) fn taken(ring: Ring, sequence: u64, descriptor: &Descriptor) -> Self {
+        let flags = descriptor.flags.load(Ordering::Acquire);
         Self {
             ring,
             sequence,
             depends_on: descriptor.depends_on.load(Ordering::Acquire),
             position: descriptor.begin.load(Ordering::Acquire),
-            open: descriptor.flags.load(Ordering::Acquire) & OPEN != 0,
+            open: flags & OPEN != 0,
+            split: flags & SPLIT != 0,
             assembling: false,
         }
     }
@@ -71,6 +74,12 @@ impl Transaction {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
+    }
+
+    /// Whether it may be committed in several pieces.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.split
     }
 
     /// Whether it is to be passed without being applied.

@@ -186,7 +186,8 @@ pub struct Descriptor {
     /// It is not applied before this transaction is committed. 0: for none. While commits are in order, all that it depends on is
     /// committed then.
     pub(crate) depends_on: AtomicU64,
-    /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed.
+    /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed. Bit 2: it may be committed in
+    /// several pieces.
     pub(crate) flags: AtomicU32,
     pub(crate) changes: AtomicU32,
     /// Start of the commit record at the provider.
@@ -209,3 +210,4 @@ pub struct Descriptor {
 
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
+pub(crate) const SPLIT: u32 = 4;

@@ -1,7 +1,7 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP};
+use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -127,9 +127,11 @@ impl Leader {
         descriptor
     }
 
-    /// Publish the transaction in hand while it is still being received. It depends on all before it.
-    pub fn publish_open(&mut self) {
-        self.fill(self.sequence - 1, OPEN);
+    /// Publish the transaction in hand while it is still being received. It depends on all before it. `commit_lsn` says where it
+    /// commits, so that a failure can name it before it is complete; `split` that it may be committed in pieces.
+    pub fn publish_open(&mut self, commit_lsn: u64, split: bool) {
+        let descriptor = self.fill(self.sequence - 1, OPEN | if split { SPLIT } else { 0 });
+        descriptor.commit_lsn.store(commit_lsn, Ordering::Release);
         self.open = true;
         self.ring.header().counters.publish(self.sequence);
     }
@@ -144,25 +146,16 @@ impl Leader {
         }
     }
 
-    /// Say of the open transaction where it commits, so that a failure can name it before it is complete.
-    pub fn announce(&mut self, commit_lsn: u64) {
-        self.ring
-            .descriptor(self.sequence)
-            .commit_lsn
-            .store(commit_lsn, Ordering::Release);
-    }
-
     /// The transaction in hand is complete: publish it, or close it when it is open. Returns its number.
     pub fn publish(&mut self, complete: &Complete) -> u64 {
+        let skip = if complete.skip { SKIP } else { 0 };
+        let split = if complete.split { SPLIT } else { 0 };
         let descriptor = if self.open {
             let descriptor = self.ring.descriptor(self.sequence);
             descriptor.end.store(self.head, Ordering::Release);
             descriptor
         } else {
-            self.fill(
-                complete.depends_on,
-                if complete.skip { SKIP | OPEN } else { OPEN },
-            )
+            self.fill(complete.depends_on, OPEN | skip | split)
         };
         if !self.open {
             descriptor
@@ -184,9 +177,7 @@ impl Leader {
         descriptor
             .commit_timestamp
             .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
-        descriptor
-            .flags
-            .store(if complete.skip { SKIP } else { 0 }, Ordering::Release);
+        descriptor.flags.store(skip | split, Ordering::Release);
         let sequence = self.sequence;
         if !self.open {
             self.ring.header().counters.publish(sequence);
@@ -239,4 +230,6 @@ pub struct Complete {
     pub changes: u32,
     /// To be passed without being applied.
     pub skip: bool,
+    /// It may be committed in pieces. It depends on all before it, and all after it on it.
+    pub split: bool,
 }

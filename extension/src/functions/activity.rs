@@ -268,6 +268,7 @@ fn schedule_activity() -> TableIterator<
         name!(batched, i64),
         name!(batch_max, i64),
         name!(consolidated, i64),
+        name!(pieces, i64),
     ),
 > {
     let rows = subscriptions(|id, entry| {
@@ -299,6 +300,7 @@ fn schedule_activity() -> TableIterator<
             count(&schedule.batched),
             count(&schedule.batch_max),
             count(&schedule.consolidated),
+            count(&schedule.pieces),
         ))
     });
     TableIterator::new(rows.into_iter().flatten())
@@ -332,4 +334,23 @@ fn scaling_activity() -> TableIterator<
         decisions.collect::<Vec<_>>()
     });
     TableIterator::new(rows.into_iter().flatten())
+}
+
+#[pg_extern(sql = false)]
+fn deletion_activity() -> TableIterator<
+    'static,
+    (
+        name!(remembered, bool),
+        name!(collector_pid, Option<i32>),
+        name!(collected_lsn, Option<i64>),
+    ),
+> {
+    let entry = registry::find_manager(registry::my_database());
+    TableIterator::new(entry.map(|entry| {
+        (
+            entry.remembers_deletions.load(Ordering::Relaxed),
+            process(entry.collector_pid.load(Ordering::Relaxed)),
+            position(&entry.collected_lsn),
+        )
+    }))
 }

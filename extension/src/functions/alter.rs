@@ -29,6 +29,7 @@ fn alter_subscription(
     consolidate: Option<bool>,
     commit_order: Option<String>,
     streaming: Option<String>,
+    split_transactions_above: Option<i32>,
 ) {
     let caller = current_role();
     run(|| {
@@ -44,9 +45,32 @@ fn alter_subscription(
             streaming,
             run_as_owner,
             disable_on_error,
+            split_transactions_above,
         };
         alter(&name, dsn.as_deref(), &options, caller)
     });
+}
+
+/// That no transaction is committed in part: the rest would come otherwise. The subscription's row is locked, so none will be until the
+/// caller's transaction ends.
+fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()> {
+    let name = &subscription.name;
+    let outstanding = query(
+        "select commit_lsn from braid.split_progress where subscription_id = $1::integer",
+        &[Some(&subscription.id)],
+    );
+    let Some(lsn) = outstanding.get(0, 0) else {
+        return Ok(());
+    };
+    Err(Failure::state(format!(
+        "cannot change publications or origin of subscription \"{name}\" while a part of a transaction is applied"
+    ))
+    .detail(format!(
+        "The rest of the transaction that commits at {lsn} would come otherwise."
+    ))
+    .hint(format!(
+        "Wait until it is applied. If the subscription has stopped, run braid.enable_subscription('{name}') or braid.skip_transaction."
+    )))
 }
 
 fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
@@ -58,6 +82,9 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             Failure::state("cannot change the slot of an enabled subscription")
                 .hint(format!("Run braid.disable_subscription('{name}') first.")),
         );
+    }
+    if options.publications.is_some() || options.origin.is_some() {
+        check_nothing_half_applied(&subscription)?;
     }
     let owner = pg_sys::Oid::from_u32(subscription.owner);
     if (dsn.is_some() || options.run_as_owner.is_some())
@@ -119,6 +146,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 phase = case when $10::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
                 consolidate = coalesce($11::boolean, consolidate), commit_order = coalesce($12, commit_order), \
                 streaming = coalesce($13, streaming), \
+                split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
@@ -135,6 +163,10 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
             options.consolidate.map(flag),
             options.commit_order.as_deref(),
             options.streaming.as_deref(),
+            options
+                .split_transactions_above
+                .map(|most| most.to_string())
+                .as_deref(),
         ],
     );
     wake_manager();

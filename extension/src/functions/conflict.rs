@@ -3,7 +3,8 @@
 use braid_bgworker::conflict::Kind;
 use braid_bgworker::resolution::Resolution;
 use braid_pg::catalog::{current_role, query};
-use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
+use pgrx::datum::AnyElement;
+use pgrx::{FromDatum, PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::{required, run};
@@ -45,6 +46,14 @@ fn set_conflict_resolution(
             Err(error) => error.raise(),
         }
     });
+}
+
+/// braid.row_image(row record), with the caller's rights.
+#[pg_extern(sql = false)]
+fn row_image(row: AnyElement) -> Option<AnyElement> {
+    let image = braid_pg::apply::row_image(row.datum())?;
+    // SAFETY: a jsonb value in the caller's memory context.
+    unsafe { AnyElement::from_polymorphic_datum(image, false, pg_sys::JSONBOID) }
 }
 
 /// A rule that is to be set.

@@ -43,6 +43,7 @@ fn create_subscription(
     commit_order: Option<String>,
     streaming: Option<String>,
     two_phase: Option<bool>,
+    split_transactions_above: Option<i32>,
 ) -> i32 {
     let caller = current_role();
     run(|| {
@@ -63,6 +64,7 @@ fn create_subscription(
                 streaming: Some(required(streaming, "streaming")?),
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
+                split_transactions_above,
             },
             copy_data: required(copy_data, "copy_data")?,
             enabled: required(enabled, "enabled")?,
@@ -160,9 +162,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0)) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -184,6 +186,10 @@ fn insert(
             options.consolidate.map(flag),
             options.commit_order.as_deref(),
             options.streaming.as_deref(),
+            options
+                .split_transactions_above
+                .map(|most| most.to_string())
+                .as_deref(),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -8,6 +8,7 @@
 
 mod activity;
 mod alter;
+mod compare;
 mod conflict;
 mod create;
 mod drop_guard;

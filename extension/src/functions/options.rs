@@ -23,6 +23,8 @@ pub struct Options {
     pub commit_order: Option<String>,
     /// 'on' or 'off': whether large transactions are sent while they run.
     pub streaming: Option<String>,
+    /// Transactions with more changes are committed in pieces; 0: none are.
+    pub split_transactions_above: Option<i32>,
     /// Whether changes are applied as the subscription's owner instead of the tables'.
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
@@ -52,6 +54,12 @@ impl Options {
             self.synchronous_commit.as_deref(),
             &["off", "local", "on", "remote_write", "remote_apply"],
         )?;
+        if self.split_transactions_above.is_some_and(i32::is_negative) {
+            return Err(
+                Failure::parameter("split_transactions_above must not be negative")
+                    .hint("Use 0 to commit each transaction as a whole."),
+            );
+        }
         self.slot_name.as_deref().map_or(Ok(()), check_slot_name)
     }
 }

@@ -120,6 +120,11 @@ impl Provider {
         })
     }
 
+    /// The connection, for more than looking.
+    pub fn into_connection(self) -> Connection {
+        self.connection
+    }
+
     /// That it is another node than this one, and the node that it is known as here.
     pub fn check_identity(&self, local: &LocalNode) -> Outcome<()> {
         if self.id == local.id {

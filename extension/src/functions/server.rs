@@ -98,7 +98,8 @@ pub struct Workers<'a> {
 pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
     let counts = query(
         "select count(*), count(*) filter (where s.enabled), count(*) filter (where s.enabled and s.apply_mode = 'serial'), \
-                (select count(*) from pg_subscription) from braid.subscription s",
+                (select count(*) from pg_subscription), (select count(*) from braid.ingest_source) + (select count(*) from pg_replication_slots \
+                   where plugin = 'braid' and database = current_database() and slot_name !~ '^braid_deletions_') from braid.subscription s",
         &[],
     );
     let count = |column| {
@@ -140,8 +141,11 @@ pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
     // The launcher of native logical replication is one of the server's worker processes, as are the supervisor and the manager.
     let launcher = i64::from(local::number_setting("max_logical_replication_workers", 0) > 0);
     let elsewhere = i64::try_from(registry::workers_elsewhere()).unwrap_or(0);
+    // Where several nodes write, deletions are collected.
+    let collector = i64::from(subscriptions.saturating_add(count(4)) > 1);
     let needed = launcher
         + 2
+        + collector
         + elsewhere
         + serial * group(true)
         + (enabled - serial) * group(false)
@@ -154,7 +158,8 @@ pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
             needed,
         )
         .detail(
-            "Besides a supervisor and a manager, each subscription needs a leader, its appliers, and one to copy tables with.",
+            "Besides a supervisor, a manager and, where several nodes write, a collector of deletions, each subscription needs a leader, its \
+             appliers, and one to copy tables with.",
         ));
     }
     Ok(())

@@ -346,10 +346,11 @@ impl Applier {
                 applier.begin(begin, true)?;
                 return Ok(true);
             }
-            fits = applier
-                .session
-                .as_mut()
-                .is_some_and(|session| session.join(begin));
+            // Another applier may have got its first origin of the node, and written what this transaction changes.
+            let tables_version = applier.entry.tables_version.load(Ordering::Acquire);
+            fits = applier.session.as_mut().is_some_and(|session| {
+                (begin.origin.is_empty() || session.is_as_of(tables_version)) && session.join(begin)
+            });
             Ok(fits)
         })?;
         Ok(fits)

@@ -161,17 +161,23 @@ impl Batches {
         stamp: Stamp,
         hash: impl FnOnce() -> u64,
     ) -> Result<Stamp, PgError> {
-        let origin = match stamp {
-            Stamp::Known(_, origin) => origin,
-            Stamp::Own if !self.merged.is_empty() => {
+        match stamp {
+            Stamp::Known(..) => {}
+            // SAFETY: looks at the transaction in hand.
+            Stamp::Own if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } => {
+                if self.merged.is_empty() {
+                    return Ok(stamp);
+                }
                 let row = find_merged(&self.merged, hash());
                 return Ok(row.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
             }
-            _ => return Ok(stamp),
-        };
+            // By a piece of it that is committed, with what it has merged.
+            Stamp::Own => {}
+            Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
+        }
         // SAFETY: in a transaction; what is allocated goes with it, instead of staying with the look-up that this is part of.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext) };
-        let refined = self.look_up(xid, stamp, origin, hash);
+        let refined = self.look_up(xid, stamp, hash);
         // SAFETY: the caller's.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         refined
@@ -181,7 +187,6 @@ impl Batches {
         &mut self,
         xid: pg_sys::TransactionId,
         stamp: Stamp,
-        origin: pg_sys::RepOriginId,
         hash: impl FnOnce() -> u64,
     ) -> Result<Stamp, PgError> {
         if !self.may_be()? {
@@ -204,7 +209,11 @@ impl Batches {
             return Ok(stamp);
         }
         let hash = hash();
-        if let Some(row) = find_merged(&versions.merged, hash) {
+        let merged = find_merged(&versions.merged, hash);
+        let Stamp::Known(_, origin) = stamp else {
+            return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
+        };
+        if let Some(row) = merged {
             return Ok(Stamp::Merged(row.timestamp, row.origin));
         }
         let times = &versions.times;

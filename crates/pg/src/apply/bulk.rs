@@ -192,6 +192,7 @@ impl Session {
                 continue;
             };
             self.current = currents.get(row.current).cloned();
+            self.show_versions();
             if let Some(current) = self.current.clone() {
                 // SAFETY: what is in the context belongs to the row before.
                 unsafe { pg_sys::MemoryContextReset(self.change_context) };
@@ -199,6 +200,7 @@ impl Session {
             }
         }
         self.current = now;
+        self.show_versions();
         self.spare.extend(rows.drain(..).map(|row| row.values));
         self.spare.truncate(2 * ROWS);
         let mut currents = currents;
@@ -223,7 +225,10 @@ impl Session {
         order.clear();
         order.extend(0..count);
         let mut refused = Vec::new();
-        if self.target(key)?.plan.key.is_some() && !self.sort_and_probe(key, rows, &mut order)? {
+        let all = || rows.iter().map(|row| (&row.values, row.timestamp));
+        if self.target(key)?.plan.key.is_some()
+            && (!self.sort_and_probe(key, rows, &mut order)? || self.may_meet_tombstone(key, all()))
+        {
             let kept = self.look_up_all(key, rows, currents, &order, &mut refused)?;
             order.clear();
             order.extend(kept);
@@ -256,7 +261,7 @@ impl Session {
         Ok(refused)
     }
 
-    /// Put the rows' numbers in the order of their keys. True when none of them can meet anything.
+    /// Put the rows' numbers in the order of their keys. True when none of them can meet a row, or the trace of one in the index.
     fn sort_and_probe(
         &mut self,
         key: Key,
@@ -326,9 +331,10 @@ impl Session {
             if shown != row.current {
                 // What decides about trust in versions.
                 self.current = Some(current.clone());
+                self.show_versions();
                 shown = row.current;
             }
-            let found = self.find(key, &remote, &row.values, false)?;
+            let found = self.find_to_insert(key, &remote, &row.values, false)?;
             let decision = decide_insert(self.local(found), version(current), current.from_origin);
             let free = matches!(found, Found::Missing(_))
                 && decision.action == Action::Apply

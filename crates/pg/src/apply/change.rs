@@ -3,9 +3,10 @@
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
-    Action, Decision, Kind, Local, Version, decide_delete, decide_insert, decide_new_key,
-    decide_update,
+    Action, Decision, Kind, Local, NO_CONFLICT, Version, decide_delete, decide_insert,
+    decide_new_key, decide_update,
 };
+use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
@@ -24,11 +25,34 @@ use crate::settings;
 
 pub(super) type Key = (u32, u32);
 
-/// The slots that a recorded conflict's rows are taken from.
+/// What is under a row's new key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// Something newer.
+    Taken,
+    /// The row itself.
+    Own,
+    /// Nothing, or nothing any more.
+    Free,
+}
+
+/// The values by which a row is looked for.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+enum Sought<'v> {
+    /// It is to come.
+    ToInsert(&'v RowValues),
+    /// It is to change or to go. With the row as the change's writer saw it, if all of it is known: that counts where a function is asked
+    /// about conflicts of this kind.
+    ToChange(&'v RowValues, Option<(Kind, &'v RowValues)>),
+}
+
+/// The slots that a recorded conflict's rows are taken from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows<'a> {
     pub(super) local: Option<*mut pg_sys::TupleTableSlot>,
     pub(super) remote: Option<*mut pg_sys::TupleTableSlot>,
+    /// What the change says of the remote row, the rest of which is from elsewhere; `None`: all of it.
+    pub(super) given: Option<&'a RowValues>,
 }
 
 impl Session {
@@ -301,6 +325,33 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, false),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
+    pub(super) fn find_to_insert(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, lock)? {
+            Found::Missing(stamp) => self.recall(key, values, stamp, true),
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    fn find_here(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+    ) -> Result<Found, PgError> {
         let Self {
             targets,
             batches,
@@ -363,21 +414,23 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Find the row that `values` identify, decide, and carry it out with `act`. The row is locked first only where there is
-    /// a conflict to record, or where it turns out to have changed between being found and being written. `seen` is the row as the
-    /// change's writer saw it, if all of it is known; it counts where a function is asked about conflicts of that kind.
+    /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
+    /// a conflict to record, or where it turns out to have changed between being found and being written.
     fn resolve(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        (values, seen): (&RowValues, Option<(Kind, &RowValues)>),
+        sought: Sought<'_>,
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = self.find(key, remote, values, lock)?;
+            let (found, seen) = match sought {
+                Sought::ToInsert(values) => (self.find_to_insert(key, remote, values, lock)?, None),
+                Sought::ToChange(values, seen) => (self.find(key, remote, values, lock)?, seen),
+            };
             let mut decision = self.decide(key, remote, current, found, &decide)?;
             if let Some(seen) = seen.filter(|(kind, _)| self.is_asked(key, *kind)) {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
@@ -457,7 +510,14 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.write_row(key, remote, current, found, decision, (after, None))
         };
-        self.resolve(key, remote, (after, None), current, decide_insert, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToInsert(after),
+            current,
+            decide_insert,
+            act,
+        )
     }
 
     /// Write `after` over what was found, or into the gap, as decided; record the conflict. `before` is the row as the change's
@@ -489,15 +549,11 @@ impl Session {
             }
         }
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
-            let Rows {
-                local,
-                remote: incoming,
-            } = self.rows(key, exists, true)?;
+            let rows = self.rows(key, exists, Some(after))?;
             let meeting = Meeting {
                 found,
                 kind,
-                local,
-                remote: incoming,
+                rows,
                 before,
                 in_the_way: false,
                 others: &[],
@@ -505,7 +561,7 @@ impl Session {
             return self.settle_by_function(key, remote, current, meeting);
         }
         if decision.conflict.is_some() {
-            let rows = self.rows(key, exists, true)?;
+            let rows = self.rows(key, exists, Some(after))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
@@ -531,6 +587,7 @@ impl Session {
                         return Ok(Written::Changed);
                     }
                     self.note_version(key, current, OpenTable::local_slot);
+                    self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
                     self.count(key, |counts| counts.deletes += 1);
                     return Ok(Written::Done);
                 }
@@ -594,22 +651,57 @@ impl Session {
         .then_some(old);
         let filled = before.and_then(|before| self.filled(key, after, before));
         let after = filled.as_ref().unwrap_or(after);
-        if moved && !self.make_room(key, remote, current, old, after)? {
+        let room = if moved {
+            self.make_room(key, remote, current, old, after)?
+        } else {
+            Room::Own
+        };
+        if room == Room::Taken {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
-            if missing && writes && session.has_gaps(key, after) {
+            let incomplete = session.has_gaps(key, after);
+            if missing && writes && incomplete {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            session.write_row(key, remote, current, found, decision, (after, before))
+            let written =
+                session.write_row(key, remote, current, found, decision, (after, before))?;
+            let lost = decision.action == Action::Keep && written == Written::Done;
+            if !lost || room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
+                return Ok(written);
+            }
+            // Something newer has happened under the old key, which says nothing about the new one.
+            let nothing = Found::Missing(None);
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, (after, before))
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
-        self.resolve(key, remote, (old, seen), current, decide_update, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(old, seen),
+            current,
+            decide_update,
+            act,
+        )?;
+        if moved {
+            // Nor may an older change bring a row back under the key that it has left.
+            self.remember_absence(key, current.timestamp, old)?;
+        }
+        Ok(())
+    }
+
+    /// Whether versions have decided, and no other rule.
+    fn newest_wins(&mut self, key: Key, decision: Decision) -> Result<bool, PgError> {
+        let Some(kind) = decision.conflict else {
+            return Ok(true);
+        };
+        let resolution = self.target(key)?.plan.rules.of(kind);
+        Ok(resolution == Resolution::LastUpdateWins)
     }
 
     /// `after` with what a function would miss in it: large values that were left unchanged, which the whole old row has. `None` when
@@ -639,7 +731,7 @@ impl Session {
         })
     }
 
-    /// Remove what stands under a row's new key, unless it is newer. False when it is.
+    /// Remove what stands under a row's new key, unless it is newer.
     fn make_room(
         &mut self,
         key: Key,
@@ -647,7 +739,7 @@ impl Session {
         current: &Current,
         old: &RowValues,
         after: &RowValues,
-    ) -> Result<bool, PgError> {
+    ) -> Result<Room, PgError> {
         let own = match self.find(key, remote, old, true)? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
@@ -655,12 +747,14 @@ impl Session {
         let found = self.find(key, remote, after, true)?;
         if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
-            return Ok(true);
+            return Ok(Room::Own);
         }
         let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
-            return self.ask_about_new_key(key, remote, current, found, kind, after);
+            // What it gives is written over the row that is there; what was to come only leaves its old key.
+            self.ask_about_new_key(key, remote, current, found, kind, after)?;
+            return Ok(Room::Taken);
         }
         if decision.conflict.is_some() {
             if let Some(table) = self.target(key)?.table.as_mut()
@@ -668,11 +762,11 @@ impl Session {
             {
                 table.prepare_update(after);
             }
-            let rows = self.rows(key, exists, exists)?;
+            let rows = self.rows(key, exists, exists.then_some(after))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            return Ok(false);
+            return Ok(Room::Taken);
         }
         if exists {
             // Locked since it was found, so it has not changed.
@@ -680,7 +774,7 @@ impl Session {
             self.note_version(key, current, OpenTable::local_slot);
             self.count(key, |counts| counts.deletes += 1);
         }
-        Ok(true)
+        Ok(Room::Free)
     }
 
     fn delete(
@@ -695,7 +789,14 @@ impl Session {
         };
         let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
         let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
-        self.resolve(key, remote, (before, seen), current, decide_delete, act)
+        self.resolve(
+            key,
+            remote,
+            Sought::ToChange(before, seen),
+            current,
+            decide_delete,
+            act,
+        )
     }
 
     /// Delete what was found, as decided; record the conflict.
@@ -710,13 +811,12 @@ impl Session {
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
-            let local = exists.then_some(self.open(key)?.local_slot());
+            let rows = self.rows(key, exists, None)?;
             let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
             let meeting = Meeting {
                 found,
                 kind,
-                local,
-                remote: None,
+                rows,
                 before: whole.then_some(before),
                 in_the_way: false,
                 others: &[],
@@ -734,7 +834,7 @@ impl Session {
                 // Shows at least the key of what was to be deleted.
                 table.prepare_insert(plan, before);
             }
-            let rows = self.rows(key, exists, !exists)?;
+            let rows = self.rows(key, exists, (!exists).then_some(before))?;
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Apply && exists {
@@ -742,17 +842,27 @@ impl Session {
                 return Ok(Written::Changed);
             }
             self.note_version(key, current, OpenTable::local_slot);
+            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
+        } else if !exists {
+            // An older insert or update may still come, by another stream.
+            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }
 
     /// The row that was found, and the one that is to be written, if they are there.
-    fn rows(&mut self, key: Key, local: bool, remote: bool) -> Result<Rows, PgError> {
+    fn rows<'a>(
+        &mut self,
+        key: Key,
+        local: bool,
+        given: Option<&'a RowValues>,
+    ) -> Result<Rows<'a>, PgError> {
         let table = self.open(key)?;
         Ok(Rows {
             local: local.then(|| table.local_slot()),
-            remote: remote.then(|| table.new_slot()),
+            remote: given.map(|_| table.new_slot()),
+            given,
         })
     }
 
@@ -764,9 +874,15 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        rows: Rows,
+        rows: Rows<'_>,
     ) -> Result<(), PgError> {
         self.count(key, |counts| counts.conflicts += 1);
+        let resolution = match decision.conflict {
+            Some(kind) => self.target(key)?.plan.rules.of(kind),
+            None => return Ok(()),
+        };
+        let oid = self.target(key)?.plan.oid;
+        self.tally.add(oid, decision, resolution);
         if !settings::conflict_history() {
             return Ok(());
         }
@@ -776,10 +892,6 @@ impl Session {
         };
         let local =
             stamp.map(|(timestamp, origin)| (timestamp, self.origins.node(origin).to_owned()));
-        let resolution = match decision.conflict {
-            Some(kind) => self.target(key)?.plan.rules.of(kind),
-            None => return Ok(()),
-        };
         self.user.restore();
         let entry = history::Entry {
             subscription: &self.identity.subscription,
@@ -796,7 +908,7 @@ impl Session {
             ..
         }) = self.targets.get(&key)
         {
-            history::record(&entry, remote, plan, table, (rows.local, rows.remote))?;
+            history::record(&entry, remote, plan, table, rows)?;
         }
         self.work_as_owner_of(key);
         // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.

@@ -203,7 +203,11 @@ impl Session {
             return Ok(false);
         };
         let sought = self.sought(key, &net.key)?;
-        let found = self.find(key, &remote, &sought, false)?;
+        let found = if exists {
+            self.find(key, &remote, &sought, false)?
+        } else {
+            self.find_to_insert(key, &remote, &sought, false)?
+        };
         if matches!(found, Found::Row(_)) != exists {
             return Ok(false);
         }
@@ -262,6 +266,9 @@ impl Session {
         let mut current = current;
         current.timestamp = last.commit_timestamp;
         self.note_version(key, &current, slot);
+        if !remains {
+            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
+        }
         Ok(true)
     }
 

@@ -1,13 +1,17 @@
-//! Recording conflicts in `braid.conflict_record`, in the transaction that resolves them. Run by the appliers.
+//! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in the transaction that resolves them. Run by
+//! the appliers.
 
-use braid_bgworker::conflict::{Action, Decision};
+use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::resolution::Resolution;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
+use super::change::Rows;
+use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
 use crate::error::PgError;
+use crate::subscription::execute;
 
 /// What is known of a conflict besides its rows.
 #[derive(Debug)]
@@ -28,25 +32,102 @@ pub struct Entry<'a> {
     pub lsn: u64,
 }
 
-const INSERT: &str = "insert into braid.conflict_record (subscription_name, relation, kind, resolution, winner, reason, \
-    key, local_row, remote_row, local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn) \
-    select $1, $2::oid::regclass, $3, $15, $4, $5, \
-    (select jsonb_object_agg(k, coalesce(r.remote, r.local) -> k) from unnest($6::text[]) k), r.local, r.remote, \
-    to_timestamp(($7 / 1000000)::double precision) + ($7 % 1000000) * interval '1 microsecond', \
-    to_timestamp(($8 / 1000000)::double precision) + ($8 % 1000000) * interval '1 microsecond', \
-    $9, $10, $11::text::xid, '0/0'::pg_lsn + $12::numeric \
-    from (select to_jsonb($13) as local, to_jsonb($14) as remote) r";
+/// The first argument of each image; the others follow it.
+const LOCAL: usize = 15;
+const REMOTE: usize = 19;
 
-/// The row in `slot` as a composite Datum of the table's row type.
-///
-/// # Safety
-/// The slot holds a row of the open table.
-unsafe fn row_datum(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::Datum {
-    // SAFETY: as the caller says; the copy is in the current context.
-    unsafe { pg_sys::ExecFetchSlotHeapTupleDatum(slot) }
+fn insert() -> String {
+    format!(
+        "insert into braid.conflict_record (subscription_name, relation, table_name, kind, resolution, winner, reason, \
+         key, local_row, remote_row, remote_unknown, local_timestamp, remote_timestamp, local_origin, remote_origin, \
+         remote_xid, remote_lsn) \
+         select $1, $2::oid::regclass, $2::oid::regclass::text, $3, $14, $4, $5, \
+         (select jsonb_object_agg(k, coalesce(r.remote -> k, r.local -> k)) from unnest($6::text[]) k), r.local, r.remote, \
+         nullif($13::text[], '{{}}'), \
+         to_timestamp(($7 / 1000000)::double precision) + ($7 % 1000000) * interval '1 microsecond', \
+         to_timestamp(($8 / 1000000)::double precision) + ($8 % 1000000) * interval '1 microsecond', \
+         $9, $10, $11::text::xid, '0/0'::pg_lsn + $12::numeric \
+         from (select {} as local, {} as remote) r returning conflict_id",
+        to_jsonb(LOCAL),
+        to_jsonb(REMOTE)
+    )
 }
 
-/// Record a conflict. `local_row` and `remote_row` are the slots that hold those rows, which are the table's.
+const INSERT_LARGE: &str = "insert into braid.conflict_value (conflict_id, side, column_name, value) \
+    select $1, $2, n, v from unnest($3::text[], $4::text[]) u (n, v)";
+
+const INSERT_COUNT: &str = "insert into braid.conflict_count \
+    (subscription_name, relation, kind, resolution, winner, conflicts) values ($1, $2::oid::regclass, $3, $4, $5, $6)";
+
+/// What was decided, for counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Met {
+    relation: u32,
+    kind: Kind,
+    resolution: Resolution,
+    winner: &'static str,
+}
+
+/// The conflicts of the transaction in hand, by table and kind. They are added up here and written once, as rows of their own: to
+/// raise a common counter would have appliers wait for each other until they commit. The manager adds these rows up later.
+#[derive(Debug, Default)]
+pub struct Tally(Vec<(Met, i64)>);
+
+impl Tally {
+    /// Count a conflict.
+    pub fn add(&mut self, relation: pg_sys::Oid, decision: Decision, resolution: Resolution) {
+        let Some(kind) = decision.conflict else {
+            return;
+        };
+        let met = Met {
+            relation: relation.to_u32(),
+            kind,
+            resolution,
+            winner: winner(decision),
+        };
+        match self.0.iter_mut().find(|(other, _)| *other == met) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((met, 1)),
+        }
+    }
+
+    /// The transaction was rolled back.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// Write down what was counted, in the transaction in hand, with the process's own rights.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn store(&mut self, subscription: &str) -> Result<(), PgError> {
+        for (met, count) in self.0.drain(..) {
+            execute(
+                INSERT_COUNT,
+                &[
+                    subscription.into(),
+                    i64::from(met.relation).into(),
+                    met.kind.name().into(),
+                    met.resolution.name().into(),
+                    met.winner.into(),
+                    count.into(),
+                ],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn winner(decision: Decision) -> &'static str {
+    match decision.action {
+        Action::Apply => "remote",
+        Action::Keep => "local",
+        Action::Merge => "merged",
+        Action::Remove | Action::Ask => "none",
+    }
+}
+
+/// Record a conflict with its rows.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -55,19 +136,20 @@ pub fn record(
     remote: &RemoteRelation,
     local: &LocalRelation,
     table: &OpenTable,
-    (local_row, remote_row): (
-        Option<*mut pg_sys::TupleTableSlot>,
-        Option<*mut pg_sys::TupleTableSlot>,
-    ),
+    rows: Rows<'_>,
+) -> Result<(), PgError> {
+    with_fixed_settings(|| write_down(entry, remote, local, table, rows))
+}
+
+fn write_down(
+    entry: &Entry<'_>,
+    remote: &RemoteRelation,
+    local: &LocalRelation,
+    table: &OpenTable,
+    rows: Rows<'_>,
 ) -> Result<(), PgError> {
     let Some(kind) = entry.decision.conflict else {
         return Ok(());
-    };
-    let winner = match entry.decision.action {
-        Action::Apply => "remote",
-        Action::Keep => "local",
-        Action::Merge => "merged",
-        Action::Remove | Action::Ask => "none",
     };
     let key_names: Vec<String> = local
         .key
@@ -75,22 +157,36 @@ pub fn record(
         .flat_map(|key| &key.columns)
         .filter_map(|column| Some(remote.columns.get(column.remote)?.name.clone()))
         .collect();
-    // SAFETY: the table is open; its row type is what the slots' rows are of.
-    let row_type = unsafe { (*(*table.relation()).rd_rel).reltype };
-    // SAFETY: `row_type` is the type of the Datums that row_datum makes, null ones too.
-    let row = |slot: Option<*mut pg_sys::TupleTableSlot>| unsafe {
-        match slot.map(|slot| row_datum(slot)) {
-            Some(datum) => DatumWithOid::new(datum, row_type),
-            None => DatumWithOid::null_oid(row_type),
-        }
+    // What the change itself does not say is not part of its row.
+    let is_given = |column: usize| {
+        rows.given
+            .is_none_or(|given| given.get(column).is_some_and(Option::is_some))
     };
-    let relation = local.oid.to_u32();
+    let is_delete = matches!(kind, Kind::DeleteMissing | Kind::DeleteOriginDiffers);
+    let unknown: Vec<String> = local
+        .columns
+        .iter()
+        .filter(|column| !is_delete && !is_given(column.local))
+        .filter_map(|column| Some(remote.columns.get(column.remote)?.name.clone()))
+        .collect();
+    // SAFETY: the table is open; the slots, if they are there, hold rows of it.
+    let (local_row, remote_row) = unsafe {
+        let row_type = (*(*table.relation()).rd_rel).reltype;
+        let none = || Image::none(row_type);
+        (
+            rows.local
+                .map_or_else(none, |slot| Image::of_slot(slot, |_| false)),
+            rows.remote.map_or_else(none, |slot| {
+                Image::of_slot(slot, |column| !is_given(column))
+            }),
+        )
+    };
     let local_version = entry.local.clone();
-    let arguments = [
+    let mut arguments = vec![
         DatumWithOid::from(entry.subscription),
-        DatumWithOid::from(i64::from(relation)),
+        DatumWithOid::from(i64::from(local.oid.to_u32())),
         DatumWithOid::from(kind.name()),
-        DatumWithOid::from(winner),
+        DatumWithOid::from(winner(entry.decision)),
         DatumWithOid::from(entry.decision.reason),
         DatumWithOid::from(key_names),
         DatumWithOid::from(local_version.as_ref().map(|(timestamp, _)| *timestamp)),
@@ -99,10 +195,25 @@ pub fn record(
         DatumWithOid::from(entry.remote.1),
         DatumWithOid::from(entry.xid.to_string()),
         DatumWithOid::from(i64::try_from(entry.lsn).unwrap_or(i64::MAX)),
-        row(local_row),
-        row(remote_row),
+        DatumWithOid::from(unknown),
         DatumWithOid::from(entry.resolution.name()),
     ];
-    pgrx::Spi::connect_mut(|client| client.update(INSERT, None, &arguments).map(|_| ()))
-        .map_err(|error| PgError::new("XX000", format!("could not record a conflict: {error}")))
+    arguments.extend(local_row.arguments());
+    arguments.extend(remote_row.arguments());
+    pgrx::Spi::connect_mut(|client| {
+        let id = client
+            .update(&insert(), None, &arguments)?
+            .first()
+            .get_one::<i64>()?;
+        for (side, image) in [("local", &local_row), ("remote", &remote_row)] {
+            if let Some([names, values]) = image.large() {
+                let large = [id.into(), side.into(), names, values];
+                client.update(INSERT_LARGE, None, &large)?;
+            }
+        }
+        Ok(())
+    })
+    .map_err(|error: pgrx::spi::SpiError| {
+        PgError::new("XX000", format!("could not record a conflict: {error}"))
+    })
 }

@@ -296,6 +296,7 @@ impl Session {
             let rows = Rows {
                 local: Some(slot),
                 remote: Some(new_slot),
+                given: None,
             };
             self.record(key, remote, current, found, decision, rows)?;
         }
@@ -362,8 +363,11 @@ impl Session {
         let meeting = Meeting {
             found: Found::Row(stamp),
             kind,
-            local: Some(first),
-            remote: Some(new_slot),
+            rows: Rows {
+                local: Some(first),
+                remote: Some(new_slot),
+                given: None,
+            },
             before: None,
             in_the_way: true,
             others: &others,
@@ -388,6 +392,7 @@ impl Session {
             let rows = Rows {
                 local: Some(slot),
                 remote: Some(new_slot),
+                given: None,
             };
             self.record(key, remote, current, Found::Row(stamp), decision, rows)?;
         }
@@ -485,6 +490,7 @@ impl Session {
                     let rows = Rows {
                         local: Some(slot),
                         remote: Some(new_slot),
+                        given: None,
                     };
                     let found = Found::Row(eviction.stamp);
                     self.record(
@@ -501,8 +507,7 @@ impl Session {
                 pg_sys::ExecDropSingleTupleTableSlot(slot);
             }
         }
-        self.commit_as_own();
-        Ok(())
+        self.commit_as_own()
     }
 
     /// The version of a row in a slot, given that of the transaction that wrote it.

@@ -297,9 +297,12 @@ impl IndexLookup {
         let (mut found, _) = self.first(super::any_snapshot(), slot);
         while found {
             // SAFETY: the slot holds the version that the scan stands on, with its buffer pinned.
-            match unsafe { end_of(slot) } {
-                EndOfVersion::Replaced => moved = true,
-                EndOfVersion::Deleted(xid, stamp @ Stamp::Known(..)) => {
+            let end = unsafe { end_of(slot) };
+            moved |= matches!(end, EndOfVersion::Open | EndOfVersion::Replaced(..));
+            match end {
+                // Where none of them is there any more, the last one was given another key: that is a deletion of this one.
+                EndOfVersion::Replaced(xid, stamp @ Stamp::Known(..))
+                | EndOfVersion::Deleted(xid, stamp @ Stamp::Known(..)) => {
                     let refined = refine(xid, slot, stamp)?;
                     let newer = match (refined.timestamp(), latest.and_then(Stamp::timestamp)) {
                         (Some(timestamp), Some(known)) => timestamp > known,
@@ -309,7 +312,10 @@ impl IndexLookup {
                         latest = Some(refined);
                     }
                 }
-                EndOfVersion::Deleted(..) | EndOfVersion::Aborted => {}
+                EndOfVersion::Open
+                | EndOfVersion::Replaced(..)
+                | EndOfVersion::Deleted(..)
+                | EndOfVersion::Aborted => {}
             }
             found = self.next(slot);
         }
@@ -426,8 +432,10 @@ unsafe fn heap_header(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTupleHea
 
 /// How a row version ended.
 enum EndOfVersion {
-    /// There is, or may be, a newer version of the row elsewhere.
-    Replaced,
+    /// It has not ended, or nobody knows yet: there may be a newer version of the row elsewhere.
+    Open,
+    /// By a newer version of the row, elsewhere, perhaps under another key.
+    Replaced(pg_sys::TransactionId, Stamp),
     /// Its deletion; [`Stamp::Own`] when this transaction deleted it.
     Deleted(pg_sys::TransactionId, Stamp),
     /// It never came to be.
@@ -456,7 +464,7 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
             return if gone {
                 EndOfVersion::Aborted
             } else {
-                EndOfVersion::Replaced
+                EndOfVersion::Open
             };
         }
         let xmax = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
@@ -464,19 +472,19 @@ unsafe fn end_of(slot: *mut pg_sys::TupleTableSlot) -> EndOfVersion {
         } else {
             pg_sys::HeapTupleGetUpdateXid(header)
         };
-        let moved = (*header).t_ctid;
-        let own = (*slot).tts_tid;
-        if !same_place(moved, own) {
-            return EndOfVersion::Replaced;
-        }
+        let ended = if same_place((*header).t_ctid, (*slot).tts_tid) {
+            EndOfVersion::Deleted
+        } else {
+            EndOfVersion::Replaced
+        };
         if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
-            return EndOfVersion::Deleted(xmax, Stamp::Own);
+            return ended(xmax, Stamp::Own);
         }
         // In this order: the commit log knows of a commit before snapshots do, and what was committed with it would not be seen.
         if !pg_sys::TransactionIdIsInProgress(xmax) && pg_sys::TransactionIdDidCommit(xmax) {
-            EndOfVersion::Deleted(xmax, stamp_of(xmax))
+            ended(xmax, stamp_of(xmax))
         } else {
-            EndOfVersion::Replaced
+            EndOfVersion::Open
         }
     }
 }

@@ -13,6 +13,7 @@ use pgrx::pg_sys;
 
 use super::change::{Key, Rows, version};
 use super::decode::EPOCH_DIFFERENCE;
+use super::deletion::session_origin;
 use super::function::{Callee, Given, Writes};
 use super::in_the_way::copy_tuple;
 use super::key_hash::key_hash;
@@ -43,8 +44,7 @@ type Slot = *mut pg_sys::TupleTableSlot;
 pub(super) struct Meeting<'a> {
     pub(super) found: Found,
     pub(super) kind: Kind,
-    pub(super) local: Option<Slot>,
-    pub(super) remote: Option<Slot>,
+    pub(super) rows: Rows<'a>,
     /// The row as the change's writer saw it, whole.
     pub(super) before: Option<&'a RowValues>,
     /// The local row is equal under another unique key than that by which rows are found: only one of them can stay.
@@ -135,7 +135,7 @@ impl Session {
         let asked = self.ask(key, remote, current, meeting)?;
         let found = meeting.found;
         let mut settled = settle(asked.answer, self.local(found), version(current));
-        if asked.answer == Answer::Nothing && meeting.remote.is_none() {
+        if asked.answer == Answer::Nothing && meeting.rows.remote.is_none() {
             settled.action = match settled.deed {
                 Deed::Nothing => Action::Keep,
                 Deed::Write | Deed::Delete => Action::Apply,
@@ -146,11 +146,13 @@ impl Session {
             conflict: Some(meeting.kind),
             reason: reason(asked.answer),
         };
-        let rows = Rows {
-            local: meeting.local,
-            remote: meeting.remote,
+        self.record(key, remote, current, found, decision, meeting.rows)?;
+        let own = (current.timestamp, session_origin());
+        let stamp = match found {
+            Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
+            Found::Missing(None) => None,
         };
-        self.record(key, remote, current, found, decision, rows)?;
+        let larger = stamp.filter(|_| settled.keeps_version).unwrap_or(own);
         let mut slot: fn(&OpenTable) -> Slot = OpenTable::new_slot;
         match settled.deed {
             Deed::Nothing => return Ok(Written::Done),
@@ -160,6 +162,7 @@ impl Session {
                     return Ok(Written::Changed);
                 }
                 self.note_version(key, current, slot);
+                self.remember_deletion_of(key, larger, slot)?;
                 self.count(key, |counts| counts.deletes += 1);
             }
             Deed::Write => {
@@ -172,18 +175,12 @@ impl Session {
             }
         }
         if settled.marked {
-            let own = (current.timestamp, session_origin());
-            let stamp = match found {
-                Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
-                Found::Missing(None) => None,
-            };
-            let (timestamp, origin) = stamp.filter(|_| settled.keeps_version).unwrap_or(own);
-            self.note_merged(key, timestamp, origin, slot)?;
+            self.note_merged(key, larger, slot)?;
         }
         Ok(Written::Done)
     }
 
-    /// Ask the function about a row that stands under the new key of another. False when the other one only leaves its old key.
+    /// Ask the function about a row that stands under the new key of another, and do what it says there.
     pub(super) fn ask_about_new_key(
         &mut self,
         key: Key,
@@ -192,7 +189,7 @@ impl Session {
         found: Found,
         kind: Kind,
         after: &RowValues,
-    ) -> Result<bool, PgError> {
+    ) -> Result<(), PgError> {
         if self.has_gaps(key, after) {
             return Err(PgError::new(
                 "0A000",
@@ -214,19 +211,22 @@ impl Session {
         } else {
             table.prepare_insert(plan, after);
         }
-        let (local, incoming) = (exists.then_some(table.local_slot()), table.new_slot());
+        let rows = Rows {
+            local: exists.then_some(table.local_slot()),
+            remote: Some(table.new_slot()),
+            given: Some(after),
+        };
         let meeting = Meeting {
             found,
             kind,
-            local,
-            remote: Some(incoming),
+            rows,
             before: None,
             in_the_way: false,
             others: &[],
         };
-        // What it gives is written over the row that is there, which is locked; what was to come only leaves its old place.
+        // The row that is there is locked.
         match self.settle_by_function(key, remote, current, meeting)? {
-            Written::Done => Ok(false),
+            Written::Done => Ok(()),
             Written::Changed => Err(PgError::new("40001", "a locked row has changed")),
         }
     }
@@ -235,8 +235,7 @@ impl Session {
     pub(super) fn note_merged(
         &mut self,
         key: Key,
-        timestamp: i64,
-        origin: pg_sys::RepOriginId,
+        (timestamp, origin): (i64, pg_sys::RepOriginId),
         slot: fn(&OpenTable) -> Slot,
     ) -> Result<(), PgError> {
         let Target {
@@ -371,7 +370,10 @@ impl Session {
             let before = meeting
                 .before
                 .map(|values| converted(form(descriptor, values), descriptor, callee.row_type));
-            (own_type, [of(meeting.local), of(meeting.remote), before])
+            (
+                own_type,
+                [of(meeting.rows.local), of(meeting.rows.remote), before],
+            )
         };
         let json = |slot: Option<Slot>| {
             // SAFETY: as above.
@@ -389,8 +391,8 @@ impl Session {
             KEY,
             &[
                 DatumWithOid::from(key_names),
-                json(meeting.local),
-                json(meeting.remote),
+                json(meeting.rows.local),
+                json(meeting.rows.remote),
             ],
         )?;
         let key_text = first_bytes(found);
@@ -470,13 +472,13 @@ impl Session {
             let descriptor = (*table.new_slot()).tts_tupleDescriptor;
             let values = taken_apart(row, callee.row_type, descriptor, own_type(table));
             let is = |slot: Option<Slot>| slot.is_some_and(|slot| same_row(slot, &values));
-            let answer = match (is(meeting.local), is(meeting.remote)) {
+            let answer = match (is(meeting.rows.local), is(meeting.rows.remote)) {
                 (true, true) => Answer::Both,
                 (true, false) => Answer::Local,
                 (false, true) => Answer::Remote,
                 (false, false) => Answer::Merged,
             };
-            let slots = [meeting.local, meeting.remote];
+            let slots = [meeting.rows.local, meeting.rows.remote];
             let keeps_key = slots.iter().flatten().any(|slot| {
                 plan.key.iter().flat_map(|key| &key.columns).all(|column| {
                     let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
@@ -503,7 +505,7 @@ impl Session {
         meeting: Meeting<'_>,
     ) -> Result<Note, PgError> {
         let plan = &self.target(key)?.plan;
-        let hash = match (meeting.remote, meeting.local) {
+        let hash = match (meeting.rows.remote, meeting.rows.local) {
             // SAFETY: the slot holds a row of the table.
             (Some(slot), _) | (None, Some(slot)) => unsafe { key_hash(plan, slot) },
             (None, None) => 0,
@@ -625,11 +627,6 @@ fn kept(arguments: [Option<pg_sys::Datum>; 4]) -> [Option<pg_sys::Datum>; 4] {
         pg_sys::MemoryContextSwitchTo(before);
         copies
     }
-}
-
-fn session_origin() -> pg_sys::RepOriginId {
-    // SAFETY: reads a variable of the process.
-    unsafe { pg_sys::replorigin_session_origin }
 }
 
 fn set_session_origin(origin: pg_sys::RepOriginId) {

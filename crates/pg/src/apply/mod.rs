@@ -14,9 +14,12 @@ mod batch;
 mod bulk;
 mod change;
 mod consolidate;
+mod content;
 mod decode;
+mod deletion;
 mod function;
 mod history;
+mod image;
 mod in_the_way;
 mod key_hash;
 mod key_order;
@@ -41,9 +44,12 @@ use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
+use crate::origin::OriginId;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
+use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
+use history::Tally;
 use in_the_way::Eviction;
 use merge::Call;
 use number_map::NumberMap;
@@ -56,10 +62,12 @@ pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use image::row_image;
 pub use in_the_way::UNIQUE_VIOLATION;
+pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
-pub use version::COPIED;
+pub use version::{COPIED, node_of_origin};
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
@@ -207,6 +215,8 @@ pub struct Session {
     /// Rows of values to be used again.
     spare: Vec<RowValues>,
     origins: OriginNames,
+    /// Origins of what came before by the stream of the transaction in hand; `None` where its place in the stream is known to count.
+    same_stream: Option<Rc<[OriginId]>>,
     batches: Batches,
     /// Rows that are written together later.
     bulk: Bulk,
@@ -225,9 +235,13 @@ pub struct Session {
     calls: Vec<Call>,
     /// Hashes of the rows that functions were asked about in the transaction in hand.
     asked_about: Vec<u64>,
+    /// What the transaction in hand has deleted, as far as it is not written down.
+    tombstones: Vec<Tombstone>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
+    /// Its conflicts.
+    tally: Tally,
     /// Version of the catalog's table states that `routes` was read under.
     tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
@@ -260,6 +274,7 @@ impl Session {
             provider: Rc::from(identity.provider.as_str()),
             origins: OriginNames::new(&identity.local_node),
             identity,
+            same_stream: None,
             batches: Batches::default(),
             bulk: Bulk::new(),
             orders: NumberMap::default(),
@@ -277,8 +292,10 @@ impl Session {
             evictions: Vec::new(),
             calls: Vec::new(),
             asked_about: Vec::new(),
+            tombstones: Vec::new(),
             newest: 0,
             counts: Counts::default(),
+            tally: Tally::default(),
             tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
         }
@@ -310,6 +327,26 @@ impl Session {
             },
             from_origin,
         });
+        self.show_versions();
+    }
+
+    /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
+    fn show_versions(&self) {
+        match (&self.same_stream, &self.current) {
+            (Some(origins), Some(current)) => version::own(current.timestamp, origins),
+            _ => version::own_nothing(),
+        }
+    }
+
+    /// By which origins rows are known that this stream has brought, for the transactions that follow; `None`: they need not be.
+    pub fn know_stream_by(&mut self, origins: Option<Rc<[OriginId]>>) {
+        self.same_stream = origins;
+    }
+
+    /// Whether the transaction in hand began under this version of the tables' states.
+    #[must_use]
+    pub fn is_as_of(&self, tables_version: u32) -> bool {
+        self.tables_version == tables_version
     }
 
     /// Open a transaction for what follows `begin`, and for more that is to be committed with it as one.
@@ -375,6 +412,34 @@ impl Session {
         self.start();
     }
 
+    /// Commit what there is of the transaction in hand as a piece of it, at `position`, and count it. [`Session::go_on`] opens the next. Returns the
+    /// end of the local commit record.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn commit_piece(
+        &mut self,
+        position: u64,
+        entry: &SubscriptionEntry,
+    ) -> Result<u64, PgError> {
+        let current = self.current.clone();
+        let local_end = self.commit(position)?;
+        self.publish_changes(entry);
+        self.current = current;
+        Ok(local_end)
+    }
+
+    /// Open the next piece of the transaction in hand.
+    pub fn go_on(&mut self, tables_version: u32) {
+        if tables_version != self.tables_version {
+            self.routes.clear();
+            self.tables_version = tables_version;
+        }
+        // A piece that is applied again begins here: what was asked before it is not asked again.
+        self.asked_about.clear();
+        self.start();
+    }
+
     /// Open a local transaction.
     fn start(&mut self) {
         self.counts = Counts::default();
@@ -389,8 +454,9 @@ impl Session {
     }
 
     /// Commit what was done as a change of this node.
-    fn commit_as_own(&mut self) {
+    fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
+        self.tally.store(&self.identity.subscription)?;
         // SAFETY: the transaction was opened in `start`.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -399,6 +465,7 @@ impl Session {
             pg_sys::MemoryContextReset(self.change_context);
         }
         self.current = None;
+        Ok(())
     }
 
     /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
@@ -413,7 +480,8 @@ impl Session {
             let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
             self.batches.store(timestamp)?;
         }
-        Ok(())
+        self.store_tombstones()?;
+        self.tally.store(&self.identity.subscription)
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
@@ -478,6 +546,8 @@ impl Session {
         self.user.forget();
         self.batches.forget();
         self.bulk.forget();
+        self.tombstones.clear();
+        self.tally.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();
@@ -502,12 +572,17 @@ impl Session {
 
     /// Add what the committed transaction did to the shared counters.
     pub fn publish_counts(&mut self, entry: &SubscriptionEntry) {
+        entry.transactions.fetch_add(1, Ordering::Relaxed);
+        self.publish_changes(entry);
+    }
+
+    /// The same of a piece of a transaction.
+    fn publish_changes(&mut self, entry: &SubscriptionEntry) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: u64| {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         };
-        add(&entry.transactions, 1);
         add(&entry.inserts, self.counts.inserts);
         add(&entry.updates, self.counts.updates);
         add(&entry.deletes, self.counts.deletes);

@@ -6,13 +6,52 @@
 
 use std::collections::HashMap;
 use std::ffi::CStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use pgrx::pg_sys;
 
 use super::decode::EPOCH_DIFFERENCE;
+use crate::origin::OriginId;
 
 /// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
 pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
+
+/// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came by the same stream: in a piece of the
+/// transaction that is committed, or in one of several that the provider made of it. [`NO_TIME`] when that is not asked.
+static NOW_AT: AtomicI64 = AtomicI64::new(NO_TIME);
+/// Origins by which it is known.
+static SAME_STREAM: Mutex<Vec<OriginId>> = Mutex::new(Vec::new());
+const NO_TIME: i64 = i64::MIN;
+
+/// What has this commit timestamp and one of these origins counts as written by the transaction in hand.
+pub fn own(timestamp: i64, origins: &[OriginId]) {
+    if let Ok(mut of) = SAME_STREAM.lock() {
+        of.clear();
+        of.extend_from_slice(origins);
+        NOW_AT.store(timestamp, Ordering::Relaxed);
+    }
+}
+
+/// Only what the transaction in hand writes now is its own.
+pub fn own_nothing() {
+    NOW_AT.store(NO_TIME, Ordering::Relaxed);
+}
+
+/// The version of what a transaction of this commit timestamp (Unix microseconds) and origin wrote.
+pub fn known(timestamp: i64, origin: pg_sys::RepOriginId) -> Stamp {
+    if is_own(timestamp, origin) {
+        return Stamp::Own;
+    }
+    Stamp::Known(timestamp, origin)
+}
+
+fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
+    NOW_AT.load(Ordering::Relaxed) == timestamp
+        && SAME_STREAM
+            .lock()
+            .is_ok_and(|of| of.contains(&OriginId(origin)))
+}
 
 /// Node of a replication origin's name: `braid/<node>/<number>`. Other names stand for themselves.
 #[must_use]
@@ -25,7 +64,7 @@ pub fn node_of_origin(name: &str) -> &str {
 /// A version with its origin's number, as it is read from a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stamp {
-    /// Written by the transaction in hand.
+    /// Written by the transaction in hand, also by a piece of it that is committed.
     Own,
     /// Frozen, copied, or from before commit timestamps were kept.
     Unversioned,
@@ -73,7 +112,7 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
             return Stamp::Unversioned;
         }
     }
-    Stamp::Known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
+    known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
 }
 
 /// Names of nodes by origin number, looked up once.

@@ -14,7 +14,7 @@
 
 mod coordinator;
 mod load;
-mod source;
+pub(crate) mod source;
 mod worker;
 
 pub use coordinator::{Coordinator, Progress};

@@ -99,87 +99,7 @@ impl Source {
         name: &str,
         own: Option<OwnRows>,
     ) -> Result<Published, PgError> {
-        let table = format!("{namespace}.{name}");
-        let rows = self.connection.query(&format!(
-            "select c.oid, c.relkind, t.attnames::text, t.rowfilter \
-               from pg_publication_tables t \
-               join pg_namespace n on n.nspname = t.schemaname \
-               join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
-              where t.pubname in ({}) and t.schemaname = {} and t.tablename = {} order by t.pubname",
-            publication_literals(publications),
-            quote_literal(namespace),
-            quote_literal(name)
-        ))?;
-        let (Some(oid), Some(names)) = (rows.get(0, 0), rows.get(0, 2)) else {
-            return Err(PgError::new("42P01", format!("the provider does not publish table \"{table}\""))
-                .with_hint(
-                    "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
-                     braid.enable_subscription.",
-                ));
-        };
-        if rows
-            .iter()
-            .any(|row| row.get(2).and_then(Option::as_deref) != Some(names))
-        {
-            return Err(PgError::new(
-                "0A000",
-                format!("cannot use different column lists for table \"{table}\" in different publications"),
-            )
-            .with_hint("Give the table the same column list in all publications of the subscription."));
-        }
-        let filters = filters(&rows);
-        let partitioned = rows.get(0, 1) == Some("p");
-        let (oid, names) = (oid.to_owned(), names.to_owned());
-        // Before 18, generated columns are listed in some cases but never sent.
-        let sent = if self.connection.server_version() < 180_000 {
-            "and attgenerated = ''"
-        } else {
-            ""
-        };
-        let columns = self.connection.query(&format!(
-            "select attname, attgenerated <> '' from pg_attribute \
-              where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
-              order by attnum",
-            quote_literal(&names)
-        ))?;
-        let mut published = Published {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            columns: columns
-                .iter()
-                .filter_map(|row| row.first().cloned().flatten())
-                .collect(),
-            filters,
-            partitioned,
-            own,
-            generated: columns
-                .iter()
-                .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
-            rows: None,
-            bytes: None,
-        };
-        self.measure(&oid, &mut published).map_err(unreadable)?;
-        Ok(published)
-    }
-
-    /// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
-    /// size and filters also when it was never analyzed.
-    fn measure(&mut self, oid: &str, published: &mut Published) -> libpq::Result<()> {
-        let sizes = self.connection.query(&format!(
-            "select sum(pg_table_size(oid))::bigint, sum(pg_relation_size(oid))::bigint from pg_class \
-              where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
-        ))?;
-        let number = |column| sizes.get(0, column).and_then(|text| text.parse().ok());
-        published.bytes = number(0);
-        let rows = published.rows_clause();
-        published.rows = if number(1).unwrap_or(0) <= COUNTED {
-            let count = self.connection.query(&format!("select count(*) {rows}"))?;
-            count.get(0, 0).and_then(|text| text.parse().ok())
-        } else {
-            let plan = self.connection.query(&format!("explain select {rows}"))?;
-            plan.get(0, 0).and_then(planned_rows)
-        };
-        Ok(())
+        published(&mut self.connection, publications, namespace, name, own)
     }
 
     /// Let the rows come.
@@ -191,6 +111,104 @@ impl Source {
             .start_copy(&published.command(columns, &local_encoding()))
             .map_err(unreadable)
     }
+}
+
+/// What publications publish of a table, without the rows that are `own`.
+///
+/// # Errors
+/// As [`Source::published`].
+pub(crate) fn published(
+    connection: &mut Connection,
+    publications: &[String],
+    namespace: &str,
+    name: &str,
+    own: Option<OwnRows>,
+) -> Result<Published, PgError> {
+    let table = format!("{namespace}.{name}");
+    let rows = connection.query(&format!(
+        "select c.oid, c.relkind, t.attnames::text, t.rowfilter \
+           from pg_publication_tables t \
+           join pg_namespace n on n.nspname = t.schemaname \
+           join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+          where t.pubname in ({}) and t.schemaname = {} and t.tablename = {} order by t.pubname",
+        publication_literals(publications),
+        quote_literal(namespace),
+        quote_literal(name)
+    ))?;
+    let (Some(oid), Some(names)) = (rows.get(0, 0), rows.get(0, 2)) else {
+        return Err(PgError::new("42P01", format!("the provider does not publish table \"{table}\""))
+            .with_hint(
+                "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
+                 braid.enable_subscription.",
+            ));
+    };
+    if rows
+        .iter()
+        .any(|row| row.get(2).and_then(Option::as_deref) != Some(names))
+    {
+        return Err(PgError::new(
+            "0A000",
+            format!(
+                "cannot use different column lists for table \"{table}\" in different publications"
+            ),
+        )
+        .with_hint(
+            "Give the table the same column list in all publications of the subscription.",
+        ));
+    }
+    let filters = filters(&rows);
+    let partitioned = rows.get(0, 1) == Some("p");
+    let (oid, names) = (oid.to_owned(), names.to_owned());
+    // Before 18, generated columns are listed in some cases but never sent.
+    let sent = if connection.server_version() < 180_000 {
+        "and attgenerated = ''"
+    } else {
+        ""
+    };
+    let columns = connection.query(&format!(
+        "select attname, attgenerated <> '' from pg_attribute \
+          where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
+          order by attnum",
+        quote_literal(&names)
+    ))?;
+    let mut published = Published {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        columns: columns
+            .iter()
+            .filter_map(|row| row.first().cloned().flatten())
+            .collect(),
+        filters,
+        partitioned,
+        own,
+        generated: columns
+            .iter()
+            .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
+        rows: None,
+        bytes: None,
+    };
+    measure(connection, &oid, &mut published).map_err(unreadable)?;
+    Ok(published)
+}
+
+/// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
+/// size and filters also when it was never analyzed.
+fn measure(connection: &mut Connection, oid: &str, published: &mut Published) -> libpq::Result<()> {
+    let sizes = connection.query(&format!(
+        "select sum(pg_table_size(oid))::bigint, sum(pg_relation_size(oid))::bigint from pg_class \
+          where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
+    ))?;
+    let number = |column| sizes.get(0, column).and_then(|text| text.parse().ok());
+    published.bytes = number(0);
+    let rows = published.rows_clause();
+    published.rows = if number(1).unwrap_or(0) <= COUNTED {
+        let count = connection.query(&format!("select count(*) {rows}"))?;
+        count.get(0, 0).and_then(|text| text.parse().ok())
+    } else {
+        let plan = connection.query(&format!("explain select {rows}"))?;
+        plan.get(0, 0).and_then(planned_rows)
+    };
+    Ok(())
 }
 
 fn unreadable(error: libpq::Error) -> PgError {
@@ -273,16 +291,26 @@ impl Published {
         )
     }
 
-    /// FROM and WHERE.
-    fn rows_clause(&self) -> String {
-        // Tables that inherit from an ordinary table are published, and copied, on their own.
-        let only = if self.partitioned { "" } else { "only " };
+    /// Whether the provider's table is partitioned.
+    pub(crate) fn is_partitioned(&self) -> bool {
+        self.partitioned
+    }
+
+    /// True for the rows that are published; `None`: all are.
+    pub(crate) fn filter(&self) -> Option<String> {
         let filters: Vec<String> = self
             .filters
             .iter()
             .map(|filter| format!("({filter})"))
             .collect();
-        let published = (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")));
+        (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")))
+    }
+
+    /// FROM and WHERE.
+    fn rows_clause(&self) -> String {
+        // Tables that inherit from an ordinary table are published, and copied, on their own.
+        let only = if self.partitioned { "" } else { "only " };
+        let published = self.filter();
         let foreign = self
             .own
             .as_ref()

@@ -9,13 +9,15 @@
 //! frame (`column`).
 //!
 //! A stream is in one of several formats: `plugin` has the callbacks, `format` the port behind them, `stream` the format `gir`,
-//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values).
+//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values). `deletions` is none that can
+//! be asked for: the collector's.
 //!
 //! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in `plugin` over
 //! the same [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
 
 mod arguments;
 mod column;
+pub(crate) mod deletions;
 mod fetch;
 mod format;
 mod gir_json;

@@ -8,8 +8,9 @@ use pgrx::pg_sys;
 use super::arguments::{given_options, split_identifiers};
 use super::format::{self, Author, Change, Format, LogicalMessage, Truncation};
 use super::report::or_raise;
-use super::{held, invalidation};
+use super::{deletions, held, invalidation};
 use crate::compat;
+use crate::registry;
 
 /// Fill in the table of callbacks. Prepared transactions have none: they are decoded when they commit. So are running ones, unless the
 /// stream's format wants them (`startup`).
@@ -59,33 +60,51 @@ unsafe extern "C-unwind" fn startup(
         // Set because there are callbacks for it.
         let can_stream = std::mem::replace(&mut (*ctx).streaming, false);
         if is_init {
+            // Who reads here may write too: then deletions are to be remembered.
+            registry::wake_manager(registry::my_database());
+            return;
+        }
+        if let Some(format) = deletions::format() {
+            hang(ctx, format);
             return;
         }
         let request = or_raise(Request::parse(given_options(ctx), split_identifiers));
         invalidation::listen();
         // What was noted before this stream has no one to concern.
         invalidation::take();
-        let callback = pg_sys::MemoryContextAllocZero(
-            (*ctx).context,
-            size_of::<pg_sys::MemoryContextCallback>(),
-        )
-        .cast::<pg_sys::MemoryContextCallback>();
         let format = format::start(request, (*ctx).context);
         if format.is_text() {
             (*opt).output_type = pg_sys::OutputPluginOutputType::OUTPUT_PLUGIN_TEXTUAL_OUTPUT;
         }
         (*ctx).streaming = can_stream && format.streams();
-        let state = Box::into_raw(Box::<State>::new(format));
-        (*callback).func = Some(drop_state);
-        (*callback).arg = state.cast();
-        pg_sys::MemoryContextRegisterResetCallback((*ctx).context, callback);
-        (*ctx).output_plugin_private = state.cast();
+        let state = hang(ctx, format);
         if let Some(stream) = (*state).joined() {
             held::join_if_wanted(ctx, stream);
         }
         if let Some(pacing) = (*state).paced() {
             pacing.enter(ctx);
         }
+    }
+}
+
+/// Hang a stream's format on its context, with whose memory it goes.
+///
+/// # Safety
+/// The context is valid and has none.
+unsafe fn hang(ctx: *mut pg_sys::LogicalDecodingContext, format: Box<dyn Format>) -> *mut State {
+    // SAFETY: as the caller says; the callback lies in the memory that it watches.
+    unsafe {
+        let callback = pg_sys::MemoryContextAllocZero(
+            (*ctx).context,
+            size_of::<pg_sys::MemoryContextCallback>(),
+        )
+        .cast::<pg_sys::MemoryContextCallback>();
+        let state = Box::into_raw(Box::<State>::new(format));
+        (*callback).func = Some(drop_state);
+        (*callback).arg = state.cast();
+        pg_sys::MemoryContextRegisterResetCallback((*ctx).context, callback);
+        (*ctx).output_plugin_private = state.cast();
+        state
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::pg_sys;
 
-use crate::apply::{EPOCH_DIFFERENCE, Versions, store_versions};
+use crate::apply::{COPIED, EPOCH_DIFFERENCE, Versions, store_versions};
 use crate::error::PgError;
 use crate::origin::{self, OriginId};
 
@@ -45,6 +45,41 @@ pub fn mixed() -> PgError {
 /// # Errors
 /// 0A000 when it has another origin; 55000 when the session has one of its own.
 pub fn take(origin: OriginId) -> Result<(), PgError> {
+    register();
+    let is_marked = check(origin)?;
+    // SAFETY: in a transaction. The lock is let go of after the callbacks of its end have run.
+    unsafe {
+        pg_sys::LockSharedObject(
+            pg_sys::ReplicationOriginRelationId,
+            pg_sys::Oid::from(u32::from(origin.0)),
+            0,
+            i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7),
+        );
+    }
+    if !is_marked {
+        origin::use_for_commits(origin);
+    }
+    add(origin);
+    Ok(())
+}
+
+/// Stamp the transaction in hand as one whose rows have no version, as what an initial copy writes.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_unversioned() -> Result<(), PgError> {
+    register();
+    let origin = OriginId(COPIED);
+    if !check(origin)? {
+        // SAFETY: a variable of the process, read when the transaction writes and commits; it stands for no origin that could be
+        // set up.
+        unsafe { pg_sys::replorigin_session_origin = COPIED };
+    }
+    add(origin);
+    Ok(())
+}
+
+fn register() {
     if !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the callbacks are functions of this library, which is never unloaded.
         unsafe {
@@ -52,6 +87,10 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
             pg_sys::RegisterSubXactCallback(Some(at_end_of_part), std::ptr::null_mut());
         }
     }
+}
+
+/// Whether the transaction has the mark already.
+fn check(origin: OriginId) -> Result<bool, PgError> {
     let before = PIECES.with_borrow(|pieces| pieces.first().map(|piece| piece.origin));
     if before.is_some_and(|before| before != origin) {
         return Err(mixed());
@@ -64,16 +103,10 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
         )
         .with_hint("Call pg_replication_origin_session_reset() first."));
     }
-    // SAFETY: in a transaction. The lock is let go of after the callbacks of its end have run.
-    unsafe {
-        pg_sys::LockSharedObject(
-            pg_sys::ReplicationOriginRelationId,
-            pg_sys::Oid::from(u32::from(origin.0)),
-            0,
-            i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7),
-        );
-    }
-    origin::use_for_commits(origin);
+    Ok(before.is_some())
+}
+
+fn add(origin: OriginId) {
     let piece = Piece {
         // SAFETY: in a transaction.
         subtransaction: unsafe { pg_sys::GetCurrentSubTransactionId() },
@@ -84,7 +117,6 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
         versions: Versions::default(),
     };
     PIECES.with_borrow_mut(|pieces| pieces.push(piece));
-    Ok(())
 }
 
 /// What the call in hand wrote.
@@ -120,8 +152,9 @@ fn reset() {
     if had {
         // SAFETY: set up in `take`.
         unsafe {
-            if pg_sys::replorigin_session_origin != 0 {
-                pg_sys::replorigin_session_origin = 0;
+            let origin = pg_sys::replorigin_session_origin;
+            pg_sys::replorigin_session_origin = 0;
+            if origin != 0 && origin != COPIED {
                 pg_sys::replorigin_session_reset();
             }
             pg_sys::replorigin_session_origin_lsn = 0;

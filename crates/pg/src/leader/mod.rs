@@ -13,7 +13,7 @@ mod provider;
 mod receive;
 mod schedule;
 mod segments;
-mod spool;
+pub(crate) mod spool;
 mod stream;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};

@@ -163,6 +163,10 @@ impl Stream {
         if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
+        self.expect_rest(begin.commit_lsn)?;
+        let half_applied = self
+            .half_applied
+            .take_if(|(lsn, _)| *lsn == begin.commit_lsn);
         while !self.producer.has_descriptor() {
             let tail = self.group.ring.tail();
             self.wait_for_commits(tail)?;
@@ -179,6 +183,7 @@ impl Stream {
             // Nor is what an earlier leader's appliers have committed before others (I1).
             discard: begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn),
             skip: skip != 0 && begin.commit_lsn == skip,
+            split: half_applied.is_some(),
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -324,12 +329,11 @@ impl Stream {
                 self.wait_for_tables()?;
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
                 self.tracker.too_large();
-                self.producer.publish_open();
-                let lsn = self
-                    .in_hand
-                    .as_ref()
-                    .map_or(0, |in_hand| in_hand.begin_commit_lsn);
-                self.producer.announce(lsn);
+                if let Some(in_hand) = self.in_hand.as_mut() {
+                    in_hand.split |= self.subscription.split_above > 0;
+                    self.producer
+                        .publish_open(in_hand.begin_commit_lsn, in_hand.split);
+                }
             }
             if self.producer.is_open() {
                 self.producer.extend();
@@ -383,6 +387,12 @@ impl Stream {
             self.schedule.abandoned();
             self.producer.discard();
         } else {
+            let most = self.subscription.split_above;
+            let split = in_hand.split || (most > 0 && in_hand.changes > most);
+            if split {
+                // Its pieces are to follow all before them, and all after it the last piece.
+                self.tracker.too_large();
+            }
             let edges = self.tracker.finish().at_most(EDGES);
             self.schedule.entered(&self.entry.schedule);
             let mut single = [0; EDGES];
@@ -402,6 +412,7 @@ impl Stream {
                 commit_timestamp: commit.commit_timestamp,
                 changes: in_hand.changes,
                 skip,
+                split,
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;

@@ -1,4 +1,5 @@
-//! Where the leader keeps what a transaction has sent so far, until it commits: a temporary file of this server's.
+//! Where the leader keeps what a transaction has sent so far, until it commits, and the collector of deletions what a large one has
+//! deleted: a temporary file of this server's.
 //!
 //! PostgreSQL's own temporary files (`BufFile`) count against `temp_file_limit`, lie in the default tablespace, and go
 //! with the process, or when the server starts again. Nothing in them is needed then: the provider sends all of a transaction again
@@ -25,7 +26,8 @@ const SEEK_SET: i32 = 0;
 const START: Place = Place { file: 0, offset: 0 };
 
 /// The records of a transaction that has not ended.
-pub(super) struct Spool {
+#[derive(Debug)]
+pub(crate) struct Spool {
     file: *mut pg_sys::BufFile,
     /// Subtransactions in the order in which they began, and where.
     subtransactions: Vec<(u32, Place)>,
@@ -37,7 +39,7 @@ pub(super) struct Spool {
 
 impl Spool {
     /// An empty one.
-    pub(super) fn create() -> Self {
+    pub(crate) fn create() -> Self {
         // SAFETY: the file's own memory has to live until it is closed; it is not bound to a transaction.
         let file = unsafe {
             let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
@@ -75,7 +77,7 @@ impl Spool {
     }
 
     /// What is written next belongs to this subtransaction.
-    pub(super) fn subtransaction(&mut self, xid: u32) {
+    pub(crate) fn subtransaction(&mut self, xid: u32) {
         if self.known.contains_key(&xid) {
             return;
         }
@@ -85,7 +87,7 @@ impl Spool {
     }
 
     /// Append whole records.
-    pub(super) fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
+    pub(crate) fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
         let len = u32::try_from(records.len())
             .map_err(|_| PgError::new("54000", "frame from the provider is too large"))?
             .to_ne_bytes();
@@ -99,7 +101,7 @@ impl Spool {
     }
 
     /// Forget what came since the first change of a subtransaction, if there was any.
-    pub(super) fn roll_back(&mut self, xid: u32) -> Result<(), PgError> {
+    pub(crate) fn roll_back(&mut self, xid: u32) -> Result<(), PgError> {
         let Some(&(_, place)) = self
             .known
             .get(&xid)
@@ -117,13 +119,13 @@ impl Spool {
     }
 
     /// Read from the start. Nothing is written any more.
-    pub(super) fn rewind(&mut self) -> Result<(), PgError> {
+    pub(crate) fn rewind(&mut self) -> Result<(), PgError> {
         self.end = self.place();
         self.go_to(START)
     }
 
     /// Append the records that were written at once to `records`. False at the end.
-    pub(super) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
+    pub(crate) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
         if self.place() >= self.end {
             return Ok(false);
         }

@@ -25,9 +25,9 @@ use crate::latch::SocketWait;
 use crate::libpq::{self, Connection, CopyData, Mode, quote_identifier, quote_literal};
 use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
-use crate::subscription::{Subscription, lsn_text, publication_list};
+use crate::subscription::{self, Subscription, lsn_text, publication_list};
 use crate::table_order::TableOrders;
-use crate::{applied, origin, settings, worker};
+use crate::{applied, origin, settings, split, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
@@ -38,6 +38,8 @@ pub(super) struct InHand {
     pub(super) changes: u32,
     pub(super) discard: bool,
     pub(super) skip: bool,
+    /// It may be committed in pieces, however many changes it has: there is no telling, or some pieces are.
+    pub(super) split: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -61,10 +63,14 @@ pub(super) struct Stream {
     /// Name of each schema's relation, by number.
     pub(super) schemas: Vec<(String, String)>,
     pub(super) header_seen: bool,
+    /// Where it goes on.
+    start: u64,
     /// End of the last transaction that was received whole.
     pub(super) last_end: u64,
     /// What is committed here already of what is still to come.
     pub(super) ahead: AppliedAhead,
+    /// Where the commit record of the transaction starts of which pieces are committed here, until it comes again; and how many of its changes.
+    pub(super) half_applied: Option<(u64, u64)>,
     /// A publication is FOR ALL TABLES.
     pub(super) all_tables: bool,
     pub(super) in_hand: Option<InHand>,
@@ -97,11 +103,15 @@ impl Stream {
         } else {
             settings::appliers_per_subscription()
         };
-        let (start, ahead) = error::transaction(|| {
+        let (start, ahead, half_applied) = error::transaction(|| {
             origin::ensure(subscription.id, &subscription.provider, most)?;
             let start = origin::progress(subscription.id)?.max(subscription.start_lsn);
             // In either order: it may have been changed a moment ago.
-            Ok((start, applied::ahead_of(subscription.id, start)?))
+            Ok((
+                start,
+                applied::ahead_of(subscription.id, start)?,
+                split::outstanding(subscription.id)?,
+            ))
         })?;
         if !ahead.is_empty() {
             pgrx::log!(
@@ -160,8 +170,10 @@ impl Stream {
             appliers,
             schemas: Vec::new(),
             header_seen: false,
+            start,
             last_end: 0,
             ahead,
+            half_applied,
             all_tables,
             in_hand: None,
             segments: Segments::default(),
@@ -188,12 +200,51 @@ impl Stream {
         Ok(stream)
     }
 
+    /// The stream goes on at `position`: what is committed in part must not lie before it.
+    pub(super) fn expect_rest(&mut self, position: u64) -> Result<(), End> {
+        let Some((lsn, changes)) = self.half_applied.filter(|(lsn, _)| *lsn < position) else {
+            return Ok(());
+        };
+        if self.subscription.skip_lsn != lsn {
+            let error = PgError::new(
+                "55000",
+                "the rest of a transaction does not come any more",
+            )
+            .with_detail(format!(
+                "The first {changes} changes of the transaction that commits at {} are committed here.",
+                lsn_text(lsn)
+            ))
+            .with_hint(
+                "Look for publications, or a slot, that were changed meanwhile. To do without the rest, run \
+                 braid.skip_transaction, and copy its tables anew with braid.resync_table.",
+            );
+            return Err(End::Permanent(error, lsn));
+        }
+        let id = self.subscription.id;
+        error::transaction(|| {
+            split::leave(id, lsn)?;
+            subscription::execute(
+                "update braid.subscription set skip_lsn = null where subscription_id = $1",
+                &[i64::from(id).into()],
+            )
+        })?;
+        pgrx::log!(
+            "subscription \"{}\" has skipped all but the first {changes} changes of the transaction that commits at {}",
+            self.subscription.name,
+            lsn_text(lsn)
+        );
+        self.half_applied = None;
+        self.subscription.skip_lsn = 0;
+        Ok(())
+    }
+
     pub(super) fn stop_appliers(&mut self) {
         self.appliers.stop();
         self.coordinator.stop();
     }
 
     pub(super) fn run(&mut self) -> Result<(), End> {
+        self.expect_rest(self.start)?;
         loop {
             let more = self.receive(64)?;
             self.tend()?;
@@ -319,7 +370,10 @@ impl Stream {
                         entry.set_activity(Activity::Streaming);
                     }
                     if end <= entry.received_lsn.load(Ordering::Relaxed) {
-                        entry.caught_up_at.store(registry::now(), Ordering::Relaxed);
+                        // What it commits from now on has a time of its own clock's.
+                        let there = position(9)?.cast_signed();
+                        let reached = registry::now().min(there);
+                        entry.caught_up_at.store(reached, Ordering::Relaxed);
                     }
                 }
                 Ok(())

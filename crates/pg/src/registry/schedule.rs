@@ -52,6 +52,8 @@ pub struct ScheduleCounters {
     pub batch_max: AtomicU64,
     /// Changes that were not written, as a later one of the same row was written in their place.
     pub consolidated: AtomicU64,
+    /// Local commits of a part of a transaction, but for the last of each.
+    pub pieces: AtomicU64,
 }
 
 impl ScheduleCounters {
@@ -79,6 +81,7 @@ impl ScheduleCounters {
             batched,
             batch_max,
             consolidated,
+            pieces,
         } = self;
         for counter in [
             scheduled,
@@ -103,6 +106,7 @@ impl ScheduleCounters {
             batched,
             batch_max,
             consolidated,
+            pieces,
         ] {
             counter.store(0, Ordering::Relaxed);
         }

@@ -118,6 +118,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         commit_timestamp: number.cast_signed(),
         changes: 1,
         skip: random.index(50) == 0,
+        split: random.index(10) == 0,
     };
     (frames, complete)
 }
@@ -166,7 +167,7 @@ impl Producer<'_> {
                 self.wait_until(|leader| leader.store(now, first, later.is_empty()));
                 self.latches.moved();
                 if self.leader.should_open() {
-                    self.leader.publish_open();
+                    self.leader.publish_open(0, false);
                     self.latches
                         .set(&self.leader.ring().idle_appliers(Grain::ONE));
                 }

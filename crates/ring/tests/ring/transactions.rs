@@ -14,6 +14,7 @@ fn complete(number: u64) -> Complete {
         commit_timestamp: -i64::try_from(number).unwrap(),
         changes: 1,
         skip: false,
+        split: false,
     }
 }
 
@@ -204,10 +205,9 @@ fn an_open_transaction_is_read_as_it_comes() {
     let ring = leader.ring();
     assert!(leader.store(b"one", true, true));
     assert!(!leader.should_open());
-    leader.publish_open();
-    leader.announce(4711);
+    leader.publish_open(4711, true);
     let mut transaction = ring.claim(0).unwrap();
-    assert!(transaction.is_open());
+    assert!(transaction.is_open() && transaction.is_split());
     assert_eq!((transaction.commit_lsn(), transaction.end_lsn()), (4711, 0));
     let mut assembled = Vec::new();
     assert_eq!(
@@ -259,7 +259,7 @@ fn i9_a_transaction_asks_to_be_opened_before_it_fills_the_ring() {
         stored += 1;
     }
     assert!(stored < 20);
-    leader.publish_open();
+    leader.publish_open(0, false);
     assert!(!leader.should_open());
 }
 
@@ -267,11 +267,12 @@ fn i9_a_transaction_asks_to_be_opened_before_it_fills_the_ring() {
 fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
     let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));
     let ring = leader.ring();
-    for number in 1..=12 {
+    for number in 1..=13 {
         assert!(leader.store(&[1; 10], true, true));
         leader.publish(&Complete {
             changes: if number == 9 { 4 } else { 1 },
             skip: number == 6,
+            split: number == 13,
             ..complete(number)
         });
     }
@@ -279,9 +280,14 @@ fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
     while let Some(run) = ring.claim_run(0, Grain { run: 4, small: 3 }) {
         runs.push((run.first, run.last));
     }
-    assert_eq!(runs, [(1, 4), (5, 5), (6, 6), (7, 8), (9, 9), (10, 12)]);
+    assert_eq!(
+        runs,
+        [(1, 4), (5, 5), (6, 6), (7, 8), (9, 9), (10, 12), (13, 13)]
+    );
+    let split = |number| ring.transaction(number).is_split();
+    assert!(split(13) && !split(12));
     // What is in hand is shown as the run goes on.
-    assert_eq!(ring.slot(0).unwrap().sequence(), 10);
+    assert_eq!(ring.slot(0).unwrap().sequence(), 13);
     let _ = ring.commit(0, 10, 1, 11);
     assert_eq!(ring.slot(0).unwrap().sequence(), 11);
 }

@@ -1,0 +1,334 @@
+//! What readers allocate is bounded by the length of what they read, whatever it claims: lengths and counts come from the other side.
+//!
+//! A test program of its own, for its allocator counts. Inputs are the seeds of the fuzz targets, those changed at random, and lengths
+//! that nobody means well with. `BRAID_TEST_SEED=n` repeats a run; each prints its seed.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "test code"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use braid_gir::{Image, JsonReader, Reader, Record, Schemas, Value, Writer};
+use braid_testing::Random;
+
+/// Every allocation of this thread, by size.
+struct Counting;
+
+thread_local! {
+    /// Bytes that are allocated now, and the most that were since the count began.
+    static HELD: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+fn count(freed: usize, taken: usize) {
+    // A thread that ends frees things when its variables are gone.
+    let _ = HELD.try_with(|held| {
+        let (now, most) = held.get();
+        let now = now.saturating_sub(freed) + taken;
+        held.set((now, most.max(now)));
+    });
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting neither allocates nor unwinds.
+#[expect(unsafe_code, reason = "an allocator can be had in no other way")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(0, layout.size());
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(layout.size(), 0);
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both may be there at the same time.
+        count(0, size);
+        count(layout.size(), 0);
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `work` gives, and how many bytes it held at most.
+fn held_by<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    HELD.set((0, 0));
+    let done = work();
+    (done, HELD.get().1)
+}
+
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let files = std::fs::read_dir(directory.join(target)).unwrap();
+    let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    // The order of a directory's entries is not the same everywhere.
+    paths.sort();
+    paths
+        .into_iter()
+        .map(|path| std::fs::read(path).unwrap())
+        .collect()
+}
+
+/// The seeds, and what comes of them: for two seconds, or as many as there are.
+fn changed(target: &str, mut check: impl FnMut(&[u8])) {
+    let seeds = seeds(target);
+    assert!(seeds.len() > 2);
+    for seed in &seeds {
+        check(seed);
+    }
+    let mut random = Random::new(target);
+    let start = Instant::now();
+    let mut rounds = 0;
+    while rounds < 200_000 && start.elapsed() < Duration::from_secs(2) {
+        let mut input = seeds[random.index(seeds.len())].clone();
+        for _ in 0..=random.below(4) {
+            change(&mut input, &seeds, &mut random);
+        }
+        check(&input);
+        rounds += 1;
+    }
+    println!("{target}: {rounds} inputs");
+    assert!(rounds > 100);
+}
+
+fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
+    let at = random.index(input.len().max(1));
+    let byte = u8::try_from(random.below(256)).unwrap();
+    match random.below(7) {
+        // The largest length that there can be.
+        0 => input
+            .iter_mut()
+            .skip(at)
+            .take(4)
+            .for_each(|byte| *byte = 0xff),
+        1 if !input.is_empty() => input[at] = byte,
+        2 if !input.is_empty() => input[at] ^= 1 << random.below(8),
+        3 => input.insert(at, byte),
+        4 => input.truncate(at),
+        5 => input.extend_from_within(at..),
+        _ => {
+            let other = &seeds[random.index(seeds.len())];
+            let from = random.index(other.len().max(1));
+            let to = (from + random.index(400)).min(other.len());
+            input.splice(at..at, other[from..to].iter().copied());
+        }
+    }
+}
+
+fn walk_image(image: &Image<'_>) -> usize {
+    image
+        .values()
+        .filter(|value| !matches!(value, Ok(Value::None)))
+        .count()
+}
+
+/// Everything of every record, as appliers read it.
+fn walk(frame: &[u8]) -> usize {
+    let mut reader = Reader::new(frame);
+    let mut seen = 0;
+    while let Ok(Some(record)) = reader.next_record() {
+        seen += 1 + match record {
+            Record::Schema(schema) => {
+                let keys = schema.keys().map(|key| key.columns().count());
+                schema.columns().count() + keys.sum::<usize>()
+            }
+            Record::Change(change) => {
+                let images = [change.before.as_ref(), change.after.as_ref()];
+                change.header.writeset.hashes().count()
+                    + images.into_iter().flatten().map(walk_image).sum::<usize>()
+            }
+            Record::Truncate(truncate) => truncate.schemas().count(),
+            _ => 0,
+        };
+    }
+    seen
+}
+
+fn check_frame(frame: &[u8]) {
+    let (_, held) = held_by(|| walk(frame));
+    assert_eq!(held, 0, "records are read in place: {frame:?}");
+    let (_, held) = held_by(|| {
+        let mut schemas = Schemas::new();
+        let mut reader = Reader::new(frame);
+        while let Ok(Some(record)) = reader.next_record() {
+            if let Record::Schema(schema) = record {
+                schemas.remember(&schema);
+            }
+        }
+    });
+    // A column of a schema is 12 bytes in the record at least, and its name and that may be longer with quotes.
+    assert!(
+        held <= 16 * frame.len() + 4096,
+        "{held} bytes for {} of a frame",
+        frame.len()
+    );
+}
+
+#[test]
+fn records_are_read_without_allocation() {
+    changed("frame", check_frame);
+}
+
+#[test]
+fn a_record_with_any_length_is_read_without_allocation() {
+    let claims = [u32::MAX, u32::MAX / 2, 0x7fff_fffe, 1 << 30, 65_536, 1];
+    for tag in b"HSBCIUDTMGEXAF" {
+        for claim in claims {
+            for filler in [0x00, 0x01, 0x09, 0x7f, 0x80, 0xff] {
+                for len in [0, 1, 7, 64, 4096] {
+                    // Lengths within the body are as large as its filler makes them.
+                    let head = [&[*tag][..], &claim.to_le_bytes()].concat();
+                    check_frame(&[&head[..], &vec![filler; len]].concat());
+                    let whole = u32::try_from(len).unwrap().to_le_bytes();
+                    check_frame(&[&[*tag][..], &whole, &vec![filler; len]].concat());
+                }
+            }
+        }
+    }
+    // An insert of 65,535 columns whose values are not there, and one whose string has all lengths there are.
+    let insert = |body: &[u8]| {
+        let len = u32::try_from(body.len()).unwrap().to_le_bytes();
+        check_frame(&[&b"I"[..], &len, body].concat());
+    };
+    insert(&[0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+    for shift in 0..64 {
+        let mut body = vec![0, 0, 0, 0, 0, 0, 1, 0, 9];
+        let mut rest = 1_u64 << shift;
+        while rest >= 0x80 {
+            body.push(u8::try_from(rest & 0x7f).unwrap() | 0x80);
+            rest >>= 7;
+        }
+        body.push(u8::try_from(rest).unwrap());
+        body.extend_from_slice(b"short");
+        insert(&body);
+    }
+}
+
+/// Reads lines of gir-json within so many bytes for each of them, and what is there once: the columns of two images that are in hand.
+fn check_json_within(most: usize, texts: &[u8]) {
+    let (_, held) = held_by(|| {
+        let (mut reader, mut out) = (JsonReader::new(), Writer::new());
+        for text in texts.split(|byte| *byte == b'\n') {
+            if reader.read(text, &mut out).is_err() {
+                break;
+            }
+        }
+        let _ = reader.finish(&mut out);
+    });
+    assert!(
+        held <= most * texts.len() + 150_000,
+        "{held} bytes for {} of text: {}",
+        texts.len(),
+        String::from_utf8_lossy(&texts[..texts.len().min(2000)])
+    );
+}
+
+fn check_json(texts: &[u8]) {
+    check_json_within(8, texts);
+}
+
+#[test]
+fn gir_json_is_read_within_a_multiple_of_its_length() {
+    changed("json", check_json);
+}
+
+#[test]
+fn gir_json_that_means_ill_is_read_within_a_multiple_of_its_length() {
+    let value = |value: &str| {
+        check_json(
+            format!(
+                r#"{{"operation":"insert","transaction":{{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}},"schema":{{"namespace":"s","table":"t","columns":[{{"name":"a","type":"x"}}]}},"after":{{"a":{value}}}}}"#
+            )
+            .as_bytes(),
+        );
+    };
+    for kind in [
+        "decimal",
+        "big_integer",
+        "integer",
+        "double",
+        "single",
+        "datetime",
+        "timestamp",
+    ] {
+        for text in [
+            "1e1000000000",
+            "1e-1000000000",
+            "9999999999999999999999",
+            "1E131071",
+            "294276-12-31T23:59:59Z",
+        ] {
+            value(&format!(r#"{{"{kind}":"{text}"}}"#));
+            value(&format!(r#"{{"{kind}":{text}}}"#));
+            value(text);
+        }
+        for len in [100, 5_000, 150_000] {
+            let digits = "9".repeat(len);
+            value(&format!(r#"{{"{kind}":"{digits}"}}"#));
+            value(&format!(r#"{{"{kind}":"0.{digits}"}}"#));
+            value(&format!(r#"{{"{kind}":{digits}.{digits}}}"#));
+        }
+    }
+    for kind in [
+        "binary",
+        "string_bytes",
+        "text_bytes",
+        "decimal_bytes",
+        "big_integer_bytes",
+    ] {
+        for bytes in [
+            "ff".repeat(8),
+            "ffff000000000000".to_owned(),
+            "00".repeat(50_000),
+        ] {
+            value(&format!(r#"{{"{kind}":"{bytes}"}}"#));
+        }
+    }
+    for nested in ["[", r#"{"a":"#, r#"{"fetched":"#] {
+        check_json(nested.repeat(50_000).as_bytes());
+        value(&nested.repeat(50_000));
+    }
+    for escape in ["\\u0041", "\\n", "\\ud83d\\ude00", "é"] {
+        value(&format!(r#""{}""#, escape.repeat(30_000)));
+        check_json(format!(r#"{{"operation":"{}"}}"#, escape.repeat(30_000)).as_bytes());
+        check_json(format!(r#"{{"{}":1,"operation":"commit"}}"#, escape.repeat(30_000)).as_bytes());
+    }
+}
+
+#[test]
+fn a_wide_schema_does_not_make_short_changes_dear() {
+    let columns: Vec<_> = (0..1_664)
+        .map(|i| format!(r#"{{"name":"c{i}","type":"x"}}"#))
+        .collect();
+    let schema = format!(
+        r#"{{"operation":"schema","schema":{{"number":0,"namespace":"s","table":"t","columns":[{}]}}}}"#,
+        columns.join(",")
+    );
+    let begin =
+        r#"{"operation":"begin","transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}}"#;
+    let change = r#"{"operation":"update","schema":{"number":0,"namespace":"s","table":"t"},"before":{},"after":{}}"#;
+    // What a change does not say of 1,664 columns takes a byte each in the record; buffers grow by doubling.
+    for changes in [1, 100, 1_000] {
+        let text = format!("{schema}\n{begin}\n{}", vec![change; changes].join("\n"));
+        check_json_within(160, text.as_bytes());
+    }
+    // One column more is refused, however many there are.
+    let columns = vec![r#"{"name":"c","type":"x"}"#; 20_000].join(",");
+    check_json(format!(r#"{{"operation":"schema","schema":{{"namespace":"s","table":"t","columns":[{columns}]}}}}"#).as_bytes());
+    // Many schemas.
+    let schemas: Vec<_> = (0..3_000)
+        .map(|i| format!(r#"{{"operation":"schema","schema":{{"namespace":"s","table":"t{i}","columns":[{{"name":"c","type":"x"}}]}}}}"#))
+        .collect();
+    check_json(schemas.join("\n").as_bytes());
+}

@@ -1,0 +1,177 @@
+//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`crate::tombstone`). Run by
+//! the appliers.
+
+use pgrx::pg_sys;
+
+use super::change::Key;
+use super::key_hash::{key_hash, key_hash_of_values};
+use super::lookup::Found;
+use super::table::{OpenTable, RowValues};
+use super::version::{Stamp, known};
+use super::{Session, Target};
+use crate::error::PgError;
+use crate::registry;
+use crate::tombstone::{self, Tombstone};
+
+/// Tombstones of one transaction that are held back until it ends.
+const HELD: usize = 1000;
+
+impl Session {
+    /// The row in a slot was just deleted by a transaction of this time.
+    pub(super) fn remember_deletion(
+        &mut self,
+        key: Key,
+        timestamp: i64,
+        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+    ) -> Result<(), PgError> {
+        self.remember_deletion_of(key, (timestamp, session_origin()), slot)
+    }
+
+    /// The same, with the version that the deletion has.
+    pub(super) fn remember_deletion_of(
+        &mut self,
+        key: Key,
+        version: (i64, pg_sys::RepOriginId),
+        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+    ) -> Result<(), PgError> {
+        if !self.remembers(key) {
+            return Ok(());
+        }
+        let hash = match self.targets.get(&key) {
+            Some(Target {
+                plan,
+                table: Some(table),
+                ..
+            }) => {
+                // SAFETY: the slot holds the row.
+                unsafe { key_hash(plan, slot(table)) }
+            }
+            _ => return Ok(()),
+        };
+        self.entomb(key, hash, version)
+    }
+
+    /// There is no row with the key of these values any more, as a transaction of this time says.
+    pub(super) fn remember_absence(
+        &mut self,
+        key: Key,
+        timestamp: i64,
+        values: &RowValues,
+    ) -> Result<(), PgError> {
+        if !self.remembers(key) {
+            return Ok(());
+        }
+        match self.hash(key, values) {
+            Some(hash) => self.entomb(key, hash, (timestamp, session_origin())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether deletions of a table's rows are to be remembered.
+    fn remembers(&self, key: Key) -> bool {
+        let has_key = |target: &Target| target.plan.key.is_some();
+        self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
+    }
+
+    fn hash(&self, key: Key, values: &RowValues) -> Option<u64> {
+        let target = self.targets.get(&key)?;
+        let table = target.table.as_ref()?;
+        // SAFETY: the table is open, and the values are of its columns.
+        unsafe {
+            let descriptor = (*table.relation).rd_att;
+            key_hash_of_values(&target.plan, descriptor, values)
+        }
+    }
+
+    fn entomb(
+        &mut self,
+        key: Key,
+        hash: u64,
+        (timestamp, origin): (i64, pg_sys::RepOriginId),
+    ) -> Result<(), PgError> {
+        self.tombstones.push(Tombstone {
+            hash,
+            relation: key.1,
+            timestamp,
+            origin,
+        });
+        if self.tombstones.len() < HELD {
+            return Ok(());
+        }
+        self.store_tombstones()
+    }
+
+    /// Write down what is held back.
+    pub(super) fn store_tombstones(&mut self) -> Result<(), PgError> {
+        if self.tombstones.is_empty() {
+            return Ok(());
+        }
+        let held = std::mem::take(&mut self.tombstones);
+        // SAFETY: in a transaction, with whose memory goes what is left of it.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+        let stored = tombstone::store(&held);
+        // SAFETY: the caller's.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        self.tombstones = held;
+        self.tombstones.clear();
+        stored
+    }
+
+    /// Whether rows that are to be inserted, with the times of their transactions, may meet a tombstone.
+    pub(super) fn may_meet_tombstone<'a>(
+        &self,
+        key: Key,
+        mut rows: impl Iterator<Item = (&'a RowValues, i64)>,
+    ) -> bool {
+        rows.any(|(values, timestamp)| {
+            registry::may_have_tombstone_since(timestamp)
+                && self
+                    .hash(key, values)
+                    .is_some_and(|hash| registry::may_have_tombstone(hash, timestamp))
+        })
+    }
+
+    /// What is known of a row that is not here: with the deletion that its tombstone tells of, if that is newer. Of an insert only
+    /// what could decide about it is asked for.
+    pub(super) fn recall(
+        &mut self,
+        key: Key,
+        values: &RowValues,
+        found: Option<Stamp>,
+        is_insert: bool,
+    ) -> Result<Found, PgError> {
+        let missing = Found::Missing(found);
+        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        if is_insert && !registry::may_have_tombstone_since(timestamp) {
+            return Ok(missing);
+        }
+        let Some(hash) = self.hash(key, values) else {
+            return Ok(missing);
+        };
+        if is_insert && !registry::may_have_tombstone(hash, timestamp) {
+            return Ok(missing);
+        }
+        // SAFETY: in a transaction; what is allocated goes with it.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+        let recalled = tombstone::find(hash);
+        // SAFETY: the caller's.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        Ok(match (recalled?, found) {
+            (None, _) => missing,
+            // This very transaction's, or the same one's by another way: what comes in it later, comes.
+            (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
+            (Some((timestamp, _)), Some(dead))
+                if dead.timestamp().is_some_and(|dead| dead >= timestamp) =>
+            {
+                missing
+            }
+            (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
+        })
+    }
+}
+
+/// What this process stamps its commits with.
+pub(super) fn session_origin() -> pg_sys::RepOriginId {
+    // SAFETY: reads a variable of the process.
+    unsafe { pg_sys::replorigin_session_origin }
+}

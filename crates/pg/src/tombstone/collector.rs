@@ -1,0 +1,342 @@
+//! The collector: one process for a database to which several nodes send changes. It decodes this server's own WAL for what local
+//! transactions delete, and writes tombstones.
+//!
+//! Its replication slot holds two things: the WAL from where it has come to, as each logical slot does, and dead rows, by its `xmin`.
+//! Until a deletion is collected its dead row tells of it, so nobody has to wait for this process. How `xmin` moves:
+//!
+//! 1. Take the oldest transaction that runs, then the end of WAL. What is older than the one has ended, and its commit record lies
+//!    before the other.
+//! 2. Decode up to that end, write what was deleted, commit, and have it flushed.
+//! 3. Now `xmin` may be that transaction. Go to 1.
+//!
+//! After a crash the slot is as it was last written to disk, which is no later than it was: what is collected again is there twice.
+//! The process ends with any error; the manager starts it again.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::{Tombstone, store};
+use crate::decoding::deletions::{self, Large};
+use crate::error::{self, PgError};
+use crate::registry::{self, ManagerEntry};
+use crate::subscription::rows;
+use crate::{compat, ffi, latch, worker};
+
+/// Beginning of its slot's name; the OID of the database follows.
+const SLOT: &str = "braid_deletions_";
+/// Pause between two looks at WAL: dead rows are kept for about as long.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The same after nothing has come for a while.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+/// Looks without anything new until then.
+const IDLE: u32 = 10;
+/// The slot is written to disk this often, so that old WAL can go.
+const SAVE: Duration = Duration::from_secs(5);
+/// The list of tables is read again after this, in case a wake-up was lost.
+const LIST: Duration = Duration::from_secs(10);
+/// WAL is decoded for this long before what it gave is written.
+const STRETCH: Duration = Duration::from_millis(500);
+
+/// The name of the slot of a database's collector.
+#[must_use]
+pub fn slot_name(database: u32) -> String {
+    format!("{SLOT}{database}")
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    worker::connect(database);
+    let Some(entry) = registry::find_manager(database) else {
+        return;
+    };
+    entry
+        .collector_latch
+        .store(registry::my_latch(), Ordering::SeqCst);
+    entry
+        .collector_pid
+        .store(registry::my_pid(), Ordering::SeqCst);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe {
+        let address = std::ptr::from_ref(entry).addr();
+        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(address));
+    }
+    worker::report_activity("collecting deletions");
+    let slot = slot_name(database);
+    if let Err(failure) = error::transaction(|| ensure_slot(&slot)) {
+        failure.log("braid collector of deletions");
+        return;
+    }
+    deletions::gather();
+    collect(&slot, entry);
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
+    // SAFETY: the argument is the address of the manager's entry in the registry.
+    let entry = unsafe { &*std::ptr::with_exposed_provenance::<ManagerEntry>(argument.value()) };
+    if entry.collector_pid.load(Ordering::SeqCst) == registry::my_pid() {
+        entry.collector_latch.store(0, Ordering::SeqCst);
+        entry.collector_pid.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Make the slot, unless it is there. One that has lost its WAL is made anew.
+fn ensure_slot(slot: &str) -> Result<(), PgError> {
+    let found = rows(
+        "select (wal_status = 'lost')::text from pg_catalog.pg_replication_slots where slot_name = $1::name",
+        &[slot.into()],
+    )?;
+    match found.first().map(|row| row.first().cloned().flatten()) {
+        Some(Some(lost)) if lost == "true" => {
+            PgError::new("55000", "WAL with local deletions was removed before they were collected")
+                .with_detail(
+                    "An older change from another node can bring back a row that was deleted here meanwhile.",
+                )
+                .with_hint("Increase max_slot_wal_keep_size, or let it be unlimited.")
+                .log("braid collector of deletions");
+            rows(
+                "select pg_catalog.pg_drop_replication_slot($1::name)::text",
+                &[slot.into()],
+            )?;
+        }
+        Some(_) => return Ok(()),
+        None => {}
+    }
+    // Not as a statement that writes, which would give the transaction an id: a slot is only made in one without.
+    rows(
+        "select pg_catalog.pg_create_logical_replication_slot($1::name, 'braid')::text",
+        &[slot.into()],
+    )
+    .map(|_| ())
+}
+
+/// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn drop_slot(database: u32) -> Result<(), PgError> {
+    rows(
+        "select pg_catalog.pg_drop_replication_slot(slot_name)::text from pg_catalog.pg_replication_slots \
+         where slot_name = $1::name and not active",
+        &[slot_name(database).as_str().into()],
+    )
+    .map(|_| ())
+}
+
+fn wanted_tables() -> Result<HashSet<u32>, PgError> {
+    let found = rows(
+        "select relation::oid::text from braid.subscription_table \
+         union select c.oid::text from pg_catalog.pg_class c, pg_catalog.pg_namespace n \
+         where n.oid = c.relnamespace and c.relkind in ('r', 'p') and c.oid >= 16384 and n.nspname <> 'braid' \
+         and exists (select from braid.ingest_source)",
+        &[],
+    )?;
+    Ok(found
+        .into_iter()
+        .filter_map(|row| row.into_iter().next().flatten()?.parse().ok())
+        .collect())
+}
+
+/// Decoding of this server's WAL.
+struct Decoder {
+    context: *mut pg_sys::LogicalDecodingContext,
+    /// Catalogs were read as they are now since it decoded last.
+    mixed: bool,
+}
+
+impl Decoder {
+    /// Take the slot up, and decode from where it is.
+    fn open(slot: &CStr) -> Self {
+        // SAFETY: outside of a transaction, in a process that is connected to the slot's database; the functions are those that the
+        // SQL functions over slots read WAL with.
+        let context = unsafe {
+            compat::acquire_slot(slot);
+            let mut routine = pg_sys::XLogReaderRoutine {
+                page_read: Some(ffi::read_local_xlog_page),
+                segment_open: Some(ffi::wal_segment_open),
+                segment_close: Some(ffi::wal_segment_close),
+            };
+            let context = pg_sys::CreateDecodingContext(
+                0,
+                std::ptr::null_mut(),
+                false,
+                &raw mut routine,
+                None,
+                None,
+                None,
+            );
+            let start = (*pg_sys::MyReplicationSlot).data.restart_lsn;
+            pg_sys::XLogBeginRead((*context).reader, start);
+            context
+        };
+        Self {
+            context,
+            mixed: true,
+        }
+    }
+
+    fn position(&self) -> u64 {
+        // SAFETY: the context lives as long as the process.
+        unsafe { (*(*self.context).reader).EndRecPtr }
+    }
+
+    /// Decode up to `end`, which is flushed, or for some time. True when it is done.
+    fn read_up_to(&mut self, end: u64) -> bool {
+        if self.position() >= end {
+            return true;
+        }
+        if std::mem::take(&mut self.mixed) {
+            // What was read of catalogs as they are now is not what they were.
+            // SAFETY: outside of a transaction.
+            unsafe { pg_sys::InvalidateSystemCaches() };
+        }
+        let started = Instant::now();
+        while self.position() < end {
+            // SAFETY: the context and its reader are valid; outside of a transaction.
+            unsafe {
+                let reader = (*self.context).reader;
+                let mut message = std::ptr::null_mut();
+                let record = pg_sys::XLogReadRecord(reader, &raw mut message);
+                if !message.is_null() {
+                    let message = CStr::from_ptr(message).to_string_lossy().into_owned();
+                    pgrx::error!("could not read WAL for deletions: {message}");
+                }
+                if !record.is_null() {
+                    ffi::logical_decoding_process_record(self.context, reader);
+                }
+            }
+            pgrx::check_for_interrupts!();
+            if started.elapsed() > STRETCH {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Everything up to where it has come is written and flushed.
+    fn confirm(&self) {
+        // SAFETY: the slot is this process's.
+        unsafe { pg_sys::LogicalConfirmReceivedLocation(self.position()) };
+    }
+
+    /// Run `work` in a transaction of its own, with catalogs as they are now.
+    fn apart<T>(&mut self, work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
+        if !std::mem::replace(&mut self.mixed, true) {
+            // SAFETY: outside of a transaction.
+            unsafe { pg_sys::InvalidateSystemCaches() };
+        }
+        error::transaction(work)
+    }
+}
+
+/// Dead rows that transactions from this one on have left stay.
+fn hold(horizon: pg_sys::TransactionId) {
+    // SAFETY: the slot is this process's, which alone writes these two words; others read them, each in one piece.
+    unsafe {
+        let slot = pg_sys::MyReplicationSlot;
+        let held = (*slot).data.xmin;
+        if held != pg_sys::InvalidTransactionId && !pg_sys::TransactionIdPrecedes(held, horizon) {
+            return;
+        }
+        for place in [&raw mut (*slot).data.xmin, &raw mut (*slot).effective_xmin] {
+            AtomicU32::from_ptr(place.cast()).store(horizon.into_inner(), Ordering::Release);
+        }
+        pg_sys::ReplicationSlotMarkDirty();
+        pg_sys::ReplicationSlotsComputeRequiredXmin(false);
+    }
+}
+
+/// The oldest transaction that runs, and then the end of WAL.
+fn horizon() -> (pg_sys::TransactionId, u64) {
+    // SAFETY: reads of shared memory.
+    unsafe {
+        let oldest = pg_sys::GetOldestActiveTransactionId();
+        (oldest, pg_sys::GetXLogInsertRecPtr())
+    }
+}
+
+fn collect(slot: &str, entry: &ManagerEntry) {
+    let name = CString::new(slot).unwrap_or_default();
+    let mut decoder = Decoder::open(&name);
+    // SAFETY: reads the slot that is this process's.
+    let is_new = unsafe { (*pg_sys::MyReplicationSlot).data.xmin == pg_sys::InvalidTransactionId };
+    if is_new {
+        // From the first moment on, what dies after it is told of; also when the server is killed before the slot is saved next.
+        hold(horizon().0);
+        // SAFETY: the slot is this process's.
+        unsafe { pg_sys::ReplicationSlotSave() };
+    }
+    let mut aim = horizon();
+    let mut listed: Option<Instant> = None;
+    let mut saved = Instant::now();
+    let mut seen = 0;
+    let mut idle = 0;
+    let mut woken = true;
+    loop {
+        worker::reload_settings();
+        if woken || listed.is_none_or(|at| at.elapsed() > LIST) {
+            listed = Some(Instant::now());
+            match decoder.apart(wanted_tables) {
+                Ok(tables) => deletions::want(tables),
+                Err(failure) => return failure.log("braid collector of deletions"),
+            }
+        }
+        // SAFETY: a read of shared memory.
+        let flushed = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+        let done = decoder.read_up_to(flushed);
+        let (deleted, large) = deletions::take();
+        if (!deleted.is_empty() || !large.is_empty())
+            && let Err(failure) = decoder.apart(|| write(&deleted, large))
+        {
+            return failure.log("braid collector of deletions");
+        }
+        // What was written is flushed with its commit: this process does not commit asynchronously.
+        entry
+            .collected_lsn
+            .store(decoder.position(), Ordering::Release);
+        if decoder.position() >= aim.1 {
+            hold(aim.0);
+            aim = horizon();
+        }
+        if saved.elapsed() > SAVE {
+            saved = Instant::now();
+            decoder.confirm();
+        }
+        if !done {
+            woken = false;
+            continue;
+        }
+        idle = if decoder.position() == seen {
+            idle + 1
+        } else {
+            0
+        };
+        seen = decoder.position();
+        woken = latch::wait(Some(if idle > IDLE { LONG_PAUSE } else { PAUSE }));
+    }
+}
+
+fn write(deleted: &[Tombstone], large: Vec<Large>) -> Result<(), PgError> {
+    // SAFETY: a setting of this transaction: what is written has to be flushed before the slot moves on.
+    unsafe {
+        pg_sys::set_config_option(
+            c"synchronous_commit".as_ptr(),
+            c"local".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            true,
+            0,
+            false,
+        );
+    }
+    store(deleted)?;
+    large.into_iter().try_for_each(|large| large.each(store))
+}

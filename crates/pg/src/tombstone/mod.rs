@@ -1,0 +1,187 @@
+//! Tombstones: what this node remembers of deleted rows, so that an older change of one that comes late does not bring it back.
+//!
+//! Who has deleted a row is told by its dead version for as long as that is there. A row of `braid.tombstone` tells it from then
+//! on. Appliers write one with each deletion that they apply, in its transaction. Local deletions cost who makes them nothing: the
+//! collector (`collector`) reads them off WAL, and keeps dead rows from being removed until it has come past them. So at any
+//! moment each deletion is told by one of the two.
+//!
+//! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
+//! [`registry::TOMBSTONE_GROUPS`] groups of keys, the newest deletion of any of them: what is newer than that meets none.
+//!
+//! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when nothing older can arrive any more
+//! (`manager.rs`).
+
+pub mod collector;
+pub mod drop_database;
+
+use pgrx::pg_sys;
+
+use crate::apply::find_table;
+use crate::error::PgError;
+use crate::registry;
+
+/// F_INT8EQ of src/include/utils/fmgroids.h.
+const INT8_EQUAL: u32 = 467;
+/// Columns of `braid.tombstone`.
+const COLUMNS: usize = 4;
+
+/// A deleted row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tombstone {
+    /// Hash of its table and key (`apply/key_hash.rs`).
+    pub hash: u64,
+    /// Its table here.
+    pub relation: u32,
+    /// Commit timestamp of the deletion at its origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where it was deleted: a replication origin, 0 for here.
+    pub origin: pg_sys::RepOriginId,
+}
+
+fn lock(mode: u32) -> i32 {
+    i32::try_from(mode).unwrap_or(1)
+}
+
+fn table() -> Result<pg_sys::Oid, PgError> {
+    find_table("braid", "tombstone")?.ok_or_else(|| {
+        PgError::new("42P01", "table braid.tombstone does not exist")
+            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
+    })
+}
+
+/// Write tombstones down. In a transaction of the caller's: they are there when it commits.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
+    if tombstones.is_empty() {
+        return Ok(());
+    }
+    // Before the commit, so that nobody is told that there is none while there is one.
+    for tombstone in tombstones {
+        registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
+    }
+    let oid = table()?;
+    // SAFETY: in a transaction; the values have the types of the table's columns.
+    unsafe {
+        let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
+        let indexes = pg_sys::CatalogOpenIndexes(relation);
+        for tombstone in tombstones {
+            let mut values: [pg_sys::Datum; COLUMNS] = [
+                pg_sys::Datum::from(tombstone.hash.cast_signed()),
+                pg_sys::Datum::from(tombstone.timestamp),
+                pg_sys::Datum::from(pg_sys::Oid::from(tombstone.relation)),
+                pg_sys::Datum::from(i32::from(tombstone.origin)),
+            ];
+            let mut nulls = [false; COLUMNS];
+            let tuple = pg_sys::heap_form_tuple(
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
+            pg_sys::heap_freetuple(tuple);
+        }
+        pg_sys::CatalogCloseIndexes(indexes);
+        pg_sys::table_close(relation, lock(pg_sys::NoLock));
+    }
+    Ok(())
+}
+
+/// The newest deletion of the row with this hash: its time and origin.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    let Some(index) = find_table("braid", "tombstone_key_hash")? else {
+        return Err(PgError::new(
+            "42P01",
+            "index braid.tombstone_key_hash does not exist",
+        ));
+    };
+    let oid = table()?;
+    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
+    // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
+    unsafe {
+        let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
+        // Whoever deleted the row that was not found has committed its tombstone with that.
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &raw mut key,
+            1,
+            3, // BTEqualStrategyNumber
+            pg_sys::Oid::from(INT8_EQUAL),
+            pg_sys::Datum::from(hash.cast_signed()),
+        );
+        let scan = pg_sys::systable_beginscan(relation, index, true, snapshot, 1, &raw mut key);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            let mut values = [pg_sys::Datum::null(); COLUMNS];
+            let mut nulls = [true; COLUMNS];
+            pg_sys::heap_deform_tuple(
+                tuple,
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            let [_, timestamp, _, origin] = values;
+            let timestamp = (timestamp.value() as u64).cast_signed();
+            if newest.is_none_or(|(known, _)| timestamp > known) {
+                let origin = u32::try_from(origin.value() & 0xFFFF_FFFF).unwrap_or(0);
+                newest = Some((timestamp, u16::try_from(origin).unwrap_or(0)));
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
+    }
+    Ok(newest)
+}
+
+/// Tell shared memory of all tombstones that there are, after the server was started. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn load() -> Result<(), PgError> {
+    let oid = table()?;
+    // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
+    unsafe {
+        let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let scan = pg_sys::systable_beginscan(
+            relation,
+            pg_sys::InvalidOid,
+            false,
+            snapshot,
+            0,
+            std::ptr::null_mut(),
+        );
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            pgrx::check_for_interrupts!();
+            let mut values = [pg_sys::Datum::null(); COLUMNS];
+            let mut nulls = [true; COLUMNS];
+            pg_sys::heap_deform_tuple(
+                tuple,
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            let [hash, timestamp, ..] = values;
+            let timestamp = (timestamp.value() as u64).cast_signed();
+            registry::raise_tombstone(hash.value() as u64, timestamp);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
+    }
+    registry::tombstones_are_known();
+    Ok(())
+}

@@ -1,0 +1,42 @@
+# Nodes that all write the same few rows, while links are cut, processes killed and servers crash: in the end they are equal, row by
+# row, and each row is the one that was written last. t/lib/Storm.pm says what a storm is made of, and how one that failed is repeated
+# and reduced.
+#
+# What is not tried here, because nodes can still end apart (docs/ARCHITECTURE.md, Conflicts):
+#   toast     a winning update keeps the large columns that it left as they were from the row that is here, whoever wrote that
+#   key       a changed primary key is decided for the row as a whole, and its old key keeps no trace of when it was left
+#   unique    a row that loses to another one under a further unique key is gone here alone, also when the winner gives way later
+#   delete    with three nodes: a delete that finds no row, or one that is deleted already, leaves no trace of its own. With two, only as
+#             long as dead rows are kept from being pruned (keep_dead)
+#   truncate  removes what was inserted elsewhere before it and comes after
+
+use strict;
+use warnings;
+
+use Storm;
+use Test::More;
+use Time::HiRes qw(time);
+
+my %storm;
+# One after the other, by seed.
+my @kinds = (
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_) },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'batch') },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
+	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
+	sub { ($storm{delete} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete)], keep_dead => 1, seconds => 6))->run(@_) },
+);
+@kinds = $kinds[0] if $ENV{BRAID_STORM};
+if (my $seconds = $ENV{BRAID_TEST_SECONDS})
+{
+	# A soak: new seeds for as long as it goes.
+	my $end = time + $seconds;
+	my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
+	while (time < $end) { $kinds[ $seed % @kinds ]->($seed) or last; $seed++; }
+}
+else
+{
+	$kinds[ $_ % @kinds ]->($_) for defined $ENV{BRAID_TEST_SEED} ? split ' ', $ENV{BRAID_TEST_SEED} : 1 .. 5;
+}
+
+done_testing();

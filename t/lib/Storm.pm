@@ -1,0 +1,383 @@
+# A storm: nodes in a full mesh whose writers change the same few rows, while links are cut and healed, processes are killed and
+# servers crash. When it is over, all nodes must have the same rows, and for each key the one that was written last.
+#
+#   my $storm = Storm->new(nodes => [qw(tokyo paris quito)], with => [qw(plain toast)]);
+#   $storm->run($seed, mode => 'batch')          a test; true when it passed
+#
+# A seed determines what is written and in which order, and what is done to links and servers and in which order; when anything
+# happens is up to the machine. Everything of it can be left out, so that a failure can be reduced by hand:
+#
+#   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 make tap TESTS=t/063_storm.pl
+#
+# Options, and what they are by default:
+#   nodes => [..]           their names, or how many; tokyo, paris, quito
+#   with => [plain]         the ingredients of what is written:
+#       plain                   inserts, upserts, updates; rows of a table with a primary key
+#       key                     a table of its own, whose rows change their primary key: to a free one, in swaps, in chains
+#       toast                   a table with a large column that most updates leave as it is
+#       unique                  a table with another unique key, which is changed too
+#       delete                  rows of all these tables are deleted, and deleted and inserted again in one transaction
+#       truncate                now and then a table is emptied
+#   disturb => [..]         down (a link is cut), hold (nothing passes through a link), isolate (all links of a node), terminate (a
+#                           process is asked to end), kill (kill -9 of a process), crash (kill -9 of a server), vacuum
+#   seconds => 8            how long the writers go on, about
+#   keys => 12              how many keys are hot at a time; which ones moves on
+#   writers => 2            sessions that write, for each node
+#   pause => 15             milliseconds between the transactions of a session, on average
+#   large => 0              one in so many transactions is larger than the subscriber's buffer
+#   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
+#   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
+#   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the
+#                           outcome is held against, and what a report shows
+
+package Storm;
+
+use strict;
+use warnings;
+
+use Braid;
+use POSIX ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Proxy;
+use Storm::Outcome;
+use Storm::Statements;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+our @ISA = qw(Storm::Statements Storm::Outcome);
+
+# Kept to the end of the test, when the links are still needed to see how things are.
+our @storms;
+
+# The table of each ingredient that has one.
+my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken');
+my %definition = (
+	item => '(k int primary key, n int not null, v text)',
+	moving => '(k int primary key, n int not null, v text)',
+	toasted => '(k int primary key, n int not null, v text, big text)',
+	taken => '(k int primary key, code int not null unique, n int not null, v text)',
+);
+
+my %default = (
+	nodes => [qw(tokyo paris quito)],
+	with => ['plain'],
+	disturb => [qw(down hold isolate terminate kill crash vacuum)],
+	seconds => 8,
+	keys => 12,
+	writers => 2,
+	pause => 15,
+	large => 0,
+	keep_dead => 0,
+	mode => 'parallel',
+	order => 'source',
+	journal => 1,
+);
+
+sub new
+{
+	my ($class, %opt) = @_;
+	my $self = bless { %default, %opt, by_hand() }, $class;
+	$self->{nodes} = [ (qw(tokyo paris quito lima oslo))[ 0 .. $self->{nodes}[0] - 1 ] ] if $self->{nodes}[0] =~ /^[2-5]$/;
+	$self->{has} = { map { $_ => 1 } @{ $self->{with} } };
+	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique) ];
+	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
+	$self->start;
+	push @storms, $self;
+	return $self;
+}
+
+# What is said by hand goes before what the test says.
+sub by_hand
+{
+	my %opt;
+	for (split ' ', $ENV{BRAID_STORM} // '')
+	{
+		my ($name, $value) = /^(\w+)=(.*)$/ or die "BRAID_STORM: $_";
+		die "BRAID_STORM: no option $name" unless exists $default{$name};
+		$opt{$name} = ref $default{$name} ? [ split /,/, $value ] : $value;
+	}
+	return %opt;
+}
+
+# The nodes, and a link for each direction between any two of them.
+sub start
+{
+	my ($self) = @_;
+	my $tables = join '; ', map { "create table $_ $definition{$_}" } @{ $self->{tables} };
+	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
+	my @nodes = map {
+		new_node($_, publication => '', conf => "max_prepared_transactions = 2\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
+			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : ''))
+	} @{ $self->{nodes} };
+	on_all(qq[
+		$tables;
+		create table storm_journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
+		create publication braid for table ] . join(', ', @{ $self->{tables} }), @nodes);
+	$self->{members} = \@nodes;
+	for my $subscriber (@nodes)
+	{
+		for my $provider (@nodes)
+		{
+			next if $subscriber == $provider;
+			my $proxy = Proxy->new($provider);
+			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'));
+			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
+		}
+	}
+	return;
+}
+
+# One storm, from empty tables to the comparison.
+sub run
+{
+	my ($self, $seed, %opt) = @_;
+	%opt = (%opt, by_hand());
+	my $started = time;
+	$self->{seed} = $seed;
+	$self->{mode} = $opt{mode} // $default{mode};
+	$self->{order} = $opt{order} // $default{order};
+	local $self->{disturb} = $opt{disturb} // $self->{disturb};
+	my $what = join ', ', @{ $self->{with} }, $self->{mode}, $self->{order};
+	# Seen also where all is well: what was tried is part of the result.
+	diag("storm: seed $seed, $what");
+	return 0 unless $self->reset;
+	my ($files, $decisions) = $self->decide($seed);
+	my @done = $self->blow($files, $decisions);
+	my $calm = time;
+	if (my $why = $self->settle(90))
+	{
+		fail("seed $seed: all nodes catch up");
+		diag($why);
+		return 0;
+	}
+	my $differences = $self->compare;
+	is($differences, 0, "seed $seed ($what): the nodes are equal");
+	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
+	note(sprintf 'seed %s: %.0f s, calm after %.0f; transactions at each node: %s; %s', $seed, time - $started, time - $calm, $written, join(', ', @done));
+	note('conflicts: ' . join ', ', map { $self->{members}[$_]->name . ' ' . ($self->conflicts($self->{members}[$_]) || 'none') } 0 .. $#{ $self->{members} });
+	return $differences == 0;
+}
+
+sub conflicts
+{
+	my ($self, $node) = @_;
+	return $node->safe_psql('postgres', q[
+		select string_agg(kind || ' ' || n, ' ' order by kind) from (select kind, count(*) as n from braid.conflict_history group by kind) c
+	]);
+}
+
+# Nothing left of an earlier storm, on any node.
+sub reset
+{
+	my ($self) = @_;
+	my @nodes = @{ $self->{members} };
+	my $tables = join ', ', @{ $self->{tables} };
+	if ($self->{kept}) { $_->safe_psql('postgres', "rollback prepared 'storm'") for @nodes; }
+	$_->safe_psql('postgres', "truncate $tables") for @nodes;
+	if (my $why = $self->settle(60))
+	{
+		fail('the nodes catch up before the storm');
+		diag($why);
+		return 0;
+	}
+	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict_record') for @nodes;
+	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}')") for @{ $self->{links} };
+	# Whatever has a transaction number holds back pruning, also after a crash.
+	if ($self->{keep_dead}) { $_->safe_psql('postgres', "begin; select pg_current_xact_id(); prepare transaction 'storm'") for @nodes; }
+	$self->{kept} = $self->{keep_dead};
+	return 1;
+}
+
+# Everything that the seed determines: files of transactions for each writer, and what is done meanwhile.
+sub decide
+{
+	my ($self, $seed) = @_;
+	my $chunk = 20;
+	my $chunks = int($self->{seconds} * 1000 / ($self->{pause} + 4) / $chunk) + 1;
+	my %files;
+	$self->{larges} = 0;
+	for my $index (0 .. $#{ $self->{members} })
+	{
+		for my $writer (1 .. $self->{writers})
+		{
+			srand($seed * 64 + $index * 8 + $writer);
+			my $who = "$self->{nodes}[$index].$writer";
+			my $number = 0;
+			for my $part (1 .. $chunks)
+			{
+				my $text = "\\set VERBOSITY terse\n";
+				$text .= $self->transaction($who, ++$number) . sprintf("select pg_sleep(%.4f);\n", rand(2 * $self->{pause}) / 1000) for 1 .. $chunk;
+				my $file = "$self->{dir}/$seed.$who.$part.sql";
+				PostgreSQL::Test::Utils::append_to_file($file, $text);
+				push @{ $files{$who} }, $file;
+			}
+		}
+	}
+	srand($seed);
+	my @decisions = map { $self->decision } 1 .. (@{ $self->{disturb} } ? 60 * (1 + int($self->{seconds} / 8)) : 0);
+	return (\%files, \@decisions);
+}
+
+# Something that is done to links, processes or servers, and the pause after it.
+sub decision
+{
+	my ($self) = @_;
+	my %weight = (down => 5, hold => 3, isolate => 3, terminate => 3, kill => 1, crash => 2, vacuum => 2);
+	my $what = Storm::Statements::pick(map { ($_) x ($weight{$_} // die "no disturbance $_") } @{ $self->{disturb} });
+	# All of them each time, so that leaving out one kind changes as little as may be of the others.
+	my ($which, $how, $long, $pause) = map { rand } 1 .. 4;
+	return { what => $what, which => $which, how => $how, for => 0.1 + $long * $long * 2.4, pause => 0.1 + $pause * 0.7 };
+}
+
+# Let the writers write and the decisions be carried out until the writers have finished. Returns what was done, counted.
+sub blow
+{
+	my ($self, $files, $decisions) = @_;
+	my @nodes = @{ $self->{members} };
+	my %node = map { $_->name => $_ } @nodes;
+	my %running;
+	for my $who (sort keys %$files)
+	{
+		my $node = $node{ $who =~ s/\..*//r };
+		my $at = '-h ' . $node->host . ' -p ' . $node->port;
+		# A server that is away takes the rest of the file that was being run, no more.
+		my $script = "for f in @{ $files->{$who} }; do until pg_isready -q $at; do [ -e $self->{dir}/stop ] && exit; sleep 0.1; done; "
+		  . "[ -e $self->{dir}/stop ] && exit; psql -X -q -A -t $at -d postgres -f \$f; done";
+		my $pid = fork // die "cannot fork: $!";
+		if ($pid == 0)
+		{
+			open STDIN, '<', '/dev/null';
+			open STDOUT, '>', '/dev/null';
+			open STDERR, '>>', "$self->{dir}/$self->{seed}.$who.err";
+			exec 'sh', '-c', $script or POSIX::_exit(1);
+		}
+		$running{$pid} = 1;
+		$self->{writing}{$pid} = 1;
+	}
+	my (%heal, %done);
+	my $limit = time + 3 * $self->{seconds} + 20;
+	my $next = time + 0.3;
+	while (%running && time < $limit)
+	{
+		for my $pid (keys %running)
+		{
+			if (waitpid($pid, POSIX::WNOHANG()) > 0) { delete $running{$pid}; delete $self->{writing}{$pid}; }
+		}
+		for my $index (keys %heal)
+		{
+			next if $heal{$index} > time;
+			$self->{links}[$index]{proxy}->link('up');
+			delete $heal{$index};
+		}
+		if (time >= $next && @$decisions)
+		{
+			my $decision = shift @$decisions;
+			$done{ $decision->{what} }++ if $self->carry_out($decision, \%heal);
+			$next = time + $decision->{pause};
+		}
+		sleep 0.02;
+	}
+	PostgreSQL::Test::Utils::append_to_file("$self->{dir}/stop", '') if %running;
+	waitpid($_, 0) for keys %running;
+	unlink "$self->{dir}/stop";
+	$self->{writing} = {};
+	$_->{proxy}->link('up') for @{ $self->{links} };
+	for my $node (@nodes)
+	{
+		wait_until(sub { (attempt($node, 'select 1'))[0] == 0 }, 60) or die $node->name . ' does not come back';
+	}
+	for my $who (sort keys %$files)
+	{
+		my $file = "$self->{dir}/$self->{seed}.$who.err";
+		# What concurrent sessions, and a server that goes away, have to expect.
+		for my $line (-e $file ? split /\n/, slurp_file($file) : ())
+		{
+			next if $line =~ /duplicate key|deadlock detected|current transaction is aborted|terminat|connection|server closed|before or while|starting up|recovery mode|not yet accepting|shutting down|out of shared memory before|could not receive|conninfo|the server|WARNING|HINT|DETAIL|CONTEXT/;
+			diag("$who: $line");
+		}
+	}
+	return map { "$_ $done{$_}" } sort keys %done;
+}
+
+sub carry_out
+{
+	my ($self, $decision, $heal) = @_;
+	my @nodes = @{ $self->{members} };
+	my $node = $nodes[ int($decision->{which} * @nodes) ];
+	my $links = $self->{links};
+	my $what = $decision->{what};
+	if ($what eq 'down' || $what eq 'hold' || $what eq 'isolate')
+	{
+		my @which = $what eq 'isolate' ? grep { $links->[$_]{from} == $node || $links->[$_]{to} == $node } 0 .. $#$links : int($decision->{which} * @$links);
+		my $state = $what eq 'isolate' ? ($decision->{how} < 0.5 ? 'down' : 'hold') : $what;
+		for my $index (@which)
+		{
+			$links->[$index]{proxy}->link($state);
+			$heal->{$index} = time + $decision->{for};
+		}
+		note(sprintf '%s %s for %.1f s', $state, join(' ', map { $links->[$_]{name} } @which), $decision->{for});
+	}
+	elsif ($what eq 'terminate' || $what eq 'kill')
+	{
+		my @kinds = ('braid applier', 'braid leader', 'braid applier', 'walsender', 'braid manager');
+		my $kind = $kinds[ int($decision->{how} * @kinds) ];
+		my @pids = worker_pids($node, $kind) or return 0;
+		my $pid = $pids[ int($decision->{which} * @nodes * @pids) % @pids ];
+		note("$what $kind of " . $node->name);
+		kill $what eq 'kill' ? 'KILL' : 'TERM', $pid;
+	}
+	elsif ($what eq 'crash')
+	{
+		note('crash of ' . $node->name);
+		if ($decision->{how} < 0.5) { $node->stop('immediate', fail_ok => 1); }
+		else { $node->kill9; }
+		sleep $decision->{for} / 4;
+		restart_crashed($node);
+	}
+	else
+	{
+		my $freeze = $decision->{how} < 0.5 ? '(freeze) ' : '';
+		attempt($node, "vacuum $freeze" . join(', ', @{ $self->{tables} }));
+	}
+	return 1;
+}
+
+# Wait until every node has what every other one has committed, and what that made it commit in turn. Returns why it is not so.
+sub settle
+{
+	my ($self, $seconds) = @_;
+	my $end = time + $seconds;
+	for my $round (1 .. 3)
+	{
+		for my $provider (@{ $self->{members} })
+		{
+			my $lsn = $provider->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
+			for my $link (grep { $_->{from} == $provider } @{ $self->{links} })
+			{
+				while (1)
+				{
+					my ($status, $there) = attempt($provider,
+						"select coalesce(bool_or(replay_lsn >= '$lsn'), false) from pg_stat_replication where application_name = '$link->{name}'");
+					last if $status == 0 && $there eq 't';
+					my $state = eval { status($link->{to}, $link->{name}) } // {};
+					return "$link->{name}: $state->{state}: $state->{last_error}" if ($state->{state} // '') eq 'error';
+					return "$link->{name} has not caught up: " . ($state->{state} // 'unknown') . ', ' . ($state->{last_error} // '') if time > $end;
+					sleep 0.1;
+				}
+			}
+		}
+	}
+	return '';
+}
+
+# A test that dies leaves nobody behind.
+sub DESTROY
+{
+	my ($self) = @_;
+	local $?;
+	kill 'TERM', keys %{ $self->{writing} // {} };
+	return;
+}
+
+1;

@@ -1,0 +1,114 @@
+# What a storm has left: whether the nodes are equal and have what was written last, and what is known of the rows that are wrong.
+
+package Storm::Outcome;
+
+use strict;
+use warnings;
+
+use Braid;
+use Test::More;
+
+# How many rows differ between the nodes, or from what the journals say was written last.
+sub compare
+{
+	my ($self) = @_;
+	my @nodes = @{ $self->{members} };
+	my $differences = 0;
+	for my $table (@{ $self->{tables} })
+	{
+		my %digests = map { digest($_, $table) => 1 } @nodes;
+		my $has_model = $self->{journal} && $table ne 'taken' && !$self->{has}{truncate};
+		next if keys %digests == 1 && !$has_model;
+		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
+		my %rows;
+		for my $node (@nodes)
+		{
+			for (split /\n/, $node->safe_psql('postgres', "select k, md5(t::text), ($image)::text from $table t"))
+			{
+				my ($k, $whole, $text) = split /\|/, $_, 3;
+				$rows{$k}{ $node->name } = { whole => $whole, image => $text };
+			}
+		}
+		my $model = $has_model ? $self->last_written($table) : {};
+		my @wrong;
+		for my $k (sort { $a <=> $b } keys %{ { %rows, %$model } })
+		{
+			my %wholes = map { ($rows{$k}{ $_->name }{whole} // '') => 1 } @nodes;
+			my $expected = $model->{$k}{image} // '';
+			my $as_written = !$has_model || !grep { ($rows{$k}{ $_->name }{image} // '') ne $expected } @nodes;
+			next if keys %wholes == 1 && $as_written;
+			push @wrong, [ $k, keys %wholes == 1 ? 'is the same everywhere, and not what was written last' : 'differs' ];
+		}
+		diag("$table: " . scalar(@wrong) . ' rows are wrong, ' . scalar(grep { $_->[1] eq 'differs' } @wrong) . ' of them not the same everywhere') if @wrong;
+		$self->report($table, @$_) for @wrong[ 0 .. ($#wrong > 2 ? 2 : $#wrong) ];
+		$differences += @wrong;
+	}
+	return $differences;
+}
+
+# By key, what the transaction with the largest version left.
+sub last_written
+{
+	my ($self, $table) = @_;
+	my %last;
+	for my $node (@{ $self->{members} })
+	{
+		for my $line (split /\n/, $node->safe_psql('postgres', qq[
+			select distinct on (k) k, to_char(pg_xact_commit_timestamp(xmin), 'YYYYMMDDHH24MISSUS'), coalesce(image::text, '')
+			from storm_journal where tbl = '$table' order by k, pg_xact_commit_timestamp(xmin) desc, id desc
+		]))
+		{
+			my ($k, $at, $image) = split /\|/, $line, 3;
+			my $version = "$at " . $node->name;
+			$last{$k} = { version => $version, image => $image } if !$last{$k} || $version gt $last{$k}{version};
+		}
+	}
+	return \%last;
+}
+
+# What is known of a key that came out wrong.
+sub report
+{
+	my ($self, $table, $k, $what, $depth) = @_;
+	diag("--- $table, k = $k: $what");
+	my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
+	my $clock = sub { "to_char($_[0], 'HH24:MI:SS.US')" };
+	my @written;
+	for my $node (@{ $self->{members} })
+	{
+		my $name = $node->name;
+		my $row = $node->safe_psql('postgres', qq[
+			select ($image)::text || '  version ' || coalesce(] . $clock->('c.timestamp') . qq[, 'none') || ' ' ||
+			  coalesce((select node_name from braid.origin where origin_id = c.roident), case c.roident when 0 then '$name' else 'origin ' || c.roident end) || ', xmin ' || t.xmin::text
+			from $table t left join lateral pg_xact_commit_timestamp_origin(t.xmin) c on true where k = $k
+		]);
+		diag(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
+		push @written, map { [ split /\|/, $_, 2 ] } split /\n/, $node->safe_psql('postgres', qq[
+			select ] . $clock->('pg_xact_commit_timestamp(xmin)') . qq[, '$name' || ' xid ' || xmin::text || ' ' || what || ': ' || coalesce(image::text, 'gone')
+			from storm_journal where tbl = '$table' and k = $k order by id
+		]);
+	}
+	@written = sort { $a->[0] cmp $b->[0] } @written;
+	splice @written, 0, @written - 10 if @written > 10;
+	diag("written: $_->[0] $_->[1]") for @written;
+	my %others;
+	for my $node (@{ $self->{members} })
+	{
+		my $short = sub { "coalesce(($_[0] || case when $_[0] ? 'big' then jsonb_build_object('big', md5($_[0] ->> 'big')) else '{}' end)::text, '')" };
+		my @met = split /\n/, $node->safe_psql('postgres', qq[
+			select kind || ' ' || winner || ' (' || reason || ') local ' || coalesce(] . $clock->('local_timestamp') . qq[ || ' ' || local_origin, 'none') || ' ' || ] . $short->('local_row') . q[ ||
+			  ' remote ' || coalesce(] . $clock->('remote_timestamp') . qq[, '') || ' ' || remote_origin || ' xid ' || remote_xid::text || ' ' || ] . $short->('remote_row') . qq[
+			from braid.conflict_history
+			where relation = '$table'::regclass and '$k' in (key ->> 'k', local_row ->> 'k', remote_row ->> 'k') order by conflict_id
+		]);
+		splice @met, 0, @met - 8 if @met > 8;
+		diag($node->name . " met: $_") for @met;
+		# Rows that were in its way under another unique key.
+		for (map { /"k": (\d+)/g } @met) { $others{$_} = 1 if $_ != $k; }
+	}
+	return if $depth;
+	$self->report($table, $_, 'was in its way', 1) for (sort { $b <=> $a } keys %others)[ 0 .. (keys %others > 2 ? 1 : keys(%others) - 1) ];
+	return;
+}
+
+1;

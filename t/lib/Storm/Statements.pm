@@ -1,0 +1,113 @@
+# What the writers of a storm write: transactions that a random sequence determines, and that write down what became of their rows.
+
+package Storm::Statements;
+
+use strict;
+use warnings;
+
+sub pick { return $_[ int rand @_ ]; }
+
+sub one_in { return rand($_[0]) < 1; }
+
+# One of the hot keys. Which ones these are moves on, about as fast at all writers.
+sub hot
+{
+	my ($self, $number) = @_;
+	return int($number / 10) + int rand $self->{keys};
+}
+
+# What is in the journal of a row.
+sub image { return $_[0] eq 'toasted' ? "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" : 'to_jsonb(w)'; }
+
+# A statement that writes down what it did. With $to, the row had this key before.
+sub written
+{
+	my ($self, $table, $sql, $what, $old) = @_;
+	return "$sql;\n" unless $self->{journal};
+	my $image = image($table);
+	my $rows = $what eq 'delete' ? "select '$table', k, null::jsonb, '$what' from w" : "select '$table', k, $image, '$what' from w";
+	$rows = "select '$table', $old, null::jsonb, '$what, from here' from w union all $rows" if defined $old;
+	return "with w as ($sql returning *) insert into storm_journal (tbl, k, image, what) $rows;\n";
+}
+
+sub transaction
+{
+	my ($self, $who, $number) = @_;
+	if ($self->{large} && one_in($self->{large}))
+	{
+		my $k = $self->hot($number);
+		my $from = 10_000 * ++$self->{larges};
+		return "begin;\n" . $self->written('item', "update item set n = n + 1, v = '$who.$number' where k = $k", 'update')
+		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 2000) i", 'large')
+		  . "commit;\n";
+	}
+	my $statements = one_in(3) ? 1 + int rand 4 : 1;
+	my $text = join '', map { $self->statement($who, $number) } 1 .. $statements;
+	# What is rolled back never was.
+	return "begin;\n${text}rollback;\n" if one_in(40);
+	return $statements == 1 && $text !~ /;.*;/s ? $text : "begin;\n${text}commit;\n";
+}
+
+sub statement
+{
+	my ($self, $who, $number) = @_;
+	my $table = pick(@{ $self->{tables} });
+	my ($k, $v) = ($self->hot($number), "'$who.$number'");
+	my $has = $self->{has};
+	return "truncate $table;\n" if $has->{truncate} && one_in(150);
+	if ($has->{delete} && one_in(5))
+	{
+		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2);
+		return $self->written($table, "delete from $table where k = $k", 'delete') . $self->insert($table, $k, $number, $v);
+	}
+	return $self->insert($table, $k, $number, $v) if one_in(3);
+	if ($table eq 'moving' && one_in(2))
+	{
+		my $to = $self->hot($number);
+		return $self->swap($k, $to, $v) if one_in(4) && $to != $k;
+		return $self->move($k, $to, $v) if $to != $k;
+	}
+	if ($table eq 'toasted' && one_in(3))
+	{
+		my $small = one_in(2) ? ', n = n + 1' : '';
+		return $self->written($table, "update $table set big = repeat(md5($v), 100), v = $v$small where k = $k", "big$small");
+	}
+	if ($table eq 'taken' && one_in(2))
+	{
+		my $code = $self->hot($number);
+		return $self->written($table, "update $table set code = $code, v = $v where k = $k", 'code');
+	}
+	my $where = one_in(8) ? 'between ' . $k . ' and ' . ($k + 2) : "= $k";
+	return $self->written($table, "update $table set n = n + 1, v = $v where k $where", 'update');
+}
+
+sub insert
+{
+	my ($self, $table, $k, $number, $v) = @_;
+	my %more = (toasted => [ 'big', "repeat(md5($v), 100)" ], taken => [ 'code', $self->hot($number) ]);
+	my ($column, $value) = $more{$table} ? map { ", $_" } @{ $more{$table} } : ('', '');
+	# Not both arms of one statement: of the second unique key, any may be what is in the way.
+	my $conflict = $table ne 'taken' && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
+	return $self->written($table, "insert into $table (k, n, v$column) values ($k, $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
+}
+
+# To a key that is free; now and then to one that is not, which fails.
+sub move
+{
+	my ($self, $k, $to, $v) = @_;
+	my $free = one_in(10) ? '' : " and not exists (select from moving where k = $to)";
+	return $self->written('moving', "update moving set k = $to, n = n + 1, v = $v where k = $k$free", "moved $k to $to", $k);
+}
+
+# Two rows change places, by way of a key that nobody else uses.
+sub swap
+{
+	my ($self, $one, $other, $v) = @_;
+	my $by = 1_000_000 + $one;
+	my $there = "exists (select from moving where k = $by)";
+	return $self->written('moving', "update moving set k = $by where k = $one and exists (select from moving where k = $other)", "swap $one and $other", $one)
+	  . $self->written('moving', "update moving set k = $one, n = n + 1, v = $v where k = $other and $there", "swap $one and $other", $other)
+	  . $self->written('moving', "update moving set k = $other, n = n + 1, v = $v where k = $by and not exists (select from moving where k = $other)", "swap $one and $other", $by);
+}
+
+1;
