@@ -6,6 +6,8 @@ set client_min_messages = notice;
 \set SHOW_CONTEXT never
 create extension braid;
 select braid.create_node('here', 'dbname=history') \g /dev/null
+-- The records below are far ahead of the clock.
+set braid.max_clock_wait = 0;
 set timezone = 'Asia/Tokyo';
 set datestyle = 'German';
 create schema shop;

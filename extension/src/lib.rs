@@ -19,5 +19,6 @@ pub extern "C-unwind" fn _PG_init() {
         braid_pg::registry::install();
         braid_pg::tombstone::drop_database::install();
         braid_pg::supervisor::register();
+        braid_pg::clock::install();
     }
 }

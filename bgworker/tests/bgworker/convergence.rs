@@ -234,15 +234,24 @@ impl Group {
 }
 
 fn converges(test: &str, topology: Topology) {
+    converges_with(test, topology, false);
+}
+
+/// `steps`: clocks are set, forth and back, while it runs.
+fn converges_with(test: &str, topology: Topology, steps: bool) {
     let mut random = Random::new(test);
     for round in 0..4000 {
         let count = 2 + random.index(3);
         let mut group = Group::new(count, topology);
         let keys = 1 + random.below(4);
-        let skew: Vec<i64> = (0..count).map(|_| random.below(4).cast_signed()).collect();
+        let mut skew: Vec<i64> = (0..count).map(|_| random.below(4).cast_signed()).collect();
         let mut time = 1;
         for _ in 0..random.below(40) {
             time += i64::from(random.one_in(3));
+            if steps && random.one_in(4) {
+                let node = random.index(count);
+                skew[node] = random.below(20).cast_signed() - 10;
+            }
             match random.below(4) {
                 0 | 1 => {
                     let node = random.index(count);
@@ -313,6 +322,33 @@ fn i2_a_star_converges() {
 #[test]
 fn i2_a_chain_converges() {
     converges("i2_a_chain_converges", Topology::Chain);
+}
+
+/// A clock that is set back changes who wins, but nodes agree: commits wait until it is past what their node itself has committed, too.
+#[test]
+fn i4_clocks_may_step_back() {
+    for topology in [
+        Topology::Mesh,
+        Topology::ForwardingMesh,
+        Topology::Star,
+        Topology::Chain,
+    ] {
+        converges_with("i4_clocks_may_step_back", topology, true);
+    }
+}
+
+/// Why a node's own commits count as seen. It writes a row at 10 and, with its clock set back, again at 5; another writes it at 7. Who has
+/// the 10 in between keeps it against the 7 and then takes the 5, which follows it; who gets the 7 last takes that.
+#[test]
+fn i4_covers_a_nodes_own_commits() {
+    let mut group = Group::new(3, Topology::Mesh);
+    group.write(0, Kind::Insert, 0, 10);
+    group.write(0, Kind::Update, 0, 5);
+    group.write(1, Kind::Insert, 0, 7);
+    // Node c gets both of a's, then b's; node b has its own and gets both of a's.
+    group.deliver_all(&mut Random::new("i4_covers_a_nodes_own_commits"));
+    let rows: Vec<_> = group.nodes.iter().map(Node::rows).collect();
+    assert_ne!(rows[0], rows[1], "rules alone do not make up for it");
 }
 
 /// Merging is by the row's version alone: for each pair of versions and each kind of change there is one winner, whichever

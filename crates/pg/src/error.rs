@@ -67,6 +67,11 @@ impl PgError {
         unreachable!("ereport(ERROR) does not return")
     }
 
+    /// Send it to the client, and to the server's log, as a WARNING.
+    pub fn warn(&self) {
+        report(pgrx::PgLogLevel::WARNING, self);
+    }
+
     /// Write it to the server's log.
     pub fn log(&self, context: &str) {
         let with_context = Self {

@@ -7,6 +7,7 @@ mod appliers;
 pub mod apply;
 pub mod catalog;
 pub mod cleanup;
+pub mod clock;
 pub mod compare;
 mod compat;
 pub mod copy;

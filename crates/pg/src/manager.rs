@@ -18,7 +18,7 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
-use crate::{latch, settings, supervisor, worker};
+use crate::{clock, latch, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -98,6 +98,9 @@ pub fn main(argument: pg_sys::Datum) {
     // Before the first applier asks.
     if let Err(failure) = error::transaction(tombstone::load) {
         failure.log("braid manager");
+    }
+    if let Err(failure) = error::transaction(clock::remember) {
+        failure.log("could not look at the last commits");
     }
     let mut manager = Manager::default();
     loop {

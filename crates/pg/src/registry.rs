@@ -7,6 +7,7 @@
 //! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry. Readers hold no lock:
 //! whoever shows an entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -50,6 +51,16 @@ pub struct ManagerEntry {
     pub latch: AtomicUsize,
     /// Set by a backend that wants a manager to look.
     pub poked: AtomicU32,
+    /// The newest commit timestamp (TimestampTz) that was applied in the database, or that a transaction of its own had.
+    pub newest: AtomicI64,
+    /// Commits that waited for the clock to be past it.
+    pub clock_waits: AtomicU64,
+    /// Microseconds that they waited.
+    pub clock_wait_micros: AtomicU64,
+    /// Commits for which the wait would have been too long.
+    pub clock_exceeded: AtomicU64,
+    /// The last warning of that (TimestampTz).
+    pub clock_warned_at: AtomicI64,
     /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
     pub remembers_deletions: AtomicBool,
     /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
@@ -271,6 +282,8 @@ struct Shared {
     subscriptions: AtomicU32,
     /// Batches that were committed since the server was started.
     batches: AtomicU64,
+    /// Grows whenever a database gets a manager's entry or loses it.
+    manager_generation: AtomicU64,
     /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
     tombstones: [AtomicI64; TOMBSTONE_GROUPS],
     managers: [ManagerEntry; MAX_DATABASES],
@@ -439,6 +452,11 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.poked.store(0, Ordering::SeqCst);
         free.pid.store(0, Ordering::SeqCst);
         free.latch.store(0, Ordering::SeqCst);
+        free.newest.store(0, Ordering::Relaxed);
+        free.clock_waits.store(0, Ordering::Relaxed);
+        free.clock_wait_micros.store(0, Ordering::Relaxed);
+        free.clock_exceeded.store(0, Ordering::Relaxed);
+        free.clock_warned_at.store(0, Ordering::Relaxed);
         free.remembers_deletions.store(false, Ordering::SeqCst);
         free.knows_tombstones.store(false, Ordering::SeqCst);
         free.newest_tombstone.store(0, Ordering::SeqCst);
@@ -446,6 +464,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.collector_latch.store(0, Ordering::SeqCst);
         free.collected_lsn.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
+        managers_changed();
         Some(free)
     })
 }
@@ -465,9 +484,35 @@ pub fn release_manager(database: u32) {
             entry.pid.store(0, Ordering::SeqCst);
             if entry.poked.load(Ordering::SeqCst) == 0 {
                 entry.database.store(0, Ordering::Release);
+                managers_changed();
             }
         }
     });
+}
+
+fn managers_changed() {
+    if let Some(shared) = shared() {
+        shared.manager_generation.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+thread_local! {
+    /// What [`my_manager`] found, and as of which generation.
+    static MY_MANAGER: Cell<(u64, Option<&'static ManagerEntry>)> = const { Cell::new((u64::MAX, None)) };
+}
+
+/// The entry of this process's database, looked up only when entries have changed. `None` when it has none.
+#[must_use]
+pub fn my_manager() -> Option<&'static ManagerEntry> {
+    let generation = shared()?.manager_generation.load(Ordering::Acquire);
+    let (known, entry) = MY_MANAGER.get();
+    if known == generation {
+        return entry;
+    }
+    let database = my_database();
+    let entry = (database != 0).then(|| find_manager(database)).flatten();
+    MY_MANAGER.set((generation, entry));
+    entry
 }
 
 /// Background workers that run now for the other databases of this server: managers, leaders and appliers.
@@ -835,20 +880,6 @@ pub fn count_batch() {
     if let Some(shared) = shared() {
         shared.batches.fetch_add(1, Ordering::AcqRel);
     }
-}
-
-/// The entry of this database's manager.
-fn my_manager() -> Option<&'static ManagerEntry> {
-    static MINE: AtomicPtr<ManagerEntry> = AtomicPtr::new(std::ptr::null_mut());
-    let database = my_database();
-    // SAFETY: null, or an entry of the registry, which lives as long as the server.
-    let known = unsafe { MINE.load(Ordering::Relaxed).as_ref() };
-    if let Some(entry) = known.filter(|entry| entry.database.load(Ordering::Acquire) == database) {
-        return Some(entry);
-    }
-    let entry = find_manager(database)?;
-    MINE.store(std::ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
-    Some(entry)
 }
 
 fn tombstone_group(hash: u64) -> Option<&'static AtomicI64> {

@@ -5,6 +5,17 @@ use std::time::Duration;
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
+/// What becomes of a commit whose node's clock is too far behind what it has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum BehindAction {
+    /// It commits, with a warning. The default.
+    #[name = c"warning"]
+    Warning,
+    /// It fails.
+    #[name = c"error"]
+    Error,
+}
+
 static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static MIN_APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -14,6 +25,9 @@ static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
+static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
+    GucSetting::<BehindAction>::new(BehindAction::Warning);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -78,6 +92,27 @@ fn of_appliers() -> [Int; 3] {
     ]
 }
 
+/// Those that name one of several ways.
+fn register_choices() {
+    GucRegistry::define_enum_guc(
+        c"braid.clock_behind_action",
+        c"What becomes of a commit when this node's clock is further behind than braid.max_clock_wait.",
+        c"warning commits; error does not.",
+        &CLOCK_BEHIND_ACTION,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
+        c"braid.remember_deletions",
+        c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
+        c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
+          and local WAL is read once more.",
+        &REMEMBER_DELETIONS,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+}
+
 /// Register all settings.
 pub fn register() {
     let ints = [
@@ -128,6 +163,15 @@ pub fn register() {
             flags: GucFlags::UNIT_MS,
         },
         Int {
+            name: c"braid.max_clock_wait",
+            short: c"Longest time that a commit waits until this node's clock is past the newest change that was applied here.",
+            long: c"0 never waits. Where it would have to wait for longer it does not wait, but does what braid.clock_behind_action says.",
+            setting: &MAX_CLOCK_WAIT_MS,
+            range: (0, 60_000),
+            context: GucContext::Suset,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
             name: c"braid.retry_interval",
             short: c"Pause before a subscription's workers are started again after a failure.",
             long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
@@ -172,15 +216,7 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
-    GucRegistry::define_enum_guc(
-        c"braid.remember_deletions",
-        c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
-        c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
-          and local WAL is read once more.",
-        &REMEMBER_DELETIONS,
-        GucContext::Sighup,
-        GucFlags::empty(),
-    );
+    register_choices();
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
     // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"braid".as_ptr()) };
@@ -254,6 +290,19 @@ pub fn conflict_history_retention_minutes() -> Option<i32> {
 #[must_use]
 pub fn conflict_function_timeout_ms() -> Option<i32> {
     Some(CONFLICT_FUNCTION_TIMEOUT_MS.get()).filter(|limit| *limit > 0)
+}
+
+/// `braid.max_clock_wait`; `None` for never.
+#[must_use]
+pub fn max_clock_wait() -> Option<Duration> {
+    let limit = MAX_CLOCK_WAIT_MS.get();
+    (limit > 0).then(|| milliseconds(limit))
+}
+
+/// `braid.clock_behind_action`.
+#[must_use]
+pub fn clock_behind_action() -> BehindAction {
+    CLOCK_BEHIND_ACTION.get()
 }
 
 /// `braid.retry_interval`.

@@ -30,9 +30,11 @@ pub enum Wait {
     Rest = 8,
     /// An applier: for a pause between two attempts to be over.
     Retry = 9,
+    /// Any session: at a commit, for the clock to be past the newest version that was seen here.
+    Clock = 10,
 }
 
-const ALL: [Wait; 9] = [
+const ALL: [Wait; 10] = [
     Wait::Provider,
     Wait::Appliers,
     Wait::Tables,
@@ -42,6 +44,7 @@ const ALL: [Wait; 9] = [
     Wait::Turn,
     Wait::Rest,
     Wait::Retry,
+    Wait::Clock,
 ];
 
 static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()];
@@ -62,6 +65,7 @@ impl Wait {
             Self::Turn => c"BraidApplierTurn",
             Self::Rest => c"BraidApplierRest",
             Self::Retry => c"BraidApplierRetry",
+            Self::Clock => c"BraidClock",
         }
     }
 

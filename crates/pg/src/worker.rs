@@ -209,6 +209,7 @@ unsafe extern "C" {
 
 /// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again).
 pub fn initialize() {
+    crate::clock::exempt_this_process();
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
     unsafe {
         compat::pqsignal(15, Some(ffi::die));

@@ -337,6 +337,27 @@ fn scaling_activity() -> TableIterator<
 }
 
 #[pg_extern(sql = false)]
+fn clock_activity() -> TableIterator<
+    'static,
+    (
+        name!(newest, Option<i64>),
+        name!(waits, i64),
+        name!(wait_micros, i64),
+        name!(exceeded, i64),
+    ),
+> {
+    let row = registry::my_manager().map(|entry| {
+        (
+            time(&entry.newest),
+            count(&entry.clock_waits),
+            count(&entry.clock_wait_micros),
+            count(&entry.clock_exceeded),
+        )
+    });
+    TableIterator::new(row)
+}
+
+#[pg_extern(sql = false)]
 fn deletion_activity() -> TableIterator<
     'static,
     (

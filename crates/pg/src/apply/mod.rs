@@ -43,6 +43,7 @@ use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
+use crate::clock;
 use crate::error::PgError;
 use crate::origin::OriginId;
 use crate::registry::{self, SubscriptionEntry, TableEntry};
@@ -457,6 +458,7 @@ impl Session {
     fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
         self.tally.store(&self.identity.subscription)?;
+        clock::wait_until_past();
         // SAFETY: the transaction was opened in `start`.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -492,6 +494,7 @@ impl Session {
     pub fn commit(&mut self, end_lsn: u64) -> Result<u64, PgError> {
         self.finish()?;
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        clock::seen(timestamp.saturating_sub(EPOCH_DIFFERENCE));
         // SAFETY: the transaction was opened in `begin`; the origin is set up for this process. The values are read by
         // RecordTransactionCommit.
         unsafe {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pgrx::pg_sys;
 
 use crate::apply::{COPIED, EPOCH_DIFFERENCE, Versions, store_versions};
+use crate::clock;
 use crate::error::PgError;
 use crate::origin::{self, OriginId};
 
@@ -166,6 +167,7 @@ fn reset() {
 /// Write the versions down. Rows of one subtransaction have one entry, whichever call wrote them.
 fn before_commit() {
     let newest = newest();
+    clock::seen(newest.saturating_sub(EPOCH_DIFFERENCE));
     let (mut parts, lsn) = PIECES.with_borrow_mut(|pieces| {
         let lsn = pieces.iter().map(|piece| piece.lsn).max().unwrap_or(0);
         let mut parts: Vec<(u64, Versions)> = Vec::new();
