@@ -102,7 +102,7 @@ meet(q[update label set tags = tags || '{t}' where id = 1], q[update label set t
 meet(q[insert into label values (3, '{t}')], q[insert into label values (3, '{p}')]);
 both_have('label', '(1,"{a,p,t}",) (2,{a},) (3,"{p,t}",)', 'both changes are in the row, on both nodes');
 is($tokyo->safe_psql('postgres', q[select kind, resolution, winner, local_row -> 'tags', remote_row -> 'tags' from braid.conflict_history where key = '{"id": 1}' order by conflict_id desc limit 1]),
-	'update_origin_differs|function|merged|["a", "t"]|["a", "p"]', 'the history has both');
+	'update_origin_differs|function|merged|"{a,t}"|"{a,p}"', 'the history has both');
 
 # The one who wrote the newer version has not seen the older one, and goes on.
 converged(@both);
@@ -182,6 +182,31 @@ both_have('account', '(1,182,b) (4,13,y)', 'one row several times in a transacti
 same_tables(\@both, 'seen');
 is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|5\ntokyo|6", 'once for each');
 is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflict_call') } @both), '0 0', 'no note is left');
+
+# In pieces: a row that one piece has merged is merged with the next one too; what is asked in each of them is asked once.
+$_->[0]->safe_psql('postgres', "select braid.alter_subscription('$_->[1]', split_transactions_above => 2)") for @streams;
+$tokyo->safe_psql('postgres', q[insert into label select i, '{}' from generate_series(11, 13) i; insert into account select i, 0, '' from generate_series(11, 13) i]);
+sub in_pieces
+{
+	my ($tag) = @_;
+	my $steps = join ' ', map { my $step = $_; map { "update label set tags = tags || '{$tag$step}' where id = $_;" } 11 .. 13 } 1 .. 3;
+	return "begin; $steps commit";
+}
+meet(in_pieces('t'), in_pieces('p'));
+my $all_tags = join ',', map { my $tag = $_; map { "$tag$_" } 1 .. 3 } qw(p t);
+is(join(' / ', map { $_->safe_psql('postgres', q[select string_agg(distinct tags::text, ' ') from label where id between 11 and 13]) } @both),
+	"{$all_tags} / {$all_tags}", 'pieces of one transaction, merged by each node');
+on_all('truncate seen', @both);
+converged(@both);
+my $increments = join ' ', map { map { "update account set n = n + 1 where id = $_;" } 11, 11, 12, 13 } 1 .. 3;
+meet("begin; $increments commit", "begin; $increments commit");
+is(join(' ', map { $_->safe_psql('postgres', q[select string_agg(n::text, ',' order by id) from account where id between 11 and 13]) } @both), '12,6,6 12,6,6',
+	'increments count in pieces that were applied again');
+same_tables(\@both, 'seen');
+is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|12\ntokyo|12", 'each once');
+is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflict_call') } @both), '0 0', 'no note is left of them');
+cmp_ok($_->safe_psql('postgres', 'select sum(pieces) from braid.dependency_stats'), '>', 5, $_->name . ' has applied pieces') for @both;
+$_->[0]->safe_psql('postgres', "select braid.alter_subscription('$_->[1]', split_transactions_above => 0)") for @streams;
 
 # The same word on both nodes under two ids: the smaller one stays, mentions of the other go to it, everywhere.
 on_all(q[
