@@ -29,7 +29,7 @@ sub apart
 	my ($first, $second) = @_;
 	converged(@both);
 	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @streams;
-	$_->poll_query_until('postgres', 'select not coalesce(bool_or(active), false) from pg_replication_slots') for @both;
+	$_->poll_query_until('postgres', q[select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions']) for @both;
 	$tokyo->safe_psql('postgres', $first);
 	$paris->safe_psql('postgres', $second);
 	$_->[0]->safe_psql('postgres', "select braid.enable_subscription('$_->[1]')") for @streams;

@@ -4,10 +4,7 @@
 #
 # What is not tried here, because nodes can still end apart (docs/ARCHITECTURE.md, Conflicts):
 #   toast     a winning update keeps the large columns that it left as they were from the row that is here, whoever wrote that
-#   key       a changed primary key is decided for the row as a whole, and its old key keeps no trace of when it was left
 #   unique    a row that loses to another one under a further unique key is gone here alone, also when the winner gives way later
-#   delete    with three nodes: a delete that finds no row, or one that is deleted already, leaves no trace of its own. With two, only as
-#             long as dead rows are kept from being pruned (keep_dead)
 #   truncate  removes what was inserted elsewhere before it and comes after
 
 use strict;
@@ -20,11 +17,11 @@ use Time::HiRes qw(time);
 my %storm;
 # One after the other, by seed.
 my @kinds = (
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_) },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'batch') },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
-	sub { ($storm{plain} //= Storm->new(with => ['plain'], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
-	sub { ($storm{delete} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete)], keep_dead => 1, seconds => 6))->run(@_) },
+	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key)], seconds => 6, large => 300))->run(@_) },
+	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key)], seconds => 6, large => 300))->run(@_, mode => 'batch') },
+	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key)], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
+	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key)], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
+	sub { ($storm{two} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete key)], seconds => 6))->run(@_) },
 );
 @kinds = $kinds[0] if $ENV{BRAID_STORM};
 if (my $seconds = $ENV{BRAID_TEST_SECONDS})

@@ -89,6 +89,7 @@ def main(arguments):
     for name, content in sections(results, kept):
         text = fill(text, name, content)
     DOCUMENT.write_text(text)
+    RESULTS.mkdir(exist_ok=True)
     kept.write_text(json.dumps(results, indent=1) + "\n")
     CHARTS.mkdir(exist_ok=True)
     drawn = charts.draw(results)
