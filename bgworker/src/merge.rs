@@ -2,7 +2,7 @@
 //!
 //! The version is the larger of the two that met, on every node, whichever of them was here first: so it does not tell that the one who
 //! wrote it had not seen the other. A row whose version says more than it holds is *marked*: the next change of the same origin
-//! meets [`Local::Merged`](crate::conflict::Local::Merged), and the function is asked again. Without the mark that change would
+//! meets [`Local::Merged`], and the function is asked again. Without the mark that change would
 //! take the row's place, and the other half would be gone here alone.
 //!
 //! Where the whole row before the change is in WAL, it tells for certain what its writer had seen ([`sees`]).
