@@ -18,7 +18,7 @@ create function put(operation text, tab text, columns jsonb, after jsonb, at tex
     'transaction', jsonb_build_object('lsn', ('0/0'::pg_lsn + nextval('position'))::text, 'commit_time', at),
     'schema', jsonb_build_object('namespace', 'shop', 'table', tab, 'columns', columns))
     || case operation when 'delete' then jsonb_build_object('before', after, 'before_kind', 'key') else jsonb_build_object('after', after) end), 'paris') $$;
-create view latest as select * from braid.conflict_history where conflict_id = (select max(conflict_id) from braid.conflict);
+create view latest as select * from braid.conflict_history where conflict_id = (select max(conflict_id) from braid.conflict_record);
 create function restore(side text default null) returns table (action text, relation regclass, key jsonb, old_row jsonb, new_row jsonb) language sql as $$
   select * from braid.restore_conflict((select conflict_id from latest), side) $$;
 \set id_v '[{"name": "id", "type": "int4", "identity": true}, {"name": "v", "type": "text"}]'
@@ -165,12 +165,12 @@ select id, length(v), md5(v) = md5(repeat('x', 40000000)) as v, md5(w) = md5(rep
 -- A table without a key.
 create table shop.bare (id int, v text);
 alter table shop.bare replica identity full;
-insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason, local_row) values ('paris', 'shop.bare', 'insert_exists', 'r', 'remote', 'x', '{"id": 1, "v": "own"}');
+insert into braid.conflict_record (subscription_name, relation, kind, resolution, winner, reason, local_row) values ('paris', 'shop.bare', 'insert_exists', 'r', 'remote', 'x', '{"id": 1, "v": "own"}');
 select * from restore();
 
 -- Counted, by table and kind, whatever becomes of the history; when the history is off, too.
 select relation, kind, winner, conflicts, last_at >= first_at as ordered from braid.conflict_stats where relation in ('shop.t'::regclass, 'shop.kinds');
-delete from braid.conflict;
+delete from braid.conflict_record;
 select sum(conflicts) > 0 as still from braid.conflict_stats;
 
 -- Who may: whoever may call it, and write the table.

@@ -123,7 +123,7 @@ call braid.repair('s', 't');
 \echo :SQLSTATE
 select braid.repair_begin('s', 't', 'newest', null, false);
 \echo :SQLSTATE
-select key from braid.conflict;
+select key from braid.conflict_record;
 \echo :SQLSTATE
 
 -- nobody

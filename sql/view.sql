@@ -19,13 +19,13 @@ select braid.create_subscription('from_there', :'there', enabled => false) is no
 select * from braid.subscription_status;
 select * from braid.subscription_tables;
 -- conflicts
-insert into braid.conflict (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
+insert into braid.conflict_record (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
     local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn)
 select '2030-01-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'from_there', 't', kind, 'last_update_wins', 'remote', 'newer',
     '{"id": 1}', '{"id": 1}', '{"id": 1}', '2030-01-01', '2030-01-02', 'here', 'there', '7', '0/AB'
   from (values (1, 'insert_exists'), (2, 'delete_missing'), (3, 'insert_exists')) v (n, kind);
 insert into braid.conflict_count (subscription_name, relation, kind, resolution, winner, conflicts, counted_at)
-select subscription_name, relation, kind, resolution, winner, 1, recorded_at from braid.conflict;
+select subscription_name, relation, kind, resolution, winner, 1, recorded_at from braid.conflict_record;
 insert into braid.conflict_total values ('from_there', 't', 'insert_exists', 'last_update_wins', 'remote', 40, '2029-01-01 00:00:00Z', '2030-01-01 00:02:00Z');
 set timezone = 'UTC';
 set datestyle = 'ISO, YMD';
@@ -33,7 +33,7 @@ select subscription, relation, kind, resolution, winner, reason, key, local_row,
 select * from braid.conflict_stats;
 -- what the catalog does not take
 \set VERBOSITY sqlstate
-insert into braid.conflict (subscription_name, relation, kind, resolution, winner, reason) values ('s', 't', 'k', 'r', 'nobody', 'x');
+insert into braid.conflict_record (subscription_name, relation, kind, resolution, winner, reason) values ('s', 't', 'k', 'r', 'nobody', 'x');
 update braid.subscription set origin = 'some';
 update braid.subscription set phase = 'some';
 update braid.subscription_table set state = 'some';

@@ -79,7 +79,7 @@ my %case = (
 my $rows = '(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)';
 at('tokyo', "delete from item where id <= 20; insert into item select i, 'tokyo before', 0 from generate_series(1, 20) i where i in $rows");
 converged(@nodes);
-on_all('truncate braid.conflict', @nodes);
+on_all('truncate braid.conflict_record', @nodes);
 my %counted = map { $_->name => counted($_) } @nodes;
 
 # Dead rows are what tells of deletions: an old snapshot keeps them from being pruned while a case is under way.

@@ -45,7 +45,7 @@ for my $mode ('source', 'relaxed')
 		$locker->quit;
 		caught_up($paris, $tokyo);
 		same_tables([ $tokyo, $paris ], 'kv', 'held', 'filler');
-		is($paris->safe_psql('postgres', 'select count(*) from braid.conflict'), '0', 'no conflict');
+		is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_record'), '0', 'no conflict');
 	}
 }
 

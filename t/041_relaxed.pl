@@ -130,7 +130,7 @@ for my $mode ('parallel', 'batch', 'batch and consolidate')
 	$tokyo->run_log([ 'pgbench', '-n', '-c', '4', '-t', '300', '-h', $tokyo->host, '-p', $tokyo->port, '-f', "$dir/load.sql\@3", '-f', "$dir/single.sql\@1", '--max-tries=1000', 'postgres' ]);
 	caught_up($paris, $tokyo);
 	same_tables([ $tokyo, $paris ], 'hot', 'cold', 'plain');
-	is($paris->safe_psql('postgres', 'select count(*) from braid.conflict'), '0', "no conflict, $mode");
+	is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_record'), '0', "no conflict, $mode");
 }
 is(status($paris, $name)->{state}, 'streaming', 'no error on the way');
 

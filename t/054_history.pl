@@ -134,23 +134,23 @@ is(counted($_), $before{ $_->name } + 1, 'it is counted on ' . $_->name) for @bo
 
 # What is older than its time goes, with large values; what is not stays; the counts stay.
 $tokyo->safe_psql('postgres', q[
-	update braid.conflict set recorded_at = now() - interval '31 days' where conflict_id % 2 = 0;
-	insert into braid.conflict_value select conflict_id, 'local', 'big', 'x' from braid.conflict where conflict_id % 4 < 2;
+	update braid.conflict_record set recorded_at = now() - interval '31 days' where conflict_id % 2 = 0;
+	insert into braid.conflict_value select conflict_id, 'local', 'big', 'x' from braid.conflict_record where conflict_id % 4 < 2;
 ]);
-my $young = $tokyo->safe_psql('postgres', 'select count(*) from braid.conflict where conflict_id % 2 = 1');
+my $young = $tokyo->safe_psql('postgres', 'select count(*) from braid.conflict_record where conflict_id % 2 = 1');
 my $large = $tokyo->safe_psql('postgres', 'select count(*) from braid.conflict_value where conflict_id % 2 = 1');
 $before{tokyo} = counted($tokyo);
 $tokyo->restart;
-ok($tokyo->poll_query_until('postgres', 'select count(*) = 0 from braid.conflict where conflict_id % 2 = 0'), 'old conflicts are removed');
-is($tokyo->safe_psql('postgres', 'select count(*) from braid.conflict'), $young, 'the others are not');
+ok($tokyo->poll_query_until('postgres', 'select count(*) = 0 from braid.conflict_record where conflict_id % 2 = 0'), 'old conflicts are removed');
+is($tokyo->safe_psql('postgres', 'select count(*) from braid.conflict_record'), $young, 'the others are not');
 is($tokyo->safe_psql('postgres', 'select count(*) from braid.conflict_value'), $large, 'and large values likewise');
 is(counted($tokyo), $before{tokyo}, 'the counts stay');
 $tokyo->safe_psql('postgres', 'alter system set braid.conflict_history_retention = 0; select pg_reload_conf()');
-$tokyo->safe_psql('postgres', q[update braid.conflict set recorded_at = now() - interval '10 years']);
+$tokyo->safe_psql('postgres', q[update braid.conflict_record set recorded_at = now() - interval '10 years']);
 $tokyo->restart;
 $tokyo->safe_psql('postgres', q[insert into braid.conflict_count values ('s', 'item', 'k', 'r', 'local', 1)]) for 1;
 $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', 'select count(*) = 0 from braid.conflict_count'), 'the manager was there');
-is($tokyo->safe_psql('postgres', 'select count(*) from braid.conflict'), $young, '0 keeps them for ever');
+is($tokyo->safe_psql('postgres', 'select count(*) from braid.conflict_record'), $young, '0 keeps them for ever');
 
 done_testing();

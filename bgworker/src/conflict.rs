@@ -44,6 +44,11 @@ pub enum Local<'a> {
     Unversioned,
     /// A row.
     Present(Version<'a>),
+    /// A row that was made here of several by the user's function. Its version is the largest of theirs: whoever wrote that one has
+    /// not seen the others.
+    Merged(Version<'a>),
+    /// As that, made by this very transaction or batch: never the same change again, whatever the version.
+    OwnMerged(Version<'a>),
 }
 
 /// A conflict's kind.
@@ -103,6 +108,12 @@ pub enum Action {
     Apply,
     /// Leave things as they are.
     Keep,
+    /// The user's function is to say. Only from [`crate::resolution::Rules::resolve`].
+    Ask,
+    /// It has made a row of both, which is written.
+    Merge,
+    /// It wants neither: the row goes.
+    Remove,
 }
 
 /// What was decided.
@@ -141,6 +152,20 @@ fn newer_wins(kind: Kind, local: Version<'_>, remote: Version<'_>) -> Decision {
         Ordering::Greater => (Action::Apply, REMOTE_NEWER),
         Ordering::Less => (Action::Keep, LOCAL_NEWER),
         Ordering::Equal => return KNOWN,
+    };
+    Decision {
+        action,
+        conflict: Some(kind),
+        reason,
+    }
+}
+
+/// A row that was merged with an earlier change of the transaction in hand.
+fn over_merged(kind: Kind, merged: Version<'_>, remote: Version<'_>) -> Decision {
+    let (action, reason) = if remote < merged {
+        (Action::Keep, LOCAL_NEWER)
+    } else {
+        (Action::Apply, REMOTE_NEWER)
     };
     Decision {
         action,
@@ -195,7 +220,10 @@ pub fn decide_insert(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
             conflict: Some(Kind::InsertExists),
             reason: "the local row is older than anything that is replicated",
         },
-        Local::Present(version) => newer_wins(Kind::InsertExists, version, remote),
+        Local::Present(version) | Local::Merged(version) => {
+            newer_wins(Kind::InsertExists, version, remote)
+        }
+        Local::OwnMerged(version) => over_merged(Kind::InsertExists, version, remote),
     }
 }
 
@@ -208,7 +236,10 @@ pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
         Local::Present(version) if version.origin == remote.origin => {
             same_origin(version, remote, from_origin)
         }
-        Local::Present(version) => newer_wins(Kind::UpdateOriginDiffers, version, remote),
+        Local::Present(version) | Local::Merged(version) => {
+            newer_wins(Kind::UpdateOriginDiffers, version, remote)
+        }
+        Local::OwnMerged(version) => over_merged(Kind::UpdateOriginDiffers, version, remote),
         Local::Missing => Decision {
             action: Action::Apply,
             conflict: Some(Kind::UpdateMissing),
@@ -236,7 +267,10 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
         Local::Present(version) if version.origin == remote.origin => {
             same_origin(version, remote, from_origin)
         }
-        Local::Present(version) => newer_wins(Kind::DeleteOriginDiffers, version, remote),
+        Local::Present(version) | Local::Merged(version) => {
+            newer_wins(Kind::DeleteOriginDiffers, version, remote)
+        }
+        Local::OwnMerged(version) => over_merged(Kind::DeleteOriginDiffers, version, remote),
         Local::Missing | Local::Deleted(_) => Decision {
             action: Action::Keep,
             conflict: Some(Kind::DeleteMissing),
@@ -260,7 +294,10 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) 
             conflict: Some(Kind::UpdateExists),
             reason: "the local row is older than anything that is replicated",
         },
-        Local::Present(version) => newer_wins(Kind::UpdateExists, version, remote),
+        Local::Present(version) | Local::Merged(version) => {
+            newer_wins(Kind::UpdateExists, version, remote)
+        }
+        Local::OwnMerged(version) => over_merged(Kind::UpdateExists, version, remote),
     }
 }
 
@@ -269,14 +306,16 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) 
 #[must_use]
 pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> Decision {
     match local {
-        Local::Present(version) if version != remote => newer_wins(kind, version, remote),
+        Local::Present(version) | Local::Merged(version) if version != remote => {
+            newer_wins(kind, version, remote)
+        }
         // Two rows of one version are told apart by the order in which their origin wrote them.
-        Local::Present(_) | Local::Unversioned => Decision {
+        Local::Present(_) | Local::Merged(_) | Local::Unversioned => Decision {
             action: Action::Apply,
             conflict: Some(kind),
             reason: "the row in the way is older than anything that is replicated",
         },
-        Local::Missing | Local::Deleted(_) | Local::Own => NO_CONFLICT,
+        Local::Missing | Local::Deleted(_) | Local::Own | Local::OwnMerged(_) => NO_CONFLICT,
     }
 }
 

@@ -10,6 +10,7 @@ pub mod compare;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;
+pub mod merge;
 pub mod policy;
 pub mod progress;
 pub mod rate;

@@ -22,16 +22,28 @@ pub enum Resolution {
     KeepLocal,
     /// The transaction is not applied: the subscription stops.
     Error,
+    /// A function of the user says what becomes of both rows.
+    Function,
+}
+
+/// A function of the user that is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function {
+    /// Its OID.
+    pub oid: u32,
+    /// What it writes besides goes to the other nodes, as a change of this one.
+    pub replicates: bool,
 }
 
 impl Resolution {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::LastUpdateWins,
         Self::FirstUpdateWins,
         Self::ApplyRemote,
         Self::KeepLocal,
         Self::Error,
+        Self::Function,
     ];
 
     /// Its name in SQL.
@@ -43,6 +55,7 @@ impl Resolution {
             Self::ApplyRemote => "apply_remote",
             Self::KeepLocal => "keep_local",
             Self::Error => "error",
+            Self::Function => "function",
         }
     }
 }
@@ -101,11 +114,19 @@ pub struct Rule {
     pub kind: Option<Kind>,
     /// What is to be done.
     pub resolution: Resolution,
+    /// Who is asked, if that is it.
+    pub function: Option<Function>,
 }
 
 /// What is done about each kind of conflict in one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rules([Resolution; Kind::ALL.len()]);
+pub struct Rules {
+    resolutions: [(Resolution, Option<Function>); Kind::ALL.len()],
+    /// A function is asked about some kind.
+    asks: bool,
+    /// One was, at some time.
+    has_asked: bool,
+}
 
 impl Rules {
     /// The nearest rule counts for each kind, and of the rules for one table that for the kind alone.
@@ -119,23 +140,60 @@ impl Rules {
             };
             (near, steps, rule.kind.is_some())
         };
-        Self(Kind::ALL.map(|kind| {
+        let resolutions = Kind::ALL.map(|kind| {
             rules
                 .iter()
                 .filter(|rule| rule.kind.is_none_or(|of| of == kind))
                 .max_by_key(|rule| rank(rule))
-                .map_or_else(Resolution::default, |rule| rule.resolution)
-        }))
+                .map(|rule| (rule.resolution, rule.function))
+                .unwrap_or_default()
+        });
+        Self {
+            resolutions,
+            asks: resolutions
+                .iter()
+                .any(|(resolution, _)| *resolution == Resolution::Function),
+            has_asked: false,
+        }
+    }
+
+    /// The same, and functions have been asked about the table before: rows may be there that they have made.
+    #[must_use]
+    pub fn with_merged_rows(self, has_asked: bool) -> Self {
+        Self { has_asked, ..self }
+    }
+
+    /// Whether a row may be one that a function has made.
+    #[must_use]
+    pub fn may_have_merged_rows(&self) -> bool {
+        self.has_asked || self.asks
+    }
+
+    /// Whether a function is asked about some kind.
+    #[must_use]
+    pub fn asks(&self) -> bool {
+        self.asks
+    }
+
+    fn find(&self, kind: Kind) -> (Resolution, Option<Function>) {
+        Kind::ALL
+            .into_iter()
+            .zip(self.resolutions)
+            .find(|(candidate, _)| *candidate == kind)
+            .map(|(_, found)| found)
+            .unwrap_or_default()
+    }
+
+    /// Who is asked about a kind.
+    #[must_use]
+    pub fn function(&self, kind: Kind) -> Option<Function> {
+        self.find(kind).1
     }
 
     /// What is done about a kind.
     #[must_use]
     pub fn of(&self, kind: Kind) -> Resolution {
-        Kind::ALL
-            .into_iter()
-            .zip(self.0)
-            .find(|(candidate, _)| *candidate == kind)
-            .map_or_else(Resolution::default, |(_, resolution)| resolution)
+        self.find(kind).0
     }
 
     /// The decision on a change of version `remote` that meets `local`, given that of last-update-wins. What is no conflict stays
@@ -165,7 +223,10 @@ impl Rules {
         match self.of(kind) {
             Resolution::LastUpdateWins => Ok(decision),
             Resolution::FirstUpdateWins => Ok(match local {
-                Local::Present(version) | Local::Deleted(version) => {
+                Local::Present(version)
+                | Local::Merged(version)
+                | Local::OwnMerged(version)
+                | Local::Deleted(version) => {
                     if remote < version {
                         decided(Action::Apply, "the remote version is older")
                     } else {
@@ -184,6 +245,13 @@ impl Rules {
             )),
             Resolution::KeepLocal => Ok(decided(Action::Keep, "what is here is kept")),
             Resolution::Error => Err(kind),
+            // There is no row that it could say anything about.
+            Resolution::Function if kind == Kind::DeleteMissing => Ok(decision),
+            Resolution::Function => Ok(Decision {
+                action: Action::Ask,
+                conflict: Some(kind),
+                reason: "the function is asked",
+            }),
         }
     }
 }
@@ -207,6 +275,7 @@ mod tests {
             level: Level::Default,
             kind: None,
             resolution,
+            function: None,
         }])
     }
 
@@ -252,6 +321,7 @@ mod tests {
             level,
             kind,
             resolution,
+            function: None,
         };
         let kind = Some(Kind::InsertExists);
         let rules = [

@@ -143,9 +143,13 @@ comment on table braid.ingest_source is 'sources of braid.ingest and how far eac
 create table braid.batch (
     xid bigint primary key,
     newest bigint not null,
-    versions bytea not null
+    versions bytea not null,
+    -- Rows that a conflict function made of two: hash, timestamp, and 16 bits for the origin's number. Also of transactions that are
+    -- no batch; then "newest" is later, so that they are kept for longer.
+    merged bytea
 );
 alter table braid.batch alter column versions set storage external;
+alter table braid.batch alter column merged set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
 -- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
@@ -201,7 +205,7 @@ create table braid.slot_cleanup (
 );
 comment on table braid.slot_cleanup is 'slots left at providers by dropped subscriptions';
 
-create table braid.conflict (
+create table braid.conflict_record (
     conflict_id bigint generated always as identity primary key,
     recorded_at timestamptz not null default now(),
     subscription_name name not null,
@@ -224,8 +228,8 @@ create table braid.conflict (
     remote_xid xid,
     remote_lsn pg_lsn
 );
-create index conflict_recorded_at on braid.conflict (recorded_at);
-comment on table braid.conflict is 'conflicts as they were resolved, with both rows';
+create index conflict_recorded_at on braid.conflict_record (recorded_at);
+comment on table braid.conflict_record is 'conflicts as they were resolved, with both rows';
 -- jsonb ends at 256 MB.
 create table braid.conflict_value (
     conflict_id bigint not null,
@@ -263,13 +267,52 @@ create table braid.conflict_total (
 );
 comment on table braid.conflict_total is 'how many conflicts there were, by subscription, table and kind';
 
+-- What a conflict function is told besides the rows.
+create type braid.conflict as (
+    kind text,
+    relation regclass,
+    key jsonb,
+    local_timestamp timestamptz,
+    local_origin name,
+    remote_timestamp timestamptz,
+    remote_origin name,
+    -- Rows in the way of the remote one besides the local one, as a jsonb array; null where there are none.
+    others jsonb
+);
+comment on type braid.conflict is 'what a conflict function is told besides the rows: the kind, the key, both versions, further rows in the way';
+
+-- Calls of conflict functions that were committed by themselves, because what they wrote goes to other nodes, before the transaction
+-- with the conflict is applied: which rows met. Goes in that transaction.
+create table braid.conflict_call (
+    call_id bigint generated always as identity primary key,
+    subscription_id integer not null references braid.subscription on delete cascade,
+    commit_lsn pg_lsn not null,
+    relation oid not null,
+    key_hash bigint not null,
+    local_timestamp bigint,
+    local_origin oid,
+    -- How often the row was asked about before in the same transaction.
+    times bigint not null,
+    -- The row that it gave, as text; null for none.
+    given text
+);
+create index conflict_call_commit_lsn on braid.conflict_call (subscription_id, commit_lsn);
+comment on table braid.conflict_call is 'calls of conflict functions that were committed ahead of the transactions that they belong to';
+
 -- What is done about conflicts; null stands for all tables, or all kinds.
 create table braid.conflict_rule (
     rule_id integer generated always as identity primary key,
     relation regclass,
     kind text,
-    resolution text not null,
-    unique nulls not distinct (relation, kind)
+    -- Null: there is no rule any more.
+    resolution text,
+    -- The conflict function, and whether what it writes goes to other nodes.
+    function_id oid,
+    replicates boolean not null default false,
+    -- A function was asked at some time: rows that it made may still be there.
+    has_asked boolean not null default false,
+    unique nulls not distinct (relation, kind),
+    check ((resolution = 'function') = (function_id is not null))
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
 
@@ -351,8 +394,8 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.batch, braid.tombstone, braid.split_progress from public;
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.split_progress from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -433,11 +476,151 @@ create function braid.set_rate_limit(
     as 'MODULE_PATHNAME', 'set_rate_limit_wrapper';
 comment on function braid.set_rate_limit is 'how fast a subscription is read at most, while it runs; null or 0 is no limit';
 
-create function braid.set_conflict_resolution(relation regclass, kind text, resolution text) returns void
+create function braid.set_conflict_resolution(
+    relation regclass,
+    kind text,
+    resolution text,
+    function regproc default null,
+    replicate boolean default false
+) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_conflict_resolution_wrapper';
 comment on function braid.set_conflict_resolution is
     'what is done about conflicts here: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
+
+-- Calls the function with rows of the table, each with the key of the first, and takes back what it writes. An update is tried with a
+-- third row as the one before it where WAL would have that.
+create function braid.check_conflict_function(
+    relation regclass,
+    function regproc,
+    sample_rows integer default 10,
+    out law text,
+    out kind text,
+    out arguments jsonb,
+    out one_result jsonb,
+    out other_result jsonb
+) returns setof record
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+declare
+    row_type text;
+    whole boolean;
+    key_names text[];
+    asked text;
+    n integer;
+    sample jsonb[];
+    key jsonb;
+    counter jsonb := '[]';
+    orders integer[] := '{{1,2,3},{1,3,2},{2,1,3},{2,3,1},{3,1,2},{3,2,1}}';
+    picked integer[];
+    before jsonb;
+    first_fold jsonb;
+    fold jsonb;
+    one jsonb;
+    other jsonb;
+    at timestamptz[] := array['2001-01-01', '2001-01-02', '2001-01-03'];
+    latest integer;
+begin
+    select t.oid::regtype::text, c.relreplident = 'f',
+           array(select a.attname from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)
+                  where i.indrelid = c.oid and i.indisprimary)
+      into row_type, whole, key_names
+      from pg_class c join pg_type t on t.oid = c.reltype
+      join pg_proc p on p.oid = function and p.prorettype = t.oid
+       and p.proargtypes = concat_ws(' ', t.oid, t.oid, t.oid, 'braid.conflict'::regtype::oid)::oidvector
+     where c.oid = relation;
+    if row_type is null then
+        raise exception using errcode = 'invalid_function_definition',
+            message = format('%s is not a conflict function for table %s', function, relation),
+            hint = 'It has to be declared as f(local t, remote t, before t, info braid.conflict) returns t, where t is the table.';
+    end if;
+    execute format('select array_agg(r) from (select to_jsonb(s) as r from (select * from %s limit 10000) s order by random() limit $1) s', relation)
+       into sample using greatest(sample_rows, 0);
+    n := coalesce(cardinality(sample), 0);
+    if n < 3 then
+        raise exception using errcode = 'object_not_in_prerequisite_state',
+            message = format('table %s has fewer than three rows to try the function on', relation),
+            hint = 'Fill the table, or a copy of it, with rows like those that will meet.';
+    end if;
+    key := (select coalesce(jsonb_object_agg(k, sample[1] -> k), '{}') from unnest(key_names) k);
+    sample := array(select r || key from unnest(sample) r);
+    asked := format('select to_jsonb(%s(jsonb_populate_record(null::%s, $1), jsonb_populate_record(null::%2$s, $2), '
+                   'jsonb_populate_record(null::%2$s, $3), row($4, $5, $6, $7, $8, $9, $10, null)::braid.conflict))',
+                   (select format('%I.%I', m.nspname, p.proname) from pg_proc p join pg_namespace m on m.oid = p.pronamespace
+                     where p.oid = function), row_type);
+    begin
+        foreach kind in array '{insert_exists,update_origin_differs}'::text[] loop
+            for i in 1 .. n loop
+                for j in 1 .. n loop
+                    -- The row before: another one, where there is one to be had.
+                    before := case when whole and kind <> 'insert_exists' then sample[1 + (i + j) % n] end;
+                    execute asked into one using sample[i], sample[j], before, kind, relation, key, at[1], 'one'::name, at[2], 'two'::name;
+                    execute asked into other using sample[i], sample[j], before, kind, relation, key, at[1], 'one'::name, at[2], 'two'::name;
+                    if one is distinct from other then
+                        counter := counter || jsonb_build_object('law', 'the same arguments give the same row', 'kind', kind,
+                            'arguments', jsonb_build_array(sample[i], sample[j], before), 'one', one, 'other', other);
+                    end if;
+                    execute asked into other using sample[j], sample[i], before, kind, relation, key, at[2], 'two'::name, at[1], 'one'::name;
+                    if one is distinct from other then
+                        counter := counter || jsonb_build_object('law', 'local and remote may be exchanged', 'kind', kind,
+                            'arguments', jsonb_build_array(sample[i], sample[j], before), 'one', one, 'other', other);
+                    end if;
+                end loop;
+                if whole and kind <> 'insert_exists' then
+                    for j in 1 .. n loop
+                        execute asked into one using sample[i], sample[j], sample[i], kind, relation, key, at[1], 'one'::name, at[2], 'two'::name;
+                        if one is distinct from sample[j] then
+                            counter := counter || jsonb_build_object('law', 'a row that its writer saw is replaced', 'kind', kind,
+                                'arguments', jsonb_build_array(sample[i], sample[j], sample[i]), 'one', one, 'other', sample[j]);
+                        end if;
+                    end loop;
+                else
+                    execute asked into one using sample[i], sample[i], null::jsonb, kind, relation, key, at[1], 'one'::name, at[2], 'two'::name;
+                    if one is distinct from sample[i] then
+                        counter := counter || jsonb_build_object('law', 'a row with itself is that row', 'kind', kind,
+                            'arguments', jsonb_build_array(sample[i], sample[i], null), 'one', one, 'other', sample[i]);
+                    end if;
+                end if;
+            end loop;
+            -- Three rows, in every order in which they can arrive.
+            for i in 1 .. n loop
+                for j in i + 1 .. n loop
+                    for k in j + 1 .. n loop
+                        picked := array[i, j, k];
+                        before := case when whole and kind <> 'insert_exists' then sample[1 + (i + j + k) % n] end;
+                        for o in 1 .. 6 loop
+                            fold := sample[picked[orders[o][1]]];
+                            latest := orders[o][1];
+                            for s in 2 .. 3 loop
+                                execute asked into fold using fold, sample[picked[orders[o][s]]], before, kind, relation, key,
+                                    at[latest], format('node %s', latest)::name, at[orders[o][s]], format('node %s', orders[o][s])::name;
+                                latest := greatest(latest, orders[o][s]);
+                            end loop;
+                            if o = 1 then
+                                first_fold := fold;
+                            elsif fold is distinct from first_fold then
+                                counter := counter || jsonb_build_object('law', 'rows may come in any order', 'kind', kind,
+                                    'arguments', jsonb_build_array(sample[i], sample[j], sample[k], before), 'one', first_fold, 'other', fold);
+                                exit;
+                            end if;
+                        end loop;
+                    end loop;
+                    exit when jsonb_array_length(counter) > 100;
+                end loop;
+            end loop;
+        end loop;
+        -- What the function has written goes; what it gave stays in the variables.
+        raise exception using errcode = 'BR000', message = 'done';
+    exception when sqlstate 'BR000' then
+        null;
+    end;
+    return query
+        select c ->> 'law', c ->> 'kind', c -> 'arguments', c -> 'one', c -> 'other'
+          from jsonb_array_elements(counter) c limit 100;
+end
+$$;
+comment on function braid.check_conflict_function is
+    'tries a conflict function on rows of its table in all orders, and gives those for which nodes would come to differ';
 
 create function braid.rename_subscription(subscription_name name, new_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -939,7 +1122,7 @@ select recorded_at,
        conflict_id,
        table_name,
        remote_unknown
-  from braid.conflict
+  from braid.conflict_record
  order by conflict_id;
 comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, oldest first';
 
@@ -962,10 +1145,14 @@ comment on view braid.conflict_stats is 'how many conflicts of each kind there w
 create view braid.conflict_resolutions as
 select r.relation,
        r.kind,
-       r.resolution
+       r.resolution,
+       r.function_id::regprocedure as function,
+       case p.provolatile when 'i' then 'immutable' when 's' then 'stable' when 'v' then 'volatile' end as volatility,
+       case when r.function_id is not null then r.replicates end as replicates
   from braid.conflict_rule r
   left join pg_class c on c.oid = r.relation
- where r.relation is null or c.oid is not null
+  left join pg_proc p on p.oid = r.function_id
+ where (r.relation is null or c.oid is not null) and r.resolution is not null
  order by r.relation is not null, r.relation::text, r.kind is not null, r.kind;
 comment on view braid.conflict_resolutions is 'what is done about conflicts, where it is not last_update_wins; null stands for all';
 
@@ -1305,6 +1492,7 @@ grant execute on function
     braid.rename_subscription,
     braid.set_rate_limit,
     braid.set_conflict_resolution,
+    braid.check_conflict_function,
     braid.restore_conflict,
     braid.row_image,
     braid.drop_subscription,

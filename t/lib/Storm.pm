@@ -181,7 +181,7 @@ sub reset
 		diag($why);
 		return 0;
 	}
-	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict') for @nodes;
+	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict_record') for @nodes;
 	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}')") for @{ $self->{links} };
 	# Whatever has a transaction number holds back pruning, also after a crash.
 	if ($self->{keep_dead}) { $_->safe_psql('postgres', "begin; select pg_current_xact_id(); prepare transaction 'storm'") for @nodes; }

@@ -101,7 +101,7 @@ impl Node {
                     self.write(change);
                 }
             }
-            (Action::Keep, _) => {}
+            (Action::Keep | Action::Ask | Action::Merge | Action::Remove, _) => {}
             (Action::Apply, Kind::Delete) => self.write(change),
             // What is written shows in the log as what it did here.
             (Action::Apply, _) => {

@@ -11,6 +11,7 @@ mod aggregate;
 mod applied;
 mod consolidate;
 mod convergence;
+mod merge;
 mod progress;
 mod random;
 mod scaling;

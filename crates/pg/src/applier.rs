@@ -578,7 +578,7 @@ impl Applier {
                 return true;
             }
             next.extend(blockers);
-            next.extend(registry::ahead_in_turn(pid));
+            next.extend(registry::waited_for_by(pid));
         }
         false
     }
@@ -645,7 +645,7 @@ impl Applier {
                 return false;
             }
             // Whatever is ahead may still move what is in the way.
-            let way_made = alone && self.evict();
+            let way_made = alone && self.evict(&mut error);
             if transaction.is_open() {
                 // Its bytes are gone: the leader has to ask for them again.
                 let mut error = if way_made { come_again() } else { error };
@@ -685,8 +685,9 @@ impl Applier {
         }
     }
 
-    /// Make way for the transaction that was just rolled back. False when there was nothing in its way, or it could not be made.
-    fn evict(&mut self) -> bool {
+    /// Make way for the transaction that was just rolled back with `error`. False when there was nothing in its way, or it could not
+    /// be made; then the error is that, if it does not pass by itself.
+    fn evict(&mut self, error: &mut PgError) -> bool {
         let Some(session) = self.session.as_mut() else {
             return false;
         };
@@ -696,13 +697,16 @@ impl Applier {
                 session.publish_counts(self.entry);
                 true
             }
-            Err(error) => {
+            Err(failure) => {
                 error::abort();
                 session.forget_transaction();
-                error.log(&format!(
-                    "subscription \"{}\" could not remove rows that are in the way",
+                failure.log(&format!(
+                    "subscription \"{}\" could not make way for a transaction",
                     self.subscription.name
                 ));
+                if policy::for_apply(&failure.sqlstate) == Policy::Stop {
+                    *error = failure;
+                }
                 false
             }
         }

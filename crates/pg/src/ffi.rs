@@ -127,6 +127,78 @@ pub(crate) unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys:
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors_unguarded(relid)) }
 }
 
+unsafe extern "C-unwind" {
+    // src/include/utils/datum.h, 15 to 18.
+    #[link_name = "datum_image_eq"]
+    fn datum_image_eq_unguarded(
+        one: pg_sys::Datum,
+        other: pg_sys::Datum,
+        by_value: bool,
+        length: c_int,
+    ) -> bool;
+    // src/include/utils/timeout.h, 15 to 18.
+    #[link_name = "RegisterTimeout"]
+    fn register_timeout_unguarded(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int;
+    #[link_name = "enable_timeout_after"]
+    fn enable_timeout_after_unguarded(id: c_int, milliseconds: c_int);
+    #[link_name = "disable_timeout"]
+    fn disable_timeout_unguarded(id: c_int, keep_indicator: bool);
+}
+
+/// At least `USER_TIMEOUT` of src/include/utils/timeout.h in every version: registering it gives a number of one's own.
+const ANY_USER_TIMEOUT: c_int = 20;
+
+/// Whether two values are the same, byte for byte but for how they are stored.
+///
+/// # Safety
+/// Both are of the type that has this length and is passed so.
+pub(crate) unsafe fn datum_image_eq(
+    one: pg_sys::Datum,
+    other: pg_sys::Datum,
+    by_value: bool,
+    length: i16,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            datum_image_eq_unguarded(one, other, by_value, c_int::from(length))
+        })
+    }
+}
+
+/// A timer of this process, whose end calls `handler` in the signal handler of its alarm.
+///
+/// # Safety
+/// The handler does only what a signal handler may, and is never unloaded.
+pub(crate) unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) -> c_int {
+    // SAFETY: as the caller says; raises an error when all numbers are taken.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| register_timeout_unguarded(ANY_USER_TIMEOUT, handler))
+    }
+}
+
+/// Have a timer end in so many milliseconds.
+///
+/// # Safety
+/// The timer was registered by this process.
+pub(crate) unsafe fn enable_timeout(timer: c_int, milliseconds: c_int) {
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| enable_timeout_after_unguarded(timer, milliseconds));
+    }
+}
+
+/// Stop a timer, if it has not ended.
+///
+/// # Safety
+/// The timer was registered by this process.
+pub(crate) unsafe fn disable_timeout(timer: c_int) {
+    // SAFETY: as the caller says.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| disable_timeout_unguarded(timer, false));
+    }
+}
+
 /// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
 /// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
 /// closure by a long jump, so nothing with a destructor may live on its stack.

@@ -196,12 +196,12 @@ fn purge_conflicts() -> Duration {
     };
     let purged = error::transaction(|| {
         let purged = execute_counting(
-            "delete from braid.conflict where conflict_id in (select conflict_id from braid.conflict \
+            "delete from braid.conflict_record where conflict_id in (select conflict_id from braid.conflict_record \
              where recorded_at < now() - make_interval(mins => $1) limit 10000)",
             &[minutes.into()],
         )?;
         execute_counting(
-            "delete from braid.conflict_value v where not exists (select from braid.conflict c where c.conflict_id = v.conflict_id)",
+            "delete from braid.conflict_value v where not exists (select from braid.conflict_record c where c.conflict_id = v.conflict_id)",
             &[],
         )?;
         Ok(purged)

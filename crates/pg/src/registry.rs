@@ -601,24 +601,26 @@ pub fn subscriptions() -> &'static [SubscriptionEntry] {
     }
 }
 
-/// If this process is an applier that waits for its turn, those of its subscription that may be ahead of it: what they had in hand
-/// last ends before its transaction. Rather too many than too few.
+/// If this process is an applier that waits for its turn, the other appliers of its subscription: some of them are ahead of it.
 #[must_use]
-pub fn ahead_in_turn(pid: i32) -> Vec<i32> {
+pub fn waited_for_by(pid: i32) -> Vec<i32> {
     let of = |entry: &SubscriptionEntry| {
-        let is_it = |applier: &&ApplierEntry| applier.pid.load(Ordering::Acquire) == pid;
-        let waiting = entry.appliers.iter().find(is_it)?;
-        if waiting.state() != ApplierState::WaitingForTurn {
-            return None;
-        }
-        let end = waiting.commit_lsn.load(Ordering::Relaxed);
-        let ahead = entry
+        let mut pids = entry
             .appliers
             .iter()
-            .filter(|applier| applier.commit_lsn.load(Ordering::Relaxed) < end)
+            .map(|applier| applier.pid.load(Ordering::Acquire));
+        let number = pids.position(|other| other == pid)?;
+        let waiting = entry.appliers.get(number)?.state() == ApplierState::WaitingForTurn;
+        let others = entry
+            .appliers
+            .iter()
             .map(|applier| applier.pid.load(Ordering::Acquire))
             .filter(|other| *other > 0 && *other != pid);
-        Some(ahead.collect())
+        Some(if waiting {
+            others.collect()
+        } else {
+            Vec::new()
+        })
     };
     subscriptions().iter().find_map(of).unwrap_or_default()
 }

@@ -24,6 +24,7 @@ static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
+static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
@@ -91,6 +92,39 @@ fn of_appliers() -> [Int; 3] {
     ]
 }
 
+/// What conflicts take: room in the history, time of functions, and of commits that are to be newer than what they have read.
+fn of_conflicts() -> [Int; 3] {
+    [
+        Int {
+            name: c"braid.conflict_history_retention",
+            short: c"Time after which recorded conflicts are removed.",
+            long: c"0 keeps them for ever.",
+            setting: &CONFLICT_HISTORY_RETENTION_MIN,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MIN,
+        },
+        Int {
+            name: c"braid.conflict_function_timeout",
+            short: c"Longest time that a conflict function may take for one conflict.",
+            long: c"0 sets no limit. One that takes longer counts as failed.",
+            setting: &CONFLICT_FUNCTION_TIMEOUT_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.max_clock_wait",
+            short: c"Longest time that a commit waits until this node's clock is past the newest change that was applied here.",
+            long: c"0 never waits. Where it would have to wait for longer it does not wait, but does what braid.clock_behind_action says.",
+            setting: &MAX_CLOCK_WAIT_MS,
+            range: (0, 60_000),
+            context: GucContext::Suset,
+            flags: GucFlags::UNIT_MS,
+        },
+    ]
+}
+
 /// Those that name one of several ways.
 fn register_choices() {
     GucRegistry::define_enum_guc(
@@ -144,24 +178,6 @@ pub fn register() {
             flags: GucFlags::empty(),
         },
         Int {
-            name: c"braid.conflict_history_retention",
-            short: c"Time after which recorded conflicts are removed.",
-            long: c"0 keeps them for ever.",
-            setting: &CONFLICT_HISTORY_RETENTION_MIN,
-            range: (0, i32::MAX),
-            context: GucContext::Sighup,
-            flags: GucFlags::UNIT_MIN,
-        },
-        Int {
-            name: c"braid.max_clock_wait",
-            short: c"Longest time that a commit waits until this node's clock is past the newest change that was applied here.",
-            long: c"0 never waits. Where it would have to wait for longer it does not wait, but does what braid.clock_behind_action says.",
-            setting: &MAX_CLOCK_WAIT_MS,
-            range: (0, 60_000),
-            context: GucContext::Suset,
-            flags: GucFlags::UNIT_MS,
-        },
-        Int {
             name: c"braid.retry_interval",
             short: c"Pause before a subscription's workers are started again after a failure.",
             long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
@@ -182,7 +198,7 @@ pub fn register() {
     ];
     // SAFETY: reads a variable of the process.
     let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
-    for int in of_appliers().into_iter().chain(ints) {
+    for int in of_appliers().into_iter().chain(of_conflicts()).chain(ints) {
         // Too late for it when a session loads the library by itself: create_node then says what to do.
         if matches!(int.context, GucContext::Postmaster) && !preloading {
             continue;
@@ -274,6 +290,12 @@ pub fn remember_deletions() -> RememberDeletions {
 #[must_use]
 pub fn conflict_history_retention_minutes() -> Option<i32> {
     Some(CONFLICT_HISTORY_RETENTION_MIN.get()).filter(|minutes| *minutes > 0)
+}
+
+/// `braid.conflict_function_timeout` in milliseconds; `None` for no limit.
+#[must_use]
+pub fn conflict_function_timeout_ms() -> Option<i32> {
+    Some(CONFLICT_FUNCTION_TIMEOUT_MS.get()).filter(|limit| *limit > 0)
 }
 
 /// `braid.max_clock_wait`; `None` for never.

@@ -11,8 +11,7 @@ use pgrx::pg_sys;
 use super::{GENERATION, Session};
 use crate::error::PgError;
 
-/// What was written in an attached piece: pairs of hash and timestamp, of each row.
-pub type Versions = Vec<(u64, i64)>;
+pub use super::batch::Versions;
 
 impl Session {
     /// Begin to apply what follows `begin` in the open transaction.

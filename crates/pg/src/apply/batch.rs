@@ -7,6 +7,10 @@
 //!
 //! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds since 1970-01-01 UTC.
 //!
+//! Rows that the user's function made of two (`braid_bgworker::merge`) are written down too, batch or not, in `merged`: hash,
+//! timestamp, and 16 bits for the origin's number here, little-endian. These have a version of another origin, or one that does not
+//! tell all that is in them. They are kept for longer: until whoever wrote one half has surely heard of the other.
+//!
 //! It is asked only when versions decide: a change that comes straight from the origin that wrote the row is newer anyway.
 
 use std::rc::Rc;
@@ -24,13 +28,48 @@ const REMEMBERED: usize = 64;
 /// F_INT8EQ of src/include/utils/fmgroids.h.
 const INT8_EQUAL: u32 = 467;
 
-type Versions = Rc<[(u64, i64)]>;
+/// Bytes of a row in `merged`.
+const MERGED_BYTES: usize = 18;
+/// For how long merged rows are known to be some, in microseconds, beyond what holds for batches: 30 days.
+const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
+
+/// A row that was made of several, and its version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Merged {
+    hash: u64,
+    timestamp: i64,
+    origin: pg_sys::RepOriginId,
+}
+
+/// Versions that rows have, where the commit does not tell.
+#[derive(Debug, Clone, Default)]
+pub struct Versions {
+    /// Hash and timestamp of each row.
+    times: Vec<(u64, i64)>,
+    merged: Vec<Merged>,
+}
+
+impl Versions {
+    /// What was written after that, too.
+    pub fn extend(&mut self, later: Self) {
+        if !self.merged.is_empty() {
+            self.merged.retain(|row| {
+                !later.times.iter().any(|(hash, _)| *hash == row.hash)
+                    && !later.merged.iter().any(|other| other.hash == row.hash)
+            });
+        }
+        self.times.extend(later.times);
+        self.merged.extend(later.merged);
+    }
+}
 
 /// The batch in the making, and what is known of others.
 #[derive(Debug, Default)]
 pub struct Batches {
     making: Option<Vec<(u64, i64)>>,
-    known: NumberMap<u32, Versions>,
+    /// Of the transaction in hand, batch or not.
+    merged: Vec<Merged>,
+    known: NumberMap<u32, Rc<Versions>>,
     /// Whether there were batches when this process looked first.
     found_some: Option<bool>,
 }
@@ -49,14 +88,34 @@ impl Batches {
 
     /// The row with this hash was written by a transaction of this time.
     pub fn note(&mut self, hash: u64, timestamp: i64) {
+        if !self.merged.is_empty() {
+            self.merged.retain(|row| row.hash != hash);
+        }
         if let Some(making) = self.making.as_mut() {
             making.push((hash, timestamp));
         }
     }
 
+    /// The row with this hash, just written, was made of several, and has this version.
+    pub fn note_merged(&mut self, hash: u64, timestamp: i64, origin: pg_sys::RepOriginId) {
+        self.merged.retain(|row| row.hash != hash);
+        self.merged.push(Merged {
+            hash,
+            timestamp,
+            origin,
+        });
+    }
+
+    /// Whether the transaction in hand has rows that were made of several.
+    #[must_use]
+    pub fn has_merged(&self) -> bool {
+        !self.merged.is_empty()
+    }
+
     /// The transaction was rolled back.
     pub fn forget(&mut self) {
         self.making = None;
+        self.merged.clear();
     }
 
     /// Write down the versions of the batch that is about to be committed with the timestamp `newest`.
@@ -71,8 +130,11 @@ impl Batches {
     }
 
     /// What was written since [`Batches::begin`], which ends.
-    pub fn take(&mut self) -> Vec<(u64, i64)> {
-        self.making.take().unwrap_or_default()
+    pub fn take(&mut self) -> Versions {
+        Versions {
+            times: self.making.take().unwrap_or_default(),
+            merged: std::mem::take(&mut self.merged),
+        }
     }
 
     /// Whether any transaction may have been a batch.
@@ -99,12 +161,23 @@ impl Batches {
         stamp: Stamp,
         hash: impl FnOnce() -> u64,
     ) -> Result<Stamp, PgError> {
-        let Stamp::Known(_, origin) = stamp else {
-            return Ok(stamp);
-        };
+        match stamp {
+            Stamp::Known(..) => {}
+            // SAFETY: looks at the transaction in hand.
+            Stamp::Own if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } => {
+                if self.merged.is_empty() {
+                    return Ok(stamp);
+                }
+                let row = find_merged(&self.merged, hash());
+                return Ok(row.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
+            }
+            // By a piece of it that is committed, with what it has merged.
+            Stamp::Own => {}
+            Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
+        }
         // SAFETY: in a transaction; what is allocated goes with it, instead of staying with the look-up that this is part of.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext) };
-        let refined = self.look_up(xid, stamp, origin, hash);
+        let refined = self.look_up(xid, stamp, hash);
         // SAFETY: the caller's.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         refined
@@ -114,7 +187,6 @@ impl Batches {
         &mut self,
         xid: pg_sys::TransactionId,
         stamp: Stamp,
-        origin: pg_sys::RepOriginId,
         hash: impl FnOnce() -> u64,
     ) -> Result<Stamp, PgError> {
         if !self.may_be()? {
@@ -125,8 +197,7 @@ impl Batches {
             Some(versions) => Rc::clone(versions),
             None => {
                 // SAFETY: in a transaction.
-                let versions: Versions =
-                    unsafe { read(Some(full(xid)))? }.map_or_else(|| Rc::from([]), Rc::from);
+                let versions = Rc::new(unsafe { read(Some(full(xid)))? }.unwrap_or_default());
                 if self.known.len() >= REMEMBERED {
                     self.known.clear();
                 }
@@ -134,16 +205,28 @@ impl Batches {
                 versions
             }
         };
-        if versions.is_empty() {
+        if versions.times.is_empty() && versions.merged.is_empty() {
             return Ok(stamp);
         }
         let hash = hash();
-        let found = versions
+        let merged = find_merged(&versions.merged, hash);
+        let Stamp::Known(_, origin) = stamp else {
+            return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
+        };
+        if let Some(row) = merged {
+            return Ok(Stamp::Merged(row.timestamp, row.origin));
+        }
+        let times = &versions.times;
+        let found = times
             .binary_search_by_key(&hash, |(hash, _)| *hash)
             .ok()
-            .and_then(|at| versions.get(at));
+            .and_then(|at| times.get(at));
         Ok(found.map_or(stamp, |(_, timestamp)| Stamp::Known(*timestamp, origin)))
     }
+}
+
+fn find_merged(rows: &[Merged], hash: u64) -> Option<&Merged> {
+    rows.iter().find(|row| row.hash == hash)
 }
 
 /// Write down the versions that rows of transaction `xid` have, where they differ from that of its commit, which is to carry the
@@ -151,18 +234,28 @@ impl Batches {
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn store(
-    xid: impl FnOnce() -> u64,
-    mut versions: Vec<(u64, i64)>,
-    newest: i64,
-) -> Result<(), PgError> {
+pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Result<(), PgError> {
+    let Versions {
+        times: mut versions,
+        merged,
+    } = versions;
     // Of one row the last counts; sorting is stable.
     versions.reverse();
     versions.sort_by_key(|(hash, _)| *hash);
     versions.dedup_by_key(|(hash, _)| *hash);
     versions.retain(|(_, timestamp)| *timestamp != newest);
-    if versions.is_empty() {
+    if versions.is_empty() && merged.is_empty() {
         return Ok(());
+    }
+    let kept = merged
+        .iter()
+        .map(|row| row.timestamp.saturating_add(KEEP_MERGED))
+        .max();
+    let mut merged_bytes = Vec::with_capacity(merged.len() * MERGED_BYTES);
+    for row in &merged {
+        merged_bytes.extend_from_slice(&row.hash.to_le_bytes());
+        merged_bytes.extend_from_slice(&row.timestamp.to_le_bytes());
+        merged_bytes.extend_from_slice(&row.origin.to_le_bytes());
     }
     let mut bytes = Vec::with_capacity(versions.len() * 16);
     for (hash, timestamp) in &versions {
@@ -174,10 +267,11 @@ pub fn store(
         let (relation, _) = open(pg_sys::RowExclusiveLock)?;
         let mut values = [
             pg_sys::Datum::from(i64::try_from(xid()).unwrap_or(i64::MAX)),
-            pg_sys::Datum::from(newest),
+            pg_sys::Datum::from(kept.map_or(newest, |kept| kept.max(newest))),
             bytea(&bytes)?,
+            bytea(&merged_bytes)?,
         ];
-        let mut nulls = [false; 3];
+        let mut nulls = [false, false, false, merged.is_empty()];
         let tuple =
             pg_sys::heap_form_tuple((*relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
         pg_sys::CatalogTupleInsert(relation, tuple);
@@ -226,7 +320,7 @@ unsafe fn open(mode: u32) -> Result<(pg_sys::Relation, pg_sys::Oid), PgError> {
 ///
 /// # Safety
 /// In a transaction.
-unsafe fn read(xid: Option<u64>) -> Result<Option<Vec<(u64, i64)>>, PgError> {
+unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     // SAFETY: the scan ends before the table is closed; the tuple is read before the scan ends.
     unsafe {
         let (relation, index) = open(pg_sys::AccessShareLock)?;
@@ -248,39 +342,68 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Vec<(u64, i64)>>, PgError> {
         let tuple = pg_sys::systable_getnext(scan);
         let mut versions = None;
         if !tuple.is_null() {
-            let mut values = [pg_sys::Datum::null(); 3];
-            let mut nulls = [true; 3];
+            let mut values = [pg_sys::Datum::null(); 4];
+            let mut nulls = [true; 4];
             pg_sys::heap_deform_tuple(
                 tuple,
                 (*relation).rd_att,
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            let [_, _, column] = values;
-            let packed = pg_sys::pg_detoast_datum_packed(column.cast_mut_ptr());
-            let bytes = pgrx::varlena_to_byte_slice(packed);
-            let (pairs, _) = bytes.as_chunks::<16>();
-            versions = Some(
-                pairs
-                    .iter()
-                    .map(|pair| {
-                        let [a, b, c, d, e, f, g, h, rest @ ..] = *pair;
-                        (
-                            u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-                            i64::from_le_bytes(rest),
-                        )
+            let ([_, _, times, merged], [.., none]) = (values, nulls);
+            versions = Some(Versions {
+                times: with_bytes(times, |bytes| {
+                    let (pairs, _) = bytes.as_chunks::<16>();
+                    pairs.iter().map(read_time).collect()
+                }),
+                merged: if none {
+                    Vec::new()
+                } else {
+                    with_bytes(merged, |bytes| {
+                        let (rows, _) = bytes.as_chunks::<MERGED_BYTES>();
+                        rows.iter().map(read_merged).collect()
                     })
-                    .collect(),
-            );
-            if packed.cast_const() != column.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
-                // A transaction may meet rows of any number of batches.
-                pg_sys::pfree(packed.cast());
-            }
+                },
+            });
         }
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
         pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
         Ok(versions)
+    }
+}
+
+/// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.
+///
+/// # Safety
+/// The value is a bytea that is there.
+unsafe fn with_bytes<T>(value: pg_sys::Datum, read: impl FnOnce(&[u8]) -> T) -> T {
+    // SAFETY: as the caller says; the copy, if there is one, is freed when nothing refers to it any more.
+    unsafe {
+        let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
+        let made = read(pgrx::varlena_to_byte_slice(packed));
+        if packed.cast_const() != value.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
+            pg_sys::pfree(packed.cast());
+        }
+        made
+    }
+}
+
+fn read_time(pair: &[u8; 16]) -> (u64, i64) {
+    let [a, b, c, d, e, f, g, h, rest @ ..] = *pair;
+    (
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        i64::from_le_bytes(rest),
+    )
+}
+
+fn read_merged(row: &[u8; MERGED_BYTES]) -> Merged {
+    let [head @ .., low, high] = *row;
+    let (hash, timestamp) = read_time(&head);
+    Merged {
+        hash,
+        timestamp,
+        origin: u16::from_le_bytes([low, high]),
     }
 }
 

@@ -14,6 +14,7 @@ use super::history;
 use super::in_the_way::Way;
 use super::key_hash::key_hash;
 use super::lookup::{Found, writer};
+use super::merge::Meeting;
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
@@ -40,12 +41,13 @@ enum Room {
 enum Sought<'v> {
     /// It is to come.
     ToInsert(&'v RowValues),
-    /// It is to change or to go.
-    ToChange(&'v RowValues),
+    /// It is to change or to go. With the row as the change's writer saw it, if all of it is known: that counts where a function is asked
+    /// about conflicts of this kind.
+    ToChange(&'v RowValues, Option<(Kind, &'v RowValues)>),
 }
 
 /// The slots that a recorded conflict's rows are taken from.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) local: Option<*mut pg_sys::TupleTableSlot>,
     pub(super) remote: Option<*mut pg_sys::TupleTableSlot>,
@@ -365,14 +367,22 @@ impl Session {
         else {
             return Err(PgError::new("XX000", "table is not open"));
         };
+        let merges = plan.rules.may_have_merged_rows();
         let mut refine = |xid, slot, stamp| {
-            let Stamp::Known(_, origin) = stamp else {
-                return Ok(stamp);
+            let origin = match stamp {
+                Stamp::Known(_, origin) => origin,
+                // SAFETY: as below.
+                Stamp::Own => {
+                    return batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) });
+                }
+                Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
             };
-            // What comes straight from the origin that wrote the row is newer, whatever the row's time.
-            let trusted = current.as_ref().is_some_and(|current| {
-                current.from_origin && origins.node(origin) == &*current.origin
-            });
+            // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
+            // what that had not seen.
+            let trusted = !merges
+                && current.as_ref().is_some_and(|current| {
+                    current.from_origin && origins.node(origin) == &*current.origin
+                });
             if origin == 0 || trusted {
                 return Ok(stamp);
             }
@@ -417,11 +427,14 @@ impl Session {
     ) -> Result<(), PgError> {
         let mut lock = self.needs_lock(key);
         loop {
-            let found = match sought {
-                Sought::ToInsert(values) => self.find_to_insert(key, remote, values, lock)?,
-                Sought::ToChange(values) => self.find(key, remote, values, lock)?,
+            let (found, seen) = match sought {
+                Sought::ToInsert(values) => (self.find_to_insert(key, remote, values, lock)?, None),
+                Sought::ToChange(values, seen) => (self.find(key, remote, values, lock)?, seen),
             };
-            let decision = self.decide(key, remote, current, found, &decide)?;
+            let mut decision = self.decide(key, remote, current, found, &decide)?;
+            if let Some(seen) = seen.filter(|(kind, _)| self.is_asked(key, *kind)) {
+                decision = self.compare_with_seen(key, current, found, decision, seen)?;
+            }
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
                 lock = true;
                 continue;
@@ -453,7 +466,11 @@ impl Session {
     pub(super) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
         match found {
             Found::Missing(None) => Local::Missing,
-            Found::Missing(Some(Stamp::Known(timestamp, origin))) => Local::Deleted(Version {
+            // One of this transaction's own is not remembered.
+            Found::Missing(Some(Stamp::OwnMerged(..))) => Local::Missing,
+            Found::Missing(Some(
+                Stamp::Known(timestamp, origin) | Stamp::Merged(timestamp, origin),
+            )) => Local::Deleted(Version {
                 timestamp,
                 origin: self.origins.node(origin),
             }),
@@ -462,6 +479,14 @@ impl Session {
             Found::Row(Stamp::Own) => Local::Own,
             Found::Row(Stamp::Unversioned) => Local::Unversioned,
             Found::Row(Stamp::Known(timestamp, origin)) => Local::Present(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
+            Found::Row(Stamp::Merged(timestamp, origin)) => Local::Merged(Version {
+                timestamp,
+                origin: self.origins.node(origin),
+            }),
+            Found::Row(Stamp::OwnMerged(timestamp, origin)) => Local::OwnMerged(Version {
                 timestamp,
                 origin: self.origins.node(origin),
             }),
@@ -479,11 +504,11 @@ impl Session {
             let decision = decide_insert(Local::Missing, version(current), current.from_origin);
             let missing = Found::Missing(None);
             return self
-                .write_row(key, remote, current, missing, decision, after)
+                .write_row(key, remote, current, missing, decision, (after, None))
                 .map(|_| ());
         }
         let act = |session: &mut Self, found, decision| {
-            session.write_row(key, remote, current, found, decision, after)
+            session.write_row(key, remote, current, found, decision, (after, None))
         };
         self.resolve(
             key,
@@ -495,7 +520,8 @@ impl Session {
         )
     }
 
-    /// Write `after` over what was found, or into the gap, as decided; record the conflict.
+    /// Write `after` over what was found, or into the gap, as decided; record the conflict. `before` is the row as the change's
+    /// writer saw it, if all of it is known.
     fn write_row(
         &mut self,
         key: Key,
@@ -503,7 +529,7 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        after: &RowValues,
+        (after, before): (&RowValues, Option<&RowValues>),
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         {
@@ -522,6 +548,18 @@ impl Session {
                 table.prepare_insert(plan, after);
             }
         }
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            let rows = self.rows(key, exists, Some(after))?;
+            let meeting = Meeting {
+                found,
+                kind,
+                rows,
+                before,
+                in_the_way: false,
+                others: &[],
+            };
+            return self.settle_by_function(key, remote, current, meeting);
+        }
         if decision.conflict.is_some() {
             let rows = self.rows(key, exists, Some(after))?;
             self.record(key, remote, current, found, decision, rows)?;
@@ -529,6 +567,18 @@ impl Session {
         if decision.action == Action::Keep {
             return Ok(Written::Done);
         }
+        self.write_new(key, remote, current, found)
+    }
+
+    /// Write the row in the new slot over what was found, or into the gap.
+    pub(super) fn write_new(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+    ) -> Result<Written, PgError> {
+        let exists = matches!(found, Found::Row(_));
         if self.careful {
             match self.make_way(key, remote, current, found)? {
                 Way::Clear => {}
@@ -565,7 +615,7 @@ impl Session {
         current: &Current,
         slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
     ) {
-        if !self.batches.is_making() {
+        if !self.batches.is_making() && !self.batches.has_merged() {
             return;
         }
         if let Some(Target {
@@ -596,6 +646,11 @@ impl Session {
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
+        let before = (remote.identity == braid_gir::ReplicaIdentity::Full
+            && !std::ptr::eq(old, after))
+        .then_some(old);
+        let filled = before.and_then(|before| self.filled(key, after, before));
+        let after = filled.as_ref().unwrap_or(after);
         let room = if moved {
             self.make_room(key, remote, current, old, after)?
         } else {
@@ -607,25 +662,28 @@ impl Session {
         }
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
+            let writes = matches!(decision.action, Action::Apply | Action::Ask);
             let incomplete = session.has_gaps(key, after);
-            if missing && decision.action == Action::Apply && incomplete {
+            if missing && writes && incomplete {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            let written = session.write_row(key, remote, current, found, decision, after)?;
+            let written =
+                session.write_row(key, remote, current, found, decision, (after, before))?;
             let lost = decision.action == Action::Keep && written == Written::Done;
             if !lost || room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
                 return Ok(written);
             }
             // Something newer has happened under the old key, which says nothing about the new one.
             let nothing = Found::Missing(None);
-            session.write_row(key, remote, current, nothing, NO_CONFLICT, after)
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, (after, before))
         };
+        let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
         self.resolve(
             key,
             remote,
-            Sought::ToChange(old),
+            Sought::ToChange(old, seen),
             current,
             decide_update,
             act,
@@ -646,6 +704,16 @@ impl Session {
         Ok(resolution == Resolution::LastUpdateWins)
     }
 
+    /// `after` with what a function would miss in it: large values that were left unchanged, which the whole old row has. `None` when
+    /// nobody asks for them.
+    fn filled(&self, key: Key, after: &RowValues, before: &RowValues) -> Option<RowValues> {
+        if !self.targets.get(&key)?.plan.rules.asks() || !self.has_gaps(key, after) {
+            return None;
+        }
+        let filled = after.iter().zip(before);
+        Some(filled.map(|(new, old)| new.or(*old)).collect())
+    }
+
     /// Where the row that was found last is.
     fn found_at(&self, key: Key) -> Option<(u16, u16, u16)> {
         let target = self.targets.get(&key)?;
@@ -653,7 +721,7 @@ impl Session {
     }
 
     /// Whether a column that the stream has is not available in `values`.
-    fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
+    pub(super) fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
         self.targets.get(&key).is_some_and(|target| {
             target
                 .plan
@@ -683,6 +751,11 @@ impl Session {
         }
         let decision = self.decide(key, remote, current, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            // What it gives is written over the row that is there; what was to come only leaves its old key.
+            self.ask_about_new_key(key, remote, current, found, kind, after)?;
+            return Ok(Room::Taken);
+        }
         if decision.conflict.is_some() {
             if let Some(table) = self.target(key)?.table.as_mut()
                 && exists
@@ -714,10 +787,12 @@ impl Session {
         let act = |session: &mut Self, found, decision| {
             session.delete_row(key, remote, current, found, decision, before)
         };
+        let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
+        let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
         self.resolve(
             key,
             remote,
-            Sought::ToChange(before),
+            Sought::ToChange(before, seen),
             current,
             decide_delete,
             act,
@@ -735,6 +810,19 @@ impl Session {
         before: &RowValues,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
+        if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
+            let rows = self.rows(key, exists, None)?;
+            let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
+            let meeting = Meeting {
+                found,
+                kind,
+                rows,
+                before: whole.then_some(before),
+                in_the_way: false,
+                others: &[],
+            };
+            return self.settle_by_function(key, remote, current, meeting);
+        }
         if decision.conflict.is_some() {
             if !exists
                 && let Target {
@@ -798,13 +886,12 @@ impl Session {
         if !settings::conflict_history() {
             return Ok(());
         }
-        let local = match found {
-            Found::Row(Stamp::Known(timestamp, origin))
-            | Found::Missing(Some(Stamp::Known(timestamp, origin))) => {
-                Some((timestamp, self.origins.node(origin).to_owned()))
-            }
-            _ => None,
+        let stamp = match found {
+            Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
+            Found::Missing(None) => None,
         };
+        let local =
+            stamp.map(|(timestamp, origin)| (timestamp, self.origins.node(origin).to_owned()));
         self.user.restore();
         let entry = history::Entry {
             subscription: &self.identity.subscription,

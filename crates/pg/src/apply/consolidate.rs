@@ -153,10 +153,12 @@ impl Session {
             None => None,
             Some((key, _, _)) => {
                 let target = self.target(key)?;
-                let simple = target
-                    .table
-                    .as_ref()
-                    .is_some_and(|table| table.is_plain() && table.has_one_key());
+                // A function is asked about each change by itself: what its writer had seen may decide.
+                let simple = !target.plan.rules.asks()
+                    && target
+                        .table
+                        .as_ref()
+                        .is_some_and(|table| table.is_plain() && table.has_one_key());
                 target.plan.key.as_ref().filter(|_| simple).map(|index| {
                     let columns = index.columns.iter().map(|column| column.remote);
                     (key.1, columns.collect())

@@ -24,6 +24,16 @@ impl Session {
         timestamp: i64,
         slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
     ) -> Result<(), PgError> {
+        self.remember_deletion_of(key, (timestamp, session_origin()), slot)
+    }
+
+    /// The same, with the version that the deletion has.
+    pub(super) fn remember_deletion_of(
+        &mut self,
+        key: Key,
+        version: (i64, pg_sys::RepOriginId),
+        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+    ) -> Result<(), PgError> {
         if !self.remembers(key) {
             return Ok(());
         }
@@ -38,7 +48,7 @@ impl Session {
             }
             _ => return Ok(()),
         };
-        self.entomb(key, hash, timestamp)
+        self.entomb(key, hash, version)
     }
 
     /// There is no row with the key of these values any more, as a transaction of this time says.
@@ -52,7 +62,7 @@ impl Session {
             return Ok(());
         }
         match self.hash(key, values) {
-            Some(hash) => self.entomb(key, hash, timestamp),
+            Some(hash) => self.entomb(key, hash, (timestamp, session_origin())),
             None => Ok(()),
         }
     }
@@ -73,13 +83,17 @@ impl Session {
         }
     }
 
-    fn entomb(&mut self, key: Key, hash: u64, timestamp: i64) -> Result<(), PgError> {
+    fn entomb(
+        &mut self,
+        key: Key,
+        hash: u64,
+        (timestamp, origin): (i64, pg_sys::RepOriginId),
+    ) -> Result<(), PgError> {
         self.tombstones.push(Tombstone {
             hash,
             relation: key.1,
             timestamp,
-            // SAFETY: reads a variable of the process: what it stamps commits with.
-            origin: unsafe { pg_sys::replorigin_session_origin },
+            origin,
         });
         if self.tombstones.len() < HELD {
             return Ok(());
@@ -145,14 +159,19 @@ impl Session {
         Ok(match (recalled?, found) {
             (None, _) => missing,
             // This very transaction's, or the same one's by another way: what comes in it later, comes.
-            // SAFETY: reads a variable of the process.
-            (Some((at, origin)), _)
-                if at == timestamp && origin == unsafe { pg_sys::replorigin_session_origin } =>
+            (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
+            (Some((timestamp, _)), Some(dead))
+                if dead.timestamp().is_some_and(|dead| dead >= timestamp) =>
             {
                 missing
             }
-            (Some((timestamp, _)), Some(Stamp::Known(dead, _))) if dead >= timestamp => missing,
             (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
         })
     }
+}
+
+/// What this process stamps its commits with.
+pub(super) fn session_origin() -> pg_sys::RepOriginId {
+    // SAFETY: reads a variable of the process.
+    unsafe { pg_sys::replorigin_session_origin }
 }

@@ -1,4 +1,4 @@
-//! Recording conflicts in `braid.conflict`, and counting them in `braid.conflict_count`, in the transaction that resolves them. Run by
+//! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in the transaction that resolves them. Run by
 //! the appliers.
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
@@ -38,7 +38,7 @@ const REMOTE: usize = 19;
 
 fn insert() -> String {
     format!(
-        "insert into braid.conflict (subscription_name, relation, table_name, kind, resolution, winner, reason, \
+        "insert into braid.conflict_record (subscription_name, relation, table_name, kind, resolution, winner, reason, \
          key, local_row, remote_row, remote_unknown, local_timestamp, remote_timestamp, local_origin, remote_origin, \
          remote_xid, remote_lsn) \
          select $1, $2::oid::regclass, $2::oid::regclass::text, $3, $14, $4, $5, \
@@ -122,6 +122,8 @@ fn winner(decision: Decision) -> &'static str {
     match decision.action {
         Action::Apply => "remote",
         Action::Keep => "local",
+        Action::Merge => "merged",
+        Action::Remove | Action::Ask => "none",
     }
 }
 

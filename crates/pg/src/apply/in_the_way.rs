@@ -13,12 +13,14 @@
 //! stay errors.
 
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, decide_in_the_way};
+use braid_bgworker::merge::Answer;
 use braid_bgworker::resolution::Resolution;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows, refused, version};
 use super::key_hash::key_hash;
 use super::lookup::{Found, IndexLookup, lock_row, writer};
+use super::merge::{self, Call, Meeting};
 use super::relation::RemoteRelation;
 use super::table::OpenTable;
 use super::version::Stamp;
@@ -198,7 +200,7 @@ unsafe fn passes(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContex
 ///
 /// # Safety
 /// The slot holds a row.
-unsafe fn copy_tuple(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTuple {
+pub(super) unsafe fn copy_tuple(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTuple {
     // SAFETY: as the caller says; every kind of slot has the function.
     unsafe {
         match (*(*slot).tts_ops).copy_heap_tuple {
@@ -249,13 +251,16 @@ impl Session {
             (1, true) => Kind::UpdateExists,
             _ => Kind::MultipleUniqueConflicts,
         };
+        if self.is_asked(key, kind) {
+            return self.ask_who_stays(key, remote, current, kind, rows);
+        }
         let rules = self.target(key)?.plan.rules;
         let mut decisions: Vec<(*mut pg_sys::TupleTableSlot, Found, Decision)> = Vec::new();
         for (slot, stamp) in rows {
             // SAFETY: the slot holds a row of the table.
             let found = Found::Row(self.refined(key, *slot, *stamp)?);
             let local = self.local(found);
-            if local == Local::Own {
+            if matches!(local, Local::Own | Local::OwnMerged(_)) {
                 // This very transaction wrote it: the write says what is wrong.
                 return Ok(Way::Clear);
             }
@@ -272,26 +277,10 @@ impl Session {
             .map(|(_, _, decision)| *decision);
         let new_slot = self.open(key)?.new_slot();
         let Some(kept) = kept else {
-            let (schema, table) = key;
             for (slot, found, decision) in decisions {
-                let Found::Row(stamp) = found else { continue };
-                // SAFETY: both slots hold rows of the table; the copy outlives the transaction, which is rolled back.
-                let eviction = unsafe {
-                    let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-                    let incoming = copy_tuple(new_slot);
-                    pg_sys::MemoryContextSwitchTo(before);
-                    Eviction {
-                        schema,
-                        table: table.into(),
-                        place: (*slot).tts_tid,
-                        writer: writer(slot),
-                        stamp,
-                        decision,
-                        current: current.clone(),
-                        incoming,
-                    }
-                };
-                self.evictions.push(eviction);
+                if let Found::Row(stamp) = found {
+                    self.plan_eviction(key, current, (slot, stamp), decision)?;
+                }
             }
             return Err(PgError::new(
                 UNIQUE_VIOLATION,
@@ -318,22 +307,123 @@ impl Session {
         })
     }
 
+    /// Have the row in a slot leave before the transaction in hand is applied once more, for the one in the new slot.
+    fn plan_eviction(
+        &mut self,
+        key: Key,
+        current: &Current,
+        (slot, stamp): (*mut pg_sys::TupleTableSlot, Stamp),
+        decision: Decision,
+    ) -> Result<(), PgError> {
+        let new_slot = self.open(key)?.new_slot();
+        let (schema, table) = key;
+        // SAFETY: both slots hold rows of the table; the copy outlives the transaction, which is rolled back.
+        let eviction = unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            let incoming = copy_tuple(new_slot);
+            pg_sys::MemoryContextSwitchTo(before);
+            Eviction {
+                schema,
+                table: table.into(),
+                place: (*slot).tts_tid,
+                writer: writer(slot),
+                stamp,
+                decision,
+                current: current.clone(),
+                incoming,
+            }
+        };
+        self.evictions.push(eviction);
+        Ok(())
+    }
+
+    /// Ask the function whether the row in the new slot takes the place of those in its way.
+    fn ask_who_stays(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        kind: Kind,
+        rows: &[(*mut pg_sys::TupleTableSlot, Stamp)],
+    ) -> Result<Way, PgError> {
+        let mut found = Vec::with_capacity(rows.len());
+        for (slot, stamp) in rows {
+            let stamp = self.refined(key, *slot, *stamp)?;
+            if matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
+                // This very transaction wrote it: the write says what is wrong.
+                return Ok(Way::Clear);
+            }
+            found.push((*slot, stamp));
+        }
+        let Some((first, stamp)) = found.first().copied() else {
+            return Ok(Way::Clear);
+        };
+        let others: Vec<_> = found.iter().skip(1).map(|(slot, _)| *slot).collect();
+        let new_slot = self.open(key)?.new_slot();
+        let meeting = Meeting {
+            found: Found::Row(stamp),
+            kind,
+            rows: Rows {
+                local: Some(first),
+                remote: Some(new_slot),
+                given: None,
+            },
+            before: None,
+            in_the_way: true,
+            others: &others,
+        };
+        self.forget_calls();
+        let asked = self.ask(key, remote, current, meeting)?;
+        let leave = asked.answer == Answer::Remote;
+        let decision = Decision {
+            action: if leave { Action::Apply } else { Action::Keep },
+            conflict: Some(kind),
+            reason: if leave {
+                "the function takes the remote row"
+            } else {
+                "the function keeps the local row"
+            },
+        };
+        for (slot, stamp) in found {
+            if leave {
+                self.plan_eviction(key, current, (slot, stamp), decision)?;
+                continue;
+            }
+            let rows = Rows {
+                local: Some(slot),
+                remote: Some(new_slot),
+                given: None,
+            };
+            self.record(key, remote, current, Found::Row(stamp), decision, rows)?;
+        }
+        if leave {
+            return Err(PgError::new(
+                UNIQUE_VIOLATION,
+                "rows in the way are to leave first",
+            ));
+        }
+        Ok(Way::Leave)
+    }
+
     /// Forget rows that were to leave.
     pub(super) fn forget_evictions(&mut self) {
         for eviction in std::mem::take(&mut self.evictions) {
             // SAFETY: the copy is this value's own.
             unsafe { pg_sys::heap_freetuple(eviction.incoming) };
         }
+        self.forget_calls();
     }
 
-    /// Have the rows leave that were found in the way of the transaction that was just rolled back: in a transaction of this node's
-    /// own. One that has changed meanwhile is left alone: it is looked at again with the transaction. False when there are none.
+    /// Have the rows leave that were found in the way of the transaction that was just rolled back, and make the calls of conflict
+    /// functions that it asked for: in a transaction of this node's own. When a row has changed meanwhile nothing is done: all is looked
+    /// at again with the transaction. False when there is nothing of that.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises; the caller rolls back. Those that were found are forgotten either way.
+    /// Whatever PostgreSQL raises; the caller rolls back. What was found is forgotten either way.
     pub fn evict(&mut self) -> Result<bool, PgError> {
         let evictions = std::mem::take(&mut self.evictions);
-        if evictions.is_empty() {
+        let calls = std::mem::take(&mut self.calls);
+        if evictions.is_empty() && calls.is_empty() {
             return Ok(false);
         }
         // SAFETY: outside of a transaction; without an origin for its commit, until it is set again.
@@ -342,22 +432,34 @@ impl Session {
             pg_sys::replorigin_session_origin = 0;
             origin
         };
-        let outcome = error::catch(|| self.evict_in_transaction(evictions));
-        // SAFETY: the one that this process has set up.
-        unsafe { pg_sys::replorigin_session_origin = origin };
+        let outcome = error::catch(|| self.evict_in_transaction(&evictions, &calls, origin));
+        // SAFETY: the one that this process has set up; the copies are nobody else's.
+        unsafe {
+            pg_sys::replorigin_session_origin = origin;
+            for eviction in evictions {
+                pg_sys::heap_freetuple(eviction.incoming);
+            }
+        }
+        calls.into_iter().for_each(merge::free);
         outcome?.map(|()| true)
     }
 
-    fn evict_in_transaction(&mut self, evictions: Vec<Eviction>) -> Result<(), PgError> {
+    fn evict_in_transaction(
+        &mut self,
+        evictions: &[Eviction],
+        calls: &[Call],
+        origin: pg_sys::RepOriginId,
+    ) -> Result<(), PgError> {
         self.start();
+        // All are locked before the first leaves: a function still finds them.
+        let mut locked = Vec::with_capacity(evictions.len());
         for eviction in evictions {
             let remote = self.remote(eviction.schema)?;
             self.current = Some(eviction.current.clone());
             let key = self.open_table(eviction.schema, &remote, eviction.table)?;
             self.work_as_owner_of(key);
             let table = self.open(key)?;
-            // SAFETY: the table is open; the slot is of its own kind, and is dropped below or with the transaction. The tuple was
-            // copied from a slot of the same table.
+            // SAFETY: the table is open; the slot is of its own kind, and is dropped below or with the transaction.
             unsafe {
                 let slot = pg_sys::MakeSingleTupleTableSlot(
                     (*table.relation).rd_att,
@@ -367,11 +469,23 @@ impl Session {
                 let natts = (*(*table.relation).rd_att).natts;
                 let same_shape = (*(*eviction.incoming).t_data).t_infomask2 & 0x07FF
                     <= u16::try_from(natts).unwrap_or(u16::MAX);
-                if same_shape
+                let same = same_shape
                     && lock_row(table.relation, slot)?.is_some()
-                    && writer(slot) == eviction.writer
-                {
-                    let new_slot = table.new_slot();
+                    && writer(slot) == eviction.writer;
+                locked.push((key, slot, same));
+            }
+        }
+        let all = locked.iter().all(|(_, _, same)| *same);
+        if all {
+            self.make_calls(calls, origin)?;
+        }
+        for (eviction, (key, slot, _)) in evictions.iter().zip(locked) {
+            // SAFETY: the tuple was copied from a slot of the same table; the slot was made above.
+            unsafe {
+                if all {
+                    self.work_as_owner_of(key);
+                    let remote = self.remote(eviction.schema)?;
+                    let new_slot = self.open(key)?.new_slot();
                     pg_sys::ExecForceStoreHeapTuple(eviction.incoming, new_slot, false);
                     let rows = Rows {
                         local: Some(slot),
@@ -391,7 +505,6 @@ impl Session {
                     self.count(key, |counts| counts.deletes += 1);
                 }
                 pg_sys::ExecDropSingleTupleTableSlot(slot);
-                pg_sys::heap_freetuple(eviction.incoming);
             }
         }
         self.commit_as_own()

@@ -304,10 +304,8 @@ impl IndexLookup {
                 EndOfVersion::Replaced(xid, stamp @ Stamp::Known(..))
                 | EndOfVersion::Deleted(xid, stamp @ Stamp::Known(..)) => {
                     let refined = refine(xid, slot, stamp)?;
-                    let newer = match (refined, latest) {
-                        (Stamp::Known(timestamp, _), Some(Stamp::Known(known, _))) => {
-                            timestamp > known
-                        }
+                    let newer = match (refined.timestamp(), latest.and_then(Stamp::timestamp)) {
+                        (Some(timestamp), Some(known)) => timestamp > known,
                         _ => true,
                     };
                     if newer {

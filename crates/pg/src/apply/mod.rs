@@ -17,12 +17,14 @@ mod consolidate;
 mod content;
 mod decode;
 mod deletion;
+mod function;
 mod history;
 mod image;
 mod in_the_way;
 mod key_hash;
 mod key_order;
 mod lookup;
+mod merge;
 mod number_map;
 mod partition;
 mod relation;
@@ -50,6 +52,7 @@ use batch::Batches;
 use bulk::Bulk;
 use history::Tally;
 use in_the_way::Eviction;
+use merge::Call;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
@@ -229,6 +232,10 @@ pub struct Session {
     careful: bool,
     /// Rows that are to leave before the transaction that was rolled back is applied once more.
     evictions: Vec<Eviction>,
+    /// Calls of conflict functions that are to be made before it.
+    calls: Vec<Call>,
+    /// Hashes of the rows that functions were asked about in the transaction in hand.
+    asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
     /// The newest timestamp of the batch in hand.
@@ -284,6 +291,8 @@ impl Session {
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
+            calls: Vec::new(),
+            asked_about: Vec::new(),
             tombstones: Vec::new(),
             newest: 0,
             counts: Counts::default(),
@@ -399,6 +408,7 @@ impl Session {
             self.tables_version = tables_version;
         }
         self.forget_evictions();
+        self.asked_about.clear();
         self.show(begin);
         self.start();
     }
@@ -426,6 +436,8 @@ impl Session {
             self.routes.clear();
             self.tables_version = tables_version;
         }
+        // A piece that is applied again begins here: what was asked before it is not asked again.
+        self.asked_about.clear();
         self.start();
     }
 
@@ -465,6 +477,11 @@ impl Session {
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
         self.close_tables();
+        // Those of a batch are written down with its versions.
+        if self.batches.has_merged() && !self.batches.is_making() {
+            let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+            self.batches.store(timestamp)?;
+        }
         self.store_tombstones()?;
         self.tally.store(&self.identity.subscription)
     }

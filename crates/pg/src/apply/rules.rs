@@ -1,7 +1,7 @@
 //! The rules for conflicts that concern a table: `braid.conflict_rule`. Read when a table's plan is made; whoever changes a rule has
 //! all plans made anew, which happens with the next transaction.
 
-use braid_bgworker::resolution::{Level, Rule, Rules};
+use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
@@ -9,7 +9,7 @@ use crate::subscription::rows;
 
 /// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all.
 const RULES: &str = "\
-    select (a.steps - 1)::text, r.kind, r.resolution from braid.conflict_rule r \
+    select (a.steps - 1)::text, r.kind, r.resolution, r.function_id::text, r.replicates::text, r.has_asked::text from braid.conflict_rule r \
     left join (select relid::oid, steps from pg_catalog.pg_partition_ancestors($1::oid) with ordinality p (relid, steps) \
                union select $1::oid, 1) a on a.relid = r.relation::oid \
     where r.relation is null or a.relid is not null";
@@ -20,33 +20,44 @@ const RULES: &str = "\
 /// XX000 for a rule that this version does not know; whatever PostgreSQL raises.
 pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
     let found = rows(RULES, &[table.into()])?;
-    let rules = found
-        .into_iter()
-        .map(|row| {
-            let [steps, kind, resolution] = <[_; 3]>::try_from(row).unwrap_or_default();
-            let level = match steps.as_deref() {
-                None => Level::Default,
-                Some("0") => Level::Table,
-                Some(steps) => Level::Ancestor(steps.parse().unwrap_or(u32::MAX)),
-            };
-            let unknown = |name: &str| {
-                PgError::new(
-                    "XX000",
-                    format!("\"{name}\" in braid.conflict_rule is not known to this version"),
-                )
-            };
-            let kind = kind
-                .map(|kind| kind.parse().map_err(|_| unknown(&kind)))
-                .transpose()?;
-            let resolution = resolution.unwrap_or_default();
-            Ok(Rule {
-                level,
-                kind,
-                resolution: resolution.parse().map_err(|_| unknown(&resolution))?,
-            })
-        })
-        .collect::<Result<Vec<_>, PgError>>()?;
-    Ok(Rules::new(&rules))
+    let mut rules = Vec::with_capacity(found.len());
+    let mut asked = false;
+    for row in found {
+        let [steps, kind, resolution, function, replicates, has_asked] =
+            <[_; 6]>::try_from(row).unwrap_or_default();
+        asked |= has_asked.as_deref() == Some("true");
+        // There is no rule any more.
+        let Some(resolution) = resolution else {
+            continue;
+        };
+        let level = match steps.as_deref() {
+            None => Level::Default,
+            Some("0") => Level::Table,
+            Some(steps) => Level::Ancestor(steps.parse().unwrap_or(u32::MAX)),
+        };
+        let unknown = |name: &str| {
+            PgError::new(
+                "XX000",
+                format!("\"{name}\" in braid.conflict_rule is not known to this version"),
+            )
+        };
+        let kind = kind
+            .map(|kind| kind.parse().map_err(|_| unknown(&kind)))
+            .transpose()?;
+        let function = function
+            .and_then(|oid| oid.parse().ok())
+            .map(|oid| Function {
+                oid,
+                replicates: replicates.as_deref() == Some("true"),
+            });
+        rules.push(Rule {
+            level,
+            kind,
+            resolution: resolution.parse().map_err(|_| unknown(&resolution))?,
+            function,
+        });
+    }
+    Ok(Rules::new(&rules).with_merged_rows(asked))
 }
 
 /// Rules were changed by the transaction in hand: once it has committed, every process that applies reads them again.

@@ -70,6 +70,29 @@ pub enum Stamp {
     Unversioned,
     /// Commit timestamp (Unix microseconds) and origin.
     Known(i64, pg_sys::RepOriginId),
+    /// The same, of a row that was made here of several: the largest of theirs.
+    Merged(i64, pg_sys::RepOriginId),
+    /// As that, by the transaction in hand.
+    OwnMerged(i64, pg_sys::RepOriginId),
+}
+
+impl Stamp {
+    /// The timestamp, if it is known.
+    #[must_use]
+    pub fn timestamp(self) -> Option<i64> {
+        self.known().map(|(timestamp, _)| timestamp)
+    }
+
+    /// Timestamp and origin, if they are known.
+    #[must_use]
+    pub fn known(self) -> Option<(i64, pg_sys::RepOriginId)> {
+        match self {
+            Self::Known(timestamp, origin)
+            | Self::Merged(timestamp, origin)
+            | Self::OwnMerged(timestamp, origin) => Some((timestamp, origin)),
+            Self::Own | Self::Unversioned => None,
+        }
+    }
 }
 
 /// The version that a transaction gives to what it writes.

@@ -10,6 +10,7 @@ use braid_bgworker::compare::{Key, Repair, Side, Sight, repair};
 
 use super::explained;
 use super::table::{At, Row, SETTINGS, Table};
+use crate::apply::Versions;
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::ingest::stamp;
@@ -255,7 +256,7 @@ impl State {
         }
         if !self.request.dry_run {
             let newest = version.map_or(0, |(timestamp, _)| timestamp);
-            stamp::written(Vec::new(), newest, 0);
+            stamp::written(Versions::default(), newest, 0);
         }
         Ok(false)
     }

@@ -115,7 +115,7 @@ fn add(origin: OriginId) {
         xid: 0,
         newest: i64::MIN,
         lsn: 0,
-        versions: Vec::new(),
+        versions: Versions::default(),
     };
     PIECES.with_borrow_mut(|pieces| pieces.push(piece));
 }
