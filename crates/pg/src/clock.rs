@@ -4,7 +4,7 @@
 //! The version of a row is its transaction's commit timestamp, which PostgreSQL takes from the clock right after the callbacks that run
 //! before a commit. So it is enough to wait in one of these until the clock is past the newest version that this database has seen:
 //! the newest timestamp that was applied here, raised before its commit makes it visible, or that a transaction of this node
-//! had, up to [`GRAIN`]. The latter is for a clock that steps back: a node's own order of commits is the order of their versions
+//! had, up to `GRAIN`. The latter is for a clock that steps back: a node's own order of commits is the order of their versions
 //! then too.
 //!
 //! Where there is nothing to wait for, this costs a few loads. Locks are held while it waits; so it does not where the limit would not

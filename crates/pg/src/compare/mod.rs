@@ -6,7 +6,7 @@
 //!
 //! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with everything applied here in between that
 //! the provider had at the first look, and there what this node had (where the provider subscribes to it). Memory is bounded by
-//! the longest list, [`GATHERED`] keys and [`WHOLE`] rows. The table is read with its owner's rights, as the
+//! the longest list, `GATHERED` keys and `WHOLE` rows. The table is read with its owner's rights, as the
 //! provider's filters are SQL that comes from elsewhere.
 //!
 //! Not for: deciding conflicts, which needs no comparison.
@@ -129,7 +129,7 @@ thread_local! {
 /// Begin to compare. Gives the comparison's number.
 ///
 /// # Errors
-/// As [`Table::find`] says.
+/// As `Table::find` says.
 pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgError> {
     COMPARISON.take();
     let table = with_settings(&SETTINGS, || {

@@ -84,7 +84,7 @@ fn not_in_hand(id: i64) -> PgError {
 /// Begin to repair. Gives the repair's number.
 ///
 /// # Errors
-/// 55000 when the table was not compared; those of [`Table::find`].
+/// 55000 when the table was not compared; those of `Table::find`.
 pub fn start_repair(request: Repairing, mut connection: Connection) -> Result<i64, PgError> {
     REPAIR.take();
     let relation = request.relation.to_string();
