@@ -605,22 +605,18 @@ pub fn subscriptions() -> &'static [SubscriptionEntry] {
 #[must_use]
 pub fn waited_for_by(pid: i32) -> Vec<i32> {
     let of = |entry: &SubscriptionEntry| {
-        let mut pids = entry
+        let pid_of = |applier: &ApplierEntry| applier.pid.load(Ordering::Acquire);
+        let asked = entry
             .appliers
             .iter()
-            .map(|applier| applier.pid.load(Ordering::Acquire));
-        let number = pids.position(|other| other == pid)?;
-        let waiting = entry.appliers.get(number)?.state() == ApplierState::WaitingForTurn;
-        let others = entry
-            .appliers
-            .iter()
-            .map(|applier| applier.pid.load(Ordering::Acquire))
-            .filter(|other| *other > 0 && *other != pid);
-        Some(if waiting {
-            others.collect()
-        } else {
-            Vec::new()
-        })
+            .find(|applier| pid_of(applier) == pid)?;
+        let waits = asked.state() == ApplierState::WaitingForTurn;
+        let others = entry.appliers.iter().map(pid_of);
+        Some(
+            others
+                .filter(|other| waits && *other > 0 && *other != pid)
+                .collect(),
+        )
     };
     subscriptions().iter().find_map(of).unwrap_or_default()
 }

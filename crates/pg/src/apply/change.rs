@@ -325,10 +325,7 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
-        match self.find_here(key, remote, values, lock)? {
-            Found::Missing(stamp) => self.recall(key, values, stamp, false),
-            found @ Found::Row(_) => Ok(found),
-        }
+        self.find_or_recall(key, remote, values, lock, false)
     }
 
     /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
@@ -339,8 +336,19 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        self.find_or_recall(key, remote, values, lock, true)
+    }
+
+    fn find_or_recall(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        lock: bool,
+        is_insert: bool,
+    ) -> Result<Found, PgError> {
         match self.find_here(key, remote, values, lock)? {
-            Found::Missing(stamp) => self.recall(key, values, stamp, true),
+            Found::Missing(stamp) => self.recall(key, values, stamp, is_insert),
             found @ Found::Row(_) => Ok(found),
         }
     }

@@ -99,14 +99,9 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
             "index braid.tombstone_key_hash does not exist",
         ));
     };
-    let oid = table()?;
-    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
-    // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
+    let mut key = pg_sys::ScanKeyData::default();
+    // SAFETY: fills in the entry.
     unsafe {
-        let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
-        // Whoever deleted the row that was not found has committed its tombstone with that.
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let mut key = pg_sys::ScanKeyData::default();
         pg_sys::ScanKeyInit(
             &raw mut key,
             1,
@@ -114,31 +109,13 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
             pg_sys::Oid::from(INT8_EQUAL),
             pg_sys::Datum::from(hash.cast_signed()),
         );
-        let scan = pg_sys::systable_beginscan(relation, index, true, snapshot, 1, &raw mut key);
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            let mut values = [pg_sys::Datum::null(); COLUMNS];
-            let mut nulls = [true; COLUMNS];
-            pg_sys::heap_deform_tuple(
-                tuple,
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let [_, timestamp, _, origin] = values;
-            let timestamp = (timestamp.value() as u64).cast_signed();
-            if newest.is_none_or(|(known, _)| timestamp > known) {
-                let origin = u32::try_from(origin.value() & 0xFFFF_FFFF).unwrap_or(0);
-                newest = Some((timestamp, u16::try_from(origin).unwrap_or(0)));
-            }
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
     }
+    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
+    each(Some((index, key)), |tombstone| {
+        if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
+            newest = Some((tombstone.timestamp, tombstone.origin));
+        }
+    })?;
     Ok(newest)
 }
 
@@ -147,25 +124,40 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn load() -> Result<(), PgError> {
+    each(None, |tombstone| {
+        pgrx::check_for_interrupts!();
+        registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
+    })?;
+    registry::tombstones_are_known();
+    Ok(())
+}
+
+/// Look at all tombstones, or, with an index and its key, at those that it finds.
+fn each(
+    by: Option<(pg_sys::Oid, pg_sys::ScanKeyData)>,
+    mut look: impl FnMut(Tombstone),
+) -> Result<(), PgError> {
     let oid = table()?;
+    let has_key = by.is_some();
+    let (index, mut key) = by.unwrap_or_default();
     // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
     unsafe {
         let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
+        // Whoever deleted a row that was not found has committed its tombstone with that.
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let scan = pg_sys::systable_beginscan(
             relation,
-            pg_sys::InvalidOid,
-            false,
+            index,
+            has_key,
             snapshot,
-            0,
-            std::ptr::null_mut(),
+            i32::from(has_key),
+            &raw mut key,
         );
         loop {
             let tuple = pg_sys::systable_getnext(scan);
             if tuple.is_null() {
                 break;
             }
-            pgrx::check_for_interrupts!();
             let mut values = [pg_sys::Datum::null(); COLUMNS];
             let mut nulls = [true; COLUMNS];
             pg_sys::heap_deform_tuple(
@@ -174,14 +166,19 @@ pub fn load() -> Result<(), PgError> {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            let [hash, timestamp, ..] = values;
-            let timestamp = (timestamp.value() as u64).cast_signed();
-            registry::raise_tombstone(hash.value() as u64, timestamp);
+            let [hash, timestamp, relation_oid, origin] = values;
+            let small =
+                |datum: pg_sys::Datum| u32::try_from(datum.value() & 0xFFFF_FFFF).unwrap_or(0);
+            look(Tombstone {
+                hash: hash.value() as u64,
+                relation: small(relation_oid),
+                timestamp: (timestamp.value() as u64).cast_signed(),
+                origin: u16::try_from(small(origin)).unwrap_or(0),
+            });
         }
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
         pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
     }
-    registry::tombstones_are_known();
     Ok(())
 }
