@@ -440,7 +440,8 @@ impl Session {
                 Sought::ToChange(values, seen) => (self.find(key, remote, values, lock)?, seen),
             };
             let mut decision = self.decide(key, remote, current, found, &decide)?;
-            if let Some(seen) = seen.filter(|(kind, _)| self.is_asked(key, *kind)) {
+            let seen = seen.filter(|(kind, _)| !current.told && self.is_asked(key, *kind));
+            if let Some(seen) = seen {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
             }
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
@@ -466,6 +467,23 @@ impl Session {
         let rules = self.target(key)?.plan.rules;
         let local = self.local(found);
         let decision = decide(local, version(current), current.from_origin);
+        if current.told {
+            return Ok(match found {
+                // It is gone here too: nothing to speak of.
+                Found::Missing(_) => Decision {
+                    conflict: None,
+                    ..decision
+                },
+                Found::Row(_) => Decision {
+                    reason: if decision.action == Action::Apply {
+                        "another row has its values under a unique key, and is newer"
+                    } else {
+                        decision.reason
+                    },
+                    ..decision
+                },
+            });
+        }
         rules
             .resolve(decision, local, version(current))
             .map_err(|kind| refused(kind, remote))
@@ -612,6 +630,7 @@ impl Session {
             table.insert();
             self.count(key, |counts| counts.inserts += 1);
         }
+        self.let_in(key);
         self.note_version(key, current, OpenTable::new_slot);
         Ok(Written::Done)
     }
@@ -884,6 +903,13 @@ impl Session {
         decision: Decision,
         rows: Rows<'_>,
     ) -> Result<(), PgError> {
+        if decision.conflict == Some(Kind::UpdateDeleted)
+            && rows.remote.is_some()
+            && self.is_displaced(key, current)
+        {
+            // Recorded when it was displaced.
+            return Ok(());
+        }
         self.count(key, |counts| counts.conflicts += 1);
         let resolution = match decision.conflict {
             Some(kind) => self.target(key)?.plan.rules.of(kind),

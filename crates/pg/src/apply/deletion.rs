@@ -68,7 +68,7 @@ impl Session {
     }
 
     /// Whether deletions of a table's rows are to be remembered.
-    fn remembers(&self, key: Key) -> bool {
+    pub(super) fn remembers(&self, key: Key) -> bool {
         let has_key = |target: &Target| target.plan.key.is_some();
         self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
     }
@@ -161,7 +161,7 @@ impl Session {
             // This very transaction's, or the same one's by another way: what comes in it later, comes.
             (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
             (Some((timestamp, _)), Some(dead))
-                if dead.timestamp().is_some_and(|dead| dead >= timestamp) =>
+                if dead.timestamp().is_some_and(|dead| dead > timestamp) =>
             {
                 missing
             }
