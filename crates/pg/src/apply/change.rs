@@ -353,7 +353,7 @@ impl Session {
         }
     }
 
-    fn find_here(
+    pub(super) fn find_here(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
@@ -628,11 +628,20 @@ impl Session {
             self.count(key, |counts| counts.updates += 1);
         } else {
             table.insert();
+            let slot = table.new_slot();
+            if !self.is_over_newer(found, current) {
+                self.check_not_deleted(key, current, slot)?;
+            }
             self.count(key, |counts| counts.inserts += 1);
         }
         self.let_in(key);
         self.note_version(key, current, OpenTable::new_slot);
         Ok(Written::Done)
+    }
+
+    /// Whether a rule has a row come although its deletion is newer.
+    fn is_over_newer(&mut self, found: Found, current: &Current) -> bool {
+        matches!(self.local(found), Local::Deleted(deleted) if deleted >= version(current))
     }
 
     /// Remember the version of the row in a slot, which was just written or deleted, if this is a batch.
@@ -837,6 +846,9 @@ impl Session {
         before: &RowValues,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
+        if !exists && self.has_come(key, remote, current.timestamp, before)? {
+            return Ok(Written::Changed);
+        }
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             let rows = self.rows(key, exists, None)?;
             let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
@@ -871,9 +883,6 @@ impl Session {
             self.note_version(key, current, OpenTable::local_slot);
             self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
-        } else if !exists {
-            // An older insert or update may still come, by another stream.
-            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }
