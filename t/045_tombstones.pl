@@ -146,6 +146,30 @@ $oslo->restart;
 heal([ $oslo, 'oslo_from_tokyo' ]);
 everywhere('t', 'moved old', 'nor does it come later, after a restart');
 
+# Both at the same time, by two links: whichever of the two appliers is held up when it has written its part, but not committed.
+my $waiting = q[select count(distinct pid) from pg_locks join pg_stat_activity using (pid) where not granted and backend_type = 'braid applier'];
+for my $late (qw(tokyo paris))
+{
+	cut([ $oslo, 'oslo_from_tokyo' ], [ $oslo, 'oslo_from_paris' ]);
+	my %also = ($late => q[update t set v = 'old' where k = 5]);
+	on($tokyo, 'begin; insert into t values (8, \'first\'); ' . ($also{tokyo} // '') . '; commit');
+	caught_up($paris, $tokyo);
+	on($paris, 'begin; delete from t where k = 8; ' . ($also{paris} // '') . '; commit');
+	my $lock = $oslo->background_psql('postgres', on_error_stop => 1);
+	$lock->query_safe('begin; select from t where k = 5 for update');
+	my ($first, $second) = $late eq 'tokyo' ? qw(tokyo paris) : qw(paris tokyo);
+	on($oslo, "select braid.enable_subscription('oslo_from_$first')");
+	ok(wait_until(sub { $oslo->safe_psql('postgres', $waiting) eq '1' }, 20), "what comes from $first is held up");
+	on($oslo, "select braid.enable_subscription('oslo_from_$second')");
+	# The other one waits for it, or tries again and again.
+	ok(wait_until(sub { $oslo->safe_psql('postgres', "select exists (select from braid.apply_workers where subscription = 'oslo_from_$second' and worker <> 'leader' and (retries > 0 or state = 'applying'))") eq 't' }, 20),
+		"what comes from $second waits for that");
+	$lock->query_safe('commit');
+	$lock->quit;
+	heal([ $oslo, 'oslo_from_tokyo' ], [ $oslo, 'oslo_from_paris' ]);
+	everywhere('t', 'moved old', "a deletion and an older insert at once, that from $late first");
+}
+
 # Killed before it is collected; the collector starts anew, in the middle of anything.
 on($tokyo, "insert into t select i, 'old' from generate_series(1000, 1999) i");
 cut();

@@ -102,6 +102,37 @@ $tokyo->safe_psql('postgres', q[delete from account where id = 21]);
 heal();
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'a winner that is gone');
 
+# It is deleted where it was written before the loser comes there: the node that saw both says so.
+cut();
+$tokyo->safe_psql('postgres', q[insert into account values (22, 'y', 0, 'older')]);
+$paris->safe_psql('postgres', q[insert into account values (23, 'y', 0, 'newer')]);
+$paris->safe_psql('postgres', q[delete from account where id = 23]);
+heal();
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'there too');
+
+# The loser changes again, and is the newest of all: it must not go for its earlier version.
+cut();
+$tokyo->safe_psql('postgres', q[insert into account values (24, 'x', 0, 'oldest')]);
+$paris->safe_psql('postgres', q[insert into account values (25, 'x', 0, 'newer')]);
+$tokyo->safe_psql('postgres', q[update account set v = 'newest' where id = 24]);
+heal();
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second) (24,x,0,newest)',
+	'the row that was written last stays');
+$tokyo->safe_psql('postgres', q[delete from account where id = 24]);
+
+# An update loses: its row goes everywhere.
+$tokyo->safe_psql('postgres', q[insert into account values (26, 'w', 0, 'twenty-six')]);
+meet(q[update account set email = 'v' where id = 26], q[insert into account values (27, 'v', 0, 'newer')]);
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second) (27,v,0,newer)', 'an update that loses');
+# A row that is in another one's way only between two changes of its transaction.
+meet(q[begin; insert into account values (30, 'q', 0, 'thirty'); update account set email = 'p' where id = 30; update account set email = 'o' where id = 30; commit],
+	q[insert into account values (31, 'p', 0, 'newer')]);
+both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second) (27,v,0,newer) (30,o,0,thirty) (31,p,0,newer)',
+	'what its transaction leaves is in no way');
+is($_->safe_psql('postgres', q[select count(*) from braid.displacement]), '0', 'nothing is left behind on ' . $_->name) for @both;
+is($_->safe_psql('postgres', q[select count(*) from braid.conflict_history where kind in ('delete_missing', 'update_deleted') and key ->> 'id' in ('1', '8', '9', '20', '22', '26')]), '0',
+	'no conflict is spoken of twice on ' . $_->name) for @both;
+
 # A transaction that is applied while it comes.
 $paris->safe_psql('postgres', "alter system set braid.apply_buffer_size = '1MB'");
 $paris->restart;

@@ -117,7 +117,6 @@ cmp_ok(pieces($oslo), '>', 20, 'pieces at the end of the chain too');
 # Held up in the sixth piece: what is before is seen and said, what comes later is not applied.
 my $lock = $paris->background_psql('postgres');
 $lock->query_safe('begin; select from bulk where id = 750 for update');
-my $before = detail('applied_lsn');
 in_order(201, 1000, 'n = n + 1000');
 $tokyo->safe_psql('postgres', 'update small set n = n + 1');
 my $half = sub { detail('half_applied_changes') eq $_[0] };
@@ -125,7 +124,7 @@ ok(wait_until(sub { $half->(500) }, 20), 'five pieces are committed');
 is($paris->safe_psql('postgres', 'select count(*) from bulk where n >= 1000'), '500', 'and seen');
 sleep 0.3;
 is($paris->safe_psql('postgres', 'select max(n) from small'), '1', 'what comes later waits');
-is(detail('applied_lsn'), $before, 'nothing of it is confirmed');
+is(detail('applied_lsn <= half_applied_lsn'), 't', 'nothing of it is confirmed');
 is($tokyo->safe_psql('postgres', "select replay_lsn < pg_current_wal_lsn() from pg_stat_replication where application_name = '$name'"), 't', 'at the provider either');
 for (q[publications => '{braid}'], q[origin => 'any'])
 {

@@ -162,6 +162,11 @@ impl Outbox {
         &mut self.transaction
     }
 
+    /// What the Begin of the transaction in hand will say, as long as it is not written.
+    pub fn transaction(&mut self) -> &mut Transaction {
+        &mut self.transaction
+    }
+
     /// A segment of transaction `xid` starts; nothing is written yet.
     pub fn start_segment(&mut self, xid: u32) {
         self.begun = false;

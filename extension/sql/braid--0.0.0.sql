@@ -167,6 +167,19 @@ create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) wit
 alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
 
+-- Rows that have lost to another one under a further unique key, as long as the other nodes are not told. To tell them a row here is
+-- deleted, in a transaction of this node's own: the output plugin makes of that the deletion of the row that lost, with the version that
+-- stands here, "version_at" microseconds since 1970-01-01 UTC by the node "origin". "displaced" is a heap tuple of the relation, of which
+-- at least the key is there; so no one but the extension may write here.
+create table braid.displacement (
+    relation oid not null,
+    version_at bigint not null,
+    origin text not null,
+    displaced bytea not null
+);
+alter table braid.displacement replica identity full;
+comment on table braid.displacement is 'rows that have lost to another one under a further unique key, of which the other nodes are not told yet';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
@@ -395,7 +408,8 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.split_progress from public;
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.displacement,
+    braid.split_progress from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes

@@ -547,6 +547,10 @@ impl Manager {
             return;
         }
         let mut pause = PURGE_INTERVAL;
+        // What an applier that was killed did not come to.
+        if let Err(failure) = crate::apply::tell_displacements() {
+            failure.log("could not tell other nodes of rows that have left");
+        }
         match error::transaction(|| purge_versions(known)) {
             Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),

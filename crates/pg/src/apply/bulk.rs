@@ -252,6 +252,14 @@ impl Session {
         for (hash, timestamp) in noted {
             self.batches.note(hash, timestamp);
         }
+        let written_rows = || order.iter().filter_map(of);
+        if self.may_meet_tombstone(key, written_rows().map(|row| (&row.values, row.timestamp))) {
+            for (row, slot) in written_rows().zip(&slots) {
+                if let Some(current) = currents.get(row.current) {
+                    self.check_not_deleted(key, current, *slot)?;
+                }
+            }
+        }
         let inserted = written as u64;
         self.count(key, |counts| counts.inserts += inserted);
         // SAFETY: the slots, and what was allocated for them, are not used any more.

@@ -353,7 +353,7 @@ impl Session {
         }
     }
 
-    fn find_here(
+    pub(super) fn find_here(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
@@ -440,7 +440,8 @@ impl Session {
                 Sought::ToChange(values, seen) => (self.find(key, remote, values, lock)?, seen),
             };
             let mut decision = self.decide(key, remote, current, found, &decide)?;
-            if let Some(seen) = seen.filter(|(kind, _)| self.is_asked(key, *kind)) {
+            let seen = seen.filter(|(kind, _)| !current.told && self.is_asked(key, *kind));
+            if let Some(seen) = seen {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
             }
             if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
@@ -466,6 +467,23 @@ impl Session {
         let rules = self.target(key)?.plan.rules;
         let local = self.local(found);
         let decision = decide(local, version(current), current.from_origin);
+        if current.told {
+            return Ok(match found {
+                // It is gone here too: nothing to speak of.
+                Found::Missing(_) => Decision {
+                    conflict: None,
+                    ..decision
+                },
+                Found::Row(_) => Decision {
+                    reason: if decision.action == Action::Apply {
+                        "another row has its values under a unique key, and is newer"
+                    } else {
+                        decision.reason
+                    },
+                    ..decision
+                },
+            });
+        }
         rules
             .resolve(decision, local, version(current))
             .map_err(|kind| refused(kind, remote))
@@ -610,10 +628,20 @@ impl Session {
             self.count(key, |counts| counts.updates += 1);
         } else {
             table.insert();
+            let slot = table.new_slot();
+            if !self.is_over_newer(found, current) {
+                self.check_not_deleted(key, current, slot)?;
+            }
             self.count(key, |counts| counts.inserts += 1);
         }
+        self.let_in(key);
         self.note_version(key, current, OpenTable::new_slot);
         Ok(Written::Done)
+    }
+
+    /// Whether a rule has a row come although its deletion is newer.
+    fn is_over_newer(&mut self, found: Found, current: &Current) -> bool {
+        matches!(self.local(found), Local::Deleted(deleted) if deleted >= version(current))
     }
 
     /// Remember the version of the row in a slot, which was just written or deleted, if this is a batch.
@@ -818,6 +846,9 @@ impl Session {
         before: &RowValues,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
+        if !exists && self.has_come(key, remote, current.timestamp, before)? {
+            return Ok(Written::Changed);
+        }
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             let rows = self.rows(key, exists, None)?;
             let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
@@ -852,9 +883,6 @@ impl Session {
             self.note_version(key, current, OpenTable::local_slot);
             self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
             self.count(key, |counts| counts.deletes += 1);
-        } else if !exists {
-            // An older insert or update may still come, by another stream.
-            self.remember_absence(key, current.timestamp, before)?;
         }
         Ok(Written::Done)
     }
@@ -884,6 +912,13 @@ impl Session {
         decision: Decision,
         rows: Rows<'_>,
     ) -> Result<(), PgError> {
+        if decision.conflict == Some(Kind::UpdateDeleted)
+            && rows.remote.is_some()
+            && self.is_displaced(key, current)
+        {
+            // Recorded when it was displaced.
+            return Ok(());
+        }
         self.count(key, |counts| counts.conflicts += 1);
         let resolution = match decision.conflict {
             Some(kind) => self.target(key)?.plan.rules.of(kind),

@@ -242,6 +242,8 @@ impl Session {
                 } else {
                     table.prepare_insert(&target.plan, &values);
                     table.insert();
+                    let new_slot = table.new_slot();
+                    self.check_not_deleted(key, &current, new_slot)?;
                 }
                 self.spare.push(values);
             }

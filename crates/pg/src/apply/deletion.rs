@@ -1,17 +1,19 @@
 //! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`crate::tombstone`). Run by
 //! the appliers.
 
+use braid_bgworker::conflict::Version;
 use pgrx::pg_sys;
 
-use super::change::Key;
+use super::change::{Key, version};
 use super::key_hash::{key_hash, key_hash_of_values};
 use super::lookup::Found;
+use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
-use super::{Session, Target};
+use super::{Current, Session, Target};
 use crate::error::PgError;
 use crate::registry;
-use crate::tombstone::{self, Tombstone};
+use crate::tombstone::{self, Seen, Tombstone};
 
 /// Tombstones of one transaction that are held back until it ends.
 const HELD: usize = 1000;
@@ -67,8 +69,71 @@ impl Session {
         }
     }
 
+    /// A row that is to be deleted is not here. Say so, and look again: true if it has come meanwhile.
+    ///
+    /// Another stream's applier may be about to insert an older state of it, and no lock on a row keeps the two apart. So each first
+    /// writes what it has to, and then looks for what the other one writes ([`Session::check_not_deleted`]): one of them sees it.
+    pub(super) fn has_come(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        timestamp: i64,
+        values: &RowValues,
+    ) -> Result<bool, PgError> {
+        if !self.remembers(key) {
+            return Ok(false);
+        }
+        self.remember_absence(key, timestamp, values)?;
+        self.store_tombstones()?;
+        let found = self.find_here(key, remote, values, true)?;
+        Ok(matches!(found, Found::Row(_)))
+    }
+
+    /// The row in a slot was just inserted, as none was found. Not if another stream has deleted it just now, with a newer version: then the
+    /// transaction is applied again.
+    pub(super) fn check_not_deleted(
+        &mut self,
+        key: Key,
+        current: &Current,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> Result<(), PgError> {
+        if !registry::may_have_tombstone_since(current.timestamp) {
+            return Ok(());
+        }
+        let Some(Target { plan, .. }) = self.targets.get(&key) else {
+            return Ok(());
+        };
+        if plan.key.is_none() {
+            return Ok(());
+        }
+        // SAFETY: the slot holds the row.
+        let hash = unsafe { key_hash(plan, slot) };
+        if !registry::may_have_tombstone(hash, current.timestamp) {
+            return Ok(());
+        }
+        // SAFETY: in a transaction; what is allocated goes with it.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+        let newest = tombstone::find(hash, Seen::All);
+        // SAFETY: the caller's.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        let Some((timestamp, origin)) = newest? else {
+            return Ok(());
+        };
+        let deleted = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        if deleted.origin == &*current.origin || deleted < version(current) {
+            return Ok(());
+        }
+        Err(PgError::new(
+            "40001",
+            "row was deleted by another subscription's transaction at the same time",
+        ))
+    }
+
     /// Whether deletions of a table's rows are to be remembered.
-    fn remembers(&self, key: Key) -> bool {
+    pub(super) fn remembers(&self, key: Key) -> bool {
         let has_key = |target: &Target| target.plan.key.is_some();
         self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
     }
@@ -153,7 +218,7 @@ impl Session {
         }
         // SAFETY: in a transaction; what is allocated goes with it.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let recalled = tombstone::find(hash);
+        let recalled = tombstone::find(hash, Seen::Committed);
         // SAFETY: the caller's.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         Ok(match (recalled?, found) {
@@ -161,7 +226,7 @@ impl Session {
             // This very transaction's, or the same one's by another way: what comes in it later, comes.
             (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
             (Some((timestamp, _)), Some(dead))
-                if dead.timestamp().is_some_and(|dead| dead >= timestamp) =>
+                if dead.timestamp().is_some_and(|dead| dead > timestamp) =>
             {
                 missing
             }

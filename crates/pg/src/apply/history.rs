@@ -1,10 +1,17 @@
 //! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in the transaction that resolves them. Run by
 //! the appliers.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Place;
+use std::mem::ManuallyDrop;
+
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::resolution::Resolution;
+use pgrx::PgOid;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
+use pgrx::spi::OwnedPreparedStatement;
 
 use super::change::Rows;
 use super::image::{Image, to_jsonb, with_fixed_settings};
@@ -127,6 +134,15 @@ fn winner(decision: Decision) -> &'static str {
     }
 }
 
+/// Plans of the statement that records a conflict: to make one costs more than the rest of it. As many as tables, whose row types are
+/// among its arguments' types.
+const KEPT_PLANS: usize = 256;
+
+thread_local! {
+    /// Never dropped: at the process's end there is no server any more that could free plans.
+    static PLANS: RefCell<ManuallyDrop<HashMap<Vec<pg_sys::Oid>, OwnedPreparedStatement>>> = RefCell::default();
+}
+
 /// Record a conflict with its rows.
 ///
 /// # Errors
@@ -201,10 +217,23 @@ fn write_down(
     arguments.extend(local_row.arguments());
     arguments.extend(remote_row.arguments());
     pgrx::Spi::connect_mut(|client| {
-        let id = client
-            .update(&insert(), None, &arguments)?
-            .first()
-            .get_one::<i64>()?;
+        let types: Vec<pg_sys::Oid> = arguments.iter().map(DatumWithOid::oid).collect();
+        let id = PLANS.with_borrow_mut(|plans| {
+            if plans.len() >= KEPT_PLANS {
+                plans.clear();
+            }
+            let plan = match plans.entry(types) {
+                Place::Occupied(plan) => plan.into_mut(),
+                Place::Vacant(free) => {
+                    let types: Vec<PgOid> = free.key().iter().copied().map(PgOid::from).collect();
+                    free.insert(client.prepare_mut(insert().as_str(), &types)?.keep())
+                }
+            };
+            client
+                .update(&*plan, None, &arguments)?
+                .first()
+                .get_one::<i64>()
+        })?;
         for (side, image) in [("local", &local_row), ("remote", &remote_row)] {
             if let Some([names, values]) = image.large() {
                 let large = [id.into(), side.into(), names, values];

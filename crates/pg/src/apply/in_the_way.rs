@@ -5,9 +5,7 @@
 //! when that ends in a unique violation, it is applied once more, and then they are looked for. One that can't be applied twice (it
 //! was too large to be held) looks for them at once.
 //!
-//! A row that is to leave does so in a transaction of its own, before the one that it is in the way of is applied once more: as a
-//! change of this node, which goes to the others. Were it only this node's business, nodes would differ where the winner was
-//! deleted before the loser ever met it.
+//! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction` sees to that.
 //!
 //! Not for deferrable constraints, where rows may be equal until the transaction ends, and exclusion constraints: those violations
 //! stay errors.
@@ -18,14 +16,15 @@ use braid_bgworker::resolution::Resolution;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows, refused, version};
+use super::eviction::{Loser, to_leave_first};
 use super::key_hash::key_hash;
-use super::lookup::{Found, IndexLookup, lock_row, writer};
-use super::merge::{self, Call, Meeting};
+use super::lookup::{Found, IndexLookup, writer};
+use super::merge::Meeting;
 use super::relation::RemoteRelation;
 use super::table::OpenTable;
 use super::version::Stamp;
 use super::{Current, Session};
-use crate::error::{self, PgError};
+use crate::error::PgError;
 
 /// SQLSTATE unique_violation.
 pub const UNIQUE_VIOLATION: &str = "23505";
@@ -35,22 +34,6 @@ const INDEX_MAX_KEYS: usize = 32;
 const SEARCH_NULL: i32 = 0x0001 | 0x0040;
 /// `BTEqualStrategyNumber` of src/include/access/stratnum.h.
 const EQUAL: i16 = 3;
-
-/// A row that is to leave before a transaction can be applied, and what the history is to say of it.
-#[derive(Debug)]
-pub(super) struct Eviction {
-    /// The stream's relation, and its table here.
-    schema: u32,
-    table: pg_sys::Oid,
-    /// Where the row is, as which version.
-    place: pg_sys::ItemPointerData,
-    writer: pg_sys::TransactionId,
-    stamp: Stamp,
-    decision: Decision,
-    current: Current,
-    /// The row that takes its place; lives until it is stored in a slot.
-    incoming: pg_sys::HeapTuple,
-}
 
 /// What becomes of a row that is about to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,20 +179,6 @@ unsafe fn passes(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContex
     }
 }
 
-/// `ExecCopySlotHeapTuple` of src/include/executor/tuptable.h, 15 to 18: in the current memory context.
-///
-/// # Safety
-/// The slot holds a row.
-pub(super) unsafe fn copy_tuple(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::HeapTuple {
-    // SAFETY: as the caller says; every kind of slot has the function.
-    unsafe {
-        match (*(*slot).tts_ops).copy_heap_tuple {
-            Some(copy) => pg_sys::ffi::pg_guard_ffi_boundary(|| copy(slot)),
-            None => std::ptr::null_mut(),
-        }
-    }
-}
-
 impl Session {
     /// Rows that stand in the way are looked for before each write of the transaction that is begun next, or not.
     pub fn look_for_rows_in_the_way(&mut self, look: bool) {
@@ -276,23 +245,32 @@ impl Session {
             .find(|(_, _, decision)| decision.action == Action::Keep)
             .map(|(_, _, decision)| *decision);
         let new_slot = self.open(key)?.new_slot();
+        // What is told is a deletion, which the versions have to be left to judge.
+        let told =
+            self.remembers(key) && rules.of(Kind::UpdateDeleted) == Resolution::LastUpdateWins;
         let Some(kept) = kept else {
+            let loser = if told { Loser::Here } else { Loser::HereAsOwn };
             for (slot, found, decision) in decisions {
                 if let Found::Row(stamp) = found {
-                    self.plan_eviction(key, current, (slot, stamp), decision)?;
+                    self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
                 }
             }
-            return Err(PgError::new(
-                UNIQUE_VIOLATION,
-                "rows in the way are to leave first",
-            ));
+            return Err(to_leave_first());
         };
+        let stays = rules.of(kind) == Resolution::KeepLocal;
+        let told = told && !stays && !self.is_displaced(key, current);
+        let mut first = true;
         for (slot, found, decision) in decisions {
             let decision = Decision {
                 action: Action::Keep,
                 reason: kept.reason,
                 ..decision
             };
+            if let (true, Found::Row(stamp)) = (told, found) {
+                let loser = Loser::Incoming { first };
+                self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
+                first = false;
+            }
             let rows = Rows {
                 local: Some(slot),
                 remote: Some(new_slot),
@@ -300,41 +278,7 @@ impl Session {
             };
             self.record(key, remote, current, found, decision, rows)?;
         }
-        Ok(if rules.of(kind) == Resolution::KeepLocal {
-            Way::Stay
-        } else {
-            Way::Leave
-        })
-    }
-
-    /// Have the row in a slot leave before the transaction in hand is applied once more, for the one in the new slot.
-    fn plan_eviction(
-        &mut self,
-        key: Key,
-        current: &Current,
-        (slot, stamp): (*mut pg_sys::TupleTableSlot, Stamp),
-        decision: Decision,
-    ) -> Result<(), PgError> {
-        let new_slot = self.open(key)?.new_slot();
-        let (schema, table) = key;
-        // SAFETY: both slots hold rows of the table; the copy outlives the transaction, which is rolled back.
-        let eviction = unsafe {
-            let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-            let incoming = copy_tuple(new_slot);
-            pg_sys::MemoryContextSwitchTo(before);
-            Eviction {
-                schema,
-                table: table.into(),
-                place: (*slot).tts_tid,
-                writer: writer(slot),
-                stamp,
-                decision,
-                current: current.clone(),
-                incoming,
-            }
-        };
-        self.evictions.push(eviction);
-        Ok(())
+        Ok(if stays { Way::Stay } else { Way::Leave })
     }
 
     /// Ask the function whether the row in the new slot takes the place of those in its way.
@@ -386,7 +330,7 @@ impl Session {
         };
         for (slot, stamp) in found {
             if leave {
-                self.plan_eviction(key, current, (slot, stamp), decision)?;
+                self.plan_eviction(key, current, (slot, stamp), decision, Loser::HereAsOwn)?;
                 continue;
             }
             let rows = Rows {
@@ -397,117 +341,9 @@ impl Session {
             self.record(key, remote, current, Found::Row(stamp), decision, rows)?;
         }
         if leave {
-            return Err(PgError::new(
-                UNIQUE_VIOLATION,
-                "rows in the way are to leave first",
-            ));
+            return Err(to_leave_first());
         }
         Ok(Way::Leave)
-    }
-
-    /// Forget rows that were to leave.
-    pub(super) fn forget_evictions(&mut self) {
-        for eviction in std::mem::take(&mut self.evictions) {
-            // SAFETY: the copy is this value's own.
-            unsafe { pg_sys::heap_freetuple(eviction.incoming) };
-        }
-        self.forget_calls();
-    }
-
-    /// Have the rows leave that were found in the way of the transaction that was just rolled back, and make the calls of conflict
-    /// functions that it asked for: in a transaction of this node's own. When a row has changed meanwhile nothing is done: all is looked
-    /// at again with the transaction. False when there is nothing of that.
-    ///
-    /// # Errors
-    /// Whatever PostgreSQL raises; the caller rolls back. What was found is forgotten either way.
-    pub fn evict(&mut self) -> Result<bool, PgError> {
-        let evictions = std::mem::take(&mut self.evictions);
-        let calls = std::mem::take(&mut self.calls);
-        if evictions.is_empty() && calls.is_empty() {
-            return Ok(false);
-        }
-        // SAFETY: outside of a transaction; without an origin for its commit, until it is set again.
-        let origin = unsafe {
-            let origin = pg_sys::replorigin_session_origin;
-            pg_sys::replorigin_session_origin = 0;
-            origin
-        };
-        let outcome = error::catch(|| self.evict_in_transaction(&evictions, &calls, origin));
-        // SAFETY: the one that this process has set up; the copies are nobody else's.
-        unsafe {
-            pg_sys::replorigin_session_origin = origin;
-            for eviction in evictions {
-                pg_sys::heap_freetuple(eviction.incoming);
-            }
-        }
-        calls.into_iter().for_each(merge::free);
-        outcome?.map(|()| true)
-    }
-
-    fn evict_in_transaction(
-        &mut self,
-        evictions: &[Eviction],
-        calls: &[Call],
-        origin: pg_sys::RepOriginId,
-    ) -> Result<(), PgError> {
-        self.start();
-        // All are locked before the first leaves: a function still finds them.
-        let mut locked = Vec::with_capacity(evictions.len());
-        for eviction in evictions {
-            let remote = self.remote(eviction.schema)?;
-            self.current = Some(eviction.current.clone());
-            let key = self.open_table(eviction.schema, &remote, eviction.table)?;
-            self.work_as_owner_of(key);
-            let table = self.open(key)?;
-            // SAFETY: the table is open; the slot is of its own kind, and is dropped below or with the transaction.
-            unsafe {
-                let slot = pg_sys::MakeSingleTupleTableSlot(
-                    (*table.relation).rd_att,
-                    pg_sys::table_slot_callbacks(table.relation),
-                );
-                (*slot).tts_tid = eviction.place;
-                let natts = (*(*table.relation).rd_att).natts;
-                let same_shape = (*(*eviction.incoming).t_data).t_infomask2 & 0x07FF
-                    <= u16::try_from(natts).unwrap_or(u16::MAX);
-                let same = same_shape
-                    && lock_row(table.relation, slot)?.is_some()
-                    && writer(slot) == eviction.writer;
-                locked.push((key, slot, same));
-            }
-        }
-        let all = locked.iter().all(|(_, _, same)| *same);
-        if all {
-            self.make_calls(calls, origin)?;
-        }
-        for (eviction, (key, slot, _)) in evictions.iter().zip(locked) {
-            // SAFETY: the tuple was copied from a slot of the same table; the slot was made above.
-            unsafe {
-                if all {
-                    self.work_as_owner_of(key);
-                    let remote = self.remote(eviction.schema)?;
-                    let new_slot = self.open(key)?.new_slot();
-                    pg_sys::ExecForceStoreHeapTuple(eviction.incoming, new_slot, false);
-                    let rows = Rows {
-                        local: Some(slot),
-                        remote: Some(new_slot),
-                        given: None,
-                    };
-                    let found = Found::Row(eviction.stamp);
-                    self.record(
-                        key,
-                        &remote,
-                        &eviction.current,
-                        found,
-                        eviction.decision,
-                        rows,
-                    )?;
-                    self.open(key)?.delete_row(slot)?;
-                    self.count(key, |counts| counts.deletes += 1);
-                }
-                pg_sys::ExecDropSingleTupleTableSlot(slot);
-            }
-        }
-        self.commit_as_own()
     }
 
     /// The version of a row in a slot, given that of the transaction that wrote it.

@@ -17,6 +17,7 @@ mod consolidate;
 mod content;
 mod decode;
 mod deletion;
+mod eviction;
 mod function;
 mod history;
 mod image;
@@ -50,8 +51,8 @@ use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
+use eviction::Eviction;
 use history::Tally;
-use in_the_way::Eviction;
 use merge::Call;
 use number_map::NumberMap;
 use relation::{LocalRelation, RemoteRelation};
@@ -63,6 +64,7 @@ pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
+pub use eviction::tell as tell_displacements;
 pub use image::row_image;
 pub use in_the_way::UNIQUE_VIOLATION;
 pub use key_hash::key_hash_of_row;
@@ -174,6 +176,8 @@ struct Current {
     origin: Rc<str>,
     /// The sender is the origin: its order is the order of versions.
     from_origin: bool,
+    /// The sender tells of a row that has lost to another one (`eviction`): a deletion, which versions judge and no rule.
+    told: bool,
 }
 
 /// Rows written by a transaction, for the counters.
@@ -232,6 +236,10 @@ pub struct Session {
     careful: bool,
     /// Rows that are to leave before the transaction that was rolled back is applied once more.
     evictions: Vec<Eviction>,
+    /// Rows of the transaction in hand that are not written because of others, as far as the other nodes are not told of them.
+    kept_out: Vec<Eviction>,
+    /// Rows of the transaction that is committed at this position, by their hashes, of which the others were told that they are dead.
+    displaced: (u64, Vec<u64>),
     /// Calls of conflict functions that are to be made before it.
     calls: Vec<Call>,
     /// Hashes of the rows that functions were asked about in the transaction in hand.
@@ -291,6 +299,8 @@ impl Session {
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
+            kept_out: Vec::new(),
+            displaced: (0, Vec::new()),
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
@@ -327,6 +337,7 @@ impl Session {
                 Rc::from(begin.origin)
             },
             from_origin,
+            told: begin.origin == &*self.provider,
         });
         self.show_versions();
     }
@@ -476,6 +487,7 @@ impl Session {
     /// As [`Session::change`].
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
+        self.check_kept_out()?;
         self.close_tables();
         // Those of a batch are written down with its versions.
         if self.batches.has_merged() && !self.batches.is_making() {

@@ -18,6 +18,7 @@
 mod arguments;
 mod column;
 pub(crate) mod deletions;
+mod displacement;
 mod fetch;
 mod format;
 mod gir_json;

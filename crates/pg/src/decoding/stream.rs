@@ -15,6 +15,7 @@ use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::Tools;
+use super::displacement;
 use super::format::{Author, Change, Context, Format, LogicalMessage, Truncation};
 use super::held::{self, Held};
 use super::invalidation;
@@ -45,6 +46,8 @@ struct Entry {
     hashed: Option<Hashed>,
     /// The relation has other keys than before, so hashes from before and after do not meet: the next change is a barrier.
     fence: bool,
+    /// Its deletions are those of rows of other relations.
+    displaces: bool,
 }
 
 /// Reports progress within a large transaction of which nothing is sent, where the reorder buffer does not do it.
@@ -401,6 +404,8 @@ impl Stream {
         });
         let entry = relations.entry(oid).or_default();
         entry.stale = false;
+        // SAFETY: as for `refresh`.
+        entry.displaces = compiled.is_none() && unsafe { displacement::is_table(relation) };
         if let Some(before) = std::mem::replace(&mut entry.compiled, compiled) {
             before.release();
         }
@@ -443,6 +448,10 @@ impl Stream {
         let Some(entry) = relations.get_mut(&oid) else {
             return false;
         };
+        if entry.displaces {
+            // SAFETY: as the caller says.
+            return unsafe { self.put_displacement(change) };
+        }
         let Some(compiled) = &entry.compiled else {
             return false;
         };
@@ -508,6 +517,46 @@ impl Stream {
         // Not before: of a transaction that is rolled back while it is decoded, this may have ended in an error that is none.
         entry.fence = false;
         true
+    }
+
+    /// Write the deletion that one of a row of `braid.displacement` tells of, as of the version that stands there: the transaction has nothing
+    /// else. Returns whether something was written.
+    ///
+    /// # Safety
+    /// As for `put_row`; the change is one of that table.
+    #[cold]
+    unsafe fn put_displacement(&mut self, change: &Change) -> bool {
+        if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_DELETE
+            || change.old.is_null()
+        {
+            return false;
+        }
+        // SAFETY: as the caller says; the row is in the scratch memory, which is kept until the end of the change.
+        unsafe {
+            let read = || displacement::read(change.relation, change.old);
+            let Some(mut displaced) = self.tools.scratch.run(read) else {
+                return false;
+            };
+            let relation = pg_sys::RelationIdGetRelation(displaced.relation);
+            if relation.is_null() {
+                // Dropped since, with all of its rows.
+                return false;
+            }
+            if !self.outbox.begun() && !self.outbox.in_segment() {
+                let transaction = self.outbox.transaction();
+                transaction.commit_timestamp = displaced.timestamp;
+                transaction.origin = displaced.origin;
+            }
+            let written = self.put_row(&Change {
+                relation,
+                old: &raw mut displaced.row,
+                ..*change
+            });
+            // It points to what is on this function's stack.
+            self.old.clear();
+            pg_sys::RelationClose(relation);
+            written
+        }
     }
 
     /// Write a truncate of those relations that are published. Returns whether there is one.

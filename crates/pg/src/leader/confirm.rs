@@ -10,7 +10,7 @@ use super::stream::Stream;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::error::PgError;
-use crate::registry;
+use crate::registry::{self, Activity};
 use crate::wait::Wait;
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
@@ -90,11 +90,13 @@ impl Stream {
         }
         self.last_feedback = now;
         self.reply_wanted = false;
+        // A provider that has nothing to send, and is told that all has arrived, says no more for a long time, not even that this is all.
+        let is_all = self.entry.activity() == Activity::CatchingUp && !self.in_flight();
         self.send_status(
             positions.received,
             positions.flushed,
             positions.applied,
-            false,
+            is_all,
         )
     }
 

@@ -88,11 +88,20 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
     Ok(())
 }
 
+/// Which tombstones are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// Those that are committed, and the transaction's own.
+    Committed,
+    /// Those of transactions that still run, too.
+    All,
+}
+
 /// The newest deletion of the row with this hash: its time and origin.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
     let Some(index) = find_table("braid", "tombstone_key_hash")? else {
         return Err(PgError::new(
             "42P01",
@@ -111,7 +120,7 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
         );
     }
     let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
-    each(Some((index, key)), |tombstone| {
+    each(Some((index, key)), seen, |tombstone| {
         if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
             newest = Some((tombstone.timestamp, tombstone.origin));
         }
@@ -124,7 +133,7 @@ pub fn find(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn load() -> Result<(), PgError> {
-    each(None, |tombstone| {
+    each(None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
         registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
     })?;
@@ -135,6 +144,7 @@ pub fn load() -> Result<(), PgError> {
 /// Look at all tombstones, or, with an index and its key, at those that it finds.
 fn each(
     by: Option<(pg_sys::Oid, pg_sys::ScanKeyData)>,
+    seen: Seen,
     mut look: impl FnMut(Tombstone),
 ) -> Result<(), PgError> {
     let oid = table()?;
@@ -144,7 +154,15 @@ fn each(
     unsafe {
         let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
         // Whoever deleted a row that was not found has committed its tombstone with that.
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let latest = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let mut dirty = pg_sys::SnapshotData {
+            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+            ..Default::default()
+        };
+        let snapshot = match seen {
+            Seen::Committed => latest,
+            Seen::All => &raw mut dirty,
+        };
         let scan = pg_sys::systable_beginscan(
             relation,
             index,
@@ -177,7 +195,7 @@ fn each(
             });
         }
         pg_sys::systable_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::UnregisterSnapshot(latest);
         pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
     }
     Ok(())
