@@ -9,7 +9,7 @@ use Proxy;
 use Test::More;
 
 my @names = qw(tokyo paris quito);
-my %node = map { $_ => new_node($_, conf => "wal_receiver_timeout = 3s\nbraid.querier_timeout = 2s\nmax_prepared_transactions = 5\n") } @names;
+my %node = map { $_ => new_node($_, conf => "wal_receiver_timeout = 3s\nbraid.querier_timeout = 2s\nlogical_decoding_work_mem = 64kB\n") } @names;
 my ($tokyo, $paris, $quito) = @node{@names};
 on_all(q[
 	create table doc (id int primary key, n int, v text, big text);
@@ -19,6 +19,8 @@ on_all(q[
 	alter table kind drop column gone;
 	create table whole (id int primary key, n int, big text);
 	alter table whole alter column big set storage external, replica identity full;
+	create table two (id int primary key, n int, one text, other text);
+	alter table two alter column one set storage external, alter column other set storage external;
 	create table part (id int primary key, n int, big text) partition by range (id);
 	create table part_low partition of part for values from (0) to (1000);
 	create table part_high partition of part for values from (1000) to (10000);
@@ -40,7 +42,6 @@ sub run { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub links { my ($state, @which) = @_; $_->link($state) for @which ? @which : map { values %$_ } values %link; return; }
 sub questions { my ($node) = @_; return run($node, 'select sum(questions) from braid.subscription_detail'); }
 sub big { my ($seed) = @_; return "repeat(md5('$seed'), 100)"; }
-my @tables = qw(doc kind whole part);
 
 # Apart: what is done by each node while nothing gets through; then all is delivered, and the nodes are equal.
 sub apart
@@ -91,6 +92,19 @@ is(run($paris, 'select big = ' . big('quito') . ' from doc where id = 50'), 't',
 run($tokyo, 'update doc set n = 51 where id = 50');
 converged(values %node);
 same_tables([values %node], 'doc');
+
+# Two of them, one after the other.
+run($tokyo, 'insert into two select i, 0, ' . big('one') . ', ' . big('other') . ' from generate_series(1, 3) i');
+converged(values %node);
+links('down', $link{paris}{quito});
+run($quito, "update two set one = repeat('1', 9000) where id < 3; update two set other = repeat('2', 9000) where id > 1");
+caught_up($tokyo, $quito);
+run($tokyo, 'update two set n = 1');
+caught_up($paris, $tokyo);
+links('up', $link{paris}{quito});
+converged(values %node);
+same_tables([values %node], 'two');
+is(run($paris, q[select string_agg(left(one, 1) || left(other, 1), ' ' order by id) from two where n = 1 and id = 2]), '12', 'several large values that come late');
 
 # The other way round: the update's node had not seen it.
 links('down', $link{paris}{quito}, $link{tokyo}{quito});
@@ -159,6 +173,80 @@ $tokyo->poll_query_until('postgres', q[select count(*) > 0 from braid.apply_work
 $paris->stop('immediate');
 eval { $locker->quit };
 restart_crashed($paris);
+converged(values %node);
+same_tables([values %node], 'doc');
+
+# The provider shows a commit to others only when this subscription has confirmed it.
+run($tokyo, q[alter system set synchronous_standby_names = 'paris_from_tokyo']);
+$tokyo->reload;
+links('down');
+run($paris, 'update doc set big = ' . big('paris') . ' where id in (180, 181)');
+my $waiting = $tokyo->background_psql('postgres');
+$waiting->query_until(qr/sent/, "\\echo sent\nbegin; update doc set n = 180 where id = 180; update doc set id = 6181 where id = 181; commit;\n");
+$tokyo->poll_query_until('postgres', q[select count(*) > 0 from pg_stat_activity where wait_event = 'SyncRep']);
+links('up');
+ok($tokyo->poll_query_until('postgres', q[select count(*) = 0 from pg_stat_activity where wait_event = 'SyncRep']), 'a commit that waits for the subscriber does not keep it from knowing');
+$waiting->quit;
+run($tokyo, q[alter system reset synchronous_standby_names]);
+$tokyo->reload;
+converged(values %node);
+same_tables([values %node], 'doc');
+is(run($paris, q[select string_agg(id || ' ' || (big = repeat('x', 9000) or big = ] . big('start') . q[), ',' order by id) from doc where id in (180, 6181)]), '180 true,6181 true', 'what it had before it did');
+
+# A transaction that is sent while it runs, and one that is committed in pieces.
+for my $split (0, 40)
+{
+	run($tokyo, "select braid.alter_subscription('tokyo_from_paris', streaming => 'on', split_transactions_above => $split)");
+	apart("large, split $split", 'doc', $tokyo, 'update doc set big = ' . big("tokyo $split") . ' where id between 190 and 290',
+		$paris, q[update doc set n = n + 1, v = repeat('v', 1500) where id between 190 and 290], $quito, 'update doc set big = ' . big("quito $split") . ' where id between 190 and 240');
+}
+run($tokyo, q[select braid.alter_subscription('tokyo_from_paris', split_transactions_above => 0)]);
+
+# The node whose row has won is away when a large value comes late: that waits for it, or for somebody to say that it is not to be asked.
+for my $how ('back', 'disabled')
+{
+	my $row = $how eq 'back' ? 170 : 171;
+	links('down', $link{paris}{quito});
+	run($quito, 'update doc set big = ' . big("late $how") . " where id = $row");
+	caught_up($tokyo, $quito);
+	run($tokyo, "update doc set n = n + 1 where id = $row");
+	caught_up($paris, $tokyo);
+	links('down', $link{paris}{tokyo});
+	my $retries = run($paris, q[select retries from braid.subscription_detail where name = 'paris_from_quito']);
+	links('up', $link{paris}{quito});
+	ok($paris->poll_query_until('postgres', qq[select retries > $retries from braid.subscription_detail where name = 'paris_from_quito']), "$how: it waits for the node that knows");
+	run($quito, 'insert into doc values (' . ($how eq 'back' ? 7000 : 7001) . ')');
+	if ($how eq 'back')
+	{
+		links('up');
+		converged(values %node);
+		same_tables([values %node], 'doc');
+	}
+	else
+	{
+		run($paris, q[select braid.disable_subscription('paris_from_tokyo')]);
+		caught_up($paris, $quito);
+		is(run($paris, 'select count(*) from doc where id = 7001'), '1', 'what comes after it comes');
+		links('up');
+		run($paris, q[select braid.enable_subscription('paris_from_tokyo')]);
+		run($tokyo, 'update doc set big = ' . big('after') . " where id = $row");
+		converged(values %node);
+		same_tables([values %node], 'doc');
+	}
+}
+
+# Who may not read the table there is told so.
+run($paris, 'create role reader login replication; grant braid_monitor to reader; grant usage on schema public to reader');
+run($tokyo, "select braid.alter_subscription('tokyo_from_paris', dsn => '" . $link{tokyo}{paris}->connstr('postgres') . " user=reader')");
+converged(values %node);
+links('down');
+run($tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 160');
+run($paris, 'update doc set n = 160 where id = 160');
+links('up');
+ok(wait_until(sub { status($tokyo, 'tokyo_from_paris')->{state} eq 'error' }, 30), 'without the right to read it stops');
+like(status($tokyo, 'tokyo_from_paris')->{last_error}, qr/could not ask node "paris" for large values of table "public.doc": permission denied/, 'and says why');
+run($paris, 'grant select on doc to reader');
+run($tokyo, q[select braid.enable_subscription('tokyo_from_paris')]);
 converged(values %node);
 same_tables([values %node], 'doc');
 

@@ -203,7 +203,8 @@ impl Session {
         if !self.knows_rest(found, current) {
             let wanted = Wanted {
                 row: &after,
-                before: Some((old_key, old)),
+                before: (old_key, old),
+                moved: true,
             };
             if let Fetched::Columns(columns) = self.fetch_gaps(new_key, remote, current, wanted)? {
                 return Ok(Some(completed(&after, &columns)));
@@ -431,7 +432,8 @@ impl Session {
     }
 
     /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
-    /// a conflict to record, or where it turns out to have changed between being found and being written.
+    /// a conflict to record, or where it turns out to have changed between being found and being written; and before that `ask` may find
+    /// out what is not known of it.
     fn resolve(
         &mut self,
         key: Key,
@@ -439,8 +441,10 @@ impl Session {
         sought: Sought<'_>,
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
-        mut ask: Option<impl FnMut(&mut Self, Found, Decision) -> Result<(), PgError>>,
-        mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+        (mut ask, mut act): (
+            Option<impl FnMut(&mut Self, Found, Decision) -> Result<(), PgError>>,
+            impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+        ),
     ) -> Result<(), PgError> {
         let must_lock = self.needs_lock(key);
         // Nobody is to wait for a row while another node is asked about it.
@@ -480,7 +484,7 @@ impl Session {
         act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
         let ask = None::<fn(&mut Self, Found, Decision) -> Result<(), PgError>>;
-        self.resolve(key, remote, sought, current, decide, ask, act)
+        self.resolve(key, remote, sought, current, decide, (ask, act))
     }
 
     /// What the versions say of a change that meets what was found, and then the rules for the table.
@@ -548,7 +552,14 @@ impl Session {
             let written =
                 session.write_row(key, remote, current, found, decision, (after, None))?;
             if written == Written::Done {
-                session.settle_late(key, remote, current, found, decision, after, false)?;
+                session.settle_late(
+                    key,
+                    remote,
+                    current,
+                    found,
+                    decision,
+                    (after, after, false),
+                )?;
             }
             Ok(written)
         };
@@ -705,7 +716,8 @@ impl Session {
         let incomplete = self.has_gaps(key, after);
         let wanted = Wanted {
             row: after,
-            before: moved.then_some((key, old)),
+            before: (key, old),
+            moved,
         };
         let answer: RefCell<Option<Fetched>> = RefCell::new(None);
         let ask = |session: &mut Self, found, decision: Decision| {
@@ -751,7 +763,7 @@ impl Session {
                 return Ok(written);
             }
             if !moved {
-                session.settle_late(key, remote, current, found, decision, after, false)?;
+                session.settle_late(key, remote, current, found, decision, (after, old, false))?;
             }
             if room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
                 return Ok(written);
@@ -767,8 +779,7 @@ impl Session {
             Sought::ToChange(old, seen),
             current,
             decide_update,
-            ask,
-            act,
+            (ask, act),
         )?;
         if moved {
             // Nor may an older change bring a row back under the key that it has left.
@@ -847,7 +858,7 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            self.settle_late(key, remote, current, found, decision, after, true)?;
+            self.settle_late(key, remote, current, found, decision, (after, after, true))?;
             return Ok(Room::Taken);
         }
         if exists {

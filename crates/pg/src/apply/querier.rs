@@ -32,7 +32,7 @@ use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, rules};
 use crate::compat;
 use crate::error::PgError;
-use crate::subscription::{self, execute, rows};
+use crate::subscription::{self, execute, rows_written};
 use crate::wait::Wait;
 use crate::{latch, settings};
 
@@ -54,11 +54,13 @@ pub(super) enum Fetched {
     Nobody,
 }
 
-/// A row that is asked for, and under which key it was before.
+/// A row that is asked for, and the key that it had before, of which it has what it lacks.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'v> {
     pub(super) row: &'v RowValues,
-    pub(super) before: Option<(Key, &'v RowValues)>,
+    pub(super) before: (Key, &'v RowValues),
+    /// Its key is another one than before, or it may be.
+    pub(super) moved: bool,
 }
 
 impl Session {
@@ -82,31 +84,29 @@ impl Session {
             return Ok(Fetched::Nobody);
         };
         let columns = self.asked_columns(key, remote, &gaps)?;
-        let new = self.key_texts(key, remote, wanted.row)?;
-        let old = wanted
-            .before
-            .map(|(key, before)| self.key_texts(key, remote, before))
-            .transpose()?;
+        let old = self.key_texts(wanted.before.0, remote, wanted.before.1, &[])?;
+        let new = self.key_texts(key, remote, wanted.row, &old)?;
         let deadline = Instant::now() + settings::querier_timeout();
         loop {
             let as_of = AsOf::Transaction(current.xid);
             let ask = |session: &mut Self, of: &[(String, CString)]| {
                 session.put(&source, remote, &columns, of, as_of, deadline)
             };
-            match (ask(self, &new)?, &old) {
-                ((Reply::NoTable, _) | (Reply::None, true), _) => return Ok(Fetched::Gone),
-                ((Reply::Row(row), true), _) | ((Reply::Row(row), false), None) => {
+            match ask(self, &new)? {
+                (Reply::NoTable, _) | (Reply::None, true) => return Ok(Fetched::Gone),
+                (Reply::Row(row), current) if current || !wanted.moved => {
                     return self.read_columns(key, &gaps, &row);
                 }
                 // The change is not to be seen yet: the row has its old key.
-                ((_, false), Some(old)) => {
-                    if let (Reply::Row(row), false) = ask(self, old)? {
+                _ => {
+                    if let (Reply::Row(row), false) = ask(self, &old)? {
                         return self.read_columns(key, &gaps, &row);
                     }
                 }
-                ((Reply::None, false), None) => {}
             }
-            pause(deadline, &source)?;
+            if !is_to_wait(deadline, &source, remote) {
+                return Ok(Fetched::Gone);
+            }
         }
     }
 
@@ -162,12 +162,13 @@ impl Session {
             .collect())
     }
 
-    /// The key of a row as names and texts.
+    /// The key of a row as names and texts; what it lacks from those of another.
     fn key_texts(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
+        other: &[(String, CString)],
     ) -> Result<Vec<(String, CString)>, PgError> {
         let target = self.target(key)?;
         let (Some(index), Some(table)) = (&target.plan.key, &target.table) else {
@@ -183,11 +184,16 @@ impl Session {
                     let place = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
                     let value = values.get(place).copied().flatten().flatten();
                     let name = remote.columns.get(column.remote).map(|column| &column.name);
-                    let (Some(value), Some(name)) = (value, name) else {
-                        return Err(PgError::new(
-                            "08P01",
-                            "change without a key from the provider",
-                        ));
+                    let known = other.iter().find(|(known, _)| Some(known) == name);
+                    let (value, name) = match (value, name, known) {
+                        (Some(value), Some(name), _) => (value, name),
+                        (None, _, Some(known)) => return Ok(known.clone()),
+                        _ => {
+                            return Err(PgError::new(
+                                "08P01",
+                                "change without a key from the provider",
+                            ));
+                        }
                     };
                     let attribute = compat::TupleDescAttr(descriptor, place);
                     let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
@@ -253,8 +259,9 @@ impl Session {
         key: Key,
         origin: pg_sys::RepOriginId,
     ) -> Result<Option<Source>, PgError> {
+        // As a statement that writes: it sees what is committed now, also an origin that is younger than this transaction.
         let found = self.with_own_rights(key, || {
-            rows(
+            rows_written(
                 "select s.subscription_id::text, s.subscription_name::text, s.provider_name::text, s.dsn from braid.origin o \
                  join braid.subscription s on s.subscription_id = o.subscription_id where o.origin_id = $1::oid and s.enabled",
                 &[i64::from(origin).into()],
@@ -311,7 +318,7 @@ impl Session {
     }
 
     /// A change has lost against the row that was found, which is locked. It brings, for the first time, large values which may be those
-    /// that the row's writer had and left as they were: see that the row has what it has there.
+    /// that the row's writer had and left as they were: see that the row has what it has there. `sought` has its key.
     pub(super) fn settle_late(
         &mut self,
         key: Key,
@@ -319,11 +326,17 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        after: &RowValues,
-        moved: bool,
+        (after, sought, moved): (&RowValues, &RowValues, bool),
     ) -> Result<(), PgError> {
-        let Found::Row(Stamp::Known(timestamp, origin)) = found else {
-            return Ok(());
+        let (timestamp, origin) = match found {
+            Found::Row(Stamp::Known(timestamp, origin)) => (timestamp, origin),
+            // One of which other columns were asked for; not what a function has made.
+            Found::Row(Stamp::Merged(timestamp, origin))
+                if !self.target(key)?.plan.rules.asks() =>
+            {
+                (timestamp, origin)
+            }
+            _ => return Ok(()),
         };
         // What was written here is as it was written here.
         if origin == 0 || decision.action != Action::Keep || self.knows_rest(found, current) {
@@ -343,14 +356,14 @@ impl Session {
             return Ok(());
         };
         let columns = self.asked_columns(key, remote, &places)?;
-        let texts = self.key_texts(key, remote, after)?;
+        let texts = self.key_texts(key, remote, sought, &[])?;
         let deadline = Instant::now() + settings::querier_timeout();
         let as_of = AsOf::Version(timestamp);
         let row = loop {
             match self.put(&source, remote, &columns, &texts, as_of, deadline)? {
                 (Reply::Row(row), true) => break Some(row),
-                (Reply::Row(_), false) => pause(deadline, &source)?,
-                (Reply::None | Reply::NoTable, _) => break None,
+                (Reply::Row(_), false) if is_to_wait(deadline, &source, remote) => {}
+                _ => break None,
             }
         };
         let mut values = vec![None; after.len()];
@@ -454,19 +467,19 @@ pub(super) fn completed(
     complete
 }
 
-/// Wait a moment before a node is asked again.
-fn pause(deadline: Instant, source: &Source) -> Result<(), PgError> {
-    if Instant::now() >= deadline {
-        return Err(PgError::new(
-            "57014",
-            format!("node \"{}\" does not show what it has sent", source.node),
-        )
-        .with_hint(
-            "It is tried again. Look for transactions there that wait for a synchronous standby.",
-        ));
+/// Wait a moment for a node to show what it has sent. False when it has had all its time: a commit there may wait for a standby, and
+/// that, in the end, for this very transaction.
+fn is_to_wait(deadline: Instant, source: &Source, remote: &RemoteRelation) -> bool {
+    if Instant::now() < deadline {
+        latch::wait_as(Wait::Querier, AGAIN);
+        return true;
     }
-    latch::wait_as(Wait::Querier, AGAIN);
-    Ok(())
+    pgrx::log!(
+        "node \"{}\" does not show what it has sent of table \"{}\": large values of a row are left as they are here",
+        source.node,
+        remote.qualified_name()
+    );
+    false
 }
 
 /// What went wrong with a question, for whoever reads it. Of another node than the provider it is nothing that a new connection to the
