@@ -319,6 +319,18 @@ pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> D
     }
 }
 
+/// Whether what an update of this version has left as it was can be taken from the row that is here: it is the one that the update's
+/// writer had, as far as versions tell. Only a row that the same node wrote last can be, as its changes come in their order.
+#[must_use]
+pub fn completes(local: Local<'_>, remote: Version<'_>) -> bool {
+    match local {
+        Local::Own | Local::Unversioned => true,
+        Local::Present(version) => version.origin == remote.origin,
+        // One half of such a row is from elsewhere.
+        Local::Merged(_) | Local::OwnMerged(_) | Local::Missing | Local::Deleted(_) => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -390,6 +402,22 @@ mod tests {
             decide_update(Local::Deleted(A), LATER, true).action,
             Action::Apply
         );
+    }
+
+    #[test]
+    fn only_a_row_of_the_same_origin_completes_an_update() {
+        assert!(completes(Local::Present(A), LATER));
+        assert!(completes(Local::Own, A));
+        assert!(completes(Local::Unversioned, A));
+        for other in [
+            Local::Present(B),
+            Local::Merged(A),
+            Local::OwnMerged(A),
+            Local::Deleted(A),
+            Local::Missing,
+        ] {
+            assert!(!completes(other, LATER), "{other:?}");
+        }
     }
 
     #[test]

@@ -883,7 +883,8 @@ create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
-    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint,
+    questions bigint, fetched_columns bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
 comment on function braid.schedule_activity is 'how the transactions of each running subscription depend on each other, and how they were joined';
@@ -978,6 +979,8 @@ select s.subscription_id,
        a.truncates,
        a.bytes,
        a.conflicts,
+       d.questions,
+       d.fetched_columns,
        a.retries,
        a.started_at,
        a.stats_since,
@@ -999,6 +1002,7 @@ select s.subscription_id,
        p.changes as half_applied_changes
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.schedule_activity() d on d.subscription_id = s.subscription_id
   left join braid.split_progress p on p.subscription_id = s.subscription_id
  order by s.subscription_name;
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';

@@ -156,6 +156,8 @@ sub run
 	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
 	note(sprintf 'seed %s: %.0f s, calm after %.0f; transactions at each node: %s; %s', $seed, time - $started, time - $calm, $written, join(', ', @done));
 	note('conflicts: ' . join ', ', map { $self->{members}[$_]->name . ' ' . ($self->conflicts($self->{members}[$_]) || 'none') } 0 .. $#{ $self->{members} });
+	note('asked for large values: ' . join ', ', map { $_->name . ' ' . $_->safe_psql('postgres', 'select sum(questions) from braid.subscription_detail') } @{ $self->{members} })
+	  if $self->{has}{toast};
 	return $differences == 0;
 }
 

@@ -394,7 +394,7 @@ impl Applier {
         !self.ring.stop_requested()
     }
 
-    fn next(&self) -> Option<Run> {
+    fn next(&mut self) -> Option<Run> {
         if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
             return self.housekeeping().then_some(run);
         }
@@ -421,6 +421,9 @@ impl Applier {
             }
             latch::wait_as(Wait::Work, Duration::from_secs(10));
             self.ring.applier_awake(self.number);
+            if let Some(session) = self.session.as_mut() {
+                session.rest();
+            }
         }
     }
 

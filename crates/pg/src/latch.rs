@@ -19,6 +19,11 @@ pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration
     wait_for(socket, interest, timeout, None)
 }
 
+/// The same, shown as `what`.
+pub fn wait_for_socket_as(socket: i32, interest: Interest, timeout: Duration, what: Wait) -> Woken {
+    wait_for(socket, interest, Some(timeout), Some(what))
+}
+
 fn wait_for(
     socket: i32,
     interest: Interest,

@@ -7,6 +7,8 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::time::{Duration, Instant};
 
+use crate::wait::Wait;
+
 #[repr(C)]
 struct PGconn {
     _private: [u8; 0],
@@ -58,6 +60,16 @@ unsafe extern "C" {
     fn PQfinish(conn: *mut PGconn);
     fn PQsetnonblocking(conn: *mut PGconn, arg: c_int) -> c_int;
     fn PQsendQuery(conn: *mut PGconn, query: *const c_char) -> c_int;
+    fn PQsendQueryParams(
+        conn: *mut PGconn,
+        command: *const c_char,
+        n_params: c_int,
+        param_types: *const std::ffi::c_uint,
+        param_values: *const *const c_char,
+        param_lengths: *const c_int,
+        param_formats: *const c_int,
+        result_format: c_int,
+    ) -> c_int;
     fn PQconsumeInput(conn: *mut PGconn) -> c_int;
     fn PQisBusy(conn: *mut PGconn) -> c_int;
     fn PQgetResult(conn: *mut PGconn) -> *mut PGresult;
@@ -67,6 +79,7 @@ unsafe extern "C" {
     fn PQnfields(res: *const PGresult) -> c_int;
     fn PQgetvalue(res: *const PGresult, row: c_int, field: c_int) -> *const c_char;
     fn PQgetisnull(res: *const PGresult, row: c_int, field: c_int) -> c_int;
+    fn PQgetlength(res: *const PGresult, row: c_int, field: c_int) -> c_int;
     fn PQclear(res: *mut PGresult);
     fn PQgetCopyData(conn: *mut PGconn, buffer: *mut *mut c_char, is_async: c_int) -> c_int;
     fn PQputCopyData(conn: *mut PGconn, buffer: *const c_char, bytes: c_int) -> c_int;
@@ -102,6 +115,9 @@ pub enum Error {
     /// The peer ended the stream in order.
     #[error("the provider ended the stream")]
     EndOfStream,
+    /// The peer did not answer in time.
+    #[error("timeout expired while waiting for an answer of the provider")]
+    Timeout,
     /// The peer answered with something that was not asked for.
     #[error("unexpected answer from the provider to {0}")]
     Unexpected(&'static str),
@@ -113,7 +129,7 @@ impl Error {
     pub fn sqlstate(&self) -> &str {
         match self {
             Self::MalformedConnectionString => "22023",
-            Self::Connection(_) | Self::EndOfStream => "08006",
+            Self::Connection(_) | Self::EndOfStream | Self::Timeout => "08006",
             Self::Server { sqlstate, .. } => sqlstate,
             Self::Unexpected(_) => "08P01",
         }
@@ -307,11 +323,25 @@ impl Connection {
     /// # Errors
     /// [`Error::MalformedConnectionString`], [`Error::Connection`].
     pub fn open(dsn: &str, application_name: &str, mode: Mode) -> Result<Self> {
+        Self::open_within(dsn, application_name, mode, Duration::MAX)
+    }
+
+    /// The same, in no more than this time.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn open_within(
+        dsn: &str,
+        application_name: &str,
+        mode: Mode,
+        most: Duration,
+    ) -> Result<Self> {
         check_connection_string(dsn)?;
         let timeout = connection_keyword(dsn, "connect_timeout")
             .and_then(|seconds| seconds.trim().parse::<u64>().ok())
             .filter(|seconds| *seconds > 0)
-            .map_or(CONNECT_TIMEOUT, Duration::from_secs);
+            .map_or(CONNECT_TIMEOUT, Duration::from_secs)
+            .min(most);
         let own_options = "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
                            -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0";
@@ -531,6 +561,73 @@ impl Connection {
         }
     }
 
+    /// Run one statement with parameters in text form, and collect its rows in binary form. With any error the connection is of no use
+    /// any more: an answer may still come.
+    ///
+    /// # Errors
+    /// [`Error::Server`] with the peer's words, [`Error::Connection`], [`Error::Timeout`] past `deadline`.
+    pub fn ask(
+        &mut self,
+        sql: &CStr,
+        parameters: &[CString],
+        deadline: Instant,
+        shown: Wait,
+    ) -> Result<Cells> {
+        let values: Vec<*const c_char> = parameters.iter().map(|value| value.as_ptr()).collect();
+        let count = c_int::try_from(values.len()).map_err(|_| Error::Unexpected("a query"))?;
+        // SAFETY: `raw` is live; the strings are NUL-terminated and copied by libpq. No types: the peer infers them. No lengths and
+        // formats: all is text. The result is to be binary.
+        let sent = unsafe {
+            PQsendQueryParams(
+                self.raw,
+                sql.as_ptr(),
+                count,
+                std::ptr::null(),
+                values.as_ptr(),
+                std::ptr::null(),
+                std::ptr::null(),
+                1,
+            )
+        };
+        if sent == 0 {
+            return Err(self.lost());
+        }
+        let mut cells = None;
+        loop {
+            // SAFETY: `raw` is live.
+            let unsent = unsafe { PQflush(self.raw) };
+            if unsent < 0 {
+                return Err(self.lost());
+            }
+            // SAFETY: as above.
+            if unsent == 0 && unsafe { PQisBusy(self.raw) } == 0 {
+                // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
+                let raw = unsafe { PQgetResult(self.raw) };
+                if raw.is_null() {
+                    return cells.ok_or(Error::Unexpected("a query"));
+                }
+                let result = ResultHandle { raw };
+                if result.status() != PGRES_TUPLES_OK {
+                    return Err(self.server_error(&result));
+                }
+                cells = Some(Cells(result));
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Timeout);
+            }
+            let interest = if unsent == 0 {
+                Interest::Read
+            } else {
+                Interest::Both
+            };
+            if crate::latch::wait_for_socket_as(self.socket(), interest, left, shown).socket {
+                self.consume()?;
+            }
+        }
+    }
+
     /// Start a COPY ... TO STDOUT or START_REPLICATION.
     ///
     /// # Errors
@@ -652,6 +749,44 @@ pub struct Woken {
     pub latch: bool,
 }
 
+/// Rows of a result in binary form.
+#[derive(Debug)]
+pub struct Cells(ResultHandle);
+
+impl Cells {
+    /// Number of rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        // SAFETY: the result is live.
+        usize::try_from(unsafe { PQntuples(self.0.raw) }).unwrap_or(0)
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of a cell; `None` when it is null or is not there.
+    #[must_use]
+    pub fn get(&self, row: usize, column: usize) -> Option<&[u8]> {
+        let (row, column) = (c_int::try_from(row).ok()?, c_int::try_from(column).ok()?);
+        // SAFETY: the result is live, the cell is within what PQntuples and PQnfields say, and its bytes stay as long as the result.
+        unsafe {
+            if row >= PQntuples(self.0.raw)
+                || column >= PQnfields(self.0.raw)
+                || PQgetisnull(self.0.raw, row, column) != 0
+            {
+                return None;
+            }
+            let length = usize::try_from(PQgetlength(self.0.raw, row, column)).ok()?;
+            let bytes = PQgetvalue(self.0.raw, row, column);
+            Some(std::slice::from_raw_parts(bytes.cast::<u8>(), length))
+        }
+    }
+}
+
+#[derive(Debug)]
 struct ResultHandle {
     raw: *mut PGresult,
 }

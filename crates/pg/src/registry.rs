@@ -221,6 +221,10 @@ pub struct SubscriptionEntry {
     pub bytes: AtomicU64,
     /// Conflicts met.
     pub conflicts: AtomicU64,
+    /// Questions about rows that were put to other nodes.
+    pub questions: AtomicU64,
+    /// Values of columns that came in answer to them.
+    pub fetched: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
     /// Commit position of a transaction that failed while its rows were inserted in bulk and could not be read again: it is applied row
@@ -722,6 +726,8 @@ impl SubscriptionEntry {
             truncates,
             bytes,
             conflicts,
+            questions,
+            fetched,
             retries,
             row_by_row,
             transactions_per_second,
@@ -759,6 +765,8 @@ impl SubscriptionEntry {
             truncates,
             bytes,
             conflicts,
+            questions,
+            fetched,
             retries,
             row_by_row,
             transactions_per_second,

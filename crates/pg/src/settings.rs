@@ -25,6 +25,7 @@ static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
@@ -93,7 +94,7 @@ fn of_appliers() -> [Int; 3] {
 }
 
 /// What conflicts take: room in the history, time of functions, and of commits that are to be newer than what they have read.
-fn of_conflicts() -> [Int; 3] {
+fn of_conflicts() -> [Int; 4] {
     [
         Int {
             name: c"braid.conflict_history_retention",
@@ -110,6 +111,16 @@ fn of_conflicts() -> [Int; 3] {
             long: c"0 sets no limit. One that takes longer counts as failed.",
             setting: &CONFLICT_FUNCTION_TIMEOUT_MS,
             range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.querier_timeout",
+            short: c"Longest time that an applier waits for another node's answer about a row.",
+            long: c"It asks for large values that a change has left as they were and that are not known here. When the time is over the \
+                transaction is applied again.",
+            setting: &QUERIER_TIMEOUT_MS,
+            range: (100, i32::MAX),
             context: GucContext::Sighup,
             flags: GucFlags::UNIT_MS,
         },
@@ -296,6 +307,12 @@ pub fn conflict_history_retention_minutes() -> Option<i32> {
 #[must_use]
 pub fn conflict_function_timeout_ms() -> Option<i32> {
     Some(CONFLICT_FUNCTION_TIMEOUT_MS.get()).filter(|limit| *limit > 0)
+}
+
+/// `braid.querier_timeout`.
+#[must_use]
+pub fn querier_timeout() -> Duration {
+    milliseconds(QUERIER_TIMEOUT_MS.get())
 }
 
 /// `braid.max_clock_wait`; `None` for never.

@@ -32,9 +32,11 @@ pub enum Wait {
     Retry = 9,
     /// Any session: at a commit, for the clock to be past the newest version that was seen here.
     Clock = 10,
+    /// An applier: for a node's answer about a row.
+    Querier = 11,
 }
 
-const ALL: [Wait; 10] = [
+const ALL: [Wait; 11] = [
     Wait::Provider,
     Wait::Appliers,
     Wait::Tables,
@@ -45,6 +47,7 @@ const ALL: [Wait; 10] = [
     Wait::Rest,
     Wait::Retry,
     Wait::Clock,
+    Wait::Querier,
 ];
 
 static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()];
@@ -66,6 +69,7 @@ impl Wait {
             Self::Rest => c"BraidApplierRest",
             Self::Retry => c"BraidApplierRetry",
             Self::Clock => c"BraidClock",
+            Self::Querier => c"BraidApplierQuerier",
         }
     }
 

@@ -269,6 +269,8 @@ fn schedule_activity() -> TableIterator<
         name!(batch_max, i64),
         name!(consolidated, i64),
         name!(pieces, i64),
+        name!(questions, i64),
+        name!(fetched_columns, i64),
     ),
 > {
     let rows = subscriptions(|id, entry| {
@@ -301,6 +303,8 @@ fn schedule_activity() -> TableIterator<
             count(&schedule.batch_max),
             count(&schedule.consolidated),
             count(&schedule.pieces),
+            count(&entry.questions),
+            count(&entry.fetched),
         ))
     });
     TableIterator::new(rows.into_iter().flatten())

@@ -33,7 +33,7 @@ sub written
 sub transaction
 {
 	my ($self, $who, $number) = @_;
-	if ($self->{large} && one_in($self->{large}))
+	if ($self->{large} && $self->{has}{plain} && one_in($self->{large}))
 	{
 		my $k = $self->hot($number);
 		my $from = 10_000 * ++$self->{larges};

@@ -1,5 +1,6 @@
 //! One changed row: find what is here, decide, write, record.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
@@ -10,11 +11,13 @@ use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
+use super::deletion::session_origin;
 use super::history;
 use super::in_the_way::Way;
 use super::key_hash::key_hash;
 use super::lookup::{Found, writer};
 use super::merge::Meeting;
+use super::querier::{Fetched, Wanted, completed};
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
@@ -147,9 +150,12 @@ impl Session {
         let (old_key, old) = self.routed(Some(before), schema, root, remote)?;
         if old_key != new_key {
             // The row moves to another partition: one leaves, one comes.
-            let complete = self.complete_from_old(old_key, new_key, remote, &old, after)?;
+            let complete = self.complete_moved((old_key, new_key), remote, current, &old, after)?;
             self.delete(old_key, remote, current, &old)?;
-            return self.insert(new_key, remote, current, &complete);
+            return match complete {
+                Some(complete) => self.insert(new_key, remote, current, &complete),
+                None => Ok(()),
+            };
         }
         let moved = match &self.target(old_key)?.plan.key {
             Some(key) => key_differs(change, key)?,
@@ -161,57 +167,60 @@ impl Session {
         Ok(())
     }
 
-    /// Fill in unchanged TOAST values of a row that moves between partitions, from the row that is there.
-    fn complete_from_old(
+    /// Fill in unchanged TOAST values of a row that moves between partitions. `None` when nobody knows them: the row is not here.
+    fn complete_moved(
         &mut self,
-        old_key: Key,
-        new_key: Key,
+        (old_key, new_key): (Key, Key),
         remote: &RemoteRelation,
+        current: &Current,
         old: &RowValues,
         mut after: RowValues,
-    ) -> Result<RowValues, PgError> {
+    ) -> Result<Option<RowValues>, PgError> {
         let gaps: Vec<(usize, usize)> = {
-            let (Some(from), Some(to)) = (self.targets.get(&old_key), self.targets.get(&new_key))
-            else {
-                return Ok(after);
-            };
-            (0..remote.columns.len())
-                .filter_map(|index| {
-                    let from = from
-                        .plan
-                        .columns
-                        .iter()
-                        .find(|column| column.remote == index)?
-                        .local;
-                    let to = to
-                        .plan
-                        .columns
-                        .iter()
-                        .find(|column| column.remote == index)?
-                        .local;
-                    after
-                        .get(to)
-                        .is_some_and(Option::is_none)
-                        .then_some((from, to))
+            let from = self.target(old_key)?.plan.columns.iter();
+            let from: Vec<(usize, usize)> =
+                from.map(|column| (column.remote, column.local)).collect();
+            let to = self.target(new_key)?.plan.columns.iter();
+            to.filter(|column| after.get(column.local).is_some_and(Option::is_none))
+                .filter_map(|column| {
+                    let same = from.iter().find(|(remote, _)| *remote == column.remote);
+                    same.map(|(_, local)| (*local, column.local))
                 })
                 .collect()
         };
-        if gaps.is_empty() || !matches!(self.find(old_key, remote, old, true)?, Found::Row(_)) {
-            return Ok(after);
+        if gaps.is_empty() {
+            return Ok(Some(after));
         }
-        if let Some(table) = self
-            .targets
-            .get(&old_key)
-            .and_then(|target| target.table.as_ref())
-        {
+        if remote.identity == braid_gir::ReplicaIdentity::Full {
             for (from, to) in gaps {
-                let value = table.local_value(from);
                 if let Some(place) = after.get_mut(to) {
-                    *place = Some(value);
+                    *place = old.get(from).copied().flatten();
                 }
             }
+            return Ok(Some(after));
         }
-        Ok(after)
+        let found = self.find(old_key, remote, old, false)?;
+        if !self.knows_rest(found, current) {
+            let wanted = Wanted {
+                row: &after,
+                before: (old_key, old),
+                moved: true,
+            };
+            if let Fetched::Columns(columns) = self.fetch_gaps(new_key, remote, current, wanted)? {
+                return Ok(Some(completed(&after, &columns)));
+            }
+        }
+        if !matches!(self.find(old_key, remote, old, true)?, Found::Row(_)) {
+            return Ok(None);
+        }
+        let table = self.open(old_key)?;
+        for (from, to) in gaps {
+            let value = table.local_value(from);
+            if let Some(place) = after.get_mut(to) {
+                *place = Some(value);
+            }
+        }
+        Ok(Some(after))
     }
 
     /// The partition that a row belongs to, opened; the table itself when it is not partitioned.
@@ -423,7 +432,8 @@ impl Session {
     }
 
     /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
-    /// a conflict to record, or where it turns out to have changed between being found and being written.
+    /// a conflict to record, or where it turns out to have changed between being found and being written; and before that `ask` may find
+    /// out what is not known of it.
     fn resolve(
         &mut self,
         key: Key,
@@ -431,9 +441,14 @@ impl Session {
         sought: Sought<'_>,
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
-        mut act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+        (mut ask, mut act): (
+            Option<impl FnMut(&mut Self, Found, Decision) -> Result<(), PgError>>,
+            impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+        ),
     ) -> Result<(), PgError> {
-        let mut lock = self.needs_lock(key);
+        let must_lock = self.needs_lock(key);
+        // Nobody is to wait for a row while another node is asked about it.
+        let mut lock = must_lock && ask.is_none();
         loop {
             let (found, seen) = match sought {
                 Sought::ToInsert(values) => (self.find_to_insert(key, remote, values, lock)?, None),
@@ -444,7 +459,11 @@ impl Session {
             if let Some(seen) = seen {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
             }
-            if !lock && decision.conflict.is_some() && matches!(found, Found::Row(_)) {
+            if let Some(ask) = ask.as_mut() {
+                ask(self, found, decision)?;
+            }
+            let lockable = must_lock || decision.conflict.is_some();
+            if !lock && lockable && matches!(found, Found::Row(_)) {
                 lock = true;
                 continue;
             }
@@ -453,6 +472,20 @@ impl Session {
             }
             lock = true;
         }
+    }
+
+    /// The same for a change that brings all that it writes.
+    fn resolve_whole(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        sought: Sought<'_>,
+        current: &Current,
+        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
+        act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
+    ) -> Result<(), PgError> {
+        let ask = None::<fn(&mut Self, Found, Decision) -> Result<(), PgError>>;
+        self.resolve(key, remote, sought, current, decide, (ask, act))
     }
 
     /// What the versions say of a change that meets what was found, and then the rules for the table.
@@ -534,9 +567,21 @@ impl Session {
                 .map(|_| ());
         }
         let act = |session: &mut Self, found, decision| {
-            session.write_row(key, remote, current, found, decision, (after, None))
+            let written =
+                session.write_row(key, remote, current, found, decision, (after, None))?;
+            if written == Written::Done {
+                session.settle_late(
+                    key,
+                    remote,
+                    current,
+                    found,
+                    decision,
+                    (after, after, false),
+                )?;
+            }
+            Ok(written)
         };
-        self.resolve(
+        self.resolve_whole(
             key,
             remote,
             Sought::ToInsert(after),
@@ -696,24 +741,64 @@ impl Session {
             // The row under the new key is newer: this row only leaves its old key.
             return self.delete(key, remote, current, old);
         }
+        let incomplete = self.has_gaps(key, after);
+        let wanted = Wanted {
+            row: after,
+            before: (key, old),
+            moved,
+        };
+        let answer: RefCell<Option<Fetched>> = RefCell::new(None);
+        let ask = |session: &mut Self, found, decision: Decision| {
+            let writes = matches!(decision.action, Action::Apply | Action::Ask);
+            if (writes || moved) && answer.borrow().is_none() && !session.knows_rest(found, current)
+            {
+                let fetched = session.fetch_gaps(key, remote, current, wanted)?;
+                answer.replace(Some(fetched));
+            }
+            Ok(())
+        };
+        // The whole old row is as good as an answer.
+        let ask = (incomplete && before.is_none()).then_some(ask);
+        let whole = || match (before, &*answer.borrow()) {
+            (Some(before), _) => Some(filled_from(after, before)),
+            (None, Some(Fetched::Columns(columns))) => Some(completed(after, columns)),
+            (None, _) => None,
+        };
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
-            let incomplete = session.has_gaps(key, after);
+            let foreign = incomplete && !session.knows_rest(found, current);
+            let row = whole().filter(|_| foreign && (writes || moved));
+            let row = row.as_ref().unwrap_or(after);
+            let incomplete = session.has_gaps(key, row);
             if missing && writes && incomplete {
                 decision.action = Action::Keep;
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
             let written =
-                session.write_row(key, remote, current, found, decision, (after, before))?;
-            let lost = decision.action == Action::Keep && written == Written::Done;
-            if !lost || room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
+                session.write_row(key, remote, current, found, decision, (row, before))?;
+            if written == Written::Changed {
+                return Ok(written);
+            }
+            if decision.action == Action::Apply
+                && foreign
+                && matches!(&*answer.borrow(), Some(Fetched::Gone))
+            {
+                session.doubt(key, (current.timestamp, session_origin()))?;
+            }
+            if decision.action != Action::Keep {
+                return Ok(written);
+            }
+            if !moved {
+                session.settle_late(key, remote, current, found, decision, (after, old, false))?;
+            }
+            if room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
                 return Ok(written);
             }
             // Something newer has happened under the old key, which says nothing about the new one.
             let nothing = Found::Missing(None);
-            session.write_row(key, remote, current, nothing, NO_CONFLICT, (after, before))
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, (row, before))
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
         self.resolve(
@@ -722,7 +807,7 @@ impl Session {
             Sought::ToChange(old, seen),
             current,
             decide_update,
-            act,
+            (ask, act),
         )?;
         if moved {
             // Nor may an older change bring a row back under the key that it has left.
@@ -746,8 +831,7 @@ impl Session {
         if !self.targets.get(&key)?.plan.rules.asks() || !self.has_gaps(key, after) {
             return None;
         }
-        let filled = after.iter().zip(before);
-        Some(filled.map(|(new, old)| new.or(*old)).collect())
+        Some(filled_from(after, before))
     }
 
     /// Where the row that was found last is.
@@ -802,6 +886,7 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
+            self.settle_late(key, remote, current, found, decision, (after, after, true))?;
             return Ok(Room::Taken);
         }
         if exists {
@@ -825,7 +910,7 @@ impl Session {
         };
         let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
         let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
-        self.resolve(
+        self.resolve_whole(
             key,
             remote,
             Sought::ToChange(before, seen),
@@ -975,6 +1060,12 @@ pub(super) fn refused(kind: Kind, remote: &RemoteRelation) -> PgError {
         "Change one of the rows, or the rule with braid.set_conflict_resolution, and run braid.enable_subscription; or leave this \
          transaction out with braid.skip_transaction.",
     )
+}
+
+/// A row, and what it lacks from the whole old one.
+fn filled_from(after: &RowValues, before: &RowValues) -> RowValues {
+    let filled = after.iter().zip(before);
+    filled.map(|(new, old)| new.or(*old)).collect()
 }
 
 pub(super) fn version(current: &Current) -> Version<'_> {

@@ -210,6 +210,36 @@ impl ColumnDecoder {
         Ok(Some(datum))
     }
 
+    /// Whether values are bytea here and at the source.
+    pub(super) fn is_bytea(&self) -> bool {
+        self.shortcut == Shortcut::Bytea
+    }
+
+    /// A value from its text form in this database's encoding, as a Datum in the current memory context; that of a bytea
+    /// ([`ColumnDecoder::is_bytea`]) from its bytes.
+    ///
+    /// # Errors
+    /// As [`ColumnDecoder::decode`].
+    pub(super) fn decode_answer(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
+        use pgrx::IntoDatum;
+        if self.is_bytea() {
+            return Ok(bytes.into_datum().unwrap_or_else(pg_sys::Datum::null));
+        }
+        let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
+        // SAFETY: the bytes are valid for `len`; raises an error when they are not of the encoding.
+        unsafe {
+            let encoding = pg_sys::GetDatabaseEncoding();
+            pg_sys::pg_verify_mbstr(encoding, bytes.as_ptr().cast(), len, false);
+            if self.shortcut == Shortcut::Text && self.base == pg_sys::TEXTOID {
+                let text = pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), len);
+                return Ok(pg_sys::Datum::from(text));
+            }
+        }
+        let text = CString::new(bytes)
+            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        Ok(self.call_input(&text))
+    }
+
     /// The text form of a value that has one, for the type's input function.
     fn portable_text(&self, value: &Value<'_>) -> Result<String, PgError> {
         let is_date = self.base == pg_sys::DATEOID;

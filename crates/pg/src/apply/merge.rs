@@ -802,7 +802,7 @@ unsafe fn taken_apart(
 ///
 /// # Safety
 /// The slot holds a row that has the column, of the value's type.
-unsafe fn same_value(slot: Slot, position: usize, value: Option<pg_sys::Datum>) -> bool {
+pub(super) unsafe fn same_value(slot: Slot, position: usize, value: Option<pg_sys::Datum>) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         let descriptor = (*slot).tts_tupleDescriptor;

@@ -28,6 +28,8 @@ mod lookup;
 mod merge;
 mod number_map;
 mod partition;
+mod peer;
+mod querier;
 mod relation;
 mod rules;
 mod scan;
@@ -55,6 +57,7 @@ use eviction::Eviction;
 use history::Tally;
 use merge::Call;
 use number_map::NumberMap;
+use peer::{Peers, Source};
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
 use user::UserSwitch;
@@ -195,6 +198,10 @@ pub struct Counts {
     pub conflicts: u64,
     /// Changes for which a later one of the same row was written.
     pub consolidated: u64,
+    /// Questions put to other nodes.
+    pub questions: u64,
+    /// Values of columns that came in answer to them.
+    pub fetched: u64,
 }
 
 impl Counts {
@@ -246,6 +253,10 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
+    /// Connections to nodes that are asked about rows.
+    peers: Peers,
+    /// The provider, as one of these.
+    own_source: Option<Source>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -304,6 +315,8 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            peers: Peers::default(),
+            own_source: None,
             newest: 0,
             counts: Counts::default(),
             tally: Tally::default(),
@@ -604,6 +617,8 @@ impl Session {
         add(&entry.truncates, self.counts.truncates);
         add(&entry.conflicts, self.counts.conflicts);
         add(&entry.schedule.consolidated, self.counts.consolidated);
+        add(&entry.questions, self.counts.questions);
+        add(&entry.fetched, self.counts.fetched);
         for key in self.open.drain(..) {
             let subscription = self.identity.subscription_id;
             let Some(target) = self.targets.get_mut(&key) else {
