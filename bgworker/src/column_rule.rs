@@ -174,12 +174,9 @@ fn add<P: Values>(
         (one, other) => one.is_none() && other.is_none(),
     };
     // Not only quicker: of numbers that are equal there may be several.
-    if same(new, old) {
-        return Ok(if matches!(here, Here::Nothing) {
-            new.and(zero(values)?)
-        } else {
-            local
-        });
+    let is_left = same(new, old) && !matches!(here, Here::Nothing);
+    if is_left && (!wins || local.is_some() == new.is_some()) {
+        return Ok(local);
     }
     if wins && same(local, old) {
         return Ok(new);
@@ -187,10 +184,6 @@ fn add<P: Values>(
     let (sum, is_zero) = values.sum(local, new, old)?;
     let winner = if wins { new } else { local };
     Ok((!is_zero || winner.is_some()).then_some(sum))
-}
-
-fn zero<P: Values>(values: &mut P) -> Result<Option<P::Value>, P::Error> {
-    values.sum(None, None, None).map(|(zero, _)| Some(zero))
 }
 
 /// Whether a change that meets a row is the very one that made it, by another way: then it adds nothing.

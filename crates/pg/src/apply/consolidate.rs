@@ -155,6 +155,7 @@ impl Session {
                 let target = self.target(key)?;
                 // A function is asked about each change by itself: what its writer had seen may decide.
                 let simple = !target.plan.rules.asks()
+                    && !target.plan.column_rules.any()
                     && target
                         .table
                         .as_ref()
