@@ -257,4 +257,39 @@ for my $mode (q[apply_mode => 'serial'], q[apply_mode => 'batch'], q[apply_mode 
 }
 same_tables(\@nodes, qw(stock top small plain));
 
+# All of them at once, while nothing is cut.
+my $dir = PostgreSQL::Test::Utils::tempdir();
+append_to_file("$dir/add.sql", q[\set id random(100, 102)
+update stock set n = n + 1, name = :client_id where id = :id;
+]);
+my @bench = map { start_pgbench($_, '-c', '2', '-R', '300', '-T', '4', '-f', "$dir/add.sql") } @nodes;
+$sum{n} += finish_pgbench($_) for @bench;
+converged(@nodes) for 1 .. 2;
+all_have('select sum(n) from stock where id between 100 and 102', $sum{n}, 'all count while all write');
+same_tables(\@nodes, 'stock');
+
+# A table that is copied while it is written.
+my $kobe = new_node('kobe');
+sql($kobe, q[
+	create table stock (id int primary key, n int, amount numeric(12,2) not null default 0, free numeric, high int, first timestamptz, label text, name text);
+	alter table stock replica identity full;
+	create table top (id int primary key, high int, label text, name text);
+	create table small (id int primary key, n int);
+	create table plain (id int primary key, n int);
+]);
+sql($kobe, q[select braid.set_column_rule('stock', c, 'delta') from unnest('{n,amount,free}'::name[]) c]);
+my $bench = start_pgbench($tokyo, '-c', '2', '-R', '300', '-T', '4', '-f', "$dir/add.sql");
+subscribe($kobe, $tokyo);
+sql($kobe, 'update stock set n = n + 1 where id between 100 and 102') for 1 .. 10;
+$sum{n} += finish_pgbench($bench);
+caught_up($kobe, $tokyo);
+is(sql($kobe, 'select sum(n) from stock where id between 100 and 102'), $sum{n} + 30, 'what is added during a copy, and here, counts once');
+
+# A change that might come by two ways would count twice.
+sql($kobe, sprintf(q[select braid.create_subscription('kobe_from_paris', $dsn$%s$dsn$, copy_data => false, origin => 'any')], Braid::dsn($paris)));
+sql($kobe, q[select braid.wait_for_subscription('kobe_from_paris')]);
+sql($paris, 'update stock set n = n + 1 where id = 100');
+$kobe->poll_query_until('postgres', q[select count(*) > 0 from braid.subscription where error_sqlstate = '55000' and error_message like '%by two ways%']) or die;
+pass('and is refused');
+
 done_testing();

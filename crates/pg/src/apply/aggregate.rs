@@ -137,10 +137,7 @@ impl Session {
             .as_ref()
             .map(|key| key.columns.iter().map(|column| column.remote).collect());
         // A function is asked about each change by itself.
-        let one_key = one_key
-            && columns.is_some()
-            && !target.plan.rules.asks()
-            && !target.plan.column_rules.any();
+        let one_key = one_key && columns.is_some() && !target.plan.rules.asks();
         let freedom = Freedom::of(&self.table_order(schema, &remote)?, plain, one_key);
         Ok(Place {
             relation: key.1,

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
-use super::version::Stamp;
+use super::version::{Stamp, is_own};
 use crate::compat;
 use crate::error::PgError;
 use crate::registry;
@@ -220,7 +220,12 @@ impl Batches {
             return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
         };
         if let Some(row) = merged {
-            return Ok(Stamp::Merged(row.timestamp, row.origin));
+            // Between two pieces of the transaction in hand, an older change of another node was merged with what the first one wrote.
+            return Ok(if is_own(row.timestamp, row.origin) {
+                Stamp::OwnMerged(row.timestamp, row.origin)
+            } else {
+                Stamp::Merged(row.timestamp, row.origin)
+            });
         }
         let times = &versions.times;
         let found = times

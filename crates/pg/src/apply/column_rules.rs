@@ -8,11 +8,12 @@ use std::cmp::Ordering;
 
 use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge};
 use braid_bgworker::conflict::{Action, Decision, Local};
+use braid_gir::{Change, Operation, ReplicaIdentity};
 use pgrx::pg_sys;
 
 use super::change::{Incoming, Key, version};
 use super::lookup::Found;
-use super::relation::LocalColumn;
+use super::relation::{LocalColumn, RemoteRelation};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
@@ -387,7 +388,7 @@ impl Session {
     pub(super) fn check_before(
         &self,
         key: Key,
-        remote: &super::RemoteRelation,
+        remote: &RemoteRelation,
         before: Option<&RowValues>,
     ) -> Result<(), PgError> {
         let has_sums = |target: &Target| target.plan.column_rules.has_sums();
@@ -488,6 +489,77 @@ impl Session {
             merged.words = format!("; merged by column: {}", names.join(", "));
         }
         Ok(Some(merged))
+    }
+
+    /// Put what becomes of the columns that have rules into the row that several changes of it come to, all of which are to be applied. Each
+    /// adds its own difference: between two of them their node may have applied what others have added, which comes here by itself.
+    pub(super) fn fold_columns<'c, 'a: 'c>(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        found: Found,
+        changes: impl Iterator<Item = &'c Change<'a>>,
+        values: &mut RowValues,
+    ) -> Result<(), PgError> {
+        if !self.target(key)?.plan.column_rules.any() {
+            return Ok(());
+        }
+        let mut heres: Vec<(usize, Here<Datum>)> = {
+            let Target {
+                plan,
+                table: Some(table),
+                ..
+            } = self.target(key)?
+            else {
+                return Err(PgError::new("XX000", "table is not open"));
+            };
+            let columns = plan.column_rules.columns.iter();
+            let here = |column: &RuledColumn| match found {
+                Found::Row(Stamp::Unversioned) => {
+                    Here::Unversioned(table.local_value(column.local))
+                }
+                Found::Row(_) => Here::Row(table.local_value(column.local)),
+                Found::Missing(_) => Here::Nothing,
+            };
+            columns.map(|column| (column.local, here(column))).collect()
+        };
+        for change in changes {
+            let is_insert = change.operation == Operation::Insert;
+            let Some(after) = change.after.as_ref() else {
+                continue;
+            };
+            let after = self.values(after, key, remote)?;
+            let before = match change.before.as_ref() {
+                Some(before) => Some(self.values(before, key, remote)?),
+                None => None,
+            };
+            if !is_insert {
+                let whole = before
+                    .as_ref()
+                    .filter(|_| remote.identity == ReplicaIdentity::Full);
+                self.check_before(key, remote, whole)?;
+            }
+            let columns = &self.target(key)?.plan.column_rules.columns;
+            for (column, (_, here)) in columns.iter().zip(&mut heres) {
+                let of = |row: &RowValues| row.get(column.local).copied().flatten();
+                let Some(new) = of(&after) else { continue };
+                let (met, came) = if is_insert {
+                    (Here::Nothing, Came::Insert(new))
+                } else {
+                    let old = before.as_ref().and_then(of).flatten();
+                    (*here, Came::Update { new, old })
+                };
+                *here = Here::Row(merge(&mut Cells(column), column.rule, met, came, true)?);
+            }
+            self.spare.push(after);
+            self.spare.extend(before);
+        }
+        for (position, here) in heres {
+            if let (Here::Row(value), Some(place)) = (here, values.get_mut(position)) {
+                *place = Some(value);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a change that loses was made to a row that has been deleted since, before the one that is here came.
