@@ -10,10 +10,7 @@ create table stock (
 
 -- Old values are needed for sums alone.
 select braid.set_column_rule('stock', 'i', 'delta');
-\set VERBOSITY verbose
-\set SHOW_CONTEXT never
-select braid.set_column_rule('stock', 'n', 'delta');
-\set VERBOSITY default
+\echo :SQLSTATE
 select braid.set_column_rule('stock', 't', 'max');
 select braid.set_column_rule('stock', 'p', 'min');
 create unique index stock_k on stock (k);
@@ -68,9 +65,9 @@ select braid.set_conflict_resolution('account', 'insert_exists', 'function', 'me
 -- Rows that begin to pass a filter come with all that was added before.
 create table filtered (id int primary key, n int);
 alter table filtered replica identity full;
-create publication some for table filtered where (n > 0);
+create publication positive_only for table filtered where (n > 0);
 select braid.set_column_rule('filtered', 'n', 'delta');
-drop publication some;
+drop publication positive_only;
 
 -- A rule goes with its column: renamed, of another identity, dropped, with its table.
 alter table stock rename i to pieces;

@@ -56,7 +56,8 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
             format!("column \"{column}\" of table {table} does not exist"),
-        ));
+        )
+        .hint("Name a column of the table, as it is in pg_attribute."));
     };
     if rule == ColumnRule::LastUpdateWins {
         return Ok(number.to_owned());
@@ -71,7 +72,8 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
     if is(2) {
         return Err(refused(
             "The table is partitioned, or a partition: column rules are for ordinary tables.",
-        ));
+        )
+        .hint("A conflict function can be set for a partitioned table: braid.set_conflict_resolution."));
     }
     if !is(7) {
         return Err(refused("The table has no primary key that is checked at once, by which its rows are found whatever is in them.")
@@ -84,7 +86,8 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
     if is(8) {
         return Err(refused(
             "It is part of a key: a value that each node merges for itself can't be unique.",
-        ));
+        )
+        .hint("Keep what is merged in a column that is in no unique index."));
     }
     if is(10) {
         return Err(
