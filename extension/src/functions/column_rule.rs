@@ -96,8 +96,8 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
         );
     }
     check_type(
-        &rows.get(0, 4).unwrap_or_default(),
-        &rows.get(0, 5).unwrap_or_default(),
+        rows.get(0, 4).unwrap_or_default(),
+        rows.get(0, 5).unwrap_or_default(),
         rule,
     )
     .map_err(|(why, hint)| refused(&why).hint(hint))?;

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge};
 use braid_bgworker::conflict::{Action, Decision, Local};
 use braid_gir::{Change, Operation, ReplicaIdentity};
-use pgrx::pg_sys;
+use pgrx::{FromDatum, pg_sys};
 
 use super::change::{Incoming, Key, version};
 use super::lookup::Found;
@@ -244,6 +244,14 @@ pub unsafe fn load(
     Ok(rules)
 }
 
+/// What a comparison gave.
+fn order_of(result: Datum) -> Ordering {
+    // SAFETY: comparisons give an integer.
+    unsafe { i32::from_datum(result, false) }
+        .unwrap_or(0)
+        .cmp(&0)
+}
+
 /// Values of a column.
 struct Cells<'a>(&'a RuledColumn);
 
@@ -262,15 +270,15 @@ impl Cells<'_> {
     /// Of a whole number's type.
     fn whole(&self, value: Option<Datum>) -> i128 {
         let Some(value) = value else { return 0 };
-        // The lower bytes of a Datum.
-        let bits = value.value().cast_signed();
-        match self.0.type_id {
-            #[expect(clippy::cast_possible_truncation, reason = "as DatumGetInt16")]
-            pg_sys::INT2OID => i128::from(bits as i16),
-            #[expect(clippy::cast_possible_truncation, reason = "as DatumGetInt32")]
-            pg_sys::INT4OID => i128::from(bits as i32),
-            _ => i128::try_from(bits).unwrap_or(0),
-        }
+        // SAFETY: a value of the column, whose type it is.
+        let number = unsafe {
+            match self.0.type_id {
+                pg_sys::INT2OID => i16::from_datum(value, false).map(i128::from),
+                pg_sys::INT4OID => i32::from_datum(value, false).map(i128::from),
+                _ => i64::from_datum(value, false).map(i128::from),
+            }
+        };
+        number.unwrap_or(0)
     }
 
     fn numeric(&self, value: Option<Datum>) -> Result<Datum, PgError> {
@@ -317,9 +325,8 @@ impl Cells<'_> {
             sum = call(NUMERIC_SCALED, sum, Datum::from(self.0.type_modifier));
         }
         let zero = self.numeric(None)?;
-        #[expect(clippy::cast_possible_truncation, reason = "as DatumGetInt32")]
-        let order = call(NUMERIC_CMP, sum, zero).value() as i32;
-        Ok((sum, order == 0))
+        let order = order_of(call(NUMERIC_CMP, sum, zero));
+        Ok((sum, order == Ordering::Equal))
     }
 
     /// The bytes of a value, without its length where that is not fixed.
@@ -371,8 +378,7 @@ impl Values for Cells<'_> {
         };
         // SAFETY: the type's own comparison.
         let order = unsafe { pg_sys::FunctionCall2Coll(function, self.0.collation, one, other) };
-        #[expect(clippy::cast_possible_truncation, reason = "as DatumGetInt32")]
-        match (order.value() as i32).cmp(&0) {
+        match order_of(order) {
             Ordering::Greater => true,
             Ordering::Less => false,
             // Equal, and not the same: of 1.0 and 1.00 all nodes take one.
