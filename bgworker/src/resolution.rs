@@ -124,8 +124,8 @@ pub struct Rules {
     resolutions: [(Resolution, Option<Function>); Kind::ALL.len()],
     /// A function is asked about some kind.
     asks: bool,
-    /// One was, at some time.
-    has_asked: bool,
+    /// Rows may be there that were made of several.
+    has_merged: bool,
 }
 
 impl Rules {
@@ -153,20 +153,23 @@ impl Rules {
             asks: resolutions
                 .iter()
                 .any(|(resolution, _)| *resolution == Resolution::Function),
-            has_asked: false,
+            has_merged: false,
         }
     }
 
-    /// The same, and functions have been asked about the table before: rows may be there that they have made.
+    /// The same, and rows may be there that were made of several, by functions that were asked before or by rules for columns.
     #[must_use]
-    pub fn with_merged_rows(self, has_asked: bool) -> Self {
-        Self { has_asked, ..self }
+    pub fn with_merged_rows(self, may_be: bool) -> Self {
+        Self {
+            has_merged: self.has_merged || may_be,
+            ..self
+        }
     }
 
-    /// Whether a row may be one that a function has made.
+    /// Whether a row may be one that was made of several.
     #[must_use]
     pub fn may_have_merged_rows(&self) -> bool {
-        self.has_asked || self.asks
+        self.has_merged || self.asks
     }
 
     /// Whether a function is asked about some kind.

@@ -329,6 +329,16 @@ create table braid.conflict_rule (
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
 
+create table braid.column_rule (
+    relation regclass not null,
+    -- Of a column, which keeps it when it is renamed, and takes it along when it is dropped.
+    column_number smallint not null,
+    -- 'last_update_wins': there was a rule, and rows may be there that it has made.
+    rule text not null check (rule in ('delta', 'max', 'min', 'last_update_wins')),
+    primary key (relation, column_number)
+);
+comment on table braid.column_rule is 'what becomes of single columns where a change meets a row';
+
 -- Comparisons of tables with their providers: the last one of each table, and what it found.
 create table braid.comparison (
     comparison_id bigint generated always as identity primary key,
@@ -407,7 +417,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.conflict_value,
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.displacement,
     braid.split_progress from public;
 
@@ -501,6 +511,12 @@ create function braid.set_conflict_resolution(
     as 'MODULE_PATHNAME', 'set_conflict_resolution_wrapper';
 comment on function braid.set_conflict_resolution is
     'what is done about conflicts here: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
+
+create function braid.set_column_rule(relation regclass, column_name name, rule text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_column_rule_wrapper';
+comment on function braid.set_column_rule is
+    'what becomes of a column where a change meets a row, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins goes with the row';
 
 -- Calls the function with rows of the table, each with the key of the first, and takes back what it writes. An update is tried with a
 -- third row as the one before it where WAL would have that.
@@ -1174,6 +1190,18 @@ select r.relation,
  order by r.relation is not null, r.relation::text, r.kind is not null, r.kind;
 comment on view braid.conflict_resolutions is 'what is done about conflicts, where it is not last_update_wins; null stands for all';
 
+create view braid.column_rules as
+select r.relation,
+       a.attname as column_name,
+       r.rule,
+       case when r.rule = 'delta' and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem
+  from braid.column_rule r
+  join pg_class c on c.oid = r.relation
+  join pg_attribute a on a.attrelid = c.oid and a.attnum = r.column_number and not a.attisdropped
+ where r.rule <> 'last_update_wins'
+ order by r.relation::text, a.attnum;
+comment on view braid.column_rules is 'columns whose values are merged where a change meets a row, and how';
+
 create view braid.compare_progress as
 select c.comparison_id,
        c.subscription_name as subscription,
@@ -1427,6 +1455,8 @@ begin
             on v.conflict_id = conflict.conflict_id and v.side = restore_conflict.side and v.column_name = a.attname
          where a.attrelid = target and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
            and (lost ? a.attname::text or v.value is not null)
+           -- What was merged has not lost.
+           and (place is null or not exists (select from braid.column_rules r where r.relation = target and r.column_name = a.attname))
          order by a.attnum
     loop
         if place is not null then
@@ -1510,6 +1540,7 @@ grant execute on function
     braid.rename_subscription,
     braid.set_rate_limit,
     braid.set_conflict_resolution,
+    braid.set_column_rule,
     braid.check_conflict_function,
     braid.restore_conflict,
     braid.row_image,
@@ -1560,6 +1591,7 @@ grant select on
     braid.conflict_stats,
     braid.conflict_value,
     braid.conflict_resolutions,
+    braid.column_rules,
     braid.compare_progress,
     braid.differences,
     braid.repair_log,

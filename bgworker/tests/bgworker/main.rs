@@ -9,6 +9,7 @@
 
 mod aggregate;
 mod applied;
+mod column_rule;
 mod consolidate;
 mod convergence;
 mod merge;

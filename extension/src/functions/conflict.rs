@@ -65,7 +65,7 @@ struct Rule<'a> {
     replicates: bool,
 }
 
-fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
@@ -87,7 +87,7 @@ fn parse_resolution(name: &str) -> Outcome<Resolution> {
     })
 }
 
-fn check_table(oid: &str) -> Outcome<()> {
+pub(super) fn check_table(oid: &str) -> Outcome<()> {
     let rows = query(
         "select c.relkind in ('r', 'p') and n.nspname <> 'braid', $1::oid::regclass::text \
            from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid",
@@ -138,7 +138,8 @@ fn check_function(
         "select p.oid::regprocedure::text, \
                 p.prokind = 'f' and not p.proretset and p.prorettype = c.reltype \
                 and p.proargtypes = concat_ws(' ', c.reltype, c.reltype, c.reltype, 'braid.conflict'::regtype::oid)::oidvector, \
-                p.proisstrict, has_function_privilege($3::oid, p.oid, 'execute'), c.reltype::regtype::text, c.relreplident = 'f', c.oid::regclass::text \
+                p.proisstrict, has_function_privilege($3::oid, p.oid, 'execute'), c.reltype::regtype::text, c.relreplident = 'f', c.oid::regclass::text, \
+                exists (select from braid.column_rule r where r.relation = c.oid and r.rule <> 'last_update_wins') \
            from pg_proc p, pg_class c where p.oid = $1::oid and c.oid = $2::oid",
         &[
             Some(function),
@@ -177,6 +178,12 @@ fn check_function(
             format!("permission denied for function {name}"),
         )
         .hint("Have EXECUTE on it granted to you."));
+    }
+    if rows.get(0, 7) == Some("t") {
+        let table = rows.get(0, 6).unwrap_or_default();
+        return Err(Failure::state(format!("table {table} has rules for its columns"))
+            .detail("A conflict function gives whole rows: it would have to do what these rules do.")
+            .hint("Remove them with braid.set_column_rule(table, column, 'last_update_wins')."));
     }
     let about_deletes = kind.is_none_or(|kind| {
         matches!(

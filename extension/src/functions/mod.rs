@@ -8,6 +8,7 @@
 
 mod activity;
 mod alter;
+mod column_rule;
 mod compare;
 mod conflict;
 mod create;

@@ -7,18 +7,19 @@
 //!
 //! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds since 1970-01-01 UTC.
 //!
-//! Rows that the user's function made of two (`braid_bgworker::merge`) are written down too, batch or not, in `merged`: hash,
+//! Rows that the user's function made of two (`braid_bgworker::merge`), or a losing change has added to (`braid_bgworker::column_rule`), are written down too, batch or not, in `merged`: hash,
 //! timestamp, and 16 bits for the origin's number here, little-endian. These have a version of another origin, or one that does not
 //! tell all that is in them. They are kept for longer: until whoever wrote one half has surely heard of the other.
 //!
 //! It is asked only when versions decide: a change that comes straight from the origin that wrote the row is newer anyway.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
-use super::version::Stamp;
+use super::version::{Stamp, is_own};
 use crate::compat;
 use crate::error::PgError;
 use crate::registry;
@@ -46,6 +47,7 @@ pub struct Merged {
 pub struct Versions {
     /// Hash and timestamp of each row.
     times: Vec<(u64, i64)>,
+    /// Sorted by hash.
     merged: Vec<Merged>,
 }
 
@@ -53,13 +55,15 @@ impl Versions {
     /// What was written after that, too.
     pub fn extend(&mut self, later: Self) {
         if !self.merged.is_empty() {
-            self.merged.retain(|row| {
-                !later.times.iter().any(|(hash, _)| *hash == row.hash)
-                    && !later.merged.iter().any(|other| other.hash == row.hash)
-            });
+            let times = later.times.iter().map(|(hash, _)| *hash);
+            let written: HashSet<u64> = times
+                .chain(later.merged.iter().map(|row| row.hash))
+                .collect();
+            self.merged.retain(|row| !written.contains(&row.hash));
         }
         self.times.extend(later.times);
         self.merged.extend(later.merged);
+        self.merged.sort_unstable_by_key(|row| row.hash);
     }
 }
 
@@ -67,8 +71,8 @@ impl Versions {
 #[derive(Debug, Default)]
 pub struct Batches {
     making: Option<Vec<(u64, i64)>>,
-    /// Of the transaction in hand, batch or not.
-    merged: Vec<Merged>,
+    /// Of the transaction in hand, batch or not: by hash.
+    merged: NumberMap<u64, Merged>,
     known: NumberMap<u32, Rc<Versions>>,
     /// Whether there were batches when this process looked first.
     found_some: Option<bool>,
@@ -89,7 +93,7 @@ impl Batches {
     /// The row with this hash was written by a transaction of this time.
     pub fn note(&mut self, hash: u64, timestamp: i64) {
         if !self.merged.is_empty() {
-            self.merged.retain(|row| row.hash != hash);
+            self.merged.remove(&hash);
         }
         if let Some(making) = self.making.as_mut() {
             making.push((hash, timestamp));
@@ -98,12 +102,12 @@ impl Batches {
 
     /// The row with this hash, just written, was made of several, and has this version.
     pub fn note_merged(&mut self, hash: u64, timestamp: i64, origin: pg_sys::RepOriginId) {
-        self.merged.retain(|row| row.hash != hash);
-        self.merged.push(Merged {
+        let row = Merged {
             hash,
             timestamp,
             origin,
-        });
+        };
+        self.merged.insert(hash, row);
     }
 
     /// Whether the transaction in hand has rows that were made of several.
@@ -131,9 +135,11 @@ impl Batches {
 
     /// What was written since [`Batches::begin`], which ends.
     pub fn take(&mut self) -> Versions {
+        let mut merged: Vec<Merged> = self.merged.drain().map(|(_, row)| row).collect();
+        merged.sort_unstable_by_key(|row| row.hash);
         Versions {
             times: self.making.take().unwrap_or_default(),
-            merged: std::mem::take(&mut self.merged),
+            merged,
         }
     }
 
@@ -168,7 +174,7 @@ impl Batches {
                 if self.merged.is_empty() {
                     return Ok(stamp);
                 }
-                let row = find_merged(&self.merged, hash());
+                let row = self.merged.get(&hash());
                 return Ok(row.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
             }
             // By a piece of it that is committed, with what it has merged.
@@ -214,7 +220,12 @@ impl Batches {
             return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
         };
         if let Some(row) = merged {
-            return Ok(Stamp::Merged(row.timestamp, row.origin));
+            // Between two pieces of the transaction in hand, an older change of another node was merged with what the first one wrote.
+            return Ok(if is_own(row.timestamp, row.origin) {
+                Stamp::OwnMerged(row.timestamp, row.origin)
+            } else {
+                Stamp::Merged(row.timestamp, row.origin)
+            });
         }
         let times = &versions.times;
         let found = times
@@ -226,7 +237,8 @@ impl Batches {
 }
 
 fn find_merged(rows: &[Merged], hash: u64) -> Option<&Merged> {
-    rows.iter().find(|row| row.hash == hash)
+    let at = rows.binary_search_by_key(&hash, |row| row.hash).ok()?;
+    rows.get(at)
 }
 
 /// Write down the versions that rows of transaction `xid` have, where they differ from that of its commit, which is to carry the
@@ -361,7 +373,9 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
                 } else {
                     with_bytes(merged, |bytes| {
                         let (rows, _) = bytes.as_chunks::<MERGED_BYTES>();
-                        rows.iter().map(read_merged).collect()
+                        let mut rows: Vec<Merged> = rows.iter().map(read_merged).collect();
+                        rows.sort_unstable_by_key(|row| row.hash);
+                        rows
                     })
                 },
             });

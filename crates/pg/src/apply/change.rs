@@ -49,6 +49,27 @@ enum Sought<'v> {
     ToChange(&'v RowValues, Option<(Kind, &'v RowValues)>),
 }
 
+/// What a change says of a row that comes or changes.
+#[derive(Clone, Copy)]
+pub(super) struct Incoming<'a> {
+    /// The row after it.
+    pub(super) after: &'a RowValues,
+    /// The row as its writer saw it, if all of it is known.
+    pub(super) before: Option<&'a RowValues>,
+    /// It is a new row.
+    pub(super) is_insert: bool,
+}
+
+impl<'a> Incoming<'a> {
+    fn inserted(after: &'a RowValues) -> Self {
+        Self {
+            after,
+            before: None,
+            is_insert: true,
+        }
+    }
+}
+
 /// The slots that a recorded conflict's rows are taken from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'a> {
@@ -563,12 +584,19 @@ impl Session {
             let decision = decide_insert(Local::Missing, version(current), current.from_origin);
             let missing = Found::Missing(None);
             return self
-                .write_row(key, remote, current, missing, decision, (after, None))
+                .write_row(
+                    key,
+                    remote,
+                    current,
+                    missing,
+                    decision,
+                    Incoming::inserted(after),
+                )
                 .map(|_| ());
         }
         let act = |session: &mut Self, found, decision| {
-            let written =
-                session.write_row(key, remote, current, found, decision, (after, None))?;
+            let incoming = Incoming::inserted(after);
+            let written = session.write_row(key, remote, current, found, decision, incoming)?;
             if written == Written::Done {
                 session.settle_late(
                     key,
@@ -591,8 +619,7 @@ impl Session {
         )
     }
 
-    /// Write `after` over what was found, or into the gap, as decided; record the conflict. `before` is the row as the change's
-    /// writer saw it, if all of it is known.
+    /// Write what comes over what was found, or into the gap, as decided; record the conflict.
     fn write_row(
         &mut self,
         key: Key,
@@ -600,8 +627,9 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        (after, before): (&RowValues, Option<&RowValues>),
+        incoming: Incoming<'_>,
     ) -> Result<Written, PgError> {
+        let after = incoming.after;
         let exists = matches!(found, Found::Row(_));
         {
             let target = self.target(key)?;
@@ -625,18 +653,39 @@ impl Session {
                 found,
                 kind,
                 rows,
-                before,
+                before: incoming.before,
                 in_the_way: false,
                 others: &[],
             };
             return self.settle_by_function(key, remote, current, meeting);
         }
+        let merged = self.merge_columns(key, current, found, decision, incoming)?;
         if decision.conflict.is_some() {
             let rows = self.rows(key, exists, Some(after))?;
-            self.record(key, remote, current, found, decision, rows)?;
+            let words = merged.as_ref().map_or("", |merged| &merged.words);
+            self.record_in_words(key, remote, current, found, decision, (rows, words))?;
         }
         if decision.action == Action::Keep {
-            return Ok(Written::Done);
+            return match merged {
+                Some(merged) => self.write_merged(key, found, &merged),
+                None => Ok(Written::Done),
+            };
+        }
+        if let Some(merged) = merged {
+            let values = Self::with_merged(after, &merged);
+            let Target {
+                plan,
+                table: Some(table),
+                ..
+            } = self.target(key)?
+            else {
+                return Err(PgError::new("XX000", "table is not open"));
+            };
+            if exists {
+                table.prepare_update(&values);
+            } else {
+                table.prepare_insert(plan, &values);
+            }
         }
         self.write_new(key, remote, current, found)
     }
@@ -730,6 +779,7 @@ impl Session {
         let before = (remote.identity == braid_gir::ReplicaIdentity::Full
             && !std::ptr::eq(old, after))
         .then_some(old);
+        self.check_before(key, remote, before)?;
         let filled = before.and_then(|before| self.filled(key, after, before));
         let after = filled.as_ref().unwrap_or(after);
         let room = if moved {
@@ -776,8 +826,12 @@ impl Session {
                 decision.reason =
                     "the row is not here, and the change does not carry its unchanged large values";
             }
-            let written =
-                session.write_row(key, remote, current, found, decision, (row, before))?;
+            let incoming = Incoming {
+                after: row,
+                before,
+                is_insert: false,
+            };
+            let written = session.write_row(key, remote, current, found, decision, incoming)?;
             if written == Written::Changed {
                 return Ok(written);
             }
@@ -798,7 +852,11 @@ impl Session {
             }
             // Something newer has happened under the old key, which says nothing about the new one.
             let nothing = Found::Missing(None);
-            session.write_row(key, remote, current, nothing, NO_CONFLICT, (row, before))
+            let incoming = Incoming {
+                is_insert: true,
+                ..incoming
+            };
+            session.write_row(key, remote, current, nothing, NO_CONFLICT, incoming)
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
         self.resolve(
@@ -825,10 +883,11 @@ impl Session {
         Ok(resolution == Resolution::LastUpdateWins)
     }
 
-    /// `after` with what a function would miss in it: large values that were left unchanged, which the whole old row has. `None` when
-    /// nobody asks for them.
+    /// `after` with what a function, or a sum, would miss in it: large values that were left unchanged, which the whole old row has.
+    /// `None` when nobody asks for them.
     fn filled(&self, key: Key, after: &RowValues, before: &RowValues) -> Option<RowValues> {
-        if !self.targets.get(&key)?.plan.rules.asks() || !self.has_gaps(key, after) {
+        let plan = &self.targets.get(&key)?.plan;
+        if !(plan.rules.asks() || plan.column_rules.any()) || !self.has_gaps(key, after) {
             return None;
         }
         Some(filled_from(after, before))
@@ -997,6 +1056,19 @@ impl Session {
         decision: Decision,
         rows: Rows<'_>,
     ) -> Result<(), PgError> {
+        self.record_in_words(key, remote, current, found, decision, (rows, ""))
+    }
+
+    /// The same, with more words on why.
+    fn record_in_words(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        found: Found,
+        decision: Decision,
+        (rows, words): (Rows<'_>, &str),
+    ) -> Result<(), PgError> {
         if decision.conflict == Some(Kind::UpdateDeleted)
             && rows.remote.is_some()
             && self.is_displaced(key, current)
@@ -1024,6 +1096,7 @@ impl Session {
         let entry = history::Entry {
             subscription: &self.identity.subscription,
             decision,
+            words,
             resolution,
             local,
             remote: (current.timestamp, &current.origin),

@@ -223,13 +223,16 @@ impl Session {
         let mut slot: fn(&OpenTable) -> *mut pgrx::pg_sys::TupleTableSlot = OpenTable::new_slot;
         match columns {
             Some(columns) => {
-                let values = self.row(
+                let mut values = self.row(
                     key,
                     columns
                         .into_iter()
                         .enumerate()
                         .filter_map(|(at, value)| Some((at, value?))),
                 )?;
+                let changes = net.parts.iter().filter_map(|number| part(Some(number)));
+                let changes = changes.map(|(_, change)| change);
+                self.fold_columns(key, &remote, found, changes, &mut values)?;
                 let target = self.target(key)?;
                 let Some(table) = target.table.as_mut() else {
                     return Ok(false);

@@ -27,6 +27,8 @@ pub struct Entry<'a> {
     pub subscription: &'a str,
     /// What was decided.
     pub decision: Decision,
+    /// More on why than the decision says, to be appended.
+    pub words: &'a str,
     /// By which rule.
     pub resolution: Resolution,
     /// Version of the local row: Unix microseconds and node; `None` when there is none.
@@ -203,7 +205,7 @@ fn write_down(
         DatumWithOid::from(i64::from(local.oid.to_u32())),
         DatumWithOid::from(kind.name()),
         DatumWithOid::from(winner(entry.decision)),
-        DatumWithOid::from(entry.decision.reason),
+        DatumWithOid::from(format!("{}{}", entry.decision.reason, entry.words)),
         DatumWithOid::from(key_names),
         DatumWithOid::from(local_version.as_ref().map(|(timestamp, _)| *timestamp)),
         DatumWithOid::from(entry.remote.0),

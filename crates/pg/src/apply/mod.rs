@@ -13,6 +13,7 @@ mod attach;
 mod batch;
 mod bulk;
 mod change;
+mod column_rules;
 mod consolidate;
 mod content;
 mod decode;
@@ -65,6 +66,7 @@ use version::OriginNames;
 
 pub use attach::Versions;
 pub use batch::store as store_versions;
+pub use column_rules::{adds_up, has_order};
 pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;

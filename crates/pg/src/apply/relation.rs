@@ -8,6 +8,7 @@ use braid_bgworker::table_order::HashedKey;
 use braid_gir::{ReplicaIdentity, Schema};
 use pgrx::pg_sys;
 
+use super::column_rules::{self, ColumnRules};
 use super::decode::ColumnDecoder;
 use super::rules;
 use crate::error::PgError;
@@ -118,6 +119,8 @@ pub struct LocalRelation {
     pub defaults: Vec<usize>,
     /// What is done about conflicts.
     pub rules: Rules,
+    /// What becomes of single columns.
+    pub column_rules: ColumnRules,
 }
 
 fn c_string(text: &str) -> Result<CString, PgError> {
@@ -252,6 +255,14 @@ impl LocalRelation {
                 .map(|(index, _)| index)
                 .collect();
             let key = find_key(remote, relation, &columns);
+            let rules = rules::load((*relation).rd_id)?;
+            let column_rules = column_rules::load(
+                relation,
+                &remote.qualified_name(),
+                &columns,
+                key.is_some(),
+                rules.asks(),
+            )?;
             Ok(Self {
                 oid: (*relation).rd_id,
                 owner: (*form).relowner,
@@ -260,7 +271,8 @@ impl LocalRelation {
                 columns,
                 key,
                 defaults,
-                rules: rules::load((*relation).rd_id)?,
+                rules: rules.with_merged_rows(column_rules.were_set),
+                column_rules,
             })
         }
     }

@@ -370,7 +370,9 @@ impl OpenTable {
             if column >= usize::try_from(natts).unwrap_or(0) {
                 return None;
             }
-            pg_sys::slot_getsomeattrs_int(self.local_slot, natts);
+            if i32::from((*self.local_slot).tts_nvalid) < natts {
+                pg_sys::slot_getsomeattrs_int(self.local_slot, natts);
+            }
             let is_null = *(*self.local_slot).tts_isnull.add(column);
             (!is_null).then(|| *(*self.local_slot).tts_values.add(column))
         }

@@ -46,7 +46,8 @@ pub fn known(timestamp: i64, origin: pg_sys::RepOriginId) -> Stamp {
     Stamp::Known(timestamp, origin)
 }
 
-fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
+/// Whether that is the version of the transaction in hand.
+pub(super) fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
     NOW_AT.load(Ordering::Relaxed) == timestamp
         && SAME_STREAM
             .lock()
