@@ -12,6 +12,7 @@ mod applied;
 mod consolidate;
 mod convergence;
 mod merge;
+mod parked;
 mod progress;
 mod random;
 mod scaling;
