@@ -11,6 +11,7 @@
 //! appliers of other subscriptions, which wait for their turn behind others of theirs.
 
 mod batch;
+mod park;
 mod piece;
 
 use std::collections::HashMap;
@@ -29,10 +30,12 @@ use crate::apply::{Identity, Session, UNIQUE_VIOLATION};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
+use crate::parked::Why;
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
+use park::Parking;
 use piece::{Part, Pieces};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
@@ -175,6 +178,7 @@ struct Applier {
     pieces: Option<Pieces>,
     /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
     gone_on: (u64, u64),
+    parking: Parking,
 }
 
 /// The process's main function.
@@ -198,6 +202,11 @@ pub fn main(argument: pg_sys::Datum) {
     };
     own.pid.store(registry::my_pid(), Ordering::Release);
     own.started_at.store(registry::now(), Ordering::Relaxed);
+    if arguments.number == 0 {
+        entry
+            .first_applier_latch
+            .store(registry::my_latch(), Ordering::Release);
+    }
     own.busy_micros.store(0, Ordering::Relaxed);
     own.wait.store(0, Ordering::Relaxed);
     wait::show_in(&own.wait);
@@ -276,6 +285,7 @@ pub fn main(argument: pg_sys::Datum) {
         applied_row,
         pieces: None,
         gone_on: (0, 0),
+        parking: Parking::default(),
     };
     applier.run();
 }
@@ -394,7 +404,10 @@ impl Applier {
         !self.ring.stop_requested()
     }
 
-    fn next(&self) -> Option<Run> {
+    fn next(&mut self) -> Option<Run> {
+        if !self.tend_parked() {
+            return None;
+        }
         if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
             return self.housekeeping().then_some(run);
         }
@@ -406,6 +419,9 @@ impl Applier {
             }
             if self.number >= self.ring.active_appliers() {
                 // There are to be fewer. Nothing is in hand, and nothing can be taken any more.
+                return None;
+            }
+            if !self.tend_parked() {
                 return None;
             }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
@@ -599,6 +615,21 @@ impl Applier {
                 return false;
             }
             let alone = self.ring.committed() + 1 >= sequence;
+            let holder = match error::catch(|| self.holder(&transaction)) {
+                Ok(holder) => holder,
+                Err(error) => Err(error),
+            };
+            match holder {
+                Ok(None) => {}
+                Ok(Some(holder)) => return self.park(&transaction, next, Why::Waits(holder)),
+                Err(error) => {
+                    error::abort();
+                    if !self.ring.stop_requested() {
+                        fail(self.ring, &error, transaction.end_lsn());
+                    }
+                    return false;
+                }
+            }
             if !first {
                 transaction.rewind();
             }
@@ -670,6 +701,9 @@ impl Applier {
                 Policy::Conflict => at_turn < CONFLICT_ATTEMPTS,
                 Policy::Reconnect | Policy::Stop => false,
             };
+            if !again && self.parks(&transaction, &error) {
+                return self.park(&transaction, next, Why::Error(&error, at_turn));
+            }
             if !again {
                 fail(self.ring, &error, transaction.end_lsn());
                 return false;
@@ -825,6 +859,10 @@ impl Applier {
                     if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
                         continue;
                     }
+                    if self.is_guarding() {
+                        let header = &change.header;
+                        self.guard(header.schema.0, header.barrier, header.writeset.hashes())?;
+                    }
                     if let Some(session) = self.session.as_mut() {
                         session.change(&change)?;
                     }
@@ -835,6 +873,11 @@ impl Applier {
                     }
                     if self.pieces.is_some() && !self.take(&Part::Truncate(&truncate))? {
                         continue;
+                    }
+                    if self.is_guarding() {
+                        for schema in truncate.schemas() {
+                            self.guard(schema.0, true, [])?;
+                        }
                     }
                     if let Some(session) = self.session.as_mut() {
                         session.truncate(&truncate)?;
@@ -979,13 +1022,7 @@ impl Applier {
 
     /// Go past a transaction without applying it, and take note of that in the same commit.
     fn pass(&mut self, transaction: &Transaction) -> Result<u64, PgError> {
-        let provider = self.subscription.provider.clone();
-        let origin = match self.origins.get(&provider) {
-            Some(origin) => *origin,
-            None => self.find_origin(&provider)?,
-        };
-        self.origins.insert(provider, origin);
-        origin::use_for_commits(origin);
+        self.stamp_as_provider()?;
         let end_lsn = transaction.end_lsn();
         let id = i64::from(self.subscription.id);
         while self.ring.committed() + 1 < transaction.sequence {
@@ -1076,7 +1113,7 @@ fn new_session(
 }
 
 /// Processes that hold a lock which `pid` waits for.
-fn blocking_pids(pid: i32) -> Vec<i32> {
+pub(crate) fn blocking_pids(pid: i32) -> Vec<i32> {
     // SAFETY: pgrx calls the SQL function behind its guard; the argument is an int4.
     unsafe {
         pgrx::direct_function_call::<Vec<i32>>(

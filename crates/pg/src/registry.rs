@@ -172,6 +172,20 @@ impl ApplierEntry {
     }
 }
 
+/// A request to apply what is parked. Made by a session that holds the subscription's advisory lock for it, served by applier 0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RetryRequest {
+    /// Requests so far. Raised by the session, last.
+    pub asked: AtomicU64,
+    /// The parked transaction of the last one; 0: all.
+    pub id: AtomicI64,
+    /// Requests that are served. Raised by the applier, last.
+    pub done: AtomicU64,
+    /// Transactions that the last one has applied.
+    pub applied: AtomicU64,
+}
+
 /// One subscription.
 #[repr(C)]
 #[derive(Debug)]
@@ -226,6 +240,12 @@ pub struct SubscriptionEntry {
     /// Commit position of a transaction that failed while its rows were inserted in bulk and could not be read again: it is applied row
     /// by row; 0: none.
     pub row_by_row: AtomicU64,
+    /// Grows with each transaction that is parked, or is not any more: appliers look again.
+    pub parked_version: AtomicU32,
+    /// What braid.retry_parked asks for.
+    pub retry: RetryRequest,
+    /// Address of the latch of applier 0; 0: none. Set by that.
+    pub first_applier_latch: AtomicUsize,
     /// Transactions per second over the last seconds, as bits of an f64.
     pub transactions_per_second: AtomicU64,
     /// Rows per second over the last seconds, as bits of an f64.
@@ -724,6 +744,9 @@ impl SubscriptionEntry {
             conflicts,
             retries,
             row_by_row,
+            parked_version,
+            retry,
+            first_applier_latch,
             transactions_per_second,
             rows_per_second,
             failures,
@@ -742,6 +765,7 @@ impl SubscriptionEntry {
             leader_wait,
             failures,
             tables_version,
+            parked_version,
             catalog_version,
             starts,
         ] {
@@ -763,6 +787,9 @@ impl SubscriptionEntry {
             row_by_row,
             transactions_per_second,
             rows_per_second,
+            &retry.asked,
+            &retry.done,
+            &retry.applied,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -775,6 +802,8 @@ impl SubscriptionEntry {
         ] {
             time.store(0, Ordering::Relaxed);
         }
+        retry.id.store(0, Ordering::Relaxed);
+        first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
         failure.clear();

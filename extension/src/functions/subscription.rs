@@ -119,6 +119,7 @@ fn drop_subscription(subscription_name: Option<&CStr>, drop_slot: Option<bool>) 
 fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     let node = local::find_node();
     let subscription = local::lock_subscription(name)?;
+    super::parked::check_none_left(&subscription)?;
     let slot = &subscription.slot_name;
     if !node.is_some_and(|node| node.identity_valid) {
         notice(format!(

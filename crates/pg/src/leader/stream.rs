@@ -285,6 +285,9 @@ impl Stream {
             self.catalog_version = catalog_version;
             self.coordinator.rescan();
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+            // A parked transaction may have been given up.
+            self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
+            registry::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
         }
         let copy = self
             .coordinator
