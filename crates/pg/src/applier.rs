@@ -621,7 +621,13 @@ impl Applier {
             };
             match holder {
                 Ok(None) => {}
-                Ok(Some(holder)) => return self.park(&transaction, next, Why::Waits(holder)),
+                Ok(Some(holder)) => {
+                    if let Some(done) = self.park(&transaction, next, Why::Waits(holder)) {
+                        return done;
+                    }
+                    first = false;
+                    continue;
+                }
                 Err(error) => {
                     error::abort();
                     if !self.ring.stop_requested() {
@@ -629,6 +635,9 @@ impl Applier {
                     }
                     return false;
                 }
+            }
+            if let Some(done) = self.park_open(&mut transaction, next) {
+                return done;
             }
             if !first {
                 transaction.rewind();
@@ -687,6 +696,9 @@ impl Applier {
                         self.subscription.name
                     ));
                     "40001".clone_into(&mut error.sqlstate);
+                } else if self.parks(&transaction, &error) {
+                    self.park_when_it_comes(&transaction, &error);
+                    "40001".clone_into(&mut error.sqlstate);
                 }
                 fail(self.ring, &error, transaction.commit_lsn());
                 return false;
@@ -702,7 +714,11 @@ impl Applier {
                 Policy::Reconnect | Policy::Stop => false,
             };
             if !again && self.parks(&transaction, &error) {
-                return self.park(&transaction, next, Why::Error(&error, at_turn));
+                if let Some(done) = self.park(&transaction, next, Why::Error(&error, at_turn)) {
+                    return done;
+                }
+                at_turn = 0;
+                continue;
             }
             if !again {
                 fail(self.ring, &error, transaction.end_lsn());

@@ -66,6 +66,14 @@ fn list(text: &str) -> impl Iterator<Item = String> {
 }
 
 impl Known {
+    /// Whether some are to be tried now.
+    #[must_use]
+    pub fn has_due(&self) -> bool {
+        self.waiting
+            .iter()
+            .any(|id| self.parked.holder_of(*id).is_none())
+    }
+
     /// Bring it up to date. In a transaction of the caller's.
     ///
     /// # Errors
@@ -128,7 +136,14 @@ fn read_touch(id: i64) -> Result<Option<Touch>, PgError> {
 }
 
 /// That one more transaction of this size may be parked. In a transaction of the caller's.
-fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Result<(), PgError> {
+///
+/// # Errors
+/// 53400; whatever SPI says.
+pub(crate) fn check_limits(
+    subscription: &Subscription,
+    bytes: u64,
+    why: Why<'_>,
+) -> Result<(), PgError> {
     let found = rows(
         "select count(*)::text, coalesce(sum(bytes), 0)::text from braid.parked_transaction \
          where subscription_id = $1 and state <> 'skipped'",
@@ -159,21 +174,36 @@ fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Result
         "{why} {count} transactions of {size} bytes are parked."
     ))
     .with_hint(format!(
-        "Raise {setting}, or give transactions up with braid.skip_parked, then run braid.enable_subscription, remove the causes and run \
-         braid.retry_parked. The view braid.parked_transactions lists them."
+        "Remove the causes and run braid.retry_parked, or give transactions up with braid.skip_parked, or raise {setting}; then run \
+         braid.enable_subscription. The view braid.parked_transactions lists them."
     )))
 }
 
-/// Write down that a transaction is parked. Its number. In a transaction of the caller's.
+/// A number for the transaction that is parked next. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub(crate) fn next_id() -> Result<i64, PgError> {
+    crate::subscription::rows_written(
+        "select nextval(pg_get_serial_sequence('braid.parked_transaction', 'parked_id'))::text",
+        &[],
+    )?
+    .first()
+    .and_then(|row| cell(row, 0).parse().ok())
+    .ok_or_else(corrupt)
+}
+
+/// Write down that a transaction is parked. In a transaction of the caller's.
 ///
 /// # Errors
 /// 53400 when there are too many; whatever SPI says.
 pub(crate) fn insert(
     subscription: &Subscription,
+    id: i64,
     note: &Note,
     touch: &Touch,
     why: Why<'_>,
-) -> Result<i64, PgError> {
+) -> Result<(), PgError> {
     check_limits(subscription, note.bytes, why)?;
     let tables = |wanted: bool| {
         let names: Vec<&str> = touch
@@ -193,14 +223,14 @@ pub(crate) fn insert(
         Why::Waits(id) => (None, 0, Some(id)),
     };
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let found = crate::subscription::rows_written(
-        "insert into braid.parked_transaction (subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, \
+    execute(
+        "insert into braid.parked_transaction (parked_id, subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, \
              committed_at, changes, bytes, barred_tables, other_tables, keys, waits_for, error_sqlstate, error_message, error_detail, \
              error_hint, attempts, tried_at) \
-         values ($1, $2::name, case when $14::bigint is null then 'failed' else 'waiting' end, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
+         overriding system value values ($19, $1, $2::name, case when $14::bigint is null then 'failed' else 'waiting' end, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
              $6::name, 'epoch'::timestamptz + $7 * interval '1 microsecond', $8, $9, string_to_array($10, E'\\x01'), \
              string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, \
-             case when $14::bigint is null then clock_timestamp() end) returning parked_id::text",
+             case when $14::bigint is null then clock_timestamp() end)",
         &[
             i64::from(subscription.id).into(),
             subscription.name.as_str().into(),
@@ -220,12 +250,9 @@ pub(crate) fn insert(
             error.map(|error| error.message.clone()).into(),
             error.and_then(|error| error.detail.clone()).into(),
             error.and_then(|error| error.hint.clone()).into(),
+            id.into(),
         ],
-    )?;
-    found
-        .first()
-        .and_then(|row| cell(row, 0).parse().ok())
-        .ok_or_else(|| PgError::new("XX000", "a transaction could not be parked"))
+    )
 }
 
 /// Append a frame to the records of a parked transaction; `part` is the next part's number. In a transaction of the caller's.

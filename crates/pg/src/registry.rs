@@ -246,6 +246,10 @@ pub struct SubscriptionEntry {
     pub retry: RetryRequest,
     /// Address of the latch of applier 0; 0: none. Set by that.
     pub first_applier_latch: AtomicUsize,
+    /// The transaction that failed and could not be read again, and its error: it is parked when it comes.
+    to_park: LastFailure,
+    /// The parked transaction that it has to follow; 0: it failed by itself.
+    pub to_park_after: AtomicI64,
     /// Transactions per second over the last seconds, as bits of an f64.
     pub transactions_per_second: AtomicU64,
     /// Rows per second over the last seconds, as bits of an f64.
@@ -747,6 +751,8 @@ impl SubscriptionEntry {
             parked_version,
             retry,
             first_applier_latch,
+            to_park,
+            to_park_after,
             transactions_per_second,
             rows_per_second,
             failures,
@@ -803,6 +809,8 @@ impl SubscriptionEntry {
             time.store(0, Ordering::Relaxed);
         }
         retry.id.store(0, Ordering::Relaxed);
+        to_park.clear();
+        to_park_after.store(0, Ordering::Relaxed);
         first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
@@ -813,6 +821,22 @@ impl SubscriptionEntry {
         for applier in appliers {
             applier.reset();
         }
+    }
+
+    /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed, or has to follow parked transaction `after`.
+    pub fn park_next(&self, error: &PgError, after: i64, commit_lsn: u64) {
+        self.to_park_after.store(after, Ordering::Relaxed);
+        self.to_park.record(error, commit_lsn);
+    }
+
+    /// Why the transaction that commits at `commit_lsn` is to be parked, if it is: its error, and the one that it has to follow.
+    #[must_use]
+    pub fn is_to_park(&self, commit_lsn: u64) -> Option<(PgError, i64)> {
+        if !self.to_park.is_there() {
+            return None;
+        }
+        let found = self.to_park.get()?;
+        (found.lsn == commit_lsn).then(|| (found.error, self.to_park_after.load(Ordering::Relaxed)))
     }
 
     /// What its workers are doing.

@@ -13,7 +13,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::iter::TableIterator;
 use pgrx::prelude::*;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, notice};
 use super::waiting::check_running;
 use super::{local, required, required_name, run, wake_manager};
 
@@ -76,7 +76,39 @@ fn running(name: &str) -> Outcome<String> {
     Ok(rows.get(0, 2).unwrap_or_default().to_owned())
 }
 
+/// Have what is asked for tried when the subscription runs again.
+fn retry_later(name: &str, parked_id: Option<i64>) -> Outcome<i64> {
+    let subscription = local::lock_subscription(name)?;
+    let id = parked_id.map(|id| id.to_string());
+    let marked = query(
+        "update braid.parked_transaction set state = 'waiting' \
+          where subscription_id = $1::integer and state <> 'skipped' and ($2::bigint is null or parked_id = $2::bigint) returning 1",
+        &[Some(&subscription.id), id.as_deref()],
+    );
+    match parked_id {
+        Some(id) if marked.is_empty() => return Err(undefined(name, id)),
+        _ => {}
+    }
+    wake_manager();
+    notice(format!(
+        "parked transactions are tried as soon as subscription \"{name}\" runs"
+    ));
+    Ok(0)
+}
+
+/// Whether a subscription is disabled, or has stopped with an error.
+fn is_stopped(name: &str) -> bool {
+    let rows = query(
+        "select 1 from braid.subscription where subscription_name = $1::name and (not enabled or error_sqlstate is not null)",
+        &[Some(name)],
+    );
+    !rows.is_empty()
+}
+
 fn retry(name: &str, parked_id: Option<i64>) -> Outcome<i64> {
+    if is_stopped(name) {
+        return retry_later(name, parked_id);
+    }
     let subscription = running(name)?;
     let wanted = parked_id.map(|id| id.to_string());
     let parked = query(

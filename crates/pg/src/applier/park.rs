@@ -11,9 +11,9 @@
 //! `braid.retry_parked`, and what has no error of its own and nothing to wait for any more. Whatever else touches the same keys is parked behind it, so
 //! nothing of the stream can overtake it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
@@ -30,6 +30,10 @@ use crate::subscription::lsn_text;
 use crate::wait::Wait;
 use crate::{latch, origin, registry};
 
+/// What is said when there is no room for another one.
+const FULL: &str = "53400";
+/// How long to wait for room while nothing happens to what is parked.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Attempts at a parked transaction that fails with what may pass.
 const ATTEMPTS: u32 = 5;
 
@@ -43,6 +47,10 @@ pub(super) struct Parking {
     tended: Option<(u32, u64)>,
     /// Changes of the transaction in hand are held against it one by one.
     guarding: bool,
+    /// The parked transaction that the one in hand has turned out to have to follow; 0: none.
+    held_by: i64,
+    /// How long to wait for room while nothing happens to what is parked.
+    patience: Option<((usize, usize), Instant)>,
 }
 
 /// What a transaction in the ring consists of.
@@ -145,10 +153,12 @@ impl Applier {
             self.know(*schema)?;
         }
         let mut touch = Touch::default();
+        let wide = self.ring.transaction(sequence).is_wide();
         if let Some(session) = self.session.as_mut() {
             error::transaction(|| {
                 for (schema, (barrier, hashes)) in &content.changes {
-                    session.touch(&mut touch, *schema, *barrier, hashes.iter().copied())?;
+                    let barrier = *barrier || wide;
+                    session.touch(&mut touch, *schema, barrier, hashes.iter().copied())?;
                 }
                 Ok(())
             })?;
@@ -160,6 +170,7 @@ impl Applier {
     pub(super) fn holder(&mut self, transaction: &Transaction) -> Result<Option<i64>, PgError> {
         self.look_at_parked()?;
         self.parking.guarding = false;
+        self.parking.held_by = 0;
         if self.parking.known.parked.is_empty() || transaction.is_skipped() {
             return Ok(None);
         }
@@ -212,9 +223,10 @@ impl Applier {
         let Some(holder) = self.parking.known.parked.holder(&touch.finish(), i64::MAX) else {
             return Ok(());
         };
+        self.parking.held_by = holder;
         Err(PgError::new(
             "55000",
-            "a transaction that is too large to be parked has to follow one that is parked",
+            "a part of a transaction has to follow a parked one",
         )
         .with_detail(format!("It changes what parked transaction {holder} changes too."))
         .with_hint(
@@ -224,9 +236,8 @@ impl Applier {
 
     /// Whether a transaction that has failed with `error` for good is parked.
     pub(super) fn parks(&self, transaction: &Transaction, error: &PgError) -> bool {
-        self.subscription.parks
+        (self.subscription.parks || self.parking.held_by != 0)
             && self.session.is_some()
-            && !transaction.is_open()
             && !transaction.is_split()
             && matches!(
                 policy::for_apply(&error.sqlstate),
@@ -234,11 +245,121 @@ impl Applier {
             )
     }
 
-    /// Park a transaction; `next` is the next in hand, 0 for none. False when it is time to end.
-    pub(super) fn park(&mut self, transaction: &Transaction, next: u64, why: Why<'_>) -> bool {
+    /// An open transaction that has failed with `error` is to be parked when it comes again: its first bytes are gone.
+    pub(super) fn park_when_it_comes(&self, transaction: &Transaction, error: &PgError) {
+        let lsn = transaction.commit_lsn();
+        self.entry.park_next(error, self.parking.held_by, lsn);
+        error.log(&format!(
+            "subscription \"{}\" receives a large transaction again, to park it",
+            self.subscription.name
+        ));
+    }
+
+    /// Park an open transaction that has failed before, if it is one. `None` if it is not; false when it is time to end.
+    pub(super) fn park_open(&mut self, transaction: &mut Transaction, next: u64) -> Option<bool> {
+        if !transaction.is_open() || transaction.is_split() {
+            return None;
+        }
+        let (error, after) = self.entry.is_to_park(transaction.commit_lsn())?;
+        let why = if after == 0 {
+            Why::Error(&error, 1)
+        } else {
+            Why::Waits(after)
+        };
         let sequence = transaction.sequence;
         if !self.wait_for(sequence - 1, ApplierState::WaitingForTurn) {
-            return false;
+            return Some(false);
+        }
+        self.show(ApplierState::Applying);
+        let failure = match error::catch(|| self.store_open(transaction, why)) {
+            Ok(Ok((id, local_end))) => {
+                self.parked(transaction, next, why, id, local_end);
+                return Some(true);
+            }
+            Ok(Err(failure)) | Err(failure) => failure,
+        };
+        error::abort();
+        if !self.ring.stop_requested() {
+            if policy::for_apply(&failure.sqlstate) == Policy::Stop {
+                // Somebody will do something about it: then it is to be applied.
+                self.entry.park_next(&failure, 0, 0);
+            }
+            fail(self.ring, &failure, transaction.commit_lsn());
+        }
+        Some(false)
+    }
+
+    /// As [`Applier::store`], of a transaction that is read as it comes.
+    fn store_open(
+        &mut self,
+        transaction: &mut Transaction,
+        why: Why<'_>,
+    ) -> Result<(i64, u64), PgError> {
+        self.read_log()?;
+        self.stamp_as_provider()?;
+        let mut assembled = Vec::new();
+        let id = error::transaction(|| {
+            let id = parked::next_id()?;
+            let mut content = Content::default();
+            let mut touch = Touch::default();
+            let mut schemas = BTreeSet::new();
+            let mut part = 1;
+            loop {
+                let frame = match transaction
+                    .next_frame(&mut assembled, set_latches)
+                    .map_err(|error| PgError::new("XX000", error.to_string()))?
+                {
+                    FrameRead::Frame(frame) => frame,
+                    FrameRead::Assembled => &assembled,
+                    FrameRead::End => break,
+                    FrameRead::Pending => {
+                        if self.ring.stop_requested() {
+                            return Err(PgError::new("57P01", "subscription is stopping"));
+                        }
+                        self.ring.applier_will_wait(self.number, u64::MAX - 2);
+                        latch::wait_as(Wait::Rest, Duration::from_millis(100));
+                        self.ring.applier_awake(self.number);
+                        continue;
+                    }
+                };
+                content.frame(frame)?;
+                for (schema, _) in std::mem::take(&mut content.changes) {
+                    schemas.insert(schema);
+                    self.know(schema)?;
+                    if let Some(session) = self.session.as_mut() {
+                        session.touch(&mut touch, schema, true, [])?;
+                    }
+                }
+                parked::check_limits(&self.subscription, content.note.bytes, why)?;
+                parked::add(id, &mut part, frame)?;
+            }
+            if content.note.origin.is_empty() {
+                content.note.origin.clone_from(&self.subscription.provider);
+            }
+            let preamble = self.preamble(schemas.into_iter())?;
+            parked::add(id, &mut 0, &preamble)?;
+            parked::insert(&self.subscription, id, &content.note, &touch, why)?;
+            // SAFETY: read when this transaction commits.
+            unsafe {
+                pg_sys::replorigin_session_origin_lsn = content.note.end_lsn;
+                pg_sys::replorigin_session_origin_timestamp = 0;
+            }
+            Ok(id)
+        })?;
+        // SAFETY: set by the commit above.
+        Ok((id, unsafe { pg_sys::XactLastCommitEnd }))
+    }
+
+    /// Park a transaction; `next` is the next in hand, 0 for none. `None`: it has to be looked at again. False when it is time to end.
+    pub(super) fn park(
+        &mut self,
+        transaction: &Transaction,
+        next: u64,
+        why: Why<'_>,
+    ) -> Option<bool> {
+        let sequence = transaction.sequence;
+        if !self.wait_for(sequence - 1, ApplierState::WaitingForTurn) {
+            return Some(false);
         }
         self.show(ApplierState::Applying);
         let mut attempt = 0;
@@ -249,11 +370,14 @@ impl Applier {
             };
             error::abort();
             if self.ring.stop_requested() {
-                return false;
+                return Some(false);
+            }
+            if error.sqlstate == FULL && self.makes_room() {
+                return (!self.housekeeping()).then_some(false);
             }
             if policy::for_apply(&error.sqlstate) != Policy::Retry {
                 fail(self.ring, &error, transaction.end_lsn());
-                return false;
+                return Some(false);
             }
             attempt += 1;
             latch::wait_as(
@@ -261,6 +385,39 @@ impl Applier {
                 Duration::from_millis(policy::backoff_ms(attempt, 5, 1000)),
             );
         };
+        self.parked(transaction, next, why, id, local_end);
+        Some(true)
+    }
+
+    /// Whether some of what is parked is tried now, and there may be room for another one soon.
+    fn makes_room(&mut self) -> bool {
+        self.parking.version = None;
+        if self.look_at_parked().is_err() || !self.parking.known.has_due() {
+            return false;
+        }
+        // Applier 0 may have taken a transaction that has to follow this one, and can't try anything: once all start anew it can.
+        let known = &self.parking.known;
+        let now = (known.parked.ids().count(), known.waiting.len());
+        match self.parking.patience {
+            Some((before, until)) if before == now => {
+                if Instant::now() > until {
+                    return false;
+                }
+            }
+            _ => self.parking.patience = Some((now, Instant::now() + PATIENCE)),
+        }
+        if self.number == 0 {
+            self.tend_parked()
+        } else {
+            registry::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
+            latch::wait_as(Wait::Retry, Duration::from_millis(50));
+            true
+        }
+    }
+
+    /// A transaction is parked as number `id`: others may go on, and people are told.
+    fn parked(&self, transaction: &Transaction, next: u64, why: Why<'_>, id: i64, local_end: u64) {
+        let sequence = transaction.sequence;
         // Before anybody goes on who depends on it.
         self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
         let wakes = self.ring.commit(self.number, sequence, local_end, next);
@@ -285,7 +442,6 @@ impl Applier {
                 "subscription \"{name}\" has parked the transaction that ends at {end} as number {id}: it has to follow number {holder}"
             ),
         }
-        true
     }
 
     /// Store a transaction, and go past it, in one commit. Its number, and the end of the commit record.
@@ -303,7 +459,8 @@ impl Applier {
                 pg_sys::replorigin_session_origin_lsn = end_lsn;
                 pg_sys::replorigin_session_origin_timestamp = 0;
             }
-            let id = parked::insert(&self.subscription, &content.note, &touch, why)?;
+            let id = parked::next_id()?;
+            parked::insert(&self.subscription, id, &content.note, &touch, why)?;
             let mut part = 0;
             parked::add(id, &mut part, &preamble)?;
             self.each_frame(sequence, |frame| parked::add(id, &mut part, frame))?;
@@ -386,6 +543,7 @@ impl Applier {
                 }
                 Outcome::Failed => {
                     self.parking.known.waiting.remove(&id);
+                    entry.parked_version.fetch_add(1, Ordering::AcqRel);
                 }
                 Outcome::Stop => return Ok(false),
             }

@@ -40,6 +40,8 @@ pub(super) struct InHand {
     pub(super) skip: bool,
     /// It may be committed in pieces, however many changes it has: there is no telling, or some pieces are.
     pub(super) split: bool,
+    /// It came while it ran: its keys were hashed under other circumstances than its neighbours'.
+    pub(super) streamed: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
