@@ -367,7 +367,7 @@ pub(crate) fn end_lsn(id: i64) -> Result<u64, PgError> {
 /// The changes of a parked transaction as JSON objects, one a record. In a transaction, with the rights of the tables' owner.
 ///
 /// # Errors
-/// Whatever SPI says; 08P01 for records that can't be read.
+/// Whatever SPI says; XX001 for records that can't be read.
 pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
     let mut writer = JsonWriter::new(JsonOptions {
         schema: SchemaDetail::Once,
@@ -377,15 +377,18 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
     let mut part = 0;
     let mut first = true;
     while let Some(frame) = frame(id, &mut part)? {
+        let corrupt = |error: braid_gir::Error| {
+            PgError::new("XX001", format!("parked records are corrupt: {error}"))
+        };
         let mut reader = Reader::new(&frame);
-        while let Some((tag, body)) = reader.next_raw()? {
+        while let Some((tag, body)) = reader.next_raw().map_err(corrupt)? {
             let known = matches!(tag, Tag::StreamHeader | Tag::Schema);
             if known && !first {
                 continue;
             }
-            let record = Record::read(tag, body)?;
+            let record = Record::read(tag, body).map_err(corrupt)?;
             let mut line = String::new();
-            writer.record(&record, &mut line)?;
+            writer.record(&record, &mut line).map_err(corrupt)?;
             if !known && !matches!(record, Record::Begin(_) | Record::Commit(_)) {
                 lines.push(if names::is_utf8() {
                     line

@@ -85,9 +85,8 @@ fn retry_later(name: &str, parked_id: Option<i64>) -> Outcome<i64> {
           where subscription_id = $1::integer and state <> 'skipped' and ($2::bigint is null or parked_id = $2::bigint) returning 1",
         &[Some(&subscription.id), id.as_deref()],
     );
-    match parked_id {
-        Some(id) if marked.is_empty() => return Err(undefined(name, id)),
-        _ => {}
+    if marked.is_empty() {
+        return parked_id.map_or(Ok(0), |id| Err(undefined(name, id)));
     }
     wake_manager();
     notice(format!(

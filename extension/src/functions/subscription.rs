@@ -70,6 +70,10 @@ fn rename_subscription(subscription_name: Option<&CStr>, new_name: Option<&CStr>
             "update braid.subscription set subscription_name = $2::name where subscription_id = $1::integer",
             &[Some(&subscription.id), Some(&new_name)],
         );
+        query(
+            "update braid.parked_transaction set subscription_name = $2::name where subscription_id = $1::integer",
+            &[Some(&subscription.id), Some(&new_name)],
+        );
         wake_manager();
         Ok(())
     });

@@ -295,6 +295,7 @@ impl Applier {
         transaction: &mut Transaction,
         why: Why<'_>,
     ) -> Result<(i64, u64), PgError> {
+        self.look_at_parked()?;
         self.read_log()?;
         self.stamp_as_provider()?;
         let mut assembled = Vec::new();
@@ -336,6 +337,15 @@ impl Applier {
             if content.note.origin.is_empty() {
                 content.note.origin.clone_from(&self.subscription.provider);
             }
+            let touch = touch.finish();
+            let why = match why {
+                // Known so far was only one that the first changes have to follow.
+                Why::Waits(holder) => {
+                    let all = self.parking.known.parked.holder(&touch, i64::MAX);
+                    Why::Waits(all.unwrap_or(holder))
+                }
+                why @ Why::Error(..) => why,
+            };
             let preamble = self.preamble(schemas.into_iter())?;
             parked::add(id, &mut 0, &preamble)?;
             parked::insert(&self.subscription, id, &content.note, &touch, why)?;
@@ -520,12 +530,23 @@ impl Applier {
 
     /// Try what is asked for, and what has nothing to wait for any more. False when it is time to end.
     fn try_parked(&mut self, asked: u64) -> Result<bool, PgError> {
+        let applied = &mut 0;
+        let tried = self.try_each(asked, applied);
+        let retry = &self.entry.retry;
+        // Whatever it ends with: what has not been tried for an error that may pass would be tried for ever.
+        if !matches!(tried, Ok(false)) && asked > retry.done.load(Ordering::Acquire) {
+            retry.applied.store(*applied, Ordering::Relaxed);
+            retry.done.store(asked, Ordering::Release);
+        }
+        tried
+    }
+
+    fn try_each(&mut self, asked: u64, applied: &mut u64) -> Result<bool, PgError> {
         self.look_at_parked()?;
         let entry = self.entry;
         let wanted = (asked > entry.retry.done.load(Ordering::Acquire))
             .then(|| entry.retry.id.load(Ordering::Relaxed));
         let ids: Vec<i64> = self.parking.known.parked.ids().collect();
-        let mut applied = 0;
         for id in ids {
             let due = self.parking.known.waiting.contains(&id)
                 || wanted.is_some_and(|wanted| wanted == 0 || wanted == id);
@@ -537,7 +558,7 @@ impl Applier {
             }
             match self.try_one(id)? {
                 Outcome::Applied => {
-                    applied += 1;
+                    *applied += 1;
                     self.parking.known.parked.remove(id);
                     entry.parked_version.fetch_add(1, Ordering::AcqRel);
                 }
@@ -547,10 +568,6 @@ impl Applier {
                 }
                 Outcome::Stop => return Ok(false),
             }
-        }
-        if wanted.is_some() {
-            entry.retry.applied.store(applied, Ordering::Relaxed);
-            entry.retry.done.store(asked, Ordering::Release);
         }
         Ok(true)
     }
@@ -582,6 +599,8 @@ impl Applier {
             let way_made = self.session.is_some() && self.evict(&mut error);
             let again = match policy::for_apply(&error.sqlstate) {
                 _ if way_made => attempt < 100,
+                // Not bytes that a connection has garbled: they are the same next time.
+                _ if error.sqlstate == "08P01" => false,
                 Policy::Retry | Policy::Conflict => attempt < ATTEMPTS,
                 Policy::Stop => false,
                 Policy::Reconnect => break Err(error),
