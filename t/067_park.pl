@@ -132,6 +132,20 @@ $tokyo->safe_psql('postgres', q[update other set v = 'all']);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item other));
 
+# A conflict that is to be an error, and a function that fails: only that row waits.
+here(q[create function clash(local item, remote item, before item, info braid.conflict) returns item language plpgsql as $$ begin raise exception 'no idea'; end $$]);
+foreach my $resolution (q['error'], q['function', 'clash'])
+{
+	here("select braid.set_conflict_resolution('item', 'update_origin_differs', $resolution); update item set v = 'mine' where id = 3");
+	$tokyo->safe_psql('postgres', $_) for q[update item set v = 'theirs' where id = 3], q[update item set v = 'flows' where id = 4], q[update item set v = 'follows' where id = 3];
+	caught_up($paris, $tokyo);
+	is(parked(), 'failed, waiting 1', "$resolution: what meets it is parked");
+	is(here('select string_agg(v, $$,$$ order by id) from item where id in (3, 4)'), 'mine,flows', "$resolution: the rest flows");
+	here(q[select braid.set_conflict_resolution('item', 'update_origin_differs', null)]);
+	is((retry())[0], '2', "$resolution: another rule lets it pass");
+	same_tables([ $tokyo, $paris ], 'item');
+}
+
 # Given up: it is kept, and what waited for it is applied.
 here(q[alter table item add constraint short check (length(v) < 10)]);
 $tokyo->safe_psql('postgres', $_) for q[update item set v = 'much too long' where id = 1], q[update item set v = 'next' where id = 1], q[update item set v = 'also too long' where id = 1], q[update item set v = 'last' where id = 1];
@@ -224,6 +238,29 @@ foreach my $streaming ('off', 'on')
 		versions_are_the_sources($_, "streaming $streaming, $rows rows") for qw(item other);
 	}
 }
+# What is committed in pieces is not parked: it stops the subscription, by its own error, and when it would have to follow a parked one.
+here("select braid.alter_subscription('$name', streaming => 'off', split_transactions_above => 100)");
+here(q[alter table other add constraint short check (length(v) < 50)]);
+$tokyo->safe_psql('postgres', q[update other set v = repeat('z', case id when 150 then 60 else 40 end) where id <= 300]);
+ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 30), 'in pieces: an error stops the subscription');
+is(status($paris, $name)->{parked}, '0', 'nothing is parked');
+here(q[alter table other drop constraint short; alter table item add constraint short check (length(v) < 20)]);
+here("select braid.enable_subscription('$name')");
+$tokyo->safe_psql('postgres', $_) for q[update item set v = 'a value that is far too long' where id = 2], q[begin; update item set v = 'two' where id = 2; update other set v = 'pieces' where id <= 300; commit];
+ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 30), 'and so does one that has to follow a parked one');
+like(status($paris, $name)->{last_error}, qr/has to follow a parked one/, 'which is said');
+here('alter table item drop constraint short');
+retry();
+ok( wait_until(
+		sub {
+			my $now = status($paris, $name);
+			here("select braid.enable_subscription('$name')") if $now->{state} eq 'error';
+			return $now->{parked} eq '0' && $now->{state} eq 'streaming';
+		}, 30),
+	'it goes on');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], qw(item other));
+
 is(here('select count(*) from braid.parked_record r where not exists (select from braid.parked_transaction p where p.parked_id = r.parked_id)'), '0', 'no records are left over');
 
 done_testing();

@@ -35,7 +35,7 @@ use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
-use park::Parking;
+use park::{Aside, Parking};
 use piece::{Part, Pieces};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
@@ -615,29 +615,13 @@ impl Applier {
                 return false;
             }
             let alone = self.ring.committed() + 1 >= sequence;
-            let holder = match error::catch(|| self.holder(&transaction)) {
-                Ok(holder) => holder,
-                Err(error) => Err(error),
-            };
-            match holder {
-                Ok(None) => {}
-                Ok(Some(holder)) => {
-                    if let Some(done) = self.park(&transaction, next, Why::Waits(holder)) {
-                        return done;
-                    }
+            match self.set_aside(&mut transaction, next) {
+                Aside::No => {}
+                Aside::Done(go_on) => return go_on,
+                Aside::Again => {
                     first = false;
                     continue;
                 }
-                Err(error) => {
-                    error::abort();
-                    if !self.ring.stop_requested() {
-                        fail(self.ring, &error, transaction.end_lsn());
-                    }
-                    return false;
-                }
-            }
-            if let Some(done) = self.park_open(&mut transaction, next) {
-                return done;
             }
             if !first {
                 transaction.rewind();
@@ -687,20 +671,7 @@ impl Applier {
             // Whatever is ahead may still move what is in the way.
             let way_made = alone && self.evict(&mut error);
             if transaction.is_open() {
-                // Its bytes are gone: the leader has to ask for them again.
-                let mut error = if way_made { come_again() } else { error };
-                if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
-                    self.entry.row_by_row.store(lsn, Ordering::Relaxed);
-                    error.log(&format!(
-                        "subscription \"{}\" receives a large transaction again, to apply it row by row",
-                        self.subscription.name
-                    ));
-                    "40001".clone_into(&mut error.sqlstate);
-                } else if self.parks(&transaction, &error) {
-                    self.park_when_it_comes(&transaction, &error);
-                    "40001".clone_into(&mut error.sqlstate);
-                }
-                fail(self.ring, &error, transaction.commit_lsn());
+                self.fail_open(&transaction, if way_made { come_again() } else { error });
                 return false;
             }
             if !alone || way_made {
@@ -733,6 +704,23 @@ impl Applier {
             let pause = policy::backoff_ms(at_turn, 5, 1000);
             latch::wait_as(Wait::Retry, Duration::from_millis(pause));
         }
+    }
+
+    /// An open transaction has failed. Its bytes are gone: the leader has to ask for them again.
+    fn fail_open(&self, transaction: &Transaction, mut error: PgError) {
+        let lsn = transaction.commit_lsn();
+        if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
+            self.entry.row_by_row.store(lsn, Ordering::Relaxed);
+            error.log(&format!(
+                "subscription \"{}\" receives a large transaction again, to apply it row by row",
+                self.subscription.name
+            ));
+            "40001".clone_into(&mut error.sqlstate);
+        } else if self.parks(transaction, &error) {
+            self.park_when_it_comes(transaction, &error);
+            "40001".clone_into(&mut error.sqlstate);
+        }
+        fail(self.ring, &error, lsn);
     }
 
     /// Make way for the transaction that was just rolled back with `error`. False when there was nothing in its way, or it could not

@@ -186,6 +186,15 @@ pub struct RetryRequest {
     pub applied: AtomicU64,
 }
 
+impl RetryRequest {
+    fn reset(&self) {
+        for counter in [&self.asked, &self.done, &self.applied] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.id.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One subscription.
 #[repr(C)]
 #[derive(Debug)]
@@ -793,9 +802,6 @@ impl SubscriptionEntry {
             row_by_row,
             transactions_per_second,
             rows_per_second,
-            &retry.asked,
-            &retry.done,
-            &retry.applied,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -808,7 +814,7 @@ impl SubscriptionEntry {
         ] {
             time.store(0, Ordering::Relaxed);
         }
-        retry.id.store(0, Ordering::Relaxed);
+        retry.reset();
         to_park.clear();
         to_park_after.store(0, Ordering::Relaxed);
         first_applier_latch.store(0, Ordering::Relaxed);

@@ -75,6 +75,15 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
+/// That what is to become of an error is said once, by what changes and what stays.
+fn check_errors(subscription: &local::Subscription, options: &Options) -> Outcome<()> {
+    let stays = if subscription.parks { "park" } else { "stop" };
+    let any = options
+        .disable_on_error
+        .unwrap_or(subscription.disable_on_error);
+    check_on_error(options.on_error.as_deref().or(Some(stays)), Some(any))
+}
+
 fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
     options.check()?;
     local::check_node(local::lock_node())?;
@@ -85,19 +94,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 .hint(format!("Run braid.disable_subscription('{name}') first.")),
         );
     }
-    check_on_error(
-        Some(
-            options
-                .on_error
-                .as_deref()
-                .unwrap_or(if subscription.parks { "park" } else { "stop" }),
-        ),
-        Some(
-            options
-                .disable_on_error
-                .unwrap_or(subscription.disable_on_error),
-        ),
-    )?;
+    check_errors(&subscription, options)?;
     if options.publications.is_some() || options.origin.is_some() {
         check_nothing_half_applied(&subscription)?;
     }

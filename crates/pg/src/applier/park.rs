@@ -104,6 +104,30 @@ impl Content {
 }
 
 impl Applier {
+    /// Set a transaction aside before it is applied, if it has to be; `next` is the next in hand, 0 for none. All that it depends on is
+    /// committed, or parked. Outside of a transaction.
+    pub(super) fn set_aside(&mut self, transaction: &mut Transaction, next: u64) -> Aside {
+        let holder = match error::catch(|| self.holder(transaction)) {
+            Ok(holder) => holder,
+            Err(error) => Err(error),
+        };
+        let done = match holder {
+            Ok(Some(holder)) => match self.park(transaction, next, Why::Waits(holder)) {
+                None => return Aside::Again,
+                done => done,
+            },
+            Ok(None) => self.park_open(transaction, next),
+            Err(error) => {
+                error::abort();
+                if !self.ring.stop_requested() {
+                    fail(self.ring, &error, transaction.end_lsn());
+                }
+                Some(false)
+            }
+        };
+        done.map_or(Aside::No, Aside::Done)
+    }
+
     /// Know what is parked now. Outside of a transaction.
     fn look_at_parked(&mut self) -> Result<(), PgError> {
         let version = self.entry.parked_version.load(Ordering::Acquire);
@@ -167,7 +191,7 @@ impl Applier {
     }
 
     /// The parked transaction that this one has to follow. All that it depends on is committed, or parked. Outside of a transaction.
-    pub(super) fn holder(&mut self, transaction: &Transaction) -> Result<Option<i64>, PgError> {
+    fn holder(&mut self, transaction: &Transaction) -> Result<Option<i64>, PgError> {
         self.look_at_parked()?;
         self.parking.guarding = false;
         self.parking.held_by = 0;
@@ -256,7 +280,7 @@ impl Applier {
     }
 
     /// Park an open transaction that has failed before, if it is one. `None` if it is not; false when it is time to end.
-    pub(super) fn park_open(&mut self, transaction: &mut Transaction, next: u64) -> Option<bool> {
+    fn park_open(&mut self, transaction: &mut Transaction, next: u64) -> Option<bool> {
         if !transaction.is_open() || transaction.is_split() {
             return None;
         }
@@ -707,6 +731,17 @@ impl Applier {
         origin::use_for_commits(origin);
         Ok(())
     }
+}
+
+/// Whether a transaction was set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Aside {
+    /// It is to be applied.
+    No,
+    /// It is done with; false when it is time to end.
+    Done(bool),
+    /// It has to be looked at again.
+    Again,
 }
 
 /// What became of an attempt.
