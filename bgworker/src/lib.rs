@@ -12,6 +12,7 @@ pub mod conflict;
 pub mod consolidate;
 pub mod dependency;
 pub mod merge;
+pub mod parked;
 pub mod policy;
 pub mod progress;
 pub mod rate;

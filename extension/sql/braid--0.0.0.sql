@@ -60,6 +60,8 @@ create table braid.subscription (
     synchronous_commit text not null,
     run_as_owner boolean not null,
     disable_on_error boolean not null,
+    -- What becomes of a transaction that can't be applied: it stops the subscription, or is parked.
+    on_error text not null default 'stop' check (on_error in ('stop', 'park')),
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
@@ -203,6 +205,53 @@ create table braid.split_progress (
     digest bigint not null
 ) with (fillfactor = 30);
 comment on table braid.split_progress is 'transactions of which only the first pieces are committed';
+
+-- Transactions that are set aside since they can't be applied, or have to wait for one that can't. Written by the applier that has one in
+-- hand, in the commit that moves the subscription's position past it; removed in the commit that applies it. One that was given up stays for
+-- as long as conflicts are kept; that of a dropped subscription too, hence no foreign key.
+create table braid.parked_transaction (
+    parked_id bigint generated always as identity primary key,
+    subscription_id integer not null,
+    subscription_name name not null,
+    -- 'failed' (with an error of its own), 'waiting' (for an earlier one), 'skipped' (given up).
+    state text not null check (state in ('failed', 'waiting', 'skipped')),
+    -- At the provider.
+    xid xid not null,
+    commit_lsn pg_lsn not null,
+    end_lsn pg_lsn not null,
+    origin_name name not null,
+    committed_at timestamptz not null,
+    changes bigint not null,
+    bytes bigint not null,
+    -- What it holds: tables as a whole, other tables of which it holds rows, and hashes of these rows' keys.
+    barred_tables text[] not null,
+    other_tables text[] not null,
+    keys bigint[] not null,
+    -- The one that it waits for.
+    waits_for bigint,
+    error_sqlstate text,
+    error_message text,
+    error_detail text,
+    error_hint text,
+    attempts integer not null default 0,
+    parked_at timestamptz not null default clock_timestamp(),
+    tried_at timestamptz,
+    skipped_at timestamptz
+);
+create index parked_transaction_subscription on braid.parked_transaction (subscription_id, parked_id);
+comment on table braid.parked_transaction is 'transactions that are set aside since they cannot be applied';
+
+-- Their records, in pieces of bounded size. Part 0 is the stream's header and the schemas of the relations; "ends" says that a frame ends with
+-- the part.
+create table braid.parked_record (
+    parked_id bigint not null,
+    part integer not null,
+    ends boolean not null,
+    records bytea not null,
+    primary key (parked_id, part)
+);
+alter table braid.parked_record alter column records set storage external;
+comment on table braid.parked_record is 'records of parked transactions';
 
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
@@ -419,7 +468,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.displacement,
-    braid.split_progress from public;
+    braid.split_progress, braid.parked_transaction, braid.parked_record from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -456,7 +505,8 @@ create function braid.create_subscription(
     commit_order text default 'source',
     streaming text default 'off',
     two_phase boolean default false,
-    split_transactions_above integer default null
+    split_transactions_above integer default null,
+    on_error text default 'stop'
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -475,7 +525,8 @@ create function braid.alter_subscription(
     consolidate boolean default null,
     commit_order text default null,
     streaming text default null,
-    split_transactions_above integer default null
+    split_transactions_above integer default null,
+    on_error text default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -651,6 +702,22 @@ end
 $$;
 comment on function braid.check_conflict_function is
     'tries a conflict function on rows of its table in all orders, and gives those for which nodes would come to differ';
+
+create function braid.retry_parked(subscription_name name, parked_id bigint default null) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'retry_parked_wrapper';
+comment on function braid.retry_parked is
+    'applies parked transactions, all or one of them, and what waited for them, in the order of the source; returns how many were applied';
+
+create function braid.skip_parked(subscription_name name, parked_id bigint) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'skip_parked_wrapper';
+comment on function braid.skip_parked is 'gives a parked transaction up; what waited for it is applied';
+
+create function braid.parked_records(parked_id bigint) returns table (number integer, record text)
+    language c stable parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'parked_records_wrapper';
+comment on function braid.parked_records is 'the changes of a parked transaction, as gir-json';
 
 create function braid.rename_subscription(subscription_name name, new_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -947,7 +1014,9 @@ select s.subscription_name as name,
        a.applied_lsn,
        case when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
        case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn end as error_lsn,
-       case when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint
+       case when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint,
+       (select count(*) from braid.parked_transaction p
+         where p.subscription_id = s.subscription_id and p.state <> 'skipped') as parked
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
  cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming') as r (is_retrying)
@@ -974,6 +1043,7 @@ select s.subscription_id,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
+       s.on_error,
        s.copy_data,
        s.rows_per_second as row_limit,
        s.bytes_per_second as byte_limit,
@@ -1044,6 +1114,42 @@ select s.subscription_name as subscription,
   left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
  order by s.subscription_name, t.relation::text;
 comment on view braid.subscription_tables is 'tables of each subscription: how far each is copied and what was applied to it';
+
+create view braid.parked_transactions as
+select coalesce(s.subscription_name, p.subscription_name) as subscription,
+       p.parked_id,
+       p.state,
+       p.waits_for,
+       p.error_message as error,
+       p.error_sqlstate,
+       p.error_detail,
+       p.error_hint,
+       p.attempts,
+       p.changes,
+       p.bytes,
+       p.barred_tables || p.other_tables as relations,
+       p.origin_name as origin,
+       p.committed_at,
+       p.xid,
+       p.commit_lsn,
+       p.end_lsn,
+       p.parked_at,
+       p.tried_at,
+       p.skipped_at
+  from braid.parked_transaction p
+  left join braid.subscription s on s.subscription_id = p.subscription_id
+ order by p.parked_id;
+comment on view braid.parked_transactions is 'transactions that were set aside since they could not be applied, and why';
+
+create view braid.parked_changes as
+select coalesce(s.subscription_name, p.subscription_name) as subscription,
+       p.parked_id,
+       c.number,
+       c.record::json as record
+  from braid.parked_transaction p
+  left join braid.subscription s on s.subscription_id = p.subscription_id
+ cross join lateral braid.parked_records(p.parked_id) c;
+comment on view braid.parked_changes is 'the changes of parked transactions, as gir-json';
 
 create view braid.apply_workers as
 select s.subscription_name as subscription,
@@ -1548,6 +1654,8 @@ grant execute on function
     braid.refresh_subscription,
     braid.resync_table,
     braid.skip_transaction,
+    braid.retry_parked,
+    braid.skip_parked,
     braid.ingest,
     braid.forget_source,
     braid.gir_records,
@@ -1575,6 +1683,7 @@ grant execute on function
     braid.scaling_activity,
     braid.clock_activity,
     braid.deletion_activity,
+    braid.parked_records,
     braid.compare_activity
     to braid_admin, braid_monitor;
 
@@ -1582,6 +1691,8 @@ grant select on
     braid.subscription_status,
     braid.subscription_detail,
     braid.subscription_tables,
+    braid.parked_transactions,
+    braid.parked_changes,
     braid.apply_workers,
     braid.dependency_stats,
     braid.scaling_decisions,

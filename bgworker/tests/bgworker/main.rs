@@ -13,6 +13,7 @@ mod column_rule;
 mod consolidate;
 mod convergence;
 mod merge;
+mod parked;
 mod progress;
 mod random;
 mod scaling;

@@ -11,6 +11,7 @@
 //! appliers of other subscriptions, which wait for their turn behind others of theirs.
 
 mod batch;
+mod park;
 mod piece;
 
 use std::collections::HashMap;
@@ -29,10 +30,12 @@ use crate::apply::{Identity, Session, UNIQUE_VIOLATION};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
+use crate::parked::Why;
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
+use park::{Aside, Parking};
 use piece::{Part, Pieces};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
@@ -175,6 +178,7 @@ struct Applier {
     pieces: Option<Pieces>,
     /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
     gone_on: (u64, u64),
+    parking: Parking,
 }
 
 /// The process's main function.
@@ -198,6 +202,11 @@ pub fn main(argument: pg_sys::Datum) {
     };
     own.pid.store(registry::my_pid(), Ordering::Release);
     own.started_at.store(registry::now(), Ordering::Relaxed);
+    if arguments.number == 0 {
+        entry
+            .first_applier_latch
+            .store(registry::my_latch(), Ordering::Release);
+    }
     own.busy_micros.store(0, Ordering::Relaxed);
     own.wait.store(0, Ordering::Relaxed);
     wait::show_in(&own.wait);
@@ -276,6 +285,7 @@ pub fn main(argument: pg_sys::Datum) {
         applied_row,
         pieces: None,
         gone_on: (0, 0),
+        parking: Parking::default(),
     };
     applier.run();
 }
@@ -395,6 +405,9 @@ impl Applier {
     }
 
     fn next(&mut self) -> Option<Run> {
+        if !self.tend_parked() {
+            return None;
+        }
         if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
             return self.housekeeping().then_some(run);
         }
@@ -406,6 +419,9 @@ impl Applier {
             }
             if self.number >= self.ring.active_appliers() {
                 // There are to be fewer. Nothing is in hand, and nothing can be taken any more.
+                return None;
+            }
+            if !self.tend_parked() {
                 return None;
             }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
@@ -602,6 +618,14 @@ impl Applier {
                 return false;
             }
             let alone = self.ring.committed() + 1 >= sequence;
+            match self.set_aside(&mut transaction, next) {
+                Aside::No => {}
+                Aside::Done(go_on) => return go_on,
+                Aside::Again => {
+                    first = false;
+                    continue;
+                }
+            }
             if !first {
                 transaction.rewind();
             }
@@ -650,17 +674,7 @@ impl Applier {
             // Whatever is ahead may still move what is in the way.
             let way_made = alone && self.evict(&mut error);
             if transaction.is_open() {
-                // Its bytes are gone: the leader has to ask for them again.
-                let mut error = if way_made { come_again() } else { error };
-                if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
-                    self.entry.row_by_row.store(lsn, Ordering::Relaxed);
-                    error.log(&format!(
-                        "subscription \"{}\" receives a large transaction again, to apply it row by row",
-                        self.subscription.name
-                    ));
-                    "40001".clone_into(&mut error.sqlstate);
-                }
-                fail(self.ring, &error, transaction.commit_lsn());
+                self.fail_open(&transaction, if way_made { come_again() } else { error });
                 return false;
             }
             if !alone || way_made {
@@ -673,6 +687,13 @@ impl Applier {
                 Policy::Conflict => at_turn < CONFLICT_ATTEMPTS,
                 Policy::Reconnect | Policy::Stop => false,
             };
+            if !again && self.parks(&transaction, &error) {
+                if let Some(done) = self.park(&transaction, next, Why::Error(&error, at_turn)) {
+                    return done;
+                }
+                at_turn = 0;
+                continue;
+            }
             if !again {
                 fail(self.ring, &error, transaction.end_lsn());
                 return false;
@@ -686,6 +707,23 @@ impl Applier {
             let pause = policy::backoff_ms(at_turn, 5, 1000);
             latch::wait_as(Wait::Retry, Duration::from_millis(pause));
         }
+    }
+
+    /// An open transaction has failed. Its bytes are gone: the leader has to ask for them again.
+    fn fail_open(&self, transaction: &Transaction, mut error: PgError) {
+        let lsn = transaction.commit_lsn();
+        if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
+            self.entry.row_by_row.store(lsn, Ordering::Relaxed);
+            error.log(&format!(
+                "subscription \"{}\" receives a large transaction again, to apply it row by row",
+                self.subscription.name
+            ));
+            "40001".clone_into(&mut error.sqlstate);
+        } else if self.parks(transaction, &error) {
+            self.park_when_it_comes(transaction, &error);
+            "40001".clone_into(&mut error.sqlstate);
+        }
+        fail(self.ring, &error, lsn);
     }
 
     /// Make way for the transaction that was just rolled back with `error`. False when there was nothing in its way, or it could not
@@ -828,6 +866,10 @@ impl Applier {
                     if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
                         continue;
                     }
+                    if self.is_guarding() {
+                        let header = &change.header;
+                        self.guard(header.schema.0, header.barrier, header.writeset.hashes())?;
+                    }
                     if let Some(session) = self.session.as_mut() {
                         session.change(&change)?;
                     }
@@ -838,6 +880,11 @@ impl Applier {
                     }
                     if self.pieces.is_some() && !self.take(&Part::Truncate(&truncate))? {
                         continue;
+                    }
+                    if self.is_guarding() {
+                        for schema in truncate.schemas() {
+                            self.guard(schema.0, true, [])?;
+                        }
                     }
                     if let Some(session) = self.session.as_mut() {
                         session.truncate(&truncate)?;
@@ -982,13 +1029,7 @@ impl Applier {
 
     /// Go past a transaction without applying it, and take note of that in the same commit.
     fn pass(&mut self, transaction: &Transaction) -> Result<u64, PgError> {
-        let provider = self.subscription.provider.clone();
-        let origin = match self.origins.get(&provider) {
-            Some(origin) => *origin,
-            None => self.find_origin(&provider)?,
-        };
-        self.origins.insert(provider, origin);
-        origin::use_for_commits(origin);
+        self.stamp_as_provider()?;
         let end_lsn = transaction.end_lsn();
         let id = i64::from(self.subscription.id);
         while self.ring.committed() + 1 < transaction.sequence {
@@ -1079,7 +1120,7 @@ fn new_session(
 }
 
 /// Processes that hold a lock which `pid` waits for.
-fn blocking_pids(pid: i32) -> Vec<i32> {
+pub(crate) fn blocking_pids(pid: i32) -> Vec<i32> {
     // SAFETY: pgrx calls the SQL function behind its guard; the argument is an int4.
     unsafe {
         pgrx::direct_function_call::<Vec<i32>>(

@@ -147,7 +147,7 @@ fn has_extension() -> Result<bool, PgError> {
 }
 
 /// Everything up to this time (microseconds since 1970-01-01 UTC) has arrived: all subscriptions have come further, and all sources of
-/// braid.ingest. With neither, nothing arrives. `None` when that can't be said.
+/// braid.ingest, and nothing older is parked. With none of these, nothing arrives. `None` when that can't be said.
 fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
     let mut reached = registry::now().saturating_add(EPOCH_DIFFERENCE);
     for id in subscriptions {
@@ -168,7 +168,15 @@ fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
         let newest = row.first().cloned().flatten();
         reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
     }
-    Ok(Some(reached))
+    // What is parked arrives when it is applied.
+    let parked = rows(
+        "select floor(extract(epoch from min(committed_at)) * 1000000)::bigint::text from braid.parked_transaction where state <> 'skipped'",
+        &[],
+    )?;
+    let oldest = parked
+        .first()
+        .and_then(|row| row.first()?.as_ref()?.parse().ok());
+    Ok(Some(oldest.map_or(reached, |oldest| reached.min(oldest))))
 }
 
 /// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
@@ -203,6 +211,11 @@ fn purge_conflicts() -> Duration {
         execute_counting(
             "delete from braid.conflict_value v where not exists (select from braid.conflict_record c where c.conflict_id = v.conflict_id)",
             &[],
+        )?;
+        execute_counting(
+            "with gone as (delete from braid.parked_transaction where state = 'skipped' and skipped_at < now() - make_interval(mins => $1) \
+             returning parked_id) delete from braid.parked_record r using gone where r.parked_id = gone.parked_id",
+            &[minutes.into()],
         )?;
         Ok(purged)
     });
@@ -279,7 +292,7 @@ fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",
         &[],
     )?;

@@ -172,6 +172,29 @@ impl ApplierEntry {
     }
 }
 
+/// A request to apply what is parked. Made by a session that holds the subscription's advisory lock for it, served by applier 0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RetryRequest {
+    /// Requests so far. Raised by the session, last.
+    pub asked: AtomicU64,
+    /// The parked transaction of the last one; 0: all.
+    pub id: AtomicI64,
+    /// Requests that are served. Raised by the applier, last.
+    pub done: AtomicU64,
+    /// Transactions that the last one has applied.
+    pub applied: AtomicU64,
+}
+
+impl RetryRequest {
+    fn reset(&self) {
+        for counter in [&self.asked, &self.done, &self.applied] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.id.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One subscription.
 #[repr(C)]
 #[derive(Debug)]
@@ -230,6 +253,16 @@ pub struct SubscriptionEntry {
     /// Commit position of a transaction that failed while its rows were inserted in bulk and could not be read again: it is applied row
     /// by row; 0: none.
     pub row_by_row: AtomicU64,
+    /// Grows with each transaction that is parked, or is not any more: appliers look again.
+    pub parked_version: AtomicU32,
+    /// What braid.retry_parked asks for.
+    pub retry: RetryRequest,
+    /// Address of the latch of applier 0; 0: none. Set by that.
+    pub first_applier_latch: AtomicUsize,
+    /// The transaction that failed and could not be read again, and its error: it is parked when it comes.
+    to_park: LastFailure,
+    /// The parked transaction that it has to follow; 0: it failed by itself.
+    pub to_park_after: AtomicI64,
     /// Transactions per second over the last seconds, as bits of an f64.
     pub transactions_per_second: AtomicU64,
     /// Rows per second over the last seconds, as bits of an f64.
@@ -730,6 +763,11 @@ impl SubscriptionEntry {
             fetched,
             retries,
             row_by_row,
+            parked_version,
+            retry,
+            first_applier_latch,
+            to_park,
+            to_park_after,
             transactions_per_second,
             rows_per_second,
             failures,
@@ -748,6 +786,7 @@ impl SubscriptionEntry {
             leader_wait,
             failures,
             tables_version,
+            parked_version,
             catalog_version,
             starts,
         ] {
@@ -783,6 +822,10 @@ impl SubscriptionEntry {
         ] {
             time.store(0, Ordering::Relaxed);
         }
+        retry.reset();
+        to_park.clear();
+        to_park_after.store(0, Ordering::Relaxed);
+        first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
         failure.clear();
@@ -792,6 +835,22 @@ impl SubscriptionEntry {
         for applier in appliers {
             applier.reset();
         }
+    }
+
+    /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed, or has to follow parked transaction `after`.
+    pub fn park_next(&self, error: &PgError, after: i64, commit_lsn: u64) {
+        self.to_park_after.store(after, Ordering::Relaxed);
+        self.to_park.record(error, commit_lsn);
+    }
+
+    /// Why the transaction that commits at `commit_lsn` is to be parked, if it is: its error, and the one that it has to follow.
+    #[must_use]
+    pub fn is_to_park(&self, commit_lsn: u64) -> Option<(PgError, i64)> {
+        if !self.to_park.is_there() {
+            return None;
+        }
+        let found = self.to_park.get()?;
+        (found.lsn == commit_lsn).then(|| (found.error, self.to_park_after.load(Ordering::Relaxed)))
     }
 
     /// What its workers are doing.

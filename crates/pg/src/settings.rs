@@ -29,6 +29,8 @@ static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
+static MAX_PARKED: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -136,6 +138,30 @@ fn of_conflicts() -> [Int; 4] {
     ]
 }
 
+/// How much may be parked.
+fn of_parking() -> [Int; 2] {
+    [
+        Int {
+            name: c"braid.max_parked",
+            short: c"Largest number of parked transactions of one subscription.",
+            long: c"A subscription that would have to park another one stops.",
+            setting: &MAX_PARKED,
+            range: (1, 1_000_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+        Int {
+            name: c"braid.max_parked_size",
+            short: c"Largest size of the parked transactions of one subscription.",
+            long: c"A subscription that would have to park more stops.",
+            setting: &MAX_PARKED_SIZE_MB,
+            range: (1, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MB,
+        },
+    ]
+}
+
 /// Those that name one of several ways.
 fn register_choices() {
     GucRegistry::define_enum_guc(
@@ -209,7 +235,12 @@ pub fn register() {
     ];
     // SAFETY: reads a variable of the process.
     let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
-    for int in of_appliers().into_iter().chain(of_conflicts()).chain(ints) {
+    for int in of_appliers()
+        .into_iter()
+        .chain(of_conflicts())
+        .chain(of_parking())
+        .chain(ints)
+    {
         // Too late for it when a session loads the library by itself: create_node then says what to do.
         if matches!(int.context, GucContext::Postmaster) && !preloading {
             continue;
@@ -326,6 +357,18 @@ pub fn max_clock_wait() -> Option<Duration> {
 #[must_use]
 pub fn clock_behind_action() -> BehindAction {
     CLOCK_BEHIND_ACTION.get()
+}
+
+/// `braid.max_parked`.
+#[must_use]
+pub fn max_parked() -> u64 {
+    u64::try_from(MAX_PARKED.get()).unwrap_or(1)
+}
+
+/// `braid.max_parked_size` in bytes.
+#[must_use]
+pub fn max_parked_bytes() -> u64 {
+    u64::try_from(MAX_PARKED_SIZE_MB.get()).unwrap_or(1) * 1024 * 1024
 }
 
 /// `braid.retry_interval`.

@@ -34,6 +34,8 @@ pub struct Subscription {
     pub run_as_owner: bool,
     /// Any error stops it.
     pub disable_on_error: bool,
+    /// What can't be applied is parked, instead of stopping it.
+    pub parks: bool,
     /// `serial`, `parallel`, `batch` or `aggregate`.
     pub apply_mode: String,
     /// Changes of one row in a batch become one.
@@ -142,7 +144,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
          run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
-         coalesce(split_transactions_above, 0)::text \
+         coalesce(split_transactions_above, 0)::text, on_error \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -174,6 +176,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         relaxed: text(17) == "relaxed",
         streaming: text(18),
         split_above: text(19).parse().unwrap_or(0),
+        parks: text(20) == "park",
     }))
 }
 

@@ -1,7 +1,7 @@
 //! The consumers' side: an applier reads the transaction that it has taken.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT};
+use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
@@ -80,6 +80,17 @@ impl Transaction {
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.split
+    }
+
+    /// Whether its keys do not say what it depends on. Of an open one that is not known yet.
+    #[must_use]
+    pub fn is_wide(&self) -> bool {
+        self.ring
+            .descriptor(self.sequence)
+            .flags
+            .load(Ordering::Acquire)
+            & WIDE
+            != 0
     }
 
     /// Whether it is to be passed without being applied.

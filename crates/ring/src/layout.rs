@@ -187,7 +187,7 @@ pub struct Descriptor {
     /// committed then.
     pub(crate) depends_on: AtomicU64,
     /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed. Bit 2: it may be committed in
-    /// several pieces.
+    /// several pieces. Bit 3: its keys do not say what it depends on.
     pub(crate) flags: AtomicU32,
     pub(crate) changes: AtomicU32,
     /// Start of the commit record at the provider.
@@ -211,3 +211,4 @@ pub struct Descriptor {
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
 pub(crate) const SPLIT: u32 = 4;
+pub(crate) const WIDE: u32 = 8;

@@ -7,7 +7,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{Options, flag, texts};
+use super::options::{Options, check_on_error, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::leave_slot_to_manager;
@@ -30,6 +30,7 @@ fn alter_subscription(
     commit_order: Option<String>,
     streaming: Option<String>,
     split_transactions_above: Option<i32>,
+    on_error: Option<String>,
 ) {
     let caller = current_role();
     run(|| {
@@ -46,6 +47,7 @@ fn alter_subscription(
             run_as_owner,
             disable_on_error,
             split_transactions_above,
+            on_error,
         };
         alter(&name, dsn.as_deref(), &options, caller)
     });
@@ -73,6 +75,15 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
+/// That what is to become of an error is said once, by what changes and what stays.
+fn check_errors(subscription: &local::Subscription, options: &Options) -> Outcome<()> {
+    let stays = if subscription.parks { "park" } else { "stop" };
+    let any = options
+        .disable_on_error
+        .unwrap_or(subscription.disable_on_error);
+    check_on_error(options.on_error.as_deref().or(Some(stays)), Some(any))
+}
+
 fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
     options.check()?;
     local::check_node(local::lock_node())?;
@@ -83,6 +94,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 .hint(format!("Run braid.disable_subscription('{name}') first.")),
         );
     }
+    check_errors(&subscription, options)?;
     if options.publications.is_some() || options.origin.is_some() {
         check_nothing_half_applied(&subscription)?;
     }
@@ -147,6 +159,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 consolidate = coalesce($11::boolean, consolidate), commit_order = coalesce($12, commit_order), \
                 streaming = coalesce($13, streaming), \
                 split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
+                on_error = coalesce($15, on_error), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
@@ -167,6 +180,7 @@ fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) 
                 .split_transactions_above
                 .map(|most| most.to_string())
                 .as_deref(),
+            options.on_error.as_deref(),
         ],
     );
     wake_manager();

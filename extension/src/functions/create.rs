@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::local;
 use super::node::check_name;
-use super::options::{Options, flag, texts};
+use super::options::{Options, check_on_error, flag, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
 use super::{required, required_name, run, server, table_set, wake_manager};
@@ -44,6 +44,7 @@ fn create_subscription(
     streaming: Option<String>,
     two_phase: Option<bool>,
     split_transactions_above: Option<i32>,
+    on_error: Option<String>,
 ) -> i32 {
     let caller = current_role();
     run(|| {
@@ -65,6 +66,7 @@ fn create_subscription(
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
                 split_transactions_above,
+                on_error: Some(required(on_error, "on_error")?),
             },
             copy_data: required(copy_data, "copy_data")?,
             enabled: required(enabled, "enabled")?,
@@ -98,6 +100,10 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
     let name = &request.name;
     check_name(name, "subscription")?;
     request.options.check()?;
+    check_on_error(
+        request.options.on_error.as_deref(),
+        request.options.disable_on_error,
+    )?;
     server::check_for_subscription()?;
     let node = local::check_node(local::lock_node())?;
     let taken = query(
@@ -162,9 +168,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0)) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -190,6 +196,7 @@ fn insert(
                 .split_transactions_above
                 .map(|most| most.to_string())
                 .as_deref(),
+            options.on_error.as_deref(),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -97,6 +97,10 @@ pub struct Subscription {
     pub enabled: bool,
     /// Where the transaction ends that could not be applied.
     pub error_lsn: Option<String>,
+    /// What can't be applied is parked.
+    pub parks: bool,
+    /// Any error stops it.
+    pub disable_on_error: bool,
     /// Owner, a role's number.
     pub owner: u32,
 }
@@ -104,7 +108,7 @@ pub struct Subscription {
 /// A subscription by name, its row locked until the transaction ends.
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
-        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted \
+        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error \
            from braid.subscription s where s.subscription_name = $1::name for update",
         &[Some(name)],
     );
@@ -129,6 +133,8 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         awaits_slot: rows.get(0, 10) == Some("slot"),
         copy_data: rows.get(0, 6) == Some("t"),
         enabled: rows.get(0, 7) == Some("t"),
+        parks: rows.get(0, 12) == Some("t"),
+        disable_on_error: rows.get(0, 13) == Some("t"),
         error_lsn: rows.get(0, 8).map(str::to_owned),
         owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
     })

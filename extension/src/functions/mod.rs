@@ -18,6 +18,7 @@ mod ingest;
 mod local;
 mod node;
 mod options;
+mod parked;
 mod position;
 mod provider;
 mod server;

@@ -29,6 +29,8 @@ pub struct Options {
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
     pub disable_on_error: Option<bool>,
+    /// 'stop' or 'park': what becomes of a transaction that can't be applied.
+    pub on_error: Option<String>,
 }
 
 impl Options {
@@ -38,6 +40,7 @@ impl Options {
             check_publication_names(publications)?;
         }
         one_of("streaming", self.streaming.as_deref(), &["off", "on"])?;
+        one_of("on_error", self.on_error.as_deref(), &["stop", "park"])?;
         one_of("origin", self.origin.as_deref(), &["none", "any"])?;
         one_of(
             "apply_mode",
@@ -62,6 +65,17 @@ impl Options {
         }
         self.slot_name.as_deref().map_or(Ok(()), check_slot_name)
     }
+}
+
+/// That what is to become of an error is said once.
+pub fn check_on_error(on_error: Option<&str>, disable_on_error: Option<bool>) -> Outcome<()> {
+    if on_error == Some("park") && disable_on_error == Some(true) {
+        return Err(Failure::parameter(
+            "on_error => 'park' and disable_on_error exclude each other",
+        )
+        .hint("With disable_on_error each error stops the subscription."));
+    }
+    Ok(())
 }
 
 /// 22023 unless an option, if it is there, has one of these values.

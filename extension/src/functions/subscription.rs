@@ -70,6 +70,10 @@ fn rename_subscription(subscription_name: Option<&CStr>, new_name: Option<&CStr>
             "update braid.subscription set subscription_name = $2::name where subscription_id = $1::integer",
             &[Some(&subscription.id), Some(&new_name)],
         );
+        query(
+            "update braid.parked_transaction set subscription_name = $2::name where subscription_id = $1::integer",
+            &[Some(&subscription.id), Some(&new_name)],
+        );
         wake_manager();
         Ok(())
     });
@@ -119,6 +123,7 @@ fn drop_subscription(subscription_name: Option<&CStr>, drop_slot: Option<bool>) 
 fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     let node = local::find_node();
     let subscription = local::lock_subscription(name)?;
+    super::parked::check_none_left(&subscription)?;
     let slot = &subscription.slot_name;
     if !node.is_some_and(|node| node.identity_valid) {
         notice(format!(

@@ -76,6 +76,15 @@ impl Applier {
         if !self.wait_for_dependencies(&first) {
             return Joined::Stop;
         }
+        // Before the first that has to follow a parked one. Where that can't be said, each is looked at alone.
+        let run = match error::catch(|| self.before_held(run)) {
+            Ok(Ok(Some(run))) => run,
+            Ok(Ok(None)) => return Joined::Alone,
+            Ok(Err(_)) | Err(_) => {
+                error::abort();
+                return Joined::Failed;
+            }
+        };
         self.show(braid_ring::ApplierState::Applying);
         self.bulk = true;
         let outcome = match error::catch(|| {
@@ -136,6 +145,10 @@ impl Applier {
                     // Waited for without a lock that another could wait for.
                     Some(_) if self.relaxed => break,
                     Some(missing) => self.wait_in_transaction(missing, run.first)?,
+                }
+                // What it waited for may have been parked.
+                if self.is_parking_stale() {
+                    break;
                 }
             }
             let mut begun = false;
@@ -199,6 +212,9 @@ impl Applier {
                 if !self.wait_for(missing, braid_ring::ApplierState::WaitingForDependency) {
                     return Err(PgError::new("57P01", "subscription is stopping").into());
                 }
+            }
+            if last.is_some() && self.is_parking_stale() {
+                break;
             }
             let kept = (begins.len(), items.len());
             let Some(end) = self.gather(transaction, frames, &mut begins, &mut items)? else {

@@ -147,7 +147,11 @@ impl Session {
     }
 
     /// As the leader orders the table's changes.
-    fn table_order(&mut self, schema: u32, remote: &RemoteRelation) -> Result<TableOrder, PgError> {
+    pub(super) fn table_order(
+        &mut self,
+        schema: u32,
+        remote: &RemoteRelation,
+    ) -> Result<TableOrder, PgError> {
         let generation = GENERATION.load(std::sync::atomic::Ordering::Relaxed);
         if let Some((known, order)) = self.orders.get(&schema)
             && *known == generation

@@ -43,6 +43,7 @@ mod write;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::parked::Touch;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
@@ -331,6 +332,28 @@ impl Session {
     pub fn learn(&mut self, schema: &Schema<'_>) {
         self.schemas
             .insert(schema.number.0, Rc::new(RemoteRelation::new(schema)));
+    }
+
+    /// Add a change of `schema` to what a transaction changes. In a transaction.
+    ///
+    /// # Errors
+    /// 08P01; whatever PostgreSQL raises.
+    pub fn touch(
+        &mut self,
+        touch: &mut Touch,
+        schema: u32,
+        barrier: bool,
+        hashes: impl IntoIterator<Item = u64>,
+    ) -> Result<(), PgError> {
+        let remote = self.remote(schema)?;
+        let barrier = barrier || self.table_order(schema, &remote)? != TableOrder::Keys;
+        touch.change(&remote.qualified_name(), barrier, hashes);
+        Ok(())
+    }
+
+    /// What follows, in the transaction in hand, is the process's own doing.
+    pub fn work_as_self(&mut self) {
+        self.user.restore();
     }
 
     /// Whether a schema is known.

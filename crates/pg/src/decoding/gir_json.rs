@@ -169,7 +169,7 @@ fn row_in(answer: &[u8]) -> Option<braid_gir::Image<'_>> {
 }
 
 /// The same JSON without anything but ASCII, which is the same in every server encoding. What is not ASCII is in strings.
-fn to_ascii(json: &str) -> String {
+pub(crate) fn to_ascii(json: &str) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(json.len());
     let mut units = [0; 2];

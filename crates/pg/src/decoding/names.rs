@@ -63,7 +63,7 @@ pub(super) fn text_from_server(text: &[u8]) -> Option<String> {
 }
 
 /// Whether the server's encoding is UTF8.
-pub(super) fn is_utf8() -> bool {
+pub(crate) fn is_utf8() -> bool {
     // SAFETY: reads a variable.
     unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
 }

@@ -184,6 +184,7 @@ impl Stream {
             discard: begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn),
             skip: skip != 0 && begin.commit_lsn == skip,
             split: half_applied.is_some(),
+            streamed: false,
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -413,6 +414,7 @@ impl Stream {
                 changes: in_hand.changes,
                 skip,
                 split,
+                wide: in_hand.streamed,
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;

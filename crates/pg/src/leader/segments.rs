@@ -110,6 +110,7 @@ impl Stream {
         let skip = self.subscription.skip_lsn;
         let wanted = self.in_hand.as_mut().is_some_and(|in_hand| {
             in_hand.skip |= skip != 0 && skip == commit.end_lsn;
+            in_hand.streamed = true;
             !in_hand.skip && !in_hand.discard
         });
         if wanted {

@@ -40,6 +40,8 @@ pub(super) struct InHand {
     pub(super) skip: bool,
     /// It may be committed in pieces, however many changes it has: there is no telling, or some pieces are.
     pub(super) split: bool,
+    /// It came while it ran: its keys were hashed under other circumstances than its neighbours'.
+    pub(super) streamed: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -285,6 +287,9 @@ impl Stream {
             self.catalog_version = catalog_version;
             self.coordinator.rescan();
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+            // A parked transaction may have been given up.
+            self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
+            registry::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
         }
         let copy = self
             .coordinator

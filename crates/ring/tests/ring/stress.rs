@@ -119,6 +119,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         changes: 1,
         skip: random.index(50) == 0,
         split: random.index(10) == 0,
+        wide: random.index(10) == 0,
     };
     (frames, complete)
 }
@@ -300,6 +301,7 @@ impl Applier<'_> {
         }
         assert!(expected.next().is_none());
         assert_eq!(transaction.is_skipped(), complete.skip);
+        assert_eq!(transaction.is_wide(), complete.wide);
         assert_eq!(transaction.end_lsn(), complete.end_lsn);
     }
 }
