@@ -12,6 +12,7 @@
 
 mod batch;
 mod piece;
+mod prepared;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -34,6 +35,7 @@ use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
 use piece::{Part, Pieces};
+use prepared::Step;
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
@@ -175,6 +177,8 @@ struct Applier {
     pieces: Option<Pieces>,
     /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
     gone_on: (u64, u64),
+    /// What the transaction in hand is, if it is prepared, or was.
+    step: Option<Step>,
 }
 
 /// The process's main function.
@@ -276,6 +280,7 @@ pub fn main(argument: pg_sys::Datum) {
         applied_row,
         pieces: None,
         gone_on: (0, 0),
+        step: None,
     };
     applier.run();
 }
@@ -715,6 +720,7 @@ impl Applier {
     /// Apply and commit a transaction. Returns the end of the local commit record.
     fn apply(&mut self, transaction: &mut Transaction) -> Result<u64, Trouble> {
         self.pieces = None;
+        self.step = None;
         if transaction.is_skipped() {
             return Ok(self.pass(transaction)?);
         }
@@ -722,7 +728,7 @@ impl Applier {
         let mut end_lsn = None;
         let mut begun = false;
         let mut assembled = std::mem::take(&mut self.assembled);
-        loop {
+        while !matches!(self.step, Some(Step::IsPrepared)) {
             match transaction
                 .next_frame(&mut assembled, set_latches)
                 .map_err(|error| PgError::new("XX000", error.to_string()))?
@@ -759,6 +765,13 @@ impl Applier {
             return Ok(self.pass(transaction)?);
         }
         let entry = self.entry;
+        let step = self.step.take();
+        if let Some(step @ (Step::IsPrepared | Step::Commit(_) | Step::Rollback(..))) = &step {
+            let local_end = self.take_step(step, transaction.sequence, end_lsn)?;
+            entry.transactions.fetch_add(1, Ordering::Relaxed);
+            self.own.transactions.fetch_add(1, Ordering::Relaxed);
+            return Ok(local_end);
+        }
         let Some(session) = self.session.as_mut() else {
             return Err(
                 PgError::new("08P01", "transaction without a begin from the provider").into(),
@@ -771,7 +784,10 @@ impl Applier {
             first: transaction.sequence,
             last: transaction.sequence,
         };
-        let local_end = self.commit(run, end_lsn)?;
+        let local_end = match &step {
+            Some(step) => self.take_step(step, transaction.sequence, end_lsn)?,
+            None => self.commit(run, end_lsn)?,
+        };
         if let Some(session) = self.session.as_mut() {
             session.publish_counts(entry);
         }
@@ -819,7 +835,27 @@ impl Applier {
                     }
                     *begun = true;
                 }
-                Record::Commit(commit) if *begun => *end_lsn = Some(commit.end_lsn),
+                Record::BeginPrepared(prepared) if !*begun => {
+                    if !self.begin_prepared(&prepared)? {
+                        *end_lsn = Some(prepared.end_lsn);
+                        return Ok(());
+                    }
+                    if !start(self, &prepared.begin)? {
+                        return Ok(());
+                    }
+                    *begun = true;
+                }
+                Record::Commit(commit) | Record::Prepare(commit) if *begun => {
+                    *end_lsn = Some(commit.end_lsn);
+                }
+                Record::CommitPrepared(prepared) if !*begun => {
+                    self.end_prepared(&prepared, None)?;
+                    *end_lsn = Some(prepared.end_lsn);
+                }
+                Record::RollbackPrepared(rollback) if !*begun => {
+                    self.end_prepared(&rollback.prepared, Some(&rollback))?;
+                    *end_lsn = Some(rollback.prepared.end_lsn);
+                }
                 Record::Change(change) if *begun => {
                     self.know(change.header.schema.0)?;
                     if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
@@ -898,19 +934,7 @@ impl Applier {
         if self.session.is_none() {
             self.read_log()?;
         }
-        let node = if begin.origin.is_empty() {
-            self.subscription.provider.as_str()
-        } else {
-            begin.origin
-        };
-        if let Some(origin) = self.origins.get(node) {
-            origin::use_for_commits(*origin);
-        } else {
-            let node = node.to_owned();
-            let origin = self.find_origin(&node)?;
-            self.origins.insert(node, origin);
-            origin::use_for_commits(origin);
-        }
+        self.use_origin_of(begin)?;
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
         // Straight from their origin, changes are known to be later than what is here of it.
         let known = begin.origin.is_empty() && self.pieces.is_none();
@@ -933,6 +957,24 @@ impl Applier {
             session.begin_batch(begin, tables_version);
         } else {
             session.begin(begin, tables_version);
+        }
+        Ok(())
+    }
+
+    /// Stamp what is committed next with the origin that stands for the node of `begin`.
+    fn use_origin_of(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
+        let node = if begin.origin.is_empty() {
+            self.subscription.provider.as_str()
+        } else {
+            begin.origin
+        };
+        if let Some(origin) = self.origins.get(node) {
+            origin::use_for_commits(*origin);
+        } else {
+            let node = node.to_owned();
+            let origin = self.find_origin(&node)?;
+            self.origins.insert(node, origin);
+            origin::use_for_commits(origin);
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ pub mod leader;
 pub mod libpq;
 pub mod manager;
 mod origin;
+pub mod prepared;
 pub mod rate_limit;
 pub mod registry;
 pub mod secrecy;

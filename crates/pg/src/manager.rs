@@ -182,8 +182,9 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
         "delete from braid.batch where newest < $1",
         &[before.into()],
     )?;
+    tombstone::settle()?;
     let forgotten = execute_counting(
-        "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 limit 10000))",
+        "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 and deleted_at <> 0 limit 10000))",
         &[before.into()],
     )?;
     Ok((forgotten >= PURGE_BATCH).then_some(BREATH))
@@ -279,7 +280,7 @@ fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         disable_on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",
         &[],
     )?;

@@ -921,6 +921,18 @@ pub fn raise_tombstone(hash: u64, timestamp: i64) {
     }
 }
 
+/// Any rows were deleted at this time.
+pub fn raise_all_tombstones(timestamp: i64) {
+    for group in shared().iter().flat_map(|shared| &shared.tombstones) {
+        group.fetch_max(timestamp, Ordering::AcqRel);
+    }
+    if let Some(entry) = my_manager() {
+        entry
+            .newest_tombstone
+            .fetch_max(timestamp, Ordering::AcqRel);
+    }
+}
+
 /// Whether any deletion that is remembered may be as new as this, in microseconds since 1970-01-01 UTC.
 #[must_use]
 pub fn may_have_tombstone_since(timestamp: i64) -> bool {

@@ -211,3 +211,4 @@ pub struct Descriptor {
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
 pub(crate) const SPLIT: u32 = 4;
+pub(crate) const ALONE: u32 = 8;

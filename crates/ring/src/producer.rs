@@ -1,7 +1,7 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT};
+use crate::layout::{ALONE, Descriptor, EDGES, OPEN, SKIP, SPLIT};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -150,12 +150,13 @@ impl Leader {
     pub fn publish(&mut self, complete: &Complete) -> u64 {
         let skip = if complete.skip { SKIP } else { 0 };
         let split = if complete.split { SPLIT } else { 0 };
+        let alone = if complete.alone { ALONE } else { 0 };
         let descriptor = if self.open {
             let descriptor = self.ring.descriptor(self.sequence);
             descriptor.end.store(self.head, Ordering::Release);
             descriptor
         } else {
-            self.fill(complete.depends_on, OPEN | skip | split)
+            self.fill(complete.depends_on, OPEN | skip | split | alone)
         };
         if !self.open {
             descriptor
@@ -177,7 +178,9 @@ impl Leader {
         descriptor
             .commit_timestamp
             .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
-        descriptor.flags.store(skip | split, Ordering::Release);
+        descriptor
+            .flags
+            .store(skip | split | alone, Ordering::Release);
         let sequence = self.sequence;
         if !self.open {
             self.ring.header().counters.publish(sequence);
@@ -232,4 +235,6 @@ pub struct Complete {
     pub skip: bool,
     /// It may be committed in pieces. It depends on all before it, and all after it on it.
     pub split: bool,
+    /// It never joins others.
+    pub alone: bool,
 }

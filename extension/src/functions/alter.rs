@@ -7,7 +7,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{Options, flag, texts};
+use super::options::{Options, check_commit_order, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::leave_slot_to_manager;
@@ -30,6 +30,7 @@ fn alter_subscription(
     commit_order: Option<String>,
     streaming: Option<String>,
     split_transactions_above: Option<i32>,
+    two_phase: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
@@ -47,7 +48,7 @@ fn alter_subscription(
             disable_on_error,
             split_transactions_above,
         };
-        alter(&name, dsn.as_deref(), &options, caller)
+        alter(&name, dsn.as_deref(), &options, two_phase, caller)
     });
 }
 
@@ -73,10 +74,39 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
-fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
+/// That it stays whether transactions are prepared here: what is prepared at this moment would come neither way, or both.
+fn check_two_phase(
+    subscription: &local::Subscription,
+    two_phase: Option<bool>,
+    options: &Options,
+) -> Outcome<()> {
+    if subscription.two_phase {
+        check_commit_order(options.commit_order.as_deref())?;
+    }
+    if two_phase.is_none_or(|wanted| wanted == subscription.two_phase) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!(
+            "two_phase of subscription \"{}\" cannot be changed",
+            subscription.name
+        ),
+    )
+    .hint("Drop the subscription and create it anew."))
+}
+
+fn alter(
+    name: &str,
+    dsn: Option<&str>,
+    options: &Options,
+    two_phase: Option<bool>,
+    caller: pg_sys::Oid,
+) -> Outcome<()> {
     options.check()?;
     local::check_node(local::lock_node())?;
     let mut subscription = local::lock_subscription(name)?;
+    check_two_phase(&subscription, two_phase, options)?;
     if options.slot_name.is_some() && subscription.enabled {
         return Err(
             Failure::state("cannot change the slot of an enabled subscription")

@@ -99,12 +99,14 @@ pub struct Subscription {
     pub error_lsn: Option<String>,
     /// Owner, a role's number.
     pub owner: u32,
+    /// Whether transactions are prepared here that are prepared at the provider.
+    pub two_phase: bool,
 }
 
 /// A subscription by name, its row locked until the transaction ends.
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
-        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted \
+        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.two_phase \
            from braid.subscription s where s.subscription_name = $1::name for update",
         &[Some(name)],
     );
@@ -131,6 +133,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         enabled: rows.get(0, 7) == Some("t"),
         error_lsn: rows.get(0, 8).map(str::to_owned),
         owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
+        two_phase: rows.get(0, 12) == Some("t"),
     })
 }
 

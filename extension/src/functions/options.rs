@@ -64,6 +64,18 @@ impl Options {
     }
 }
 
+/// That commits follow the provider's order, where transactions are prepared.
+pub fn check_commit_order(commit_order: Option<&str>) -> Outcome<()> {
+    if commit_order != Some("relaxed") {
+        return Ok(());
+    }
+    Err(
+        Failure::parameter("two_phase and commit_order => 'relaxed' exclude each other").hint(
+            "Use commit_order => 'source', or two_phase => false: prepared transactions are sent once they have committed.",
+        ),
+    )
+}
+
 /// 22023 unless an option, if it is there, has one of these values.
 pub fn one_of(option: &str, value: Option<&str>, allowed: &[&str]) -> Outcome<()> {
     match value {

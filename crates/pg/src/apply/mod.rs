@@ -36,6 +36,7 @@ pub(crate) mod user;
 mod version;
 mod write;
 
+use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -174,6 +175,8 @@ struct Current {
     origin: Rc<str>,
     /// The sender is the origin: its order is the order of versions.
     from_origin: bool,
+    /// It is to be prepared: the time is that of PREPARE, and its version will have a later one.
+    unsettled: bool,
 }
 
 /// Rows written by a transaction, for the counters.
@@ -238,6 +241,8 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
+    /// Why the transaction in hand, which was to be prepared, can't be.
+    waits_for_commit: Option<&'static str>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -294,6 +299,7 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            waits_for_commit: None,
             newest: 0,
             counts: Counts::default(),
             tally: Tally::default(),
@@ -327,8 +333,32 @@ impl Session {
                 Rc::from(begin.origin)
             },
             from_origin,
+            unsettled: false,
         });
         self.show_versions();
+    }
+
+    /// The transaction that was begun is to be prepared.
+    pub fn expect_prepare(&mut self) {
+        self.waits_for_commit = None;
+        if let Some(current) = self.current.as_mut() {
+            current.unsettled = true;
+        }
+    }
+
+    /// Why the transaction that was rolled back is not to be applied before it has committed at the provider, if that is so.
+    pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
+        self.waits_for_commit.take()
+    }
+
+    /// The transaction in hand can't be prepared: what it meets is to be decided once it has committed.
+    fn wait_for_commit(&mut self, reason: &'static str) -> PgError {
+        self.waits_for_commit = Some(reason);
+        PgError::new(
+            "40001",
+            "a prepared transaction is not applied before it has committed",
+        )
+        .with_detail(reason)
     }
 
     /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
@@ -509,6 +539,31 @@ impl Session {
             self.current = None;
             Ok(pg_sys::XactLastCommitEnd)
         }
+    }
+
+    /// Prepare, under the name `gid`, as the source's transaction whose PREPARE ends at `end_lsn`.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn prepare_transaction(&mut self, gid: &CStr, end_lsn: u64) -> Result<(), PgError> {
+        self.finish()?;
+        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        // SAFETY: the transaction was opened in `begin`; the steps are those of PostgreSQL's own worker (apply_handle_prepare_internal of
+        // src/backend/replication/logical/worker.c, 15 to 18). The origin is set up for this process; EndPrepare reads the values.
+        unsafe {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::BeginTransactionBlock();
+            pg_sys::CommitTransactionCommand();
+            pg_sys::replorigin_session_origin_lsn = end_lsn;
+            pg_sys::replorigin_session_origin_timestamp =
+                timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            pg_sys::PrepareTransactionBlock(gid.as_ptr());
+            pg_sys::CommitTransactionCommand();
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        self.current = None;
+        Ok(())
     }
 
     /// Let go of what the transaction has opened, before it commits or waits to.

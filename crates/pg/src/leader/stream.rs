@@ -40,6 +40,8 @@ pub(super) struct InHand {
     pub(super) skip: bool,
     /// It may be committed in pieces, however many changes it has: there is no telling, or some pieces are.
     pub(super) split: bool,
+    /// It is applied alone: it is prepared here, or what was is finished.
+    pub(super) two_phase: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -127,13 +129,19 @@ impl Stream {
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
         connection.start_copy(&format!(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {})",
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
             quote_identifier(&subscription.slot),
             lsn_text(start),
             publication_list(&subscription.publications),
             quote_literal(&subscription.origin),
             quote_literal(&local_node),
             quote_literal(&subscription.streaming),
+            // One that does not know the option is not asked for it.
+            if subscription.two_phase {
+                ", two_phase 'on'"
+            } else {
+                ""
+            },
         ))?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {

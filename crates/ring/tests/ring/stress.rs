@@ -119,6 +119,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         changes: 1,
         skip: random.index(50) == 0,
         split: random.index(10) == 0,
+        alone: false,
     };
     (frames, complete)
 }

@@ -15,6 +15,7 @@ fn complete(number: u64) -> Complete {
         changes: 1,
         skip: false,
         split: false,
+        alone: false,
     }
 }
 
