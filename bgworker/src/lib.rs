@@ -9,6 +9,7 @@ pub mod applied;
 pub mod compare;
 pub mod conflict;
 pub mod consolidate;
+pub mod copy_snapshot;
 pub mod dependency;
 pub mod merge;
 pub mod policy;

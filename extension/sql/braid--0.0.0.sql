@@ -98,6 +98,8 @@ create table braid.subscription_table (
     -- Position of the snapshot that was copied: changes of transactions that committed before it are in the copy. Until the table is
     -- ready, that of the first attempt's snapshot.
     copy_lsn pg_lsn,
+    -- The provider's snapshot of that position: a transaction that was prepared before it is in the copy if it had ended by then.
+    copy_snapshot pg_snapshot,
     -- When the table was found empty and its copy began; null again once it is ready or somebody has to look after it.
     copy_began_at timestamptz,
     rows_copied bigint,

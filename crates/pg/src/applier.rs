@@ -645,6 +645,19 @@ impl Applier {
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }
+            if let Some((left, reason)) = self.reason_to_wait(&error) {
+                if self.ring.stop_requested() {
+                    return false;
+                }
+                // Whatever is ahead may still change what it meets.
+                if !alone && !transaction.is_open() {
+                    continue;
+                }
+                let outcome = self.leave_unprepared(&left, reason);
+                let error = outcome.unwrap_or_else(|error| error);
+                fail(self.ring, &error, transaction.commit_lsn());
+                return false;
+            }
             self.careful |= error.sqlstate == UNIQUE_VIOLATION;
             if self.ring.stop_requested() {
                 return false;
@@ -722,6 +735,9 @@ impl Applier {
         self.pieces = None;
         self.step = None;
         if transaction.is_skipped() {
+            if let Some(local_end) = self.pass_prepared(transaction)? {
+                return Ok(local_end);
+            }
             return Ok(self.pass(transaction)?);
         }
         let split = transaction.is_split().then_some(transaction.sequence);
@@ -842,6 +858,9 @@ impl Applier {
                     }
                     if !start(self, &prepared.begin)? {
                         return Ok(());
+                    }
+                    if let Some(session) = self.session.as_mut() {
+                        session.expect_prepare();
                     }
                     *begun = true;
                 }

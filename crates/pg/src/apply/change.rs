@@ -111,7 +111,7 @@ impl Session {
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
-            if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
+            if !route.takes(&current) {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;

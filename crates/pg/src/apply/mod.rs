@@ -40,6 +40,7 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::copy_snapshot::CopySnapshot;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
@@ -137,12 +138,29 @@ pub struct Identity {
 }
 
 /// Where a relation of the stream goes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Route {
     oid: pg_sys::Oid,
     generation: u64,
     /// Changes of transactions that committed before this are in the copy; `None`: the table is not part of the subscription.
     from_lsn: Option<u64>,
+    /// What of those that were prepared before it is in the copy; `None`: everything.
+    snapshot: Option<Rc<CopySnapshot>>,
+}
+
+impl Route {
+    /// Whether the changes of a transaction are to be applied.
+    fn takes(&self, current: &Current) -> bool {
+        self.from_lsn.is_some_and(|from| {
+            current.commit_lsn >= from
+                || (current.unsettled
+                    && from != u64::MAX
+                    && self
+                        .snapshot
+                        .as_ref()
+                        .is_some_and(|snapshot| !snapshot.sees(current.xid)))
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -681,7 +699,7 @@ impl Session {
         if let Some(route) = self.routes.get(&schema)
             && route.generation == generation
         {
-            return Ok(*route);
+            return Ok(route.clone());
         }
         self.user.restore();
         let Some(oid) = relation::find(&remote.namespace, &remote.name)? else {
@@ -694,7 +712,7 @@ impl Session {
                  braid.enable_subscription.",
             ));
         };
-        let from_lsn = if self.identity.subscription_id == NO_SUBSCRIPTION {
+        let (from_lsn, snapshot) = if self.identity.subscription_id == NO_SUBSCRIPTION {
             if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
                 return Err(PgError::new(
                     "42501",
@@ -702,7 +720,7 @@ impl Session {
                 )
                 .with_hint("Records are applied to tables of users only."));
             }
-            Some(0)
+            (Some(0), None)
         } else {
             table_position(self.identity.subscription_id, oid)?
         };
@@ -710,8 +728,9 @@ impl Session {
             oid,
             generation,
             from_lsn,
+            snapshot: snapshot.map(Rc::new),
         };
-        self.routes.insert(schema, route);
+        self.routes.insert(schema, route.clone());
         if from_lsn.is_none() && self.reported_unsubscribed.insert(oid.to_u32()) {
             pgrx::log!(
                 "subscription \"{}\" leaves out table \"{}\", which it does not have: braid.refresh_subscription adds it",
@@ -837,20 +856,27 @@ impl Session {
 
 /// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
 /// to be copied, nothing is: the leader lets through only what is older than the copy will be.
-fn table_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<u64>, PgError> {
+fn table_position(
+    subscription_id: u32,
+    oid: pg_sys::Oid,
+) -> Result<(Option<u64>, Option<CopySnapshot>), PgError> {
     let subscription = i64::from(subscription_id);
     let relation = i64::from(oid.to_u32());
     pgrx::Spi::connect(|client| {
         let rows = client.select(
             "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
-             else '18446744073709551615' end \
+             else '18446744073709551615' end, copy_snapshot::text \
              from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
             Some(1),
             &[subscription.into(), relation.into()],
         )?;
-        let Some(row) = rows.into_iter().next() else { return Ok(None) };
+        let Some(row) = rows.into_iter().next() else { return Ok((None, None)) };
         let text: Option<String> = row.get(1)?;
-        Ok(Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)))
+        let snapshot: Option<String> = row.get(2)?;
+        Ok((
+            Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)),
+            snapshot.and_then(|text| CopySnapshot::parse(&text)),
+        ))
     })
     .map_err(|error: pgrx::spi::SpiError| {
         PgError::new("XX000", format!("could not read the catalog: {error}"))

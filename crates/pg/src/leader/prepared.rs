@@ -5,7 +5,7 @@
 //! after it in the stream, but which keys it has nobody remembers that long. Nothing is held back for it here meanwhile: positions go past
 //! it, since it is as durable as what is committed.
 
-use braid_gir::{Prepared, Record};
+use braid_gir::{Prepared, Record, Writer};
 
 use super::stream::Stream;
 use super::{End, out_of_order};
@@ -17,11 +17,33 @@ impl Stream {
             return Err(out_of_order());
         }
         self.begin(&prepared.begin)?;
+        let mut outline = Writer::new();
+        outline.begin_prepared(prepared)?;
+        outline.prepare(&prepared.commit())?;
         if let Some(in_hand) = self.in_hand.as_mut() {
-            in_hand.two_phase = true;
+            in_hand.two_phase = Some(outline.frame().to_vec());
             // Known from the start, unlike of others.
             in_hand.skip |=
                 self.subscription.skip_lsn != 0 && self.subscription.skip_lsn == prepared.end_lsn;
+        }
+        Ok(())
+    }
+
+    /// Of a prepared transaction that is to be skipped, store that it is prepared, or finished: what comes of it later must find it.
+    pub(super) fn store_outline(&mut self) -> Result<(), End> {
+        let Some(in_hand) = self.in_hand.as_mut() else {
+            return Ok(());
+        };
+        if !in_hand.skip || in_hand.discard {
+            return Ok(());
+        }
+        let Some(outline) = in_hand.two_phase.clone() else {
+            return Ok(());
+        };
+        in_hand.skip = false;
+        self.store(&outline)?;
+        if let Some(in_hand) = self.in_hand.as_mut() {
+            in_hand.skip = true;
         }
         Ok(())
     }
@@ -37,12 +59,11 @@ impl Stream {
         // Segments that came once more after a restart.
         self.segments.forget(prepared.begin.xid);
         self.begin_prepared(prepared)?;
-        if self
-            .in_hand
-            .as_ref()
-            .is_some_and(|in_hand| !in_hand.discard)
-        {
-            self.tracker.barrier_for_all();
+        if let Some(in_hand) = self.in_hand.as_mut() {
+            in_hand.two_phase = Some(bytes.to_vec());
+            if !in_hand.discard {
+                self.tracker.barrier_for_all();
+            }
         }
         self.store(bytes)?;
         self.commit(&prepared.commit())

@@ -198,7 +198,7 @@ impl Stream {
             discard: begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn),
             skip: skip != 0 && begin.commit_lsn == skip,
             split: half_applied.is_some(),
-            two_phase: false,
+            two_phase: None,
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -345,7 +345,8 @@ impl Stream {
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
                 self.tracker.too_large();
                 if let Some(in_hand) = self.in_hand.as_mut() {
-                    in_hand.split |= self.subscription.split_above > 0 && !in_hand.two_phase;
+                    in_hand.split |=
+                        self.subscription.split_above > 0 && in_hand.two_phase.is_none();
                     self.producer
                         .publish_open(in_hand.begin_commit_lsn, in_hand.split);
                 }
@@ -384,6 +385,7 @@ impl Stream {
             return Err(out_of_order());
         }
         self.wait_for_tables()?;
+        self.store_outline()?;
         let Some(in_hand) = self.in_hand.take() else {
             return Err(out_of_order());
         };
@@ -403,7 +405,8 @@ impl Stream {
             self.producer.discard();
         } else {
             let most = self.subscription.split_above;
-            let split = in_hand.split || (most > 0 && in_hand.changes > most && !in_hand.two_phase);
+            let split = in_hand.split
+                || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
             if split {
                 // Its pieces are to follow all before them, and all after it the last piece.
                 self.tracker.too_large();
@@ -428,7 +431,7 @@ impl Stream {
                 changes: in_hand.changes,
                 skip,
                 split,
-                alone: in_hand.two_phase,
+                alone: in_hand.two_phase.is_some(),
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;

@@ -27,7 +27,7 @@ use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, Subscription, lsn_text, publication_list};
 use crate::table_order::TableOrders;
-use crate::{applied, origin, settings, split, worker};
+use crate::{applied, origin, prepared, settings, split, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
@@ -40,8 +40,8 @@ pub(super) struct InHand {
     pub(super) skip: bool,
     /// It may be committed in pieces, however many changes it has: there is no telling, or some pieces are.
     pub(super) split: bool,
-    /// It is applied alone: it is prepared here, or what was is finished.
-    pub(super) two_phase: bool,
+    /// It is prepared here, or what was is finished: applied alone, and what stands for it if its content is to be left out.
+    pub(super) two_phase: Option<Vec<u8>>,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -128,6 +128,16 @@ impl Stream {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
+        let prepared = if subscription.two_phase {
+            let unprepared = prepared::noted(subscription, start, &mut connection)?;
+            match unprepared.join(",") {
+                none if none.is_empty() => ", two_phase 'on'".to_owned(),
+                numbers => format!(", two_phase 'on', unprepared {}", quote_literal(&numbers)),
+            }
+        } else {
+            // A provider that does not know the option is not asked for it.
+            String::new()
+        };
         connection.start_copy(&format!(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
             quote_identifier(&subscription.slot),
@@ -136,12 +146,7 @@ impl Stream {
             quote_literal(&subscription.origin),
             quote_literal(&local_node),
             quote_literal(&subscription.streaming),
-            // One that does not know the option is not asked for it.
-            if subscription.two_phase {
-                ", two_phase 'on'"
-            } else {
-                ""
-            },
+            prepared,
         ))?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
