@@ -631,4 +631,50 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn what_is_prepared_is_told_also_when_it_is_empty() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        let start = |outbox: &mut Outbox| {
+            let transaction = outbox.start();
+            transaction.xid = 7;
+            transaction.prepared = Some((9, "gid".to_owned()));
+        };
+        start(&mut outbox);
+        outbox.ensure_begun(7).unwrap();
+        outbox.prepare(&mut frames).unwrap();
+        start(&mut outbox);
+        outbox.finish_prepared(None, &mut frames).unwrap();
+        start(&mut outbox);
+        outbox.finish_prepared(Some((5, 6)), &mut frames).unwrap();
+        // In segments, of which nothing was sent; and of which something was.
+        start(&mut outbox);
+        outbox.prepare_streamed(&mut frames).unwrap();
+        outbox.start_segment(7);
+        outbox.ensure_begun(7).unwrap();
+        insert(&mut outbox, 1);
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        start(&mut outbox);
+        outbox.prepare_streamed(&mut frames).unwrap();
+        let kinds: Vec<_> = frames.0.iter().map(|frame| tags(frame)).collect();
+        assert_eq!(
+            kinds,
+            [
+                vec![Tag::BeginPrepared, Tag::Prepare],
+                vec![Tag::CommitPrepared],
+                vec![Tag::RollbackPrepared],
+                vec![Tag::BeginPrepared, Tag::Prepare],
+                vec![Tag::SegmentStart, Tag::Insert, Tag::SegmentStop],
+                vec![Tag::StreamedPrepare],
+            ]
+        );
+        // One that is left out has no end either, and what is not prepared ends as it always did.
+        start(&mut outbox);
+        outbox.prepare(&mut frames).unwrap();
+        outbox.start().prepared = None;
+        outbox.ensure_begun(8).unwrap();
+        assert!(outbox.commit(9, &mut frames).unwrap());
+        assert_eq!(frames.0.len(), 7);
+        assert_eq!(tags(&frames.0[6]), [Tag::Begin, Tag::Commit]);
+    }
 }

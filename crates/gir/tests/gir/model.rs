@@ -86,18 +86,6 @@ impl OwnedValue {
             | (Self::String(a), Value::String(b))
             | (Self::Binary(a), Value::Binary(b))
             | (Self::BinaryText(a), Value::BinaryText(b)) => a == b,
-            (Self::Prepared(Step::Begin, expected), Record::BeginPrepared(read))
-            | (Self::Prepared(Step::Streamed, expected), Record::StreamedPrepare(read))
-            | (Self::Prepared(Step::Commit, expected), Record::CommitPrepared(read)) => {
-                expected.borrow() == *read
-            }
-            (Self::Prepare { lsns, timestamp }, Record::Prepare(read)) => {
-                (read.commit_lsn, read.end_lsn) == *lsns && read.commit_timestamp == *timestamp
-            }
-            (Self::RollbackPrepared(expected, lsn, timestamp), Record::RollbackPrepared(read)) => {
-                expected.borrow() == read.prepared
-                    && (read.prepare_end_lsn, read.prepare_timestamp) == (*lsn, *timestamp)
-            }
             _ => false,
         }
     }
@@ -496,6 +484,18 @@ impl OwnedRecord {
                     && begin.commit_timestamp == *timestamp
                     && begin.xid == *xid
                     && begin.origin == origin
+            }
+            (Self::Prepared(Step::Begin, expected), Record::BeginPrepared(read))
+            | (Self::Prepared(Step::Streamed, expected), Record::StreamedPrepare(read))
+            | (Self::Prepared(Step::Commit, expected), Record::CommitPrepared(read)) => {
+                expected.borrow() == *read
+            }
+            (Self::Prepare { lsns, timestamp }, Record::Prepare(read)) => {
+                (read.commit_lsn, read.end_lsn) == *lsns && read.commit_timestamp == *timestamp
+            }
+            (Self::RollbackPrepared(expected, lsn, timestamp), Record::RollbackPrepared(read)) => {
+                expected.borrow() == read.prepared
+                    && (read.prepare_end_lsn, read.prepare_timestamp) == (*lsn, *timestamp)
             }
             _ => false,
         }
