@@ -51,9 +51,6 @@ select braid.create_subscription('s', :'there', split_transactions_above => -1);
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', two_phase => true, commit_order => 'relaxed');
 \echo :SQLSTATE
--- max_prepared_transactions is 0
-select braid.create_subscription('s', :'there', two_phase => true);
-\echo :SQLSTATE
 select braid.create_subscription('s', :'there', copy_data => null);
 \echo :SQLSTATE
 

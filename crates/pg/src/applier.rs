@@ -35,7 +35,7 @@ use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
 use piece::{Part, Pieces};
-use prepared::Step;
+use prepared::{Settled, Step};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
@@ -645,18 +645,13 @@ impl Applier {
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }
-            if let Some((left, reason)) = self.reason_to_wait(&error) {
-                if self.ring.stop_requested() {
+            match self.wait_for_its_commit(&error, alone || transaction.is_open()) {
+                Settled::No => {}
+                Settled::AtItsTurn => continue,
+                Settled::Left(outcome) => {
+                    fail(self.ring, &outcome, transaction.commit_lsn());
                     return false;
                 }
-                // Whatever is ahead may still change what it meets.
-                if !alone && !transaction.is_open() {
-                    continue;
-                }
-                let outcome = self.leave_unprepared(&left, reason);
-                let error = outcome.unwrap_or_else(|error| error);
-                fail(self.ring, &error, transaction.commit_lsn());
-                return false;
             }
             self.careful |= error.sqlstate == UNIQUE_VIOLATION;
             if self.ring.stop_requested() {

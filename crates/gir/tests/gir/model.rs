@@ -358,6 +358,14 @@ impl OwnedRecord {
                 },
                 end_lsn: lsns.2,
             }),
+            Self::Prepared(..) | Self::Prepare { .. } | Self::RollbackPrepared(..) => {
+                self.write_prepared(writer)
+            }
+        }
+    }
+
+    fn write_prepared(&self, writer: &mut Writer) -> Result<()> {
+        match self {
             Self::Prepared(step, prepared) => {
                 let prepared = prepared.borrow();
                 match step {
@@ -377,6 +385,7 @@ impl OwnedRecord {
                     prepare_end_lsn: *prepare_end_lsn,
                     prepare_timestamp: *prepare_timestamp,
                 }),
+            _ => Ok(()),
         }
     }
 
@@ -485,6 +494,12 @@ impl OwnedRecord {
                     && begin.xid == *xid
                     && begin.origin == origin
             }
+            _ => self.is_same_prepared(record),
+        }
+    }
+
+    fn is_same_prepared(&self, record: &Record<'_>) -> bool {
+        match (self, record) {
             (Self::Prepared(Step::Begin, expected), Record::BeginPrepared(read))
             | (Self::Prepared(Step::Streamed, expected), Record::StreamedPrepare(read))
             | (Self::Prepared(Step::Commit, expected), Record::CommitPrepared(read)) => {

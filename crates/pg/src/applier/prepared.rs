@@ -29,6 +29,16 @@ pub(super) enum Step {
     Rollback(Finish, u64, i64),
 }
 
+/// What becomes of a transaction that could not be applied.
+pub(super) enum Settled {
+    /// It is not one that can't be prepared.
+    No,
+    /// It is tried again when it is its turn.
+    AtItsTurn,
+    /// It comes whole once it has committed; or that could not be noted down.
+    Left(PgError),
+}
+
 /// A transaction that is to be prepared.
 pub(super) struct ToPrepare {
     gid: CString,
@@ -135,7 +145,7 @@ impl Applier {
 impl Applier {
     /// Why the transaction that was rolled back, which was to be prepared, is to come again when it has committed; `None` if it is no such
     /// one.
-    pub(super) fn reason_to_wait(&mut self, error: &PgError) -> Option<(ToPrepare, &'static str)> {
+    fn reason_to_wait(&mut self, error: &PgError) -> Option<(ToPrepare, &'static str)> {
         let reason = self.session.as_mut()?.take_reason_to_wait();
         let Some(Step::Prepare(to_prepare)) = self.step.take() else {
             return None;
@@ -151,12 +161,21 @@ impl Applier {
         Some((to_prepare, reason))
     }
 
+    /// What becomes of the transaction that was rolled back with this error, if it can't be prepared.
+    pub(super) fn wait_for_its_commit(&mut self, error: &PgError, at_its_turn: bool) -> Settled {
+        match self.reason_to_wait(error) {
+            None => Settled::No,
+            // Whatever is ahead may still change what it meets.
+            Some(_) if !at_its_turn => Settled::AtItsTurn,
+            Some((left, reason)) => Settled::Left(
+                self.leave_unprepared(&left, reason)
+                    .unwrap_or_else(|error| error),
+            ),
+        }
+    }
+
     /// Go past a transaction that can't be prepared, and note down that it is to come whole.
-    pub(super) fn leave_unprepared(
-        &self,
-        left: &ToPrepare,
-        reason: &str,
-    ) -> Result<PgError, PgError> {
+    fn leave_unprepared(&self, left: &ToPrepare, reason: &str) -> Result<PgError, PgError> {
         error::transaction(|| {
             // SAFETY: read when this transaction commits.
             unsafe {

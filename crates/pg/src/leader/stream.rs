@@ -93,6 +93,35 @@ pub(super) struct Stream {
     pub(super) rate: Rate,
 }
 
+/// Have the provider send what it has from `start` on.
+fn start_streaming(
+    subscription: &Subscription,
+    local_node: &str,
+    start: u64,
+    connection: &mut Connection,
+) -> Result<(), End> {
+    let prepared = if subscription.two_phase {
+        let unprepared = prepared::noted(subscription, start, connection)?;
+        match unprepared.join(",") {
+            none if none.is_empty() => ", two_phase 'on'".to_owned(),
+            numbers => format!(", two_phase 'on', unprepared {}", quote_literal(&numbers)),
+        }
+    } else {
+        // A provider that does not know the option is not asked for it.
+        String::new()
+    };
+    Ok(connection.start_copy(&format!(
+        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
+        quote_identifier(&subscription.slot),
+        lsn_text(start),
+        publication_list(&subscription.publications),
+        quote_literal(&subscription.origin),
+        quote_literal(local_node),
+        quote_literal(&subscription.streaming),
+        prepared,
+    ))?)
+}
+
 impl Stream {
     pub(super) fn open(
         subscription: &Subscription,
@@ -128,26 +157,7 @@ impl Stream {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
-        let prepared = if subscription.two_phase {
-            let unprepared = prepared::noted(subscription, start, &mut connection)?;
-            match unprepared.join(",") {
-                none if none.is_empty() => ", two_phase 'on'".to_owned(),
-                numbers => format!(", two_phase 'on', unprepared {}", quote_literal(&numbers)),
-            }
-        } else {
-            // A provider that does not know the option is not asked for it.
-            String::new()
-        };
-        connection.start_copy(&format!(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
-            quote_identifier(&subscription.slot),
-            lsn_text(start),
-            publication_list(&subscription.publications),
-            quote_literal(&subscription.origin),
-            quote_literal(&local_node),
-            quote_literal(&subscription.streaming),
-            prepared,
-        ))?;
+        start_streaming(subscription, &local_node, start, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
             group.ring.relax(start);
