@@ -206,6 +206,8 @@ caught_up($paris, $tokyo);
 my $gid = sql($paris, 'select gid from pg_prepared_xacts');
 my ($status, $out, $err) = $paris->psql('postgres', "select braid.resync_table('$name', 'item')");
 like($err, qr/transaction "$gid" of subscription "$name" is prepared here/, 'no table is copied meanwhile');
+($status, $out, $err) = $paris->psql('postgres', "select braid.alter_subscription('$name', origin => 'any')");
+like($err, qr/transaction "$gid" of subscription "$name" is prepared here/, 'nor is it asked for in another way');
 sql($paris, "rollback prepared '$gid'");
 sql($tokyo, q[commit prepared 'hand']);
 ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 20), 'it stops');

@@ -10,7 +10,7 @@ use super::local;
 use super::options::{Options, check_commit_order, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
-use super::subscription::leave_slot_to_manager;
+use super::subscription::{leave_slot_to_manager, prepared_for};
 use super::{required_name, run, table_set, wake_manager};
 
 /// braid.alter_subscription(...): null leaves an option as it is.
@@ -82,6 +82,19 @@ fn check_two_phase(
 ) -> Outcome<()> {
     if subscription.two_phase {
         check_commit_order(options.commit_order.as_deref())?;
+        // Another slot would send it whole, with its locks held here; another origin might not send its end.
+        if (options.slot_name.is_some() || options.origin.is_some())
+            && let Some(gid) = prepared_for(subscription).first()
+        {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+                format!(
+                    "transaction \"{gid}\" of subscription \"{}\" is prepared here",
+                    subscription.name
+                ),
+            )
+            .hint("Wait until it is committed or rolled back at the provider."));
+        }
     }
     if two_phase.is_none_or(|wanted| wanted == subscription.two_phase) {
         return Ok(());
