@@ -415,7 +415,9 @@ impl Manager {
             }
             let first = u64::try_from(settings::retry_interval().as_millis()).unwrap_or(1000);
             let most = u64::try_from(settings::retry_interval_max().as_millis()).unwrap_or(60_000);
-            let pause = if failures == 0 && started.elapsed() > SETTLED {
+            let at_once = registry::subscription(id)
+                .is_some_and(|entry| entry.at_once.swap(0, Ordering::AcqRel) != 0);
+            let pause = if at_once || (failures == 0 && started.elapsed() > SETTLED) {
                 0
             } else {
                 policy::backoff_ms(failures.max(1), first, most)
@@ -425,7 +427,11 @@ impl Manager {
             if wanted.iter().any(|wanted| wanted.id == id)
                 && let Some(entry) = registry::subscription(id)
             {
-                entry.set_activity(Activity::Retrying);
+                entry.set_activity(if at_once {
+                    Activity::Starting
+                } else {
+                    Activity::Retrying
+                });
             }
         }
     }

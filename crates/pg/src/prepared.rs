@@ -16,6 +16,10 @@ use crate::libpq::Connection;
 use crate::registry;
 use crate::subscription::{Subscription, execute, lsn_text, rows};
 
+/// The message by which an applier has the leader start anew, and ask for what was noted down.
+pub(crate) const TO_BE_SENT_WHOLE: &str =
+    "a prepared transaction is to be sent once it has committed";
+
 /// What the names of all of a subscription's begin with, in the database in hand.
 #[must_use]
 pub fn prefix(subscription_id: u32) -> String {

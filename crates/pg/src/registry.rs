@@ -232,6 +232,8 @@ pub struct SubscriptionEntry {
     pub rows_per_second: AtomicU64,
     /// Failures in a row of its workers.
     pub failures: AtomicU32,
+    /// Its leader has ended to start anew, without a failure: 1.
+    pub at_once: AtomicU32,
     /// Grows whenever the state of one of its tables moves, so that appliers look again.
     pub tables_version: AtomicU32,
     /// Grows whenever the manager has seen a change of the catalog, so that the leader looks at its tables again.
@@ -727,6 +729,7 @@ impl SubscriptionEntry {
             transactions_per_second,
             rows_per_second,
             failures,
+            at_once,
             tables_version,
             catalog_version,
             starts,
@@ -741,6 +744,7 @@ impl SubscriptionEntry {
             activity,
             leader_wait,
             failures,
+            at_once,
             tables_version,
             catalog_version,
             starts,

@@ -191,11 +191,7 @@ impl Applier {
             left.xid
         );
         // The leader starts anew, and asks for it.
-        Ok(PgError::new(
-            "40001",
-            "a prepared transaction is to be sent once it has committed",
-        )
-        .with_detail(reason))
+        Ok(PgError::new("40001", prepared::TO_BE_SENT_WHOLE).with_detail(reason))
     }
 
     /// What a transaction that is to be skipped is, if it is prepared, or was.
