@@ -104,7 +104,7 @@ my $at = '-h ' . $tokyo->host . ' -p ' . $tokyo->port;
 my @writers = map { $writer->(sprintf "pgbench -n %s -T 1 --max-tries=1000 $at -f $dir/%s.sql postgres", { large => '-c 1', prepared => '-c 3 -R 100' }->{$_} // '-c 2 -R 150', $_) }
   qw(small prepared large);
 # A coordinator that comes back: what a session or a crash has left is ended by another.
-push @writers, $writer->(qq[psql -XAtq $at postgres -c "select format(case when gid like '%7' then 'rollback' else 'commit' end || ' prepared %L', gid) from pg_prepared_xacts where prepared < now() - interval '1 s'" | psql -XAtq $at postgres]);
+push @writers, $writer->(qq[psql -XAtq $at postgres -c "select format(case when gid like '%7' then 'rollback' else 'commit' end || ' prepared %L;', gid) from pg_prepared_xacts where prepared < now() - interval '1 s'" | psql -XAtq $at postgres]);
 
 # Of the subscriber, of the provider, and the server as a whole of either.
 my @kinds = ([ $paris, 'braid applier' ], [ $paris, 'braid leader' ], [ $tokyo, 'walsender' ], [ $paris, 'postmaster' ], [ $paris, 'braid applier' ], [ $tokyo, 'postmaster' ]);
