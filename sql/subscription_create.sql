@@ -49,7 +49,7 @@ select braid.create_subscription('s', :'there', streaming => 'sometimes');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', split_transactions_above => -1);
 \echo :SQLSTATE
-select braid.create_subscription('s', :'there', two_phase => true);
+select braid.create_subscription('s', :'there', two_phase => true, commit_order => 'relaxed');
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', copy_data => null);
 \echo :SQLSTATE

@@ -10,6 +10,7 @@ pub mod column_rule;
 pub mod compare;
 pub mod conflict;
 pub mod consolidate;
+pub mod copy_snapshot;
 pub mod dependency;
 pub mod merge;
 pub mod parked;

@@ -21,6 +21,10 @@ pub struct Options {
     pub join_transactions: bool,
     /// Large transactions may come in segments while they run (`streaming`).
     pub streaming: bool,
+    /// Prepared transactions come when they are prepared (`two_phase`).
+    pub two_phase: bool,
+    /// Of these, the ids, they come when they have committed nevertheless (`unprepared`).
+    pub unprepared: Vec<u32>,
 }
 
 impl Options {
@@ -41,6 +45,8 @@ impl Options {
             messages: false,
             join_transactions: false,
             streaming: false,
+            two_phase: false,
+            unprepared: Vec::new(),
         };
         for (name, value) in given {
             let value = value.unwrap_or_default();
@@ -54,6 +60,8 @@ impl Options {
                     options.join_transactions = parse_switch("join_transactions", value)?;
                 }
                 "streaming" => options.streaming = parse_switch("streaming", value)?,
+                "two_phase" => options.two_phase = parse_switch("two_phase", value)?,
+                "unprepared" => options.unprepared = parse_ids("unprepared", value)?,
                 _ => return Err(Error::UnknownOption(name)),
             }
         }
@@ -91,6 +99,15 @@ pub(crate) fn parse_origin(value: String) -> Result<OriginPolicy> {
             hint: "Valid values are \"none\" and \"any\".",
         }),
     }
+}
+
+fn parse_ids(option: &'static str, value: String) -> Result<Vec<u32>> {
+    let ids: std::result::Result<Vec<u32>, _> = value.split(',').map(str::parse).collect();
+    ids.map_err(|_| Error::InvalidOption {
+        option,
+        value,
+        hint: "Give a list of transaction ids, separated by commas.",
+    })
 }
 
 fn parse_switch(option: &'static str, value: String) -> Result<bool> {
@@ -132,6 +149,7 @@ mod tests {
         assert!(!options.messages);
         assert!(!options.join_transactions);
         assert!(!options.streaming);
+        assert!(!options.two_phase);
     }
 
     #[test]
@@ -140,6 +158,8 @@ mod tests {
             ("messages", "on"),
             ("join_transactions", "on"),
             ("streaming", "on"),
+            ("two_phase", "on"),
+            ("unprepared", "751,4294967295"),
             ("node", "tokyo"),
             ("origin", "any"),
             ("publication_names", "a"),
@@ -151,6 +171,8 @@ mod tests {
         assert!(options.messages);
         assert!(options.join_transactions);
         assert!(options.streaming);
+        assert!(options.two_phase);
+        assert_eq!(options.unprepared, [751, u32::MAX]);
     }
 
     #[test]
@@ -167,13 +189,16 @@ mod tests {
             Err(Error::UnsupportedVersion("2".to_owned()))
         );
         assert_eq!(
-            parse(&[version, names, ("two_phase", "on")]),
-            Err(Error::UnknownOption("two_phase".to_owned()))
+            parse(&[version, names, ("binary", "on")]),
+            Err(Error::UnknownOption("binary".to_owned()))
         );
         for wrong in [
             ("origin", "all"),
             ("messages", ""),
             ("streaming", "parallel"),
+            ("two_phase", "yes"),
+            ("unprepared", ""),
+            ("unprepared", "1 2"),
             ("publication_names", ""),
             ("publication_names", "a b"),
         ] {

@@ -8,10 +8,15 @@
 //!
 //! A stream that was asked to sends transactions in segments while they run ([`Outbox::start_segment`]). A segment is written between
 //! others' ends and begins and is sent when it stops; of a transaction of which no segment was sent, neither its commit nor an abort is.
+//!
+//! Of a transaction that is prepared, begin and end are sent even if nothing is between them: what becomes of it is told later, perhaps by
+//! another stream, which can't know whether there was anything.
 
 use std::collections::HashSet;
 
-use braid_gir::{Abort, Begin, Commit, Message, SegmentStart, StreamedCommit, Writer};
+use braid_gir::{
+    Abort, Begin, Commit, Message, Prepared, RollbackPrepared, SegmentStart, StreamedCommit, Writer,
+};
 
 use crate::error::Result;
 
@@ -43,9 +48,19 @@ pub struct Transaction {
     pub origin: String,
     /// LSN of the commit at the origin, 0 for the sender.
     pub origin_lsn: u64,
+    /// It is prepared, or was: end of the record that says so, and its name. The LSN and timestamp above are that record's.
+    pub prepared: Option<(u64, String)>,
 }
 
 impl Transaction {
+    fn prepared(&self) -> Option<Prepared<'_>> {
+        self.prepared.as_ref().map(|(end_lsn, gid)| Prepared {
+            begin: self.record(),
+            end_lsn: *end_lsn,
+            gid,
+        })
+    }
+
     fn record(&self) -> Begin<'_> {
         Begin {
             commit_lsn: self.commit_lsn,
@@ -192,7 +207,10 @@ impl Outbox {
         if self.begun {
             return Ok(());
         }
-        self.writer.begin(&self.transaction.record())?;
+        match self.transaction.prepared() {
+            Some(prepared) => self.writer.begin_prepared(&prepared)?,
+            None => self.writer.begin(&self.transaction.record())?,
+        }
         self.begun = true;
         Ok(())
     }
@@ -307,6 +325,65 @@ impl Outbox {
         self.begun = false;
         self.flush_unless_joined(sink);
         Ok(true)
+    }
+
+    /// The transaction in hand, which [`Outbox::ensure_begun`] has begun, is prepared.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn prepare(&mut self, sink: &mut impl FrameSink) -> Result<()> {
+        if let Some(prepared) = self.transaction.prepared().filter(|_| self.begun) {
+            self.writer.prepare(&prepared.commit())?;
+            self.begun = false;
+            self.flush_unless_joined(sink);
+        }
+        Ok(())
+    }
+
+    /// The transaction that [`Outbox::start`] was told of, and of which segments were sent or not, is prepared.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn prepare_streamed(&mut self, sink: &mut impl FrameSink) -> Result<()> {
+        let Some(prepared) = self.transaction.prepared() else {
+            return Ok(());
+        };
+        if self.streamed.remove(&self.transaction.xid) {
+            self.writer.streamed_prepare(&prepared)?;
+        } else {
+            self.writer.begin_prepared(&prepared)?;
+            self.writer.prepare(&prepared.commit())?;
+        }
+        self.flush_unless_joined(sink);
+        Ok(())
+    }
+
+    /// What was prepared, of which [`Outbox::start`] was told, has committed, or, with end and time of its preparation, was rolled back.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gir`].
+    pub fn finish_prepared(
+        &mut self,
+        rolled_back: Option<(u64, i64)>,
+        sink: &mut impl FrameSink,
+    ) -> Result<()> {
+        // It may have come in segments once more since its preparation was confirmed: the reader forgets them.
+        self.streamed.remove(&self.transaction.xid);
+        let Some(prepared) = self.transaction.prepared() else {
+            return Ok(());
+        };
+        match rolled_back {
+            None => self.writer.commit_prepared(&prepared)?,
+            Some((prepare_end_lsn, prepare_timestamp)) => {
+                self.writer.rollback_prepared(&RollbackPrepared {
+                    prepared,
+                    prepare_end_lsn,
+                    prepare_timestamp,
+                })?;
+            }
+        }
+        self.flush_unless_joined(sink);
+        Ok(())
     }
 
     /// Send a message that belongs to no transaction, at once and in a frame of its own.
@@ -558,5 +635,51 @@ mod tests {
                 vec![Tag::SegmentStop]
             ]
         );
+    }
+
+    #[test]
+    fn what_is_prepared_is_told_also_when_it_is_empty() {
+        let (mut outbox, mut frames) = (Outbox::new(), Frames::default());
+        let start = |outbox: &mut Outbox| {
+            let transaction = outbox.start();
+            transaction.xid = 7;
+            transaction.prepared = Some((9, "gid".to_owned()));
+        };
+        start(&mut outbox);
+        outbox.ensure_begun(7).unwrap();
+        outbox.prepare(&mut frames).unwrap();
+        start(&mut outbox);
+        outbox.finish_prepared(None, &mut frames).unwrap();
+        start(&mut outbox);
+        outbox.finish_prepared(Some((5, 6)), &mut frames).unwrap();
+        // In segments, of which nothing was sent; and of which something was.
+        start(&mut outbox);
+        outbox.prepare_streamed(&mut frames).unwrap();
+        outbox.start_segment(7);
+        outbox.ensure_begun(7).unwrap();
+        insert(&mut outbox, 1);
+        assert!(outbox.stop_segment(&mut frames).unwrap());
+        start(&mut outbox);
+        outbox.prepare_streamed(&mut frames).unwrap();
+        let kinds: Vec<_> = frames.0.iter().map(|frame| tags(frame)).collect();
+        assert_eq!(
+            kinds,
+            [
+                vec![Tag::BeginPrepared, Tag::Prepare],
+                vec![Tag::CommitPrepared],
+                vec![Tag::RollbackPrepared],
+                vec![Tag::BeginPrepared, Tag::Prepare],
+                vec![Tag::SegmentStart, Tag::Insert, Tag::SegmentStop],
+                vec![Tag::StreamedPrepare],
+            ]
+        );
+        // One that is left out has no end either, and what is not prepared ends as it always did.
+        start(&mut outbox);
+        outbox.prepare(&mut frames).unwrap();
+        outbox.start().prepared = None;
+        outbox.ensure_begun(8).unwrap();
+        assert!(outbox.commit(9, &mut frames).unwrap());
+        assert_eq!(frames.0.len(), 7);
+        assert_eq!(tags(&frames.0[6]), [Tag::Begin, Tag::Commit]);
     }
 }

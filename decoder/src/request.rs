@@ -68,7 +68,12 @@ impl Request {
                 let json = JsonRequest::take(&mut given)?;
                 // Each record has a position of its own, so they can't wait for one another; and each says what became of its
                 // transaction, which one that still runs can't.
-                let alien = |name: &str| matches!(name, "join_transactions" | "streaming");
+                let alien = |name: &str| {
+                    matches!(
+                        name,
+                        "join_transactions" | "streaming" | "two_phase" | "unprepared"
+                    )
+                };
                 if let Some((name, _)) = given.iter().find(|(name, _)| alien(name)) {
                     return Err(Error::UnknownOption(name.clone()));
                 }
@@ -247,7 +252,7 @@ mod tests {
                 Err(Error::UnknownOption(name.to_owned()))
             );
         }
-        for alien in ["join_transactions", "streaming"] {
+        for alien in ["join_transactions", "streaming", "two_phase", "unprepared"] {
             assert_eq!(
                 parse(&[format, names, (alien, "on")]),
                 Err(Error::UnknownOption(alien.to_owned()))

@@ -68,6 +68,8 @@ create table braid.subscription (
     streaming text not null default 'off' check (streaming in ('off', 'on')),
     -- Transactions with more changes are committed in pieces; null: none are.
     split_transactions_above integer check (split_transactions_above > 0),
+    -- Transactions that are prepared at the provider are prepared here.
+    two_phase boolean not null default false check (not (two_phase and (commit_order = 'relaxed' or on_error = 'park'))),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -98,6 +100,8 @@ create table braid.subscription_table (
     -- Position of the snapshot that was copied: changes of transactions that committed before it are in the copy. Until the table is
     -- ready, that of the first attempt's snapshot.
     copy_lsn pg_lsn,
+    -- The provider's snapshot of that position: a transaction that was prepared before it is in the copy if it had ended by then.
+    copy_snapshot pg_snapshot,
     -- When the table was found empty and its copy began; null again once it is ready or somebody has to look after it.
     copy_began_at timestamptz,
     rows_copied bigint,
@@ -155,7 +159,8 @@ alter table braid.batch alter column merged set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
 -- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
--- microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
+-- microseconds since 1970-01-01 UTC (0: the time at which the transaction that wrote the row has committed here, which was prepared),
+-- "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
 -- nothing older can arrive any more.
 create table braid.tombstone (
     key_hash bigint not null,
@@ -252,6 +257,21 @@ create table braid.parked_record (
 );
 alter table braid.parked_record alter column records set storage external;
 comment on table braid.parked_record is 'records of parked transactions';
+
+-- Transactions that are prepared at the provider and could not be prepared here: they come once more when they have committed there.
+-- Written with the position of their PREPARE; the leader asks the provider for them by number, and removes them when they are over.
+create table braid.unprepared (
+    subscription_id integer not null references braid.subscription on delete cascade,
+    -- The transaction's id at the provider.
+    xid bigint not null,
+    prepare_lsn pg_lsn not null,
+    reason text not null,
+    noted_at timestamptz not null default clock_timestamp(),
+    -- A position at the provider when it was not prepared any more.
+    over_lsn pg_lsn,
+    primary key (subscription_id, xid)
+);
+comment on table braid.unprepared is 'transactions that are prepared at the provider and are applied here only once they have committed';
 
 comment on table braid.origin is 'replication origins, the nodes they stand for and the subscriptions that use them';
 
@@ -468,7 +488,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.displacement,
-    braid.split_progress, braid.parked_transaction, braid.parked_record from public;
+    braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -526,7 +546,8 @@ create function braid.alter_subscription(
     commit_order text default null,
     streaming text default null,
     split_transactions_above integer default null,
-    on_error text default null
+    on_error text default null,
+    two_phase boolean default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -1040,6 +1061,7 @@ select s.subscription_id,
        s.commit_order,
        s.streaming,
        s.split_transactions_above,
+       s.two_phase,
        s.synchronous_commit,
        s.run_as_owner,
        s.disable_on_error,
@@ -1239,7 +1261,7 @@ select d.remembered,
        to_timestamp(t.oldest / 1000000.0) as oldest,
        to_timestamp(t.newest / 1000000.0) as newest
   from braid.deletion_activity() d,
-       (select count(*) as rows, min(deleted_at) as oldest, max(deleted_at) as newest from braid.tombstone) t;
+       (select count(*) as rows, min(nullif(deleted_at, 0)) as oldest, max(deleted_at) as newest from braid.tombstone) t;
 comment on view braid.deletions is 'whether deletions are remembered, how far local ones are collected, and how many there are';
 
 create view braid.conflict_history as

@@ -25,6 +25,8 @@
 #   writers => 2            sessions that write, for each node
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
+#   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
+#                           two_phase. With two nodes only: streams of several may wait for one another's prepared transactions
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
 #   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
 #   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the
@@ -68,6 +70,7 @@ my %default = (
 	writers => 2,
 	pause => 15,
 	large => 0,
+	prepare => 0,
 	keep_dead => 0,
 	mode => 'parallel',
 	order => 'source',
@@ -107,7 +110,7 @@ sub start
 	my $tables = join '; ', map { "create table $_ $definition{$_}" } @{ $self->{tables} };
 	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
 	my @nodes = map {
-		new_node($_, publication => '', conf => "max_prepared_transactions = 2\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
+		new_node($_, publication => '', conf => "max_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
 			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : ''))
 	} @{ $self->{nodes} };
 	on_all(qq[
@@ -121,7 +124,8 @@ sub start
 		{
 			next if $subscriber == $provider;
 			my $proxy = Proxy->new($provider);
-			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'));
+			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'),
+				$self->{prepare} ? (two_phase => 'true') : ());
 			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
 		}
 	}
@@ -260,6 +264,7 @@ sub blow
 	my (%heal, %done);
 	my $limit = time + 3 * $self->{seconds} + 20;
 	my $next = time + 0.3;
+	my $look = time + 1;
 	while (%running && time < $limit)
 	{
 		for my $pid (keys %running)
@@ -272,6 +277,7 @@ sub blow
 			$self->{links}[$index]{proxy}->link('up');
 			delete $heal{$index};
 		}
+		if ($self->{prepare} && time >= $look) { $self->end_prepared(1); $look = time + 1; }
 		if (time >= $next && @$decisions)
 		{
 			my $decision = shift @$decisions;
@@ -289,13 +295,14 @@ sub blow
 	{
 		wait_until(sub { (attempt($node, 'select 1'))[0] == 0 }, 60) or die $node->name . ' does not come back';
 	}
+	$self->end_prepared(0) if $self->{prepare};
 	for my $who (sort keys %$files)
 	{
 		my $file = "$self->{dir}/$self->{seed}.$who.err";
 		# What concurrent sessions, and a server that goes away, have to expect.
 		for my $line (-e $file ? split /\n/, slurp_file($file) : ())
 		{
-			next if $line =~ /duplicate key|deadlock detected|current transaction is aborted|terminat|connection|server closed|before or while|starting up|recovery mode|not yet accepting|shutting down|out of shared memory before|could not receive|conninfo|the server|WARNING|HINT|DETAIL|CONTEXT/;
+			next if $line =~ /duplicate key|deadlock detected|current transaction is aborted|terminat|connection|server closed|before or while|prepared transaction with identifier|starting up|recovery mode|not yet accepting|shutting down|out of shared memory before|could not receive|conninfo|the server|WARNING|HINT|DETAIL|CONTEXT/;
 			diag("$who: $line");
 		}
 	}
@@ -343,6 +350,19 @@ sub carry_out
 		attempt($node, "vacuum $freeze" . join(', ', @{ $self->{tables} }));
 	}
 	return 1;
+}
+
+# End what sessions have left prepared that went away with their server.
+sub end_prepared
+{
+	my ($self, $age) = @_;
+	for my $node (@{ $self->{members} })
+	{
+		my ($status, $gids) = attempt($node, "select gid from pg_prepared_xacts where gid like 'storm %' and prepared < now() - interval '$age s'");
+		next if $status != 0;
+		attempt($node, (/[02468]$/ ? 'commit' : 'rollback') . " prepared '$_'") for split /\n/, $gids;
+	}
+	return;
 }
 
 # Wait until every node has what every other one has committed, and what that made it commit in turn. Returns why it is not so.

@@ -105,6 +105,7 @@ mod error;
 mod image;
 mod json;
 mod message;
+mod prepared;
 mod record;
 mod render;
 mod schema;
@@ -123,6 +124,7 @@ pub use json::{
     Decoder, JsonError, JsonErrorKind, JsonOptions, JsonReader, JsonWriter, SchemaDetail,
 };
 pub use message::Message;
+pub use prepared::{Prepared, RollbackPrepared};
 pub use record::{Reader, Record, Tag, Writer};
 pub use render::{Detail, Schemas, render, render_frame};
 pub use schema::{

@@ -7,6 +7,7 @@ use crate::change::{BeforeKind, Change, ChangeHeader, Operation, check_before};
 use crate::error::{Error, Result};
 use crate::image::ImageWriter;
 use crate::message::Message;
+use crate::prepared::{Prepared, RollbackPrepared};
 use crate::schema::{Column, ReplicaIdentity, Schema, SchemaNumber, WrittenKey};
 use crate::segment::{Abort, SegmentStart, StreamedCommit};
 use crate::stream::StreamHeader;
@@ -49,6 +50,16 @@ pub enum Tag {
     Abort = b'A',
     /// [`StreamedCommit`].
     StreamedCommit = b'F',
+    /// [`Prepared`], the start of one.
+    BeginPrepared = b'P',
+    /// [`Commit`], of PREPARE.
+    Prepare = b'Q',
+    /// [`Prepared`], of which segments came.
+    StreamedPrepare = b'J',
+    /// [`Prepared`], committed.
+    CommitPrepared = b'K',
+    /// [`RollbackPrepared`].
+    RollbackPrepared = b'R',
 }
 
 impl Tag {
@@ -68,6 +79,11 @@ impl Tag {
             b'X' => Self::Subtransaction,
             b'A' => Self::Abort,
             b'F' => Self::StreamedCommit,
+            b'P' => Self::BeginPrepared,
+            b'Q' => Self::Prepare,
+            b'J' => Self::StreamedPrepare,
+            b'K' => Self::CommitPrepared,
+            b'R' => Self::RollbackPrepared,
             _ => {
                 return Err(Error::UnknownTag {
                     what: "record",
@@ -105,6 +121,16 @@ pub enum Record<'a> {
     Abort(Abort),
     /// A transaction of which segments came has committed.
     StreamedCommit(StreamedCommit<'a>),
+    /// Start of a transaction that is prepared, and may be rolled back yet.
+    BeginPrepared(Prepared<'a>),
+    /// End of such a transaction.
+    Prepare(Commit),
+    /// A transaction of which segments came is prepared.
+    StreamedPrepare(Prepared<'a>),
+    /// What was prepared has committed.
+    CommitPrepared(Prepared<'a>),
+    /// What was prepared was rolled back.
+    RollbackPrepared(RollbackPrepared<'a>),
 }
 
 /// Reads a frame record by record.
@@ -205,6 +231,23 @@ impl<'a> Record<'a> {
             Tag::StreamedCommit => (
                 Self::StreamedCommit(StreamedCommit::read(&mut cursor)?),
                 "streamed commit",
+            ),
+            Tag::BeginPrepared => (
+                Self::BeginPrepared(Prepared::read(&mut cursor)?),
+                "begin prepared",
+            ),
+            Tag::Prepare => (Self::Prepare(Commit::read(&mut cursor)?), "prepare"),
+            Tag::StreamedPrepare => (
+                Self::StreamedPrepare(Prepared::read(&mut cursor)?),
+                "streamed prepare",
+            ),
+            Tag::CommitPrepared => (
+                Self::CommitPrepared(Prepared::read(&mut cursor)?),
+                "commit prepared",
+            ),
+            Tag::RollbackPrepared => (
+                Self::RollbackPrepared(RollbackPrepared::read(&mut cursor)?),
+                "rollback prepared",
             ),
         };
         cursor.finish(what)?;
@@ -476,6 +519,49 @@ impl Writer {
         self.record(Tag::StreamedCommit, |out| commit.write(out))
     }
 
+    /// Append the start of a transaction that is prepared.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
+    pub fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<()> {
+        self.record(Tag::BeginPrepared, |out| prepared.write(out))
+    }
+
+    /// Append the end of a transaction that is prepared.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn prepare(&mut self, prepare: &Commit) -> Result<()> {
+        self.record(Tag::Prepare, |out| {
+            prepare.write(out);
+            Ok(())
+        })
+    }
+
+    /// Append that a transaction is prepared that came in segments.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
+    pub fn streamed_prepare(&mut self, prepared: &Prepared<'_>) -> Result<()> {
+        self.record(Tag::StreamedPrepare, |out| prepared.write(out))
+    }
+
+    /// Append the commit of a prepared transaction.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
+    pub fn commit_prepared(&mut self, prepared: &Prepared<'_>) -> Result<()> {
+        self.record(Tag::CommitPrepared, |out| prepared.write(out))
+    }
+
+    /// Append that a prepared transaction was rolled back.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::NulInName`].
+    pub fn rollback_prepared(&mut self, rollback: &RollbackPrepared<'_>) -> Result<()> {
+        self.record(Tag::RollbackPrepared, |out| rollback.write(out))
+    }
+
     /// Append a record that was read. The bytes are those that it was read from: everything has exactly one encoding.
     ///
     /// # Errors
@@ -514,6 +600,11 @@ impl Writer {
             Record::Subtransaction(xid) => self.subtransaction(*xid),
             Record::Abort(abort) => self.abort(*abort),
             Record::StreamedCommit(commit) => self.streamed_commit(commit),
+            Record::BeginPrepared(prepared) => self.begin_prepared(prepared),
+            Record::Prepare(prepare) => self.prepare(prepare),
+            Record::StreamedPrepare(prepared) => self.streamed_prepare(prepared),
+            Record::CommitPrepared(prepared) => self.commit_prepared(prepared),
+            Record::RollbackPrepared(rollback) => self.rollback_prepared(rollback),
         }
     }
 

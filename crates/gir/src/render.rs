@@ -10,6 +10,7 @@ use crate::change::{BeforeKind, Change, Operation};
 use crate::error::Result;
 use crate::image::Image;
 use crate::message::Message;
+use crate::prepared::Prepared;
 use crate::record::{Reader, Record};
 use crate::schema::{Schema, SchemaNumber};
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
@@ -127,6 +128,16 @@ pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String 
             line.put(" ");
             line.commit(&commit.commit());
         }
+        Record::BeginPrepared(prepared) => line.prepared("BEGIN PREPARED", prepared),
+        Record::Prepare(prepare) => line.end("PREPARE", prepare),
+        Record::StreamedPrepare(prepared) => line.prepared("STREAMED PREPARE", prepared),
+        Record::CommitPrepared(prepared) => line.prepared("COMMIT PREPARED", prepared),
+        Record::RollbackPrepared(rollback) => {
+            line.prepared("ROLLBACK PREPARED", &rollback.prepared);
+            line.detail("prepare_end_lsn", &lsn(rollback.prepare_end_lsn));
+            let prepared_at = unix_timestamp_text(rollback.prepare_timestamp);
+            line.detail("prepared_at", &literal(prepared_at.as_bytes()));
+        }
     }
     line.text
 }
@@ -219,8 +230,19 @@ impl Line {
         }
     }
 
+    fn prepared(&mut self, step: &str, prepared: &Prepared<'_>) {
+        let gid = literal(prepared.gid.as_bytes());
+        self.print(format_args!("{step} {gid}"));
+        self.about(&prepared.begin);
+        self.detail("end_lsn", &lsn(prepared.end_lsn));
+    }
+
     fn begin(&mut self, begin: &Begin<'_>) {
         self.put("BEGIN");
+        self.about(begin);
+    }
+
+    fn about(&mut self, begin: &Begin<'_>) {
         self.detail("xid", &begin.xid.to_string());
         self.detail("commit_lsn", &lsn(begin.commit_lsn));
         self.detail(
@@ -234,7 +256,11 @@ impl Line {
     }
 
     fn commit(&mut self, commit: &Commit) {
-        self.put("COMMIT");
+        self.end("COMMIT", commit);
+    }
+
+    fn end(&mut self, step: &str, commit: &Commit) {
+        self.put(step);
         self.detail("commit_lsn", &lsn(commit.commit_lsn));
         self.detail("end_lsn", &lsn(commit.end_lsn));
         self.detail(

@@ -13,6 +13,7 @@
 mod batch;
 mod park;
 mod piece;
+mod prepared;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -37,6 +38,7 @@ use crate::wait::{self, Wait};
 use crate::{latch, split, worker};
 use park::{Aside, Parking};
 use piece::{Part, Pieces};
+use prepared::{Settled, Step};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
@@ -179,6 +181,8 @@ struct Applier {
     /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
     gone_on: (u64, u64),
     parking: Parking,
+    /// What the transaction in hand is, if it is prepared, or was.
+    step: Option<Step>,
 }
 
 /// The process's main function.
@@ -286,6 +290,7 @@ pub fn main(argument: pg_sys::Datum) {
         pieces: None,
         gone_on: (0, 0),
         parking: Parking::default(),
+        step: None,
     };
     applier.run();
 }
@@ -667,6 +672,14 @@ impl Applier {
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }
+            match self.wait_for_its_commit(&error, alone || transaction.is_open()) {
+                Settled::No => {}
+                Settled::AtItsTurn => continue,
+                Settled::Left(outcome) => {
+                    fail(self.ring, &outcome, transaction.commit_lsn());
+                    return false;
+                }
+            }
             self.careful |= error.sqlstate == UNIQUE_VIOLATION;
             if self.ring.stop_requested() {
                 return false;
@@ -756,14 +769,18 @@ impl Applier {
     /// Apply and commit a transaction. Returns the end of the local commit record.
     fn apply(&mut self, transaction: &mut Transaction) -> Result<u64, Trouble> {
         self.pieces = None;
+        self.step = None;
         if transaction.is_skipped() {
+            if let Some(local_end) = self.pass_prepared(transaction)? {
+                return Ok(local_end);
+            }
             return Ok(self.pass(transaction)?);
         }
         let split = transaction.is_split().then_some(transaction.sequence);
         let mut end_lsn = None;
         let mut begun = false;
         let mut assembled = std::mem::take(&mut self.assembled);
-        loop {
+        while !matches!(self.step, Some(Step::IsPrepared)) {
             match transaction
                 .next_frame(&mut assembled, set_latches)
                 .map_err(|error| PgError::new("XX000", error.to_string()))?
@@ -800,6 +817,13 @@ impl Applier {
             return Ok(self.pass(transaction)?);
         }
         let entry = self.entry;
+        let step = self.step.take();
+        if let Some(step @ (Step::IsPrepared | Step::Commit(_) | Step::Rollback(..))) = &step {
+            let local_end = self.take_step(step, transaction.sequence, end_lsn)?;
+            entry.transactions.fetch_add(1, Ordering::Relaxed);
+            self.own.transactions.fetch_add(1, Ordering::Relaxed);
+            return Ok(local_end);
+        }
         let Some(session) = self.session.as_mut() else {
             return Err(
                 PgError::new("08P01", "transaction without a begin from the provider").into(),
@@ -812,7 +836,10 @@ impl Applier {
             first: transaction.sequence,
             last: transaction.sequence,
         };
-        let local_end = self.commit(run, end_lsn)?;
+        let local_end = match &step {
+            Some(step) => self.take_step(step, transaction.sequence, end_lsn)?,
+            None => self.commit(run, end_lsn)?,
+        };
         if let Some(session) = self.session.as_mut() {
             session.publish_counts(entry);
         }
@@ -860,7 +887,30 @@ impl Applier {
                     }
                     *begun = true;
                 }
-                Record::Commit(commit) if *begun => *end_lsn = Some(commit.end_lsn),
+                Record::BeginPrepared(prepared) if !*begun => {
+                    if !self.begin_prepared(&prepared)? {
+                        *end_lsn = Some(prepared.end_lsn);
+                        return Ok(());
+                    }
+                    if !start(self, &prepared.begin)? {
+                        return Ok(());
+                    }
+                    if let Some(session) = self.session.as_mut() {
+                        session.expect_prepare();
+                    }
+                    *begun = true;
+                }
+                Record::Commit(commit) | Record::Prepare(commit) if *begun => {
+                    *end_lsn = Some(commit.end_lsn);
+                }
+                Record::CommitPrepared(prepared) if !*begun => {
+                    self.end_prepared(&prepared, None)?;
+                    *end_lsn = Some(prepared.end_lsn);
+                }
+                Record::RollbackPrepared(rollback) if !*begun => {
+                    self.end_prepared(&rollback.prepared, Some(&rollback))?;
+                    *end_lsn = Some(rollback.prepared.end_lsn);
+                }
                 Record::Change(change) if *begun => {
                     self.know(change.header.schema.0)?;
                     if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
@@ -948,19 +998,7 @@ impl Applier {
         if self.session.is_none() {
             self.read_log()?;
         }
-        let node = if begin.origin.is_empty() {
-            self.subscription.provider.as_str()
-        } else {
-            begin.origin
-        };
-        if let Some(origin) = self.origins.get(node) {
-            origin::use_for_commits(*origin);
-        } else {
-            let node = node.to_owned();
-            let origin = self.find_origin(&node)?;
-            self.origins.insert(node, origin);
-            origin::use_for_commits(origin);
-        }
+        self.use_origin_of(begin)?;
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
         // Straight from their origin, changes are known to be later than what is here of it.
         let known = begin.origin.is_empty() && self.pieces.is_none();
@@ -983,6 +1021,24 @@ impl Applier {
             session.begin_batch(begin, tables_version);
         } else {
             session.begin(begin, tables_version);
+        }
+        Ok(())
+    }
+
+    /// Stamp what is committed next with the origin that stands for the node of `begin`.
+    fn use_origin_of(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
+        let node = if begin.origin.is_empty() {
+            self.subscription.provider.as_str()
+        } else {
+            begin.origin
+        };
+        if let Some(origin) = self.origins.get(node) {
+            origin::use_for_commits(*origin);
+        } else {
+            let node = node.to_owned();
+            let origin = self.find_origin(&node)?;
+            self.origins.insert(node, origin);
+            origin::use_for_commits(origin);
         }
         Ok(())
     }

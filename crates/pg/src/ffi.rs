@@ -417,3 +417,45 @@ pub(crate) unsafe fn logical_decoding_process_record(
         });
     }
 }
+
+unsafe extern "C-unwind" {
+    // src/include/access/twophase.h, 15 to 18.
+    #[link_name = "LookupGXact"]
+    fn lookup_gxact_unguarded(
+        gid: *const c_char,
+        prepare_end_lsn: pg_sys::XLogRecPtr,
+        origin_prepare_timestamp: pg_sys::TimestampTz,
+    ) -> bool;
+    #[link_name = "FinishPreparedTransaction"]
+    fn finish_prepared_transaction_unguarded(gid: *const c_char, is_commit: bool);
+}
+
+/// Whether a transaction is prepared here under this name, at this position and time of its origin.
+///
+/// # Safety
+/// In a transaction.
+pub(crate) unsafe fn lookup_gxact(
+    gid: &std::ffi::CStr,
+    prepare_end_lsn: u64,
+    timestamp: i64,
+) -> bool {
+    // SAFETY: as above.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            lookup_gxact_unguarded(gid.as_ptr(), prepare_end_lsn, timestamp)
+        })
+    }
+}
+
+/// COMMIT PREPARED or ROLLBACK PREPARED.
+///
+/// # Safety
+/// In a transaction that has done nothing else.
+pub(crate) unsafe fn finish_prepared_transaction(gid: &std::ffi::CStr, is_commit: bool) {
+    // SAFETY: as above.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            finish_prepared_transaction_unguarded(gid.as_ptr(), is_commit);
+        });
+    }
+}

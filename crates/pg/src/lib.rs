@@ -24,6 +24,7 @@ pub mod libpq;
 pub mod manager;
 mod origin;
 pub mod parked;
+pub mod prepared;
 pub mod rate_limit;
 pub mod registry;
 pub mod secrecy;

@@ -190,8 +190,9 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
         "delete from braid.batch where newest < $1",
         &[before.into()],
     )?;
+    tombstone::settle()?;
     let forgotten = execute_counting(
-        "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 limit 10000))",
+        "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 and deleted_at <> 0 limit 10000))",
         &[before.into()],
     )?;
     Ok((forgotten >= PURGE_BATCH).then_some(BREATH))
@@ -292,7 +293,7 @@ fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",
         &[],
     )?;
@@ -427,7 +428,9 @@ impl Manager {
             }
             let first = u64::try_from(settings::retry_interval().as_millis()).unwrap_or(1000);
             let most = u64::try_from(settings::retry_interval_max().as_millis()).unwrap_or(60_000);
-            let pause = if failures == 0 && started.elapsed() > SETTLED {
+            let at_once = registry::subscription(id)
+                .is_some_and(|entry| entry.at_once.swap(0, Ordering::AcqRel) != 0);
+            let pause = if at_once || (failures == 0 && started.elapsed() > SETTLED) {
                 0
             } else {
                 policy::backoff_ms(failures.max(1), first, most)
@@ -437,7 +440,11 @@ impl Manager {
             if wanted.iter().any(|wanted| wanted.id == id)
                 && let Some(entry) = registry::subscription(id)
             {
-                entry.set_activity(Activity::Retrying);
+                entry.set_activity(if at_once {
+                    Activity::Starting
+                } else {
+                    Activity::Retrying
+                });
             }
         }
     }

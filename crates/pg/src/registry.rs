@@ -269,6 +269,8 @@ pub struct SubscriptionEntry {
     pub rows_per_second: AtomicU64,
     /// Failures in a row of its workers.
     pub failures: AtomicU32,
+    /// Its leader has ended to start anew, without a failure: 1.
+    pub at_once: AtomicU32,
     /// Grows whenever the state of one of its tables moves, so that appliers look again.
     pub tables_version: AtomicU32,
     /// Grows whenever the manager has seen a change of the catalog, so that the leader looks at its tables again.
@@ -771,6 +773,7 @@ impl SubscriptionEntry {
             transactions_per_second,
             rows_per_second,
             failures,
+            at_once,
             tables_version,
             catalog_version,
             starts,
@@ -785,6 +788,7 @@ impl SubscriptionEntry {
             activity,
             leader_wait,
             failures,
+            at_once,
             tables_version,
             parked_version,
             catalog_version,
@@ -979,6 +983,18 @@ fn tombstone_group(hash: u64) -> Option<&'static AtomicI64> {
 /// A row with this hash was deleted at this time, in microseconds since 1970-01-01 UTC.
 pub fn raise_tombstone(hash: u64, timestamp: i64) {
     if let Some(group) = tombstone_group(hash) {
+        group.fetch_max(timestamp, Ordering::AcqRel);
+    }
+    if let Some(entry) = my_manager() {
+        entry
+            .newest_tombstone
+            .fetch_max(timestamp, Ordering::AcqRel);
+    }
+}
+
+/// Any rows were deleted at this time.
+pub fn raise_all_tombstones(timestamp: i64) {
+    for group in shared().iter().flat_map(|shared| &shared.tombstones) {
         group.fetch_max(timestamp, Ordering::AcqRel);
     }
     if let Some(entry) = my_manager() {

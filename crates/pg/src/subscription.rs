@@ -54,6 +54,8 @@ pub struct Subscription {
     pub skip_lsn: u64,
     /// Transactions with more changes are committed in pieces of so many; 0: none are.
     pub split_above: u32,
+    /// Transactions that are prepared at the provider are prepared here.
+    pub two_phase: bool,
 }
 
 fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
@@ -144,7 +146,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
          run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
-         coalesce(split_transactions_above, 0)::text, on_error \
+         coalesce(split_transactions_above, 0)::text, on_error, two_phase::text \
          from braid.subscription where subscription_id = $1",
         &[i64::from(id).into()],
     )?;
@@ -177,6 +179,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         streaming: text(18),
         split_above: text(19).parse().unwrap_or(0),
         parks: text(20) == "park",
+        two_phase: flag(21),
     }))
 }
 

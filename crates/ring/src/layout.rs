@@ -212,3 +212,4 @@ pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
 pub(crate) const SPLIT: u32 = 4;
 pub(crate) const WIDE: u32 = 8;
+pub(crate) const ALONE: u32 = 16;

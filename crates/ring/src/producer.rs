@@ -1,7 +1,7 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT, WIDE};
+use crate::layout::{ALONE, Descriptor, EDGES, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -151,12 +151,13 @@ impl Leader {
         let skip = if complete.skip { SKIP } else { 0 };
         let split = if complete.split { SPLIT } else { 0 };
         let wide = if complete.wide { WIDE } else { 0 };
+        let alone = if complete.alone { ALONE } else { 0 };
         let descriptor = if self.open {
             let descriptor = self.ring.descriptor(self.sequence);
             descriptor.end.store(self.head, Ordering::Release);
             descriptor
         } else {
-            self.fill(complete.depends_on, OPEN | skip | split | wide)
+            self.fill(complete.depends_on, OPEN | skip | split | wide | alone)
         };
         if !self.open {
             descriptor
@@ -180,7 +181,7 @@ impl Leader {
             .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
         descriptor
             .flags
-            .store(skip | split | wide, Ordering::Release);
+            .store(skip | split | wide | alone, Ordering::Release);
         let sequence = self.sequence;
         if !self.open {
             self.ring.header().counters.publish(sequence);
@@ -237,4 +238,6 @@ pub struct Complete {
     pub split: bool,
     /// Its keys do not say what it depends on.
     pub wide: bool,
+    /// It never joins others.
+    pub alone: bool,
 }

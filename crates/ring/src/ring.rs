@@ -333,8 +333,8 @@ impl Ring {
     }
 
     /// Take the next transactions in order, if there are any and this applier may: one, and if it is small those behind it for as
-    /// long as they are small and have no more changes together than a run. One that is open, is to be skipped, or may be split
-    /// is taken alone.
+    /// long as they are small and have no more changes together than a run. One that is open, is to be skipped, may be split,
+    /// or never joins others is taken alone.
     #[must_use]
     pub fn claim_run(&self, applier: usize, grain: Grain) -> Option<Run> {
         if applier >= self.active_appliers() {

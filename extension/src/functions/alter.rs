@@ -7,10 +7,10 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{Options, check_on_error, flag, texts};
+use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
-use super::subscription::leave_slot_to_manager;
+use super::subscription::{leave_slot_to_manager, prepared_for};
 use super::{required_name, run, table_set, wake_manager};
 
 /// braid.alter_subscription(...): null leaves an option as it is.
@@ -31,6 +31,7 @@ fn alter_subscription(
     streaming: Option<String>,
     split_transactions_above: Option<i32>,
     on_error: Option<String>,
+    two_phase: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
@@ -49,7 +50,7 @@ fn alter_subscription(
             split_transactions_above,
             on_error,
         };
-        alter(&name, dsn.as_deref(), &options, caller)
+        alter(&name, dsn.as_deref(), &options, two_phase, caller)
     });
 }
 
@@ -84,10 +85,52 @@ fn check_errors(subscription: &local::Subscription, options: &Options) -> Outcom
     check_on_error(options.on_error.as_deref().or(Some(stays)), Some(any))
 }
 
-fn alter(name: &str, dsn: Option<&str>, options: &Options, caller: pg_sys::Oid) -> Outcome<()> {
+/// That it stays whether transactions are prepared here: what is prepared at this moment would come neither way, or both.
+fn check_two_phase(
+    subscription: &local::Subscription,
+    two_phase: Option<bool>,
+    options: &Options,
+) -> Outcome<()> {
+    if subscription.two_phase {
+        check_two_phase_with(options)?;
+        // Another slot would send it whole, with its locks held here; another origin might not send its end.
+        if (options.slot_name.is_some() || options.origin.is_some())
+            && let Some(gid) = prepared_for(subscription).first()
+        {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+                format!(
+                    "transaction \"{gid}\" of subscription \"{}\" is prepared here",
+                    subscription.name
+                ),
+            )
+            .hint("Wait until it is committed or rolled back at the provider."));
+        }
+    }
+    if two_phase.is_none_or(|wanted| wanted == subscription.two_phase) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!(
+            "two_phase of subscription \"{}\" cannot be changed",
+            subscription.name
+        ),
+    )
+    .hint("Drop the subscription and create it anew."))
+}
+
+fn alter(
+    name: &str,
+    dsn: Option<&str>,
+    options: &Options,
+    two_phase: Option<bool>,
+    caller: pg_sys::Oid,
+) -> Outcome<()> {
     options.check()?;
     local::check_node(local::lock_node())?;
     let mut subscription = local::lock_subscription(name)?;
+    check_two_phase(&subscription, two_phase, options)?;
     if options.slot_name.is_some() && subscription.enabled {
         return Err(
             Failure::state("cannot change the slot of an enabled subscription")

@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::local;
 use super::node::check_name;
-use super::options::{Options, check_on_error, flag, texts};
+use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
 use super::{required, required_name, run, server, table_set, wake_manager};
@@ -21,6 +21,7 @@ struct Request {
     copy_data: bool,
     enabled: bool,
     create_slot: bool,
+    two_phase: bool,
 }
 
 /// braid.create_subscription(...): see the install script for the names and defaults.
@@ -71,29 +72,12 @@ fn create_subscription(
             copy_data: required(copy_data, "copy_data")?,
             enabled: required(enabled, "enabled")?,
             create_slot: required(create_slot, "create_slot")?,
+            two_phase: required(two_phase, "two_phase")?,
         };
-        check_unsupported(required(two_phase, "two_phase")?)?;
         let id = create(&request, caller)?;
         id.parse()
             .map_err(|_| Failure::state("the subscription was not stored").hint("Try again."))
     })
-}
-
-fn check_unsupported(two_phase: bool) -> Outcome<()> {
-    let unsupported = |option: &str, hint: &str| {
-        Err(Failure::new(
-            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-            format!("{option} is not supported yet"),
-        )
-        .hint(hint))
-    };
-    if two_phase {
-        return unsupported(
-            "two_phase",
-            "Use two_phase => false: prepared transactions are sent once they have committed.",
-        );
-    }
-    Ok(())
 }
 
 fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
@@ -104,7 +88,13 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
         request.options.on_error.as_deref(),
         request.options.disable_on_error,
     )?;
+    if request.two_phase {
+        check_two_phase_with(&request.options)?;
+    }
     server::check_for_subscription()?;
+    if request.two_phase {
+        server::check_for_two_phase()?;
+    }
     let node = local::check_node(local::lock_node())?;
     let taken = query(
         "select 1 from braid.subscription where subscription_name = $1::name",
@@ -168,9 +158,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error, two_phase) \
          values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22, $23::boolean) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -197,6 +187,7 @@ fn insert(
                 .map(|most| most.to_string())
                 .as_deref(),
             options.on_error.as_deref(),
+            Some(flag(request.two_phase)),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -103,12 +103,14 @@ pub struct Subscription {
     pub disable_on_error: bool,
     /// Owner, a role's number.
     pub owner: u32,
+    /// Whether transactions are prepared here that are prepared at the provider.
+    pub two_phase: bool,
 }
 
 /// A subscription by name, its row locked until the transaction ends.
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
-        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error \
+        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase \
            from braid.subscription s where s.subscription_name = $1::name for update",
         &[Some(name)],
     );
@@ -137,6 +139,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         disable_on_error: rows.get(0, 13) == Some("t"),
         error_lsn: rows.get(0, 8).map(str::to_owned),
         owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
+        two_phase: rows.get(0, 14) == Some("t"),
     })
 }
 

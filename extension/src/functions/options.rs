@@ -78,6 +78,23 @@ pub fn check_on_error(on_error: Option<&str>, disable_on_error: Option<bool>) ->
     Ok(())
 }
 
+/// That nothing is asked for that transactions which are prepared here can't do.
+pub fn check_two_phase_with(options: &Options) -> Outcome<()> {
+    let what = if options.commit_order.as_deref() == Some("relaxed") {
+        "commit_order => 'relaxed'"
+    } else if options.on_error.as_deref() == Some("park") {
+        // One that has to follow a parked one could not be prepared, and its end would find nothing.
+        "on_error => 'park'"
+    } else {
+        return Ok(());
+    };
+    Err(
+        Failure::parameter(format!("two_phase and {what} exclude each other")).hint(
+            "Use two_phase => false: prepared transactions are sent once they have committed.",
+        ),
+    )
+}
+
 /// 22023 unless an option, if it is there, has one of these values.
 pub fn one_of(option: &str, value: Option<&str>, allowed: &[&str]) -> Outcome<()> {
     match value {

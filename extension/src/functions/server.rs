@@ -56,6 +56,18 @@ pub fn check_for_subscription() -> Outcome<()> {
     Ok(())
 }
 
+/// What a subscription needs that prepares transactions.
+pub fn check_for_two_phase() -> Outcome<()> {
+    if local::number_setting("max_prepared_transactions", 0) > 0 {
+        return Ok(());
+    }
+    Err(
+        Failure::state("max_prepared_transactions must be greater than zero for two_phase").hint(
+            "Set max_prepared_transactions, here, to what may be prepared at once in postgresql.conf and restart the server, or use two_phase => false.",
+        ),
+    )
+}
+
 /// That the server was started with the library: else no worker ever looks at the catalog.
 pub fn check_workers_run() -> Outcome<()> {
     if registry::is_preloaded() {

@@ -141,12 +141,43 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
             subscription.provider_name
         ));
     }
+    warn_of_prepared(&subscription);
     query(
         "delete from braid.subscription where subscription_id = $1::integer",
         &[Some(&subscription.id)],
     );
     wake_manager();
     Ok(())
+}
+
+/// Transactions that are prepared here for a subscription, by name.
+pub fn prepared_for(subscription: &local::Subscription) -> Vec<String> {
+    let id = subscription.id.parse().unwrap_or(0);
+    local::column(&query(
+        "select gid from pg_prepared_xacts where database = current_database() and starts_with(gid, $1) order by gid",
+        &[Some(&braid_pg::prepared::prefix(id))],
+    ))
+}
+
+/// What is prepared here stays, as nobody knows what becomes of it.
+fn warn_of_prepared(subscription: &local::Subscription) {
+    let gids = prepared_for(subscription);
+    if gids.is_empty() {
+        return;
+    }
+    Failure::new(
+        pgrx::PgSqlErrorCode::ERRCODE_WARNING,
+        format!(
+            "transactions that subscription \"{}\" has prepared stay prepared and keep their locks",
+            subscription.name
+        ),
+    )
+    .detail(format!("Their names are {}.", gids.join(", ")))
+    .hint(
+        "Run COMMIT PREPARED or ROLLBACK PREPARED for each, as it ends at the provider. The number at the end of a name is the \
+         transaction's id there.",
+    )
+    .warn();
 }
 
 /// Note the slot down for the manager, which drops it after commit.

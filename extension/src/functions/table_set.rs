@@ -11,6 +11,7 @@ use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome, notice};
 use super::local::{self, Subscription};
 use super::provider::{Provider, PublishedTables};
+use super::subscription::prepared_for;
 use super::{required, required_name, run, wake_manager};
 
 /// A local table that changes are to be applied to.
@@ -99,6 +100,17 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
         )
         .hint("Wait until it is ready, or disable the subscription first."));
     }
+    // The copy would wait for it, and its end for the copy.
+    if let Some(gid) = prepared_for(subscription).first() {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!(
+                "transaction \"{gid}\" of subscription \"{}\" is prepared here",
+                subscription.name
+            ),
+        )
+        .hint("Wait until it is committed or rolled back at the provider."));
+    }
     if truncate_first {
         notice(format!(
             "table {shown} will be truncated here before it is copied"
@@ -108,7 +120,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
         check_empty(&target)?;
     }
     query(
-        "update braid.subscription_table set state = 'waiting', copy_lsn = null, copy_began_at = null, rows_copied = null, bytes_copied = null, \
+        "update braid.subscription_table set state = 'waiting', copy_lsn = null, copy_snapshot = null, copy_began_at = null, rows_copied = null, bytes_copied = null, \
                 rows_total = null, bytes_total = null, copy_error = null, ready_at = null, truncate_first = $3::boolean \
           where subscription_id = $1::integer and relation = $2::oid",
         &[

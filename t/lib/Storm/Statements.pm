@@ -43,6 +43,11 @@ sub transaction
 	}
 	my $statements = one_in(3) ? 1 + int rand 4 : 1;
 	my $text = join '', map { $self->statement($who, $number) } 1 .. $statements;
+	if ($self->{prepare} && one_in($self->{prepare}))
+	{
+		my $gid = "storm $self->{seed} $who.$number";
+		return sprintf "begin;\n%sprepare transaction '%s';\nselect pg_sleep(%.3f);\n%s prepared '%s';\n", $text, $gid, rand(0.06), one_in(4) ? 'rollback' : 'commit', $gid;
+	}
 	# What is rolled back never was.
 	return "begin;\n${text}rollback;\n" if one_in(40);
 	return $statements == 1 && $text !~ /;.*;/s ? $text : "begin;\n${text}commit;\n";

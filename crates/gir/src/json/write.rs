@@ -132,7 +132,12 @@ impl JsonWriter {
             | Record::SegmentStop
             | Record::Subtransaction(_)
             | Record::Abort(_)
-            | Record::StreamedCommit(_) => Err(Error::NotInJson),
+            | Record::StreamedCommit(_)
+            | Record::BeginPrepared(_)
+            | Record::Prepare(_)
+            | Record::StreamedPrepare(_)
+            | Record::CommitPrepared(_)
+            | Record::RollbackPrepared(_) => Err(Error::NotInJson),
         };
         if written.is_err() {
             out.truncate(start);

@@ -2,8 +2,8 @@
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
-    ImageWriter, Message, Reader, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber,
-    SegmentStart, StreamHeader, StreamedCommit, Value, Writer,
+    ImageWriter, Message, Prepared, Reader, ReplicaIdentity, Result, RollbackPrepared,
+    SchemaKeyColumn, SchemaNumber, SegmentStart, StreamHeader, StreamedCommit, Value, Writer,
 };
 
 use crate::model::decimal_bytes;
@@ -301,4 +301,42 @@ fn running_transactions_have_the_frozen_bytes() {
         41 08000000 ef020000 f0020000
         46 2a000000 a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000 d018560100000000";
     assert_eq!(hex(writer.frame()), hex(&bytes(expected)));
+}
+
+#[test]
+fn prepared_transactions_have_the_frozen_bytes() {
+    let mut writer = Writer::new();
+    let begin = Begin {
+        commit_lsn: 0x0156_18a0,
+        commit_timestamp: 1_709_209_800_000_000,
+        xid: 751,
+        origin: "paris",
+        origin_lsn: 0x1_0000_3000,
+    };
+    let prepared = Prepared {
+        begin,
+        end_lsn: 0x0156_18d0,
+        gid: "two",
+    };
+    writer.begin_prepared(&prepared).unwrap();
+    writer.prepare(&prepared.commit()).unwrap();
+    writer.streamed_prepare(&prepared).unwrap();
+    writer.commit_prepared(&prepared).unwrap();
+    writer
+        .rollback_prepared(&RollbackPrepared {
+            prepared,
+            prepare_end_lsn: 0x0156_1000,
+            prepare_timestamp: 1_709_209_799_000_000,
+        })
+        .unwrap();
+    let prepared = "2e000000 a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000 d018560100000000 0374776f";
+    let expected = format!(
+        "50 {prepared}
+        51 18000000 a018560100000000 d018560100000000 00c2f96a84120600
+        4a {prepared}
+        4b {prepared}
+        52 3e000000 {} 0010560100000000 c07fea6a84120600",
+        &prepared[9..]
+    );
+    assert_eq!(hex(writer.frame()), hex(&bytes(&expected)));
 }

@@ -113,7 +113,10 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
             | OwnedRecord::SegmentStop
             | OwnedRecord::Subtransaction(_)
             | OwnedRecord::Abort(..)
-            | OwnedRecord::StreamedCommit { .. } => {}
+            | OwnedRecord::StreamedCommit { .. }
+            | OwnedRecord::Prepared(..)
+            | OwnedRecord::Prepare { .. }
+            | OwnedRecord::RollbackPrepared(..) => {}
             OwnedRecord::Message { transactional, .. } => {
                 if open || !transactional {
                     stream.push(record);

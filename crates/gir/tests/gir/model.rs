@@ -2,8 +2,9 @@
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Change, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
-    Image, ImageWriter, Message, Operation, Record, ReplicaIdentity, Result, SchemaKeyColumn,
-    SchemaNumber, SegmentStart, StreamHeader, StreamedCommit, Value, Writer,
+    Image, ImageWriter, Message, Operation, Prepared, Record, ReplicaIdentity, Result,
+    RollbackPrepared, SchemaKeyColumn, SchemaNumber, SegmentStart, StreamHeader, StreamedCommit,
+    Value, Writer,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -165,6 +166,45 @@ pub enum OwnedRecord {
         xid: u32,
         origin: String,
     },
+    Prepared(Step, OwnedPrepared),
+    Prepare {
+        lsns: (u64, u64),
+        timestamp: i64,
+    },
+    RollbackPrepared(OwnedPrepared, u64, i64),
+}
+
+/// Records of a prepared transaction that have the same fields.
+#[derive(Debug, Clone, Copy)]
+pub enum Step {
+    Begin,
+    Streamed,
+    Commit,
+}
+
+#[derive(Debug, Clone)]
+pub struct OwnedPrepared {
+    lsns: (u64, u64, u64),
+    timestamp: i64,
+    xid: u32,
+    origin: String,
+    gid: String,
+}
+
+impl OwnedPrepared {
+    fn borrow(&self) -> Prepared<'_> {
+        Prepared {
+            begin: Begin {
+                commit_lsn: self.lsns.0,
+                commit_timestamp: self.timestamp,
+                xid: self.xid,
+                origin: &self.origin,
+                origin_lsn: self.lsns.1,
+            },
+            end_lsn: self.lsns.2,
+            gid: &self.gid,
+        }
+    }
 }
 
 fn put_row(row: &[OwnedValue], image: &mut ImageWriter<'_>) -> Result<()> {
@@ -318,6 +358,34 @@ impl OwnedRecord {
                 },
                 end_lsn: lsns.2,
             }),
+            Self::Prepared(..) | Self::Prepare { .. } | Self::RollbackPrepared(..) => {
+                self.write_prepared(writer)
+            }
+        }
+    }
+
+    fn write_prepared(&self, writer: &mut Writer) -> Result<()> {
+        match self {
+            Self::Prepared(step, prepared) => {
+                let prepared = prepared.borrow();
+                match step {
+                    Step::Begin => writer.begin_prepared(&prepared),
+                    Step::Streamed => writer.streamed_prepare(&prepared),
+                    Step::Commit => writer.commit_prepared(&prepared),
+                }
+            }
+            Self::Prepare { lsns, timestamp } => writer.prepare(&Commit {
+                commit_lsn: lsns.0,
+                end_lsn: lsns.1,
+                commit_timestamp: *timestamp,
+            }),
+            Self::RollbackPrepared(prepared, prepare_end_lsn, prepare_timestamp) => writer
+                .rollback_prepared(&RollbackPrepared {
+                    prepared: prepared.borrow(),
+                    prepare_end_lsn: *prepare_end_lsn,
+                    prepare_timestamp: *prepare_timestamp,
+                }),
+            _ => Ok(()),
         }
     }
 
@@ -425,6 +493,24 @@ impl OwnedRecord {
                     && begin.commit_timestamp == *timestamp
                     && begin.xid == *xid
                     && begin.origin == origin
+            }
+            _ => self.is_same_prepared(record),
+        }
+    }
+
+    fn is_same_prepared(&self, record: &Record<'_>) -> bool {
+        match (self, record) {
+            (Self::Prepared(Step::Begin, expected), Record::BeginPrepared(read))
+            | (Self::Prepared(Step::Streamed, expected), Record::StreamedPrepare(read))
+            | (Self::Prepared(Step::Commit, expected), Record::CommitPrepared(read)) => {
+                expected.borrow() == *read
+            }
+            (Self::Prepare { lsns, timestamp }, Record::Prepare(read)) => {
+                (read.commit_lsn, read.end_lsn) == *lsns && read.commit_timestamp == *timestamp
+            }
+            (Self::RollbackPrepared(expected, lsn, timestamp), Record::RollbackPrepared(read)) => {
+                expected.borrow() == read.prepared
+                    && (read.prepare_end_lsn, read.prepare_timestamp) == (*lsn, *timestamp)
             }
             _ => false,
         }
@@ -652,6 +738,22 @@ fn schema() -> impl Strategy<Value = OwnedRecord> {
         })
 }
 
+fn prepared() -> impl Strategy<Value = OwnedPrepared> {
+    (
+        any::<(u64, u64, u64)>(),
+        integer(),
+        any::<u32>(),
+        [name(), name()],
+    )
+        .prop_map(|(lsns, timestamp, xid, [origin, gid])| OwnedPrepared {
+            lsns,
+            timestamp,
+            xid,
+            origin,
+            gid,
+        })
+}
+
 pub fn record() -> impl Strategy<Value = OwnedRecord> {
     prop_oneof![
         1 => (any::<[u8; 16]>(), any::<(u64, u32)>(), [name(), name(), name()])
@@ -673,5 +775,11 @@ pub fn record() -> impl Strategy<Value = OwnedRecord> {
         1 => any::<(u32, u32)>().prop_map(|(xid, subxid)| OwnedRecord::Abort(xid, subxid)),
         1 => (any::<(u64, u64, u64)>(), integer(), any::<u32>(), name())
             .prop_map(|(lsns, timestamp, xid, origin)| OwnedRecord::StreamedCommit { lsns, timestamp, xid, origin }),
+        1 => (prop::sample::select(vec![Step::Begin, Step::Streamed, Step::Commit]), prepared())
+            .prop_map(|(step, prepared)| OwnedRecord::Prepared(step, prepared)),
+        1 => (any::<(u64, u64)>(), integer())
+            .prop_map(|(lsns, timestamp)| OwnedRecord::Prepare { lsns, timestamp }),
+        1 => (prepared(), any::<u64>(), integer())
+            .prop_map(|(prepared, lsn, timestamp)| OwnedRecord::RollbackPrepared(prepared, lsn, timestamp)),
     ]
 }

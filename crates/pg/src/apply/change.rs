@@ -135,7 +135,7 @@ impl Session {
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
-            if route.from_lsn.is_none_or(|from| current.commit_lsn < from) {
+            if !route.takes(&current) {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;
@@ -519,6 +519,11 @@ impl Session {
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
     ) -> Result<Decision, PgError> {
         let rules = self.target(key)?.plan.rules;
+        if current.unsettled && self.may_yet_be_older(current, found) {
+            return Err(self.wait_for_commit(
+                "It meets a row that was written after it had been prepared: which is newer its commit will say.",
+            ));
+        }
         let local = self.local(found);
         let decision = decide(local, version(current), current.from_origin);
         if current.told {
@@ -541,6 +546,21 @@ impl Session {
         rules
             .resolve(decision, local, version(current))
             .map_err(|kind| refused(kind, remote))
+    }
+
+    /// Whether what is here may turn out to be newer than the transaction in hand, whose commit will be later than its PREPARE, or older.
+    fn may_yet_be_older(&mut self, current: &Current, found: Found) -> bool {
+        let (Found::Missing(Some(stamp)) | Found::Row(stamp)) = found else {
+            return false;
+        };
+        match stamp {
+            Stamp::Own | Stamp::Unversioned | Stamp::OwnMerged(..) => false,
+            Stamp::Known(timestamp, origin) => {
+                timestamp >= current.timestamp
+                    && !(current.from_origin && self.origins.node(origin) == &*current.origin)
+            }
+            Stamp::Merged(timestamp, _) => timestamp >= current.timestamp,
+        }
     }
 
     pub(super) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {

@@ -171,7 +171,12 @@ impl Session {
         if self.tombstones.is_empty() {
             return Ok(());
         }
-        let held = std::mem::take(&mut self.tombstones);
+        let mut held = std::mem::take(&mut self.tombstones);
+        if self.current.as_ref().is_some_and(|now| now.unsettled) {
+            for tombstone in &mut held {
+                tombstone.timestamp = tombstone::AT_COMMIT;
+            }
+        }
         // SAFETY: in a transaction, with whose memory goes what is left of it.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
         let stored = tombstone::store(&held);

@@ -132,6 +132,9 @@ impl Session {
         current: &Current,
         meeting: Meeting<'_>,
     ) -> Result<Written, PgError> {
+        if current.unsettled {
+            return Err(self.wait_for_commit("It meets a conflict that a function decides."));
+        }
         let asked = self.ask(key, remote, current, meeting)?;
         let found = meeting.found;
         let mut settled = settle(asked.answer, self.local(found), version(current));

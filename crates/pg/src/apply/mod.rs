@@ -40,9 +40,11 @@ pub(crate) mod user;
 mod version;
 mod write;
 
+use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::copy_snapshot::CopySnapshot;
 use braid_bgworker::parked::Touch;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
@@ -144,12 +146,29 @@ pub struct Identity {
 }
 
 /// Where a relation of the stream goes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Route {
     oid: pg_sys::Oid,
     generation: u64,
     /// Changes of transactions that committed before this are in the copy; `None`: the table is not part of the subscription.
     from_lsn: Option<u64>,
+    /// What of those that were prepared before it is in the copy; `None`: everything.
+    snapshot: Option<Rc<CopySnapshot>>,
+}
+
+impl Route {
+    /// Whether the changes of a transaction are to be applied.
+    fn takes(&self, current: &Current) -> bool {
+        self.from_lsn.is_some_and(|from| {
+            current.commit_lsn >= from
+                || (current.unsettled
+                    && from != u64::MAX
+                    && self
+                        .snapshot
+                        .as_ref()
+                        .is_some_and(|snapshot| !snapshot.sees(current.xid)))
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -184,6 +203,8 @@ struct Current {
     from_origin: bool,
     /// The sender tells of a row that has lost to another one (`eviction`): a deletion, which versions judge and no rule.
     told: bool,
+    /// It is to be prepared: the time is that of PREPARE, and its version will have a later one.
+    unsettled: bool,
 }
 
 /// Rows written by a transaction, for the counters.
@@ -260,6 +281,8 @@ pub struct Session {
     peers: Peers,
     /// The provider, as one of these.
     own_source: Option<Source>,
+    /// Why the transaction in hand, which was to be prepared, can't be.
+    waits_for_commit: Option<&'static str>,
     /// The newest timestamp of the batch in hand.
     newest: i64,
     counts: Counts,
@@ -320,6 +343,7 @@ impl Session {
             tombstones: Vec::new(),
             peers: Peers::default(),
             own_source: None,
+            waits_for_commit: None,
             newest: 0,
             counts: Counts::default(),
             tally: Tally::default(),
@@ -376,8 +400,32 @@ impl Session {
             },
             from_origin,
             told: begin.origin == &*self.provider,
+            unsettled: false,
         });
         self.show_versions();
+    }
+
+    /// The transaction that was begun is to be prepared.
+    pub fn expect_prepare(&mut self) {
+        self.waits_for_commit = None;
+        if let Some(current) = self.current.as_mut() {
+            current.unsettled = true;
+        }
+    }
+
+    /// Why the transaction that was rolled back is not to be applied before it has committed at the provider, if that is so.
+    pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
+        self.waits_for_commit.take()
+    }
+
+    /// The transaction in hand can't be prepared: what it meets is to be decided once it has committed.
+    fn wait_for_commit(&mut self, reason: &'static str) -> PgError {
+        self.waits_for_commit = Some(reason);
+        PgError::new(
+            "40001",
+            "a prepared transaction is not applied before it has committed",
+        )
+        .with_detail(reason)
     }
 
     /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
@@ -561,6 +609,31 @@ impl Session {
         }
     }
 
+    /// Prepare, under the name `gid`, as the source's transaction whose PREPARE ends at `end_lsn`.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn prepare_transaction(&mut self, gid: &CStr, end_lsn: u64) -> Result<(), PgError> {
+        self.finish()?;
+        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        // SAFETY: the transaction was opened in `begin`; the steps are those of PostgreSQL's own worker (apply_handle_prepare_internal of
+        // src/backend/replication/logical/worker.c, 15 to 18). The origin is set up for this process; EndPrepare reads the values.
+        unsafe {
+            pg_sys::PopActiveSnapshot();
+            pg_sys::BeginTransactionBlock();
+            pg_sys::CommitTransactionCommand();
+            pg_sys::replorigin_session_origin_lsn = end_lsn;
+            pg_sys::replorigin_session_origin_timestamp =
+                timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            pg_sys::PrepareTransactionBlock(gid.as_ptr());
+            pg_sys::CommitTransactionCommand();
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        self.current = None;
+        Ok(())
+    }
+
     /// Let go of what the transaction has opened, before it commits or waits to.
     fn close_tables(&mut self) {
         self.user.restore();
@@ -678,7 +751,7 @@ impl Session {
         if let Some(route) = self.routes.get(&schema)
             && route.generation == generation
         {
-            return Ok(*route);
+            return Ok(route.clone());
         }
         self.user.restore();
         let Some(oid) = relation::find(&remote.namespace, &remote.name)? else {
@@ -691,7 +764,7 @@ impl Session {
                  braid.enable_subscription.",
             ));
         };
-        let from_lsn = if self.identity.subscription_id == NO_SUBSCRIPTION {
+        let (from_lsn, snapshot) = if self.identity.subscription_id == NO_SUBSCRIPTION {
             if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
                 return Err(PgError::new(
                     "42501",
@@ -699,7 +772,7 @@ impl Session {
                 )
                 .with_hint("Records are applied to tables of users only."));
             }
-            Some(0)
+            (Some(0), None)
         } else {
             table_position(self.identity.subscription_id, oid)?
         };
@@ -707,8 +780,9 @@ impl Session {
             oid,
             generation,
             from_lsn,
+            snapshot: snapshot.map(Rc::new),
         };
-        self.routes.insert(schema, route);
+        self.routes.insert(schema, route.clone());
         if from_lsn.is_none() && self.reported_unsubscribed.insert(oid.to_u32()) {
             pgrx::log!(
                 "subscription \"{}\" leaves out table \"{}\", which it does not have: braid.refresh_subscription adds it",
@@ -834,20 +908,27 @@ impl Session {
 
 /// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
 /// to be copied, nothing is: the leader lets through only what is older than the copy will be.
-fn table_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<u64>, PgError> {
+fn table_position(
+    subscription_id: u32,
+    oid: pg_sys::Oid,
+) -> Result<(Option<u64>, Option<CopySnapshot>), PgError> {
     let subscription = i64::from(subscription_id);
     let relation = i64::from(oid.to_u32());
     pgrx::Spi::connect(|client| {
         let rows = client.select(
             "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
-             else '18446744073709551615' end \
+             else '18446744073709551615' end, copy_snapshot::text \
              from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
             Some(1),
             &[subscription.into(), relation.into()],
         )?;
-        let Some(row) = rows.into_iter().next() else { return Ok(None) };
+        let Some(row) = rows.into_iter().next() else { return Ok((None, None)) };
         let text: Option<String> = row.get(1)?;
-        Ok(Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)))
+        let snapshot: Option<String> = row.get(2)?;
+        Ok((
+            Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)),
+            snapshot.and_then(|text| CopySnapshot::parse(&text)),
+        ))
     })
     .map_err(|error: pgrx::spi::SpiError| {
         PgError::new("XX000", format!("could not read the catalog: {error}"))

@@ -26,10 +26,7 @@ impl Session {
         for schema in truncate.schemas() {
             let remote = self.remote(schema.0)?;
             let route = self.route(schema.0, &remote)?;
-            if route
-                .from_lsn
-                .is_some_and(|from| current.commit_lsn >= from)
-            {
+            if route.takes(&current) {
                 oids.push(((schema.0, route.oid.to_u32()), route.oid));
             }
         }

@@ -13,6 +13,8 @@ pub struct Source {
     pub connection: Connection,
     /// Transactions whose commit lies before this are seen, later ones not.
     pub lsn: u64,
+    /// The same, as the text of a `pg_snapshot`.
+    pub snapshot: String,
 }
 
 /// What is published of a table.
@@ -85,7 +87,16 @@ impl Source {
             })?;
             lsn
         };
-        Ok(Self { connection, lsn })
+        let snapshot = connection
+            .query("select pg_catalog.pg_current_snapshot()")?
+            .get(0, 0)
+            .unwrap_or_default()
+            .to_owned();
+        Ok(Self {
+            connection,
+            lsn,
+            snapshot,
+        })
     }
 
     /// What the subscription's publications publish of a table, without this node's own rows.

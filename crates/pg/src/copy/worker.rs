@@ -129,7 +129,15 @@ fn run(task: &Task) -> Result<(), PgError> {
     let publications = &start.subscription.publications;
     let published = source.published(publications, &start.namespace, &start.name, since)?;
     let lsn = source.lsn;
-    error::transaction(|| record_plan(task, &published, start.first_lsn.unwrap_or(lsn)))?;
+    let snapshot = source.snapshot.clone();
+    error::transaction(|| {
+        record_plan(
+            task,
+            &published,
+            start.first_lsn.unwrap_or(lsn),
+            start.first_lsn.is_none().then_some(&*snapshot),
+        )
+    })?;
     load::set(c"synchronous_commit", "local")?;
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
@@ -154,7 +162,9 @@ fn run(task: &Task) -> Result<(), PgError> {
             .then_some(start.subscription.owner);
         let limiter = Limiter::new(task.subscription);
         let copied = target.fill(source, &published, filling, run_as, counters, limiter)?;
-        finish(task, lsn, copied)
+        // Beside what is here, what was recorded with the first attempt's position stays.
+        let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
+        finish(task, (lsn, snapshot), copied)
     })
 }
 
@@ -218,7 +228,12 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     Ok(Some(start))
 }
 
-fn record_plan(task: &Task, published: &Published, first_lsn: u64) -> Result<(), PgError> {
+fn record_plan(
+    task: &Task,
+    published: &Published,
+    first_lsn: u64,
+    snapshot: Option<&str>,
+) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
     let arguments = [
         subscription,
@@ -226,9 +241,11 @@ fn record_plan(task: &Task, published: &Published, first_lsn: u64) -> Result<(),
         published.rows.into(),
         published.bytes.into(),
         lsn_text(first_lsn).into(),
+        snapshot.into(),
     ];
     subscription::execute_counting(
-        "update braid.subscription_table set rows_total = $3, bytes_total = $4, copy_lsn = $5::pg_lsn \
+        "update braid.subscription_table set rows_total = $3, bytes_total = $4, copy_lsn = $5::pg_lsn, \
+         copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot) \
          where subscription_id = $1 and relation = $2::oid",
         &arguments,
     )
@@ -236,7 +253,11 @@ fn record_plan(task: &Task, published: &Published, first_lsn: u64) -> Result<(),
 }
 
 /// Make the table ready, in the transaction that has filled it.
-fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
+fn finish(
+    task: &Task,
+    (lsn, snapshot): (u64, Option<&str>),
+    copied: Copied,
+) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
     let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
     let arguments = [
@@ -245,9 +266,10 @@ fn finish(task: &Task, lsn: u64, copied: Copied) -> Result<(), PgError> {
         lsn_text(lsn).into(),
         number(copied.rows).into(),
         number(copied.bytes).into(),
+        snapshot.into(),
     ];
     let made = subscription::execute_counting(
-        "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, rows_copied = $4, bytes_copied = $5, \
+        "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
          truncate_first = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
          copy_error_detail = null, copy_error_hint = null \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",

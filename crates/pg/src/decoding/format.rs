@@ -66,6 +66,20 @@ pub(super) struct LogicalMessage<'c> {
     pub(super) content: &'c [u8],
 }
 
+/// Why a prepared transaction is decoded.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Preparation {
+    /// It is prepared.
+    Now,
+    /// It was prepared before that was to be told, and is committed by the record with this place and time.
+    Before {
+        commit_lsn: u64,
+        end_lsn: u64,
+        /// Microseconds since 2000-01-01 UTC.
+        commit_time: i64,
+    },
+}
+
 /// Port: what one stream makes of what is decoded.
 pub(super) trait Format {
     /// Whether what is written is text in the server's encoding, so that SQL functions that return text may be used.
@@ -113,6 +127,59 @@ pub(super) trait Format {
     /// # Safety
     /// See [`Format::begin`], but in no transaction.
     unsafe fn segments_committed(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+
+    /// Whether transactions are wanted when they are prepared. Only then the four methods below are called.
+    fn prepares(&self) -> bool {
+        false
+    }
+
+    /// Whether this transaction is not wanted before it has committed. The answer stays the same. Asked while WAL is read, outside of
+    /// transactions.
+    fn refuses_prepared(&self, _xid: u32) -> bool {
+        false
+    }
+
+    /// A transaction starts which is, or was, prepared.
+    ///
+    /// # Safety
+    /// See [`Format::begin`].
+    unsafe fn begin_prepared(
+        &mut self,
+        _ctx: Context,
+        _txn: &pg_sys::ReorderBufferTXN,
+        _preparation: Preparation,
+    ) {
+    }
+
+    /// The prepared transaction in hand ends; what it changed may have come in part if it was rolled back meanwhile.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but perhaps in no transaction.
+    unsafe fn prepared(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+
+    /// A transaction is, or was, prepared of which there were segments.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but in no transaction.
+    unsafe fn segments_prepared(
+        &mut self,
+        _ctx: Context,
+        _txn: &pg_sys::ReorderBufferTXN,
+        _preparation: Preparation,
+    ) {
+    }
+
+    /// What was prepared has committed, or, with end and time of its preparation, was rolled back.
+    ///
+    /// # Safety
+    /// See [`Format::begin`], but in no transaction.
+    unsafe fn prepared_finished(
+        &mut self,
+        _ctx: Context,
+        _txn: &pg_sys::ReorderBufferTXN,
+        _rolled_back: Option<(u64, pg_sys::TimestampTz)>,
+    ) {
+    }
 
     /// A transaction starts, which has committed.
     ///

@@ -6,14 +6,14 @@ use braid_decoder::Request;
 use pgrx::pg_sys;
 
 use super::arguments::{given_options, split_identifiers};
-use super::format::{self, Author, Change, Format, LogicalMessage, Truncation};
+use super::format::{self, Author, Change, Format, LogicalMessage, Preparation, Truncation};
 use super::report::or_raise;
 use super::{deletions, held, invalidation};
 use crate::compat;
 use crate::registry;
 
-/// Fill in the table of callbacks. Prepared transactions have none: they are decoded when they commit. So are running ones, unless the
-/// stream's format wants them (`startup`).
+/// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
+/// format wants them (`startup`).
 ///
 /// # Safety
 /// `callbacks` is the table that PostgreSQL hands to `_PG_output_plugin_init`.
@@ -35,6 +35,12 @@ pub unsafe fn install(callbacks: *mut c_void) {
     callbacks.stream_change_cb = Some(change);
     callbacks.stream_truncate_cb = Some(truncate);
     callbacks.stream_message_cb = Some(stream_message);
+    callbacks.filter_prepare_cb = Some(filter_prepare);
+    callbacks.begin_prepare_cb = Some(begin_prepare);
+    callbacks.prepare_cb = Some(prepare);
+    callbacks.stream_prepare_cb = Some(stream_prepare);
+    callbacks.commit_prepared_cb = Some(commit_prepared);
+    callbacks.rollback_prepared_cb = Some(rollback_prepared);
 }
 
 /// What hangs on the decoding context: a thin pointer to it.
@@ -59,6 +65,8 @@ unsafe extern "C-unwind" fn startup(
         (*ctx).output_plugin_private = std::ptr::null_mut();
         // Set because there are callbacks for it.
         let can_stream = std::mem::replace(&mut (*ctx).streaming, false);
+        let can_prepare = std::mem::replace(&mut (*ctx).twophase, false);
+        (*ctx).twophase_opt_given = false;
         if is_init {
             // Who reads here may write too: then deletions are to be remembered.
             registry::wake_manager(registry::my_database());
@@ -77,6 +85,9 @@ unsafe extern "C-unwind" fn startup(
             (*opt).output_type = pg_sys::OutputPluginOutputType::OUTPUT_PLUGIN_TEXTUAL_OUTPUT;
         }
         (*ctx).streaming = can_stream && format.streams();
+        (*ctx).twophase = can_prepare && format.prepares();
+        // A slot that was made without it is marked from here on.
+        (*ctx).twophase_opt_given = (*ctx).twophase;
         let state = hang(ctx, format);
         if let Some(stream) = (*state).joined() {
             held::join_if_wanted(ctx, stream);
@@ -153,6 +164,103 @@ unsafe extern "C-unwind" fn commit(
     unsafe {
         let Some(format) = state(ctx) else { return };
         format.commit(ctx, &*txn);
+    }
+}
+
+/// The transaction is decoded because its PREPARE is, or, with the time of that, its COMMIT PREPARED: it was prepared before the slot
+/// was told to send what is prepared.
+unsafe fn preparation(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: &pg_sys::ReorderBufferTXN,
+) -> Preparation {
+    // SAFETY: a record is being decoded, that of PREPARE or that of COMMIT PREPARED; the latter's data start with its time (xl_xact_commit of
+    // src/include/access/xact.h, 15 to 18).
+    unsafe {
+        let reader = (*ctx).reader;
+        if (*reader).ReadRecPtr == txn.final_lsn {
+            return Preparation::Now;
+        }
+        let record = (*reader).record;
+        Preparation::Before {
+            commit_lsn: (*reader).ReadRecPtr,
+            end_lsn: (*reader).EndRecPtr,
+            commit_time: (*record).main_data.cast::<i64>().read_unaligned(),
+        }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn filter_prepare(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    xid: pg_sys::TransactionId,
+    _gid: *const c_char,
+) -> bool {
+    // SAFETY: a valid context.
+    unsafe { state(ctx) }.is_some_and(|format| format.refuses_prepared(xid.into_inner()))
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn begin_prepare(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+) {
+    // SAFETY: valid pointers, in a transaction with a historic snapshot.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.begin_prepared(ctx, &*txn, preparation(ctx, &*txn));
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn prepare(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    _prepare_lsn: pg_sys::XLogRecPtr,
+) {
+    // SAFETY: valid pointers, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.prepared(ctx, &*txn);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn stream_prepare(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    _prepare_lsn: pg_sys::XLogRecPtr,
+) {
+    // SAFETY: valid pointers, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.segments_prepared(ctx, &*txn, preparation(ctx, &*txn));
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn commit_prepared(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    _commit_lsn: pg_sys::XLogRecPtr,
+) {
+    // SAFETY: valid pointers, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.prepared_finished(ctx, &*txn, None);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn rollback_prepared(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    txn: *mut pg_sys::ReorderBufferTXN,
+    prepare_end_lsn: pg_sys::XLogRecPtr,
+    prepare_time: pg_sys::TimestampTz,
+) {
+    // SAFETY: valid pointers, in a callback that may write.
+    unsafe {
+        let Some(format) = state(ctx) else { return };
+        format.prepared_finished(ctx, &*txn, Some((prepare_end_lsn, prepare_time)));
     }
 }
 

@@ -16,7 +16,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::Tools;
 use super::displacement;
-use super::format::{Author, Change, Context, Format, LogicalMessage, Truncation};
+use super::format::{Author, Change, Context, Format, LogicalMessage, Preparation, Truncation};
 use super::held::{self, Held};
 use super::invalidation;
 use super::node::Identity;
@@ -93,6 +93,10 @@ pub(super) struct Stream {
     keys: Vec<u64>,
     /// Nothing of this transaction is sent.
     skip: bool,
+    /// The transaction in hand is prepared and may be rolled back while it is decoded, as those in segments.
+    unsettled: bool,
+    /// The end of the transaction in hand, which was prepared before that was to be told, and is sent now that it has committed.
+    whole: Option<u64>,
     progress: Progress,
     /// Parent of every memory context of the plugin.
     context: pg_sys::MemoryContext,
@@ -210,6 +214,8 @@ impl Stream {
             new: Row::default(),
             keys: Vec::new(),
             skip: false,
+            unsettled: false,
+            whole: None,
             progress: Progress::default(),
             context,
             session: Some(Session::enter()),
@@ -311,6 +317,7 @@ impl Stream {
         let transaction = self.outbox.start();
         transaction.commit_lsn = txn.final_lsn;
         transaction.commit_timestamp = to_unix_micros(time);
+        transaction.prepared = None;
         transaction.xid = txn.xid.into_inner();
         transaction.origin.clear();
         transaction.origin.push_str(source.name());
@@ -320,6 +327,38 @@ impl Stream {
             txn.origin_lsn
         };
         source.is_node(self.options.node.as_deref())
+    }
+
+    /// Tell the outbox of a transaction that is, or was, prepared. Returns whether it is none of the reader's.
+    ///
+    /// # Safety
+    /// `txn` is valid and has a name.
+    unsafe fn start_prepared(
+        &mut self,
+        txn: &pg_sys::ReorderBufferTXN,
+        preparation: Preparation,
+        origin: &str,
+    ) -> bool {
+        let left_out = self.start_transaction(txn, origin);
+        // SAFETY: as the caller says.
+        let gid = unsafe { names::from_server(txn.gid) };
+        let transaction = self.outbox.start();
+        match preparation {
+            Preparation::Now => {
+                transaction.prepared = Some((txn.end_lsn, gid));
+                self.whole = None;
+            }
+            Preparation::Before {
+                commit_lsn,
+                end_lsn,
+                commit_time,
+            } => {
+                transaction.commit_lsn = commit_lsn;
+                transaction.commit_timestamp = to_unix_micros(commit_time);
+                self.whole = Some(end_lsn);
+            }
+        }
+        left_out
     }
 
     #[inline]
@@ -434,7 +473,7 @@ impl Stream {
         // SAFETY: as the caller says.
         let oid = unsafe { self.refresh(relation) };
         // Filters, hashes and output functions may ask the type cache.
-        let _unwatched = self.outbox.in_segment().then(Unwatched::enter);
+        let _unwatched = (self.outbox.in_segment() || self.unsettled).then(Unwatched::enter);
         let Self {
             outbox,
             book,
@@ -625,6 +664,118 @@ impl Format for Stream {
         self.skip = self.start_transaction(txn, &origin);
     }
 
+    fn prepares(&self) -> bool {
+        self.options.two_phase
+    }
+
+    fn refuses_prepared(&self, xid: u32) -> bool {
+        self.options.unprepared.contains(&xid)
+    }
+
+    unsafe fn begin_prepared(
+        &mut self,
+        ctx: Context,
+        txn: &pg_sys::ReorderBufferTXN,
+        preparation: Preparation,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { held::release_before(ctx, self, txn) };
+        self.absorb_invalidations();
+        self.clear_change();
+        // SAFETY: as the caller says.
+        unsafe {
+            let origin = self.origin_name(txn.origin_id);
+            self.skip = self.start_prepared(txn, preparation, &origin);
+            self.unsettled = matches!(preparation, Preparation::Now);
+            if self.unsettled && !self.skip {
+                self.ensure_header();
+                or_raise(self.outbox.ensure_begun(txn.xid.into_inner()));
+            }
+        }
+    }
+
+    unsafe fn prepared(&mut self, ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {
+        // The last change may have ended in an error that is none: its transaction was rolled back meanwhile.
+        self.clear_change();
+        self.unsettled = false;
+        let delivery = &mut *self.delivery;
+        let sink = &mut Sink { ctx, delivery };
+        let sent = match self.whole {
+            Some(end_lsn) => or_raise(self.outbox.commit(end_lsn, sink)),
+            None => {
+                or_raise(self.outbox.prepare(sink));
+                !self.skip
+            }
+        };
+        // SAFETY: as the caller says.
+        unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
+    }
+
+    unsafe fn segments_prepared(
+        &mut self,
+        ctx: Context,
+        txn: &pg_sys::ReorderBufferTXN,
+        preparation: Preparation,
+    ) {
+        // SAFETY: as the caller says.
+        let left_out = unsafe {
+            let origin = self.origin_name_outside(txn.origin_id);
+            self.start_prepared(txn, preparation, &origin)
+        };
+        if !left_out && self.whole.is_none() {
+            // SAFETY: as the caller says.
+            unsafe { self.ensure_header() };
+        }
+        self.tools.scratch.reset();
+        let delivery = &mut *self.delivery;
+        let sink = &mut Sink { ctx, delivery };
+        let sent = match self.whole {
+            _ if left_out => {
+                let xid = txn.xid.into_inner();
+                or_raise(self.outbox.abort(xid, xid, sink))
+            }
+            Some(end_lsn) => or_raise(self.outbox.commit_streamed(end_lsn, sink)),
+            None => {
+                or_raise(self.outbox.prepare_streamed(sink));
+                true
+            }
+        };
+        // SAFETY: as the caller says.
+        unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
+    }
+
+    unsafe fn prepared_finished(
+        &mut self,
+        ctx: Context,
+        txn: &pg_sys::ReorderBufferTXN,
+        rolled_back: Option<(u64, pg_sys::TimestampTz)>,
+    ) {
+        self.absorb_invalidations();
+        // What was sent whole a moment ago needs no end, and of what has changed nothing that is decoded PostgreSQL shows no beginning.
+        let sent_whole = self.whole.take() == Some(txn.end_lsn);
+        let mut sent = false;
+        if !sent_whole && !txn.base_snapshot.is_null() {
+            // SAFETY: as the caller says.
+            let left_out = unsafe {
+                let origin = self.origin_name_outside(txn.origin_id);
+                self.start_prepared(txn, Preparation::Now, &origin)
+            };
+            if !left_out {
+                // SAFETY: as the caller says.
+                unsafe { self.ensure_header() };
+                let delivery = &mut *self.delivery;
+                or_raise(self.outbox.finish_prepared(
+                    rolled_back.map(|(end_lsn, time)| (end_lsn, to_unix_micros(time))),
+                    &mut Sink { ctx, delivery },
+                ));
+                sent = true;
+            }
+        }
+        self.tools.scratch.reset();
+        // SAFETY: as the caller says.
+        unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
+    }
+
     fn streams(&self) -> bool {
         self.options.streaming
     }
@@ -673,7 +824,7 @@ impl Format for Stream {
         _txn: &pg_sys::ReorderBufferTXN,
         change: &Change,
     ) {
-        let running = self.outbox.in_segment();
+        let running = self.outbox.in_segment() || self.unsettled;
         // SAFETY: as the caller says.
         let mut put = || unsafe { !self.leaves_out(change.author) && self.put_row(change) };
         let written = if running {

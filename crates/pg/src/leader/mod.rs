@@ -9,6 +9,7 @@
 //! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
 
 mod confirm;
+mod prepared;
 mod provider;
 mod receive;
 mod schedule;
@@ -28,7 +29,7 @@ use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription;
 use crate::wait::{self, Wait};
-use crate::{latch, worker};
+use crate::{latch, prepared as local, worker};
 use provider::{create_slot, published_tables};
 use stream::Stream;
 
@@ -225,6 +226,14 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         entry.failures.store(0, Ordering::Release);
     }
     stream.stop_appliers();
+    if let Err(End::Transient(error, _)) = &outcome
+        && error.message == local::TO_BE_SENT_WHOLE
+    {
+        // Nothing has failed: the provider is to be asked in another way.
+        entry.failures.store(0, Ordering::Release);
+        entry.at_once.store(1, Ordering::Release);
+        return Ok(());
+    }
     outcome
 }
 

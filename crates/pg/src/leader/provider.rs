@@ -54,7 +54,13 @@ pub(super) fn create_slot(
     if !noted {
         return Err(End::Quiet);
     }
-    let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export')");
+    let two_phase = if subscription.two_phase {
+        ", TWO_PHASE"
+    } else {
+        ""
+    };
+    let create =
+        format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export'{two_phase})");
     let rows = match connection.query(&create) {
         Ok(rows) => rows,
         Err(error) => {

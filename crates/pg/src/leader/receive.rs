@@ -50,8 +50,20 @@ impl Stream {
                     self.segment_record(tag, body)?;
                     start = at;
                 }
-                Tag::SegmentStart | Tag::Abort | Tag::StreamedCommit => {
+                Tag::SegmentStart | Tag::Abort | Tag::StreamedCommit | Tag::StreamedPrepare => {
                     self.segment_record(tag, body)?;
+                    start = at;
+                }
+                Tag::BeginPrepared => {
+                    let Record::BeginPrepared(prepared) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    start = record_start;
+                    self.begin_prepared(&prepared)?;
+                }
+                Tag::CommitPrepared | Tag::RollbackPrepared => {
+                    let record = frame.get(record_start..at).unwrap_or_default();
+                    self.finish_prepared(&Record::read(tag, body)?, record)?;
                     start = at;
                 }
                 Tag::Insert | Tag::Update | Tag::Delete if self.segments.is_open() => {
@@ -72,8 +84,10 @@ impl Stream {
                         self.received(message.lsn);
                     }
                 }
-                Tag::Commit => {
-                    let Record::Commit(commit) = Record::read(tag, body)? else {
+                Tag::Commit | Tag::Prepare => {
+                    let (Record::Commit(commit) | Record::Prepare(commit)) =
+                        Record::read(tag, body)?
+                    else {
                         continue;
                     };
                     self.store(frame.get(start..at).unwrap_or_default())?;
@@ -185,6 +199,7 @@ impl Stream {
             skip: skip != 0 && begin.commit_lsn == skip,
             split: half_applied.is_some(),
             streamed: false,
+            two_phase: None,
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -331,7 +346,8 @@ impl Stream {
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
                 self.tracker.too_large();
                 if let Some(in_hand) = self.in_hand.as_mut() {
-                    in_hand.split |= self.subscription.split_above > 0;
+                    in_hand.split |=
+                        self.subscription.split_above > 0 && in_hand.two_phase.is_none();
                     self.producer
                         .publish_open(in_hand.begin_commit_lsn, in_hand.split);
                 }
@@ -370,6 +386,7 @@ impl Stream {
             return Err(out_of_order());
         }
         self.wait_for_tables()?;
+        self.store_outline()?;
         let Some(in_hand) = self.in_hand.take() else {
             return Err(out_of_order());
         };
@@ -389,7 +406,8 @@ impl Stream {
             self.producer.discard();
         } else {
             let most = self.subscription.split_above;
-            let split = in_hand.split || (most > 0 && in_hand.changes > most);
+            let split = in_hand.split
+                || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
             if split {
                 // Its pieces are to follow all before them, and all after it the last piece.
                 self.tracker.too_large();
@@ -415,6 +433,7 @@ impl Stream {
                 skip,
                 split,
                 wide: in_hand.streamed,
+                alone: in_hand.two_phase.is_some(),
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use braid_gir::{Reader, Record, StreamedCommit, Tag, Writer};
+use braid_gir::{Prepared, Reader, Record, StreamedCommit, Tag, Writer};
 
 use super::spool::Spool;
 use super::stream::Stream;
@@ -28,6 +28,11 @@ pub(super) struct Segments {
 }
 
 impl Segments {
+    /// What came of a transaction does not count.
+    pub(super) fn forget(&mut self, xid: u32) {
+        self.running.remove(&xid);
+    }
+
     /// Whether a segment is being received.
     pub(super) fn is_open(&self) -> bool {
         self.current.is_some()
@@ -38,8 +43,14 @@ impl Segments {
     }
 }
 
+/// How a transaction ends that came in segments.
+enum Ending<'a> {
+    Commit(StreamedCommit<'a>),
+    Prepare(Prepared<'a>),
+}
+
 impl Stream {
-    fn expect_between(&self) -> Result<(), End> {
+    pub(super) fn expect_between(&self) -> Result<(), End> {
         if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
@@ -82,7 +93,11 @@ impl Stream {
             }
             Record::StreamedCommit(commit) => {
                 self.expect_between()?;
-                self.commit_streamed(&commit)?;
+                self.end_streamed(&Ending::Commit(commit))?;
+            }
+            Record::StreamedPrepare(prepared) => {
+                self.expect_between()?;
+                self.end_streamed(&Ending::Prepare(prepared))?;
             }
             _ => return Err(out_of_order()),
         }
@@ -98,15 +113,21 @@ impl Stream {
         Ok(spool.write(records)?)
     }
 
-    fn commit_streamed(&mut self, streamed: &StreamedCommit<'_>) -> Result<(), End> {
-        let xid = streamed.begin.xid;
+    fn end_streamed(&mut self, ending: &Ending<'_>) -> Result<(), End> {
+        let (begin, commit) = match ending {
+            Ending::Commit(streamed) => (&streamed.begin, streamed.commit()),
+            Ending::Prepare(prepared) => (&prepared.begin, prepared.commit()),
+        };
+        let xid = begin.xid;
         let mut spool = self
             .segments
             .running
             .remove(&xid)
             .ok_or_else(out_of_order)?;
-        let commit = streamed.commit();
-        self.begin(&streamed.begin)?;
+        match ending {
+            Ending::Commit(_) => self.begin(begin)?,
+            Ending::Prepare(prepared) => self.begin_prepared(prepared)?,
+        }
         let skip = self.subscription.skip_lsn;
         let wanted = self.in_hand.as_mut().is_some_and(|in_hand| {
             in_hand.skip |= skip != 0 && skip == commit.end_lsn;
@@ -118,14 +139,20 @@ impl Stream {
             // subtransaction.
             self.tracker.barrier_for_all();
             let mut writer = Writer::new();
-            writer.begin(&streamed.begin)?;
+            match ending {
+                Ending::Commit(_) => writer.begin(begin)?,
+                Ending::Prepare(prepared) => writer.begin_prepared(prepared)?,
+            }
             self.store(writer.frame())?;
             // They were counted when they came.
             let rows = self.rows;
             self.read_back(&mut spool)?;
             self.rows = rows;
             writer.clear(0);
-            writer.commit(&commit)?;
+            match ending {
+                Ending::Commit(_) => writer.commit(&commit)?,
+                Ending::Prepare(_) => writer.prepare(&commit)?,
+            }
             self.store(writer.frame())?;
         }
         drop(spool);

@@ -27,7 +27,7 @@ use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, Subscription, lsn_text, publication_list};
 use crate::table_order::TableOrders;
-use crate::{applied, origin, settings, split, worker};
+use crate::{applied, origin, prepared, settings, split, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
@@ -42,6 +42,8 @@ pub(super) struct InHand {
     pub(super) split: bool,
     /// It came while it ran: its keys were hashed under other circumstances than its neighbours'.
     pub(super) streamed: bool,
+    /// It is prepared here, or what was is finished: applied alone, and what stands for it if its content is to be left out.
+    pub(super) two_phase: Option<Vec<u8>>,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -93,6 +95,35 @@ pub(super) struct Stream {
     pub(super) rate: Rate,
 }
 
+/// Have the provider send what it has from `start` on.
+fn start_streaming(
+    subscription: &Subscription,
+    local_node: &str,
+    start: u64,
+    connection: &mut Connection,
+) -> Result<(), End> {
+    let prepared = if subscription.two_phase {
+        let unprepared = prepared::noted(subscription, start, connection)?;
+        match unprepared.join(",") {
+            none if none.is_empty() => ", two_phase 'on'".to_owned(),
+            numbers => format!(", two_phase 'on', unprepared {}", quote_literal(&numbers)),
+        }
+    } else {
+        // A provider that does not know the option is not asked for it.
+        String::new()
+    };
+    Ok(connection.start_copy(&format!(
+        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
+        quote_identifier(&subscription.slot),
+        lsn_text(start),
+        publication_list(&subscription.publications),
+        quote_literal(&subscription.origin),
+        quote_literal(local_node),
+        quote_literal(&subscription.streaming),
+        prepared,
+    ))?)
+}
+
 impl Stream {
     pub(super) fn open(
         subscription: &Subscription,
@@ -128,15 +159,7 @@ impl Stream {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
-        connection.start_copy(&format!(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {})",
-            quote_identifier(&subscription.slot),
-            lsn_text(start),
-            publication_list(&subscription.publications),
-            quote_literal(&subscription.origin),
-            quote_literal(&local_node),
-            quote_literal(&subscription.streaming),
-        ))?;
+        start_streaming(subscription, &local_node, start, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
             group.ring.relax(start);

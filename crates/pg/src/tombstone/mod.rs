@@ -16,9 +16,10 @@ pub mod drop_database;
 
 use pgrx::pg_sys;
 
-use crate::apply::find_table;
+use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
 use crate::registry;
+use crate::subscription::execute;
 
 /// F_INT8EQ of src/include/utils/fmgroids.h.
 const INT8_EQUAL: u32 = 467;
@@ -36,6 +37,23 @@ pub struct Tombstone {
     pub timestamp: i64,
     /// Where it was deleted: a replication origin, 0 for here.
     pub origin: pg_sys::RepOriginId,
+}
+
+/// The time of a tombstone that a prepared transaction has written: that of its commit, which its commit record tells. The manager puts it
+/// in its place.
+pub const AT_COMMIT: i64 = 0;
+
+/// The time of what this transaction has deleted, which was prepared; `None` when it is the one in hand, or its time is forgotten.
+fn committed_at(writer: pg_sys::TransactionId) -> Option<i64> {
+    let mut timestamp = 0;
+    let mut origin = 0;
+    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
+    let known = unsafe {
+        writer.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
+            && !pg_sys::TransactionIdIsCurrentTransactionId(writer)
+            && pg_sys::TransactionIdGetCommitTsData(writer, &raw mut timestamp, &raw mut origin)
+    };
+    known.then(|| timestamp.saturating_add(EPOCH_DIFFERENCE))
 }
 
 fn lock(mode: u32) -> i32 {
@@ -95,6 +113,25 @@ pub enum Seen {
     Committed,
     /// Those of transactions that still run, too.
     All,
+}
+
+/// A transaction that was prepared commits at this time: what it has deleted, if anything, is not known here by group.
+pub fn prepared_commits(timestamp: i64) {
+    if registry::remembers_deletions() {
+        registry::raise_all_tombstones(timestamp);
+    }
+}
+
+/// Give tombstones of prepared transactions that have committed the time of that. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn settle() -> Result<(), PgError> {
+    execute(
+        "update braid.tombstone set deleted_at = (extract(epoch from coalesce(pg_xact_commit_timestamp(xmin), now())) * 1000000)::bigint \
+         where deleted_at = 0",
+        &[],
+    )
 }
 
 /// The newest deletion of the row with this hash: its time and origin.
@@ -187,10 +224,17 @@ fn each(
             let [hash, timestamp, relation_oid, origin] = values;
             let small =
                 |datum: pg_sys::Datum| u32::try_from(datum.value() & 0xFFFF_FFFF).unwrap_or(0);
+            let mut timestamp = (timestamp.value() as u64).cast_signed();
+            if timestamp == AT_COMMIT {
+                let Some(at) = committed_at((*(*tuple).t_data).t_choice.t_heap.t_xmin) else {
+                    continue;
+                };
+                timestamp = at;
+            }
             look(Tombstone {
                 hash: hash.value() as u64,
                 relation: small(relation_oid),
-                timestamp: (timestamp.value() as u64).cast_signed(),
+                timestamp,
                 origin: u16::try_from(small(origin)).unwrap_or(0),
             });
         }

@@ -120,6 +120,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         skip: random.index(50) == 0,
         split: random.index(10) == 0,
         wide: random.index(10) == 0,
+        alone: false,
     };
     (frames, complete)
 }

@@ -16,6 +16,7 @@ fn complete(number: u64) -> Complete {
         skip: false,
         split: false,
         wide: false,
+        alone: false,
     }
 }
 
@@ -274,6 +275,7 @@ fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
             changes: if number == 9 { 4 } else { 1 },
             skip: number == 6,
             split: number == 13,
+            alone: number == 8,
             ..complete(number)
         });
     }
@@ -283,7 +285,16 @@ fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
     }
     assert_eq!(
         runs,
-        [(1, 4), (5, 5), (6, 6), (7, 8), (9, 9), (10, 12), (13, 13)]
+        [
+            (1, 4),
+            (5, 5),
+            (6, 6),
+            (7, 7),
+            (8, 8),
+            (9, 9),
+            (10, 12),
+            (13, 13)
+        ]
     );
     let split = |number| ring.transaction(number).is_split();
     assert!(split(13) && !split(12));

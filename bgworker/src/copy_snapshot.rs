@@ -1,0 +1,89 @@
+//! Which prepared transactions a table's copy has seen.
+//!
+//! Of a transaction that has committed, its position tells: the copy has what committed before its own. One that was prepared before the
+//! copy's position may have committed before it or after it, which is not known yet when it is applied. The provider's snapshot, under which
+//! the table was copied, knows: what ran then is not in the copy. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
+
+/// A snapshot of the provider's, from the text form of `pg_snapshot`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopySnapshot {
+    xmin: u32,
+    xmax: u32,
+    running: Vec<u32>,
+}
+
+fn low(text: &str) -> Option<u32> {
+    let full: u64 = text.parse().ok()?;
+    u32::try_from(full & 0xffff_ffff).ok()
+}
+
+/// TransactionIdPrecedes of src/backend/access/transam/transam.c, for ids that are normal.
+fn precedes(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() < 0
+}
+
+impl CopySnapshot {
+    /// From `xmin:xmax:xip_list`; `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        let (xmin, xmax) = (low(parts.next()?)?, low(parts.next()?)?);
+        let running = parts
+            .next()?
+            .split(',')
+            .filter(|id| !id.is_empty())
+            .map(low)
+            .collect::<Option<Vec<_>>>()?;
+        Some(Self {
+            xmin,
+            xmax,
+            running,
+        })
+    }
+
+    /// Whether this transaction had ended when the table was copied.
+    #[must_use]
+    pub fn sees(&self, xid: u32) -> bool {
+        precedes(xid, self.xmin) || (precedes(xid, self.xmax) && !self.running.contains(&xid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CopySnapshot;
+
+    #[test]
+    fn what_ran_is_not_seen() {
+        let snapshot = CopySnapshot::parse("10:20:10,14,15").unwrap();
+        for (xid, seen) in [
+            (9, true),
+            (10, false),
+            (11, true),
+            (14, false),
+            (15, false),
+            (19, true),
+            (20, false),
+            (21, false),
+        ] {
+            assert_eq!(snapshot.sees(xid), seen, "{xid}");
+        }
+    }
+
+    #[test]
+    fn ids_wrap_around() {
+        // 2^32 + 5 is 5 in the stream.
+        let snapshot = CopySnapshot::parse("4294967290:4294967301:4294967295").unwrap();
+        assert!(snapshot.sees(4_294_967_289));
+        assert!(!snapshot.sees(u32::MAX));
+        assert!(snapshot.sees(4));
+        assert!(!snapshot.sees(5));
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        assert!(CopySnapshot::parse("3:3:").is_some());
+        for text in ["", "1", "1:2", "a:2:", "1:2:x", "1:2:3,,x", "-1:2:"] {
+            assert_eq!(CopySnapshot::parse(text), None, "{text}");
+        }
+    }
+}
