@@ -19,3 +19,4 @@ mod random;
 mod scaling;
 mod schedule;
 mod split;
+mod unique;

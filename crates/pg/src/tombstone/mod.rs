@@ -77,7 +77,12 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
     }
     // Before the commit, so that nobody is told that there is none while there is one.
     for tombstone in tombstones {
-        registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
+        let newest = match tombstone.timestamp {
+            // As late as its commit may come.
+            AT_COMMIT => i64::MAX,
+            timestamp => timestamp,
+        };
+        registry::raise_tombstone(tombstone.hash, newest);
     }
     let oid = table()?;
     // SAFETY: in a transaction; the values have the types of the table's columns.
@@ -226,10 +231,18 @@ fn each(
                 |datum: pg_sys::Datum| u32::try_from(datum.value() & 0xFFFF_FFFF).unwrap_or(0);
             let mut timestamp = (timestamp.value() as u64).cast_signed();
             if timestamp == AT_COMMIT {
-                let Some(at) = committed_at((*(*tuple).t_data).t_choice.t_heap.t_xmin) else {
-                    continue;
+                let writer = (*(*tuple).t_data).t_choice.t_heap.t_xmin;
+                timestamp = match committed_at(writer) {
+                    Some(at) => at,
+                    // Prepared: it will be newer than what has come before it.
+                    None if seen == Seen::All && pg_sys::TransactionIdIsInProgress(writer) => {
+                        if pg_sys::TransactionIdIsCurrentTransactionId(writer) {
+                            continue;
+                        }
+                        i64::MAX
+                    }
+                    None => continue,
                 };
-                timestamp = at;
             }
             look(Tombstone {
                 hash: hash.value() as u64,
