@@ -176,6 +176,21 @@ restart_crashed($paris);
 converged(values %node);
 same_tables([values %node], 'doc');
 
+# While the question is under way, the row that is not here comes and goes by this node's own doing.
+links('down');
+run($tokyo, 'delete from doc where id = 190');
+run($paris, 'update doc set n = 100 where id = 190');
+$locker = $paris->background_psql('postgres');
+$locker->query_safe('begin; lock table doc in access exclusive mode');
+links('up');
+$tokyo->poll_query_until('postgres', q[select count(*) > 0 from braid.apply_workers where wait_event = 'BraidApplierQuerier']);
+run($tokyo, q[insert into doc values (190, 1, 'new'); delete from doc where id = 190;]);
+$locker->query_safe('commit');
+$locker->quit;
+converged(values %node) for 1 .. 2;
+same_tables([values %node], 'doc');
+is(run($tokyo, 'select count(*) from doc where id = 190'), '0', 'a deletion that came during a question counts');
+
 # The provider shows a commit to others only when this subscription has confirmed it.
 run($tokyo, q[alter system set synchronous_standby_names = 'paris_from_tokyo']);
 $tokyo->reload;

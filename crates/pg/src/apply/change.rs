@@ -454,7 +454,7 @@ impl Session {
 
     /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
     /// a conflict to record, or where it turns out to have changed between being found and being written; and before that `ask` may find
-    /// out what is not known of it.
+    /// out what is not known of it, and says whether it did.
     fn resolve(
         &mut self,
         key: Key,
@@ -463,7 +463,7 @@ impl Session {
         current: &Current,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         (mut ask, mut act): (
-            Option<impl FnMut(&mut Self, Found, Decision) -> Result<(), PgError>>,
+            Option<impl FnMut(&mut Self, Found, Decision) -> Result<bool, PgError>>,
             impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
         ),
     ) -> Result<(), PgError> {
@@ -480,8 +480,11 @@ impl Session {
             if let Some(seen) = seen {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
             }
-            if let Some(ask) = ask.as_mut() {
-                ask(self, found, decision)?;
+            if let Some(ask) = ask.as_mut()
+                && ask(self, found, decision)?
+            {
+                // That may have taken long. A row that was not here may have come since, and may be gone again.
+                continue;
             }
             let lockable = must_lock || decision.conflict.is_some();
             if !lock && lockable && matches!(found, Found::Row(_)) {
@@ -505,7 +508,7 @@ impl Session {
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
         act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
     ) -> Result<(), PgError> {
-        let ask = None::<fn(&mut Self, Found, Decision) -> Result<(), PgError>>;
+        let ask = None::<fn(&mut Self, Found, Decision) -> Result<bool, PgError>>;
         self.resolve(key, remote, sought, current, decide, (ask, act))
     }
 
@@ -824,8 +827,9 @@ impl Session {
             {
                 let fetched = session.fetch_gaps(key, remote, current, wanted)?;
                 answer.replace(Some(fetched));
+                return Ok(true);
             }
-            Ok(())
+            Ok(false)
         };
         // The whole old row is as good as an answer.
         let ask = (incomplete && before.is_none()).then_some(ask);
