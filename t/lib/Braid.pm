@@ -231,7 +231,11 @@ sub restart_crashed
 	my ($node) = @_;
 	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be running.
 	my $started = wait_until(sub { $node->{_pid} = undef; $node->start(fail_ok => 1) }, 30);
-	BAIL_OUT_of_test($node->name . ' does not start again') unless $started;
+	return if $started;
+	# What is left of the server that was killed holds its memory: a process that has not noticed, and what it waits for.
+	my $name = $node->name;
+	diag($_) for grep { /postgres: $name: / } split /\n/, `ps -eo pid,ppid,stat,etimes,wchan:30,args`;
+	BAIL_OUT_of_test("$name does not start again");
 	return;
 }
 
