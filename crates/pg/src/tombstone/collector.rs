@@ -13,8 +13,7 @@
 //! The process ends with any error; the manager starts it again.
 
 use std::collections::HashSet;
-use std::ffi::CStr;
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -159,7 +158,7 @@ impl Decoder {
         let context = unsafe {
             compat::acquire_slot(slot);
             let mut routine = pg_sys::XLogReaderRoutine {
-                page_read: Some(ffi::read_local_xlog_page),
+                page_read: Some(read_page),
                 segment_open: Some(ffi::wal_segment_open),
                 segment_close: Some(ffi::wal_segment_close),
             };
@@ -234,6 +233,27 @@ impl Decoder {
         }
         error::transaction(work)
     }
+}
+
+/// Read a page of WAL, up to `length` bytes of it: the next record may begin on one that is still to be written.
+///
+/// PostgreSQL's own function waits for that without noticing that the postmaster is gone. Then this process would go on for ever, and with
+/// it the shared memory, so that the server could not be started again.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn read_page(
+    reader: *mut pg_sys::XLogReaderState,
+    page: pg_sys::XLogRecPtr,
+    length: c_int,
+    record: pg_sys::XLogRecPtr,
+    buffer: *mut c_char,
+) -> c_int {
+    let end = page.saturating_add(u64::try_from(length).unwrap_or(0));
+    // SAFETY: a read of shared memory.
+    while unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) } < end {
+        latch::wait(Some(PAUSE));
+    }
+    // SAFETY: called by the reader, with what it gives.
+    unsafe { ffi::read_local_xlog_page(reader, page, length, record, buffer) }
 }
 
 /// Dead rows that transactions from this one on have left stay.
