@@ -103,11 +103,7 @@ heal();
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'a winner that is gone');
 
 # It is deleted where it was written before the loser comes there: the node that saw both says so.
-cut();
-$tokyo->safe_psql('postgres', q[insert into account values (22, 'y', 0, 'older')]);
-$paris->safe_psql('postgres', q[insert into account values (23, 'y', 0, 'newer')]);
-$paris->safe_psql('postgres', q[delete from account where id = 23]);
-heal();
+meet(q[insert into account values (22, 'y', 0, 'older')], q[insert into account values (23, 'y', 0, 'newer'); delete from account where id = 23]);
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'there too');
 
 # The loser changes again, and is the newest of all: it must not go for its earlier version.

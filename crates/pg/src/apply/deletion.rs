@@ -111,12 +111,7 @@ impl Session {
         if !registry::may_have_tombstone(hash, current.timestamp) {
             return Ok(());
         }
-        // SAFETY: in a transaction; what is allocated goes with it.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let newest = tombstone::find(hash, Seen::All);
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
-        let Some((timestamp, origin)) = newest? else {
+        let Some((timestamp, origin)) = newest_deletion(hash, Seen::All)? else {
             return Ok(());
         };
         let deleted = Version {
@@ -221,12 +216,7 @@ impl Session {
         if is_insert && !registry::may_have_tombstone(hash, timestamp) {
             return Ok(missing);
         }
-        // SAFETY: in a transaction; what is allocated goes with it.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let recalled = tombstone::find(hash, Seen::Committed);
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
-        Ok(match (recalled?, found) {
+        Ok(match (newest_deletion(hash, Seen::Committed)?, found) {
             (None, _) => missing,
             // This very transaction's, or the same one's by another way: what comes in it later, comes.
             (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
@@ -238,6 +228,16 @@ impl Session {
             (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
         })
     }
+}
+
+/// As [`tombstone::find`], with memory that goes with the transaction in hand.
+fn newest_deletion(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    // SAFETY: in a transaction.
+    let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+    let newest = tombstone::find(hash, seen);
+    // SAFETY: the caller's.
+    unsafe { pg_sys::MemoryContextSwitchTo(before) };
+    newest
 }
 
 /// What this process stamps its commits with.

@@ -22,7 +22,7 @@ use braid_bgworker::conflict::Decision;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows};
-use super::decode::EPOCH_DIFFERENCE;
+use super::image::fields;
 use super::in_the_way::UNIQUE_VIOLATION;
 use super::key_hash::key_hash;
 use super::lookup::{Found, lock_row, writer};
@@ -30,7 +30,6 @@ use super::merge::{self, Call};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::{Current, Session, Target};
-use crate::clock;
 use crate::compat;
 use crate::error::{self, PgError};
 use crate::subscription::{execute, execute_counting};
@@ -68,15 +67,15 @@ pub(super) enum Loser {
     HereAsOwn,
     /// The row that is here; the others are told so.
     Here,
-    /// The row that is to come, and what stands under its key; the others are told so. `first` of the rows in its way, which each are
-    /// a conflict of their own.
+    /// The row that is to come, and with it what stands under its key; the others are told so. `first` of the rows in its way, which
+    /// each are a conflict of their own.
     Incoming { first: bool },
 }
 
 /// A version of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    pub(super) tid: pg_sys::ItemPointerData,
+struct Place {
+    tid: pg_sys::ItemPointerData,
     writer: pg_sys::TransactionId,
 }
 
@@ -85,7 +84,7 @@ impl Place {
     ///
     /// # Safety
     /// The slot holds a row of a table.
-    pub(super) unsafe fn of(slot: *mut pg_sys::TupleTableSlot) -> Self {
+    unsafe fn of(slot: *mut pg_sys::TupleTableSlot) -> Self {
         // SAFETY: as the caller says.
         unsafe {
             Self {
@@ -364,32 +363,28 @@ impl Session {
         let keys: Vec<usize> = keys
             .filter_map(|column| usize::try_from(column.attribute - 1).ok())
             .collect();
-        // SAFETY: as the caller says; the arrays have as many members as the slot has columns, and are filled by then.
+        // SAFETY: as the caller says; one value and one mark a column.
         unsafe {
             let descriptor = (*slot).tts_tupleDescriptor;
-            let natts = (*descriptor).natts;
-            if i32::from((*slot).tts_nvalid) < natts {
-                pg_sys::slot_getsomeattrs_int(slot, natts);
-            }
-            let count = usize::try_from(natts).unwrap_or(0);
-            let (mut values, mut nulls) = (Vec::with_capacity(count), Vec::with_capacity(count));
-            for position in 0..count {
-                let mut value = *(*slot).tts_values.add(position);
-                let mut is_null = *(*slot).tts_isnull.add(position);
-                let is_varlena = (*compat::TupleDescAttr(descriptor, position)).attlen == -1;
-                if is_varlena && !is_null {
-                    let pointer = value.cast_mut_ptr::<pg_sys::varlena>();
-                    if keys.contains(&position) {
-                        value = pg_sys::Datum::from(pg_sys::pg_detoast_datum(pointer));
-                    } else if pgrx::varatt_is_1b_e(pointer)
-                        || pgrx::varsize_any(pointer) > TOLD_BYTES
-                    {
-                        is_null = true;
-                    }
-                }
-                values.push(value);
-                nulls.push(is_null);
-            }
+            let fields = fields(slot).into_iter().enumerate();
+            let (mut values, mut nulls): (Vec<_>, Vec<_>) = fields
+                .map(|(position, value)| {
+                    let is_varlena = (*compat::TupleDescAttr(descriptor, position)).attlen == -1;
+                    let told = value.and_then(|value| {
+                        if !is_varlena {
+                            return Some(value);
+                        }
+                        let pointer = value.cast_mut_ptr::<pg_sys::varlena>();
+                        if keys.contains(&position) {
+                            return Some(pg_sys::Datum::from(pg_sys::pg_detoast_datum(pointer)));
+                        }
+                        let is_small = !pgrx::varatt_is_1b_e(pointer)
+                            && pgrx::varsize_any(pointer) <= TOLD_BYTES;
+                        is_small.then_some(value)
+                    });
+                    (told.unwrap_or(pg_sys::Datum::null()), told.is_none())
+                })
+                .unzip();
             let tuple =
                 pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
             let len = usize::try_from((*tuple).t_len).unwrap_or(0);
@@ -450,20 +445,9 @@ impl Session {
     /// Remove what stands under the key of the row in the new slot, which does not come, unless it is newer.
     fn remove_older(&mut self, eviction: &Eviction, key: Key) -> Result<(), PgError> {
         let remote = self.remote(eviction.schema)?;
-        // SAFETY: the slot holds a row of the table, and its arrays have as many members as that has columns.
-        let values: RowValues = unsafe {
-            let slot = self.open(key)?.new_slot();
-            let natts = (*(*slot).tts_tupleDescriptor).natts;
-            if i32::from((*slot).tts_nvalid) < natts {
-                pg_sys::slot_getsomeattrs_int(slot, natts);
-            }
-            (0..usize::try_from(natts).unwrap_or(0))
-                .map(|position| {
-                    let is_null = *(*slot).tts_isnull.add(position);
-                    Some((!is_null).then(|| *(*slot).tts_values.add(position)))
-                })
-                .collect()
-        };
+        let new_slot = self.open(key)?.new_slot();
+        // SAFETY: the slot holds a row of the table.
+        let values: RowValues = unsafe { fields(new_slot) }.into_iter().map(Some).collect();
         let found = self.find(key, &remote, &values, true)?;
         let is_newer = match found {
             Found::Missing(_) => true,
@@ -484,19 +468,8 @@ impl Session {
         self.close_tables();
         self.store_tombstones()?;
         self.tally.store(&self.identity.subscription)?;
-        clock::seen(timestamp.saturating_sub(EPOCH_DIFFERENCE));
-        // SAFETY: the transaction was opened in `start`; the origin is set up for this process. Its position stays where it is: nothing
-        // of the stream is applied with this.
-        unsafe {
-            pg_sys::PopActiveSnapshot();
-            pg_sys::replorigin_session_origin_lsn = 0;
-            pg_sys::replorigin_session_origin_timestamp =
-                timestamp.saturating_sub(EPOCH_DIFFERENCE);
-            pg_sys::CommitTransactionCommand();
-            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-            pg_sys::MemoryContextReset(self.change_context);
-        }
-        self.current = None;
+        // The origin's position stays where it is: nothing of the stream is applied with this.
+        self.commit_at(0, timestamp);
         Ok(())
     }
 }

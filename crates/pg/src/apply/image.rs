@@ -144,6 +144,23 @@ unsafe fn text_of(type_oid: pg_sys::Oid, value: pg_sys::Datum) -> pg_sys::Datum 
     }
 }
 
+/// All columns of the row in a slot; `None` for null.
+///
+/// # Safety
+/// The slot holds a row.
+pub unsafe fn fields(slot: *mut pg_sys::TupleTableSlot) -> Vec<Option<pg_sys::Datum>> {
+    // SAFETY: as the caller says; the arrays have a place for each column once all are read.
+    unsafe {
+        let natts = (*(*slot).tts_tupleDescriptor).natts;
+        if i32::from((*slot).tts_nvalid) < natts {
+            pg_sys::slot_getsomeattrs_int(slot, natts);
+        }
+        (0..usize::try_from(natts).unwrap_or(0))
+            .map(|index| (!*(*slot).tts_isnull.add(index)).then(|| *(*slot).tts_values.add(index)))
+            .collect()
+    }
+}
+
 impl Image {
     /// No row of this type.
     #[must_use]
@@ -229,20 +246,8 @@ impl Image {
         slot: *mut pg_sys::TupleTableSlot,
         is_absent: impl Fn(usize) -> bool,
     ) -> Self {
-        // SAFETY: as the caller says; the arrays have a place for each column once all are read.
-        unsafe {
-            let descriptor = (*slot).tts_tupleDescriptor;
-            let natts = (*descriptor).natts;
-            if i32::from((*slot).tts_nvalid) < natts {
-                pg_sys::slot_getsomeattrs_int(slot, natts);
-            }
-            let values: Vec<Option<pg_sys::Datum>> = (0..usize::try_from(natts).unwrap_or(0))
-                .map(|index| {
-                    (!*(*slot).tts_isnull.add(index)).then(|| *(*slot).tts_values.add(index))
-                })
-                .collect();
-            Self::new(descriptor, &values, is_absent)
-        }
+        // SAFETY: as the caller says.
+        unsafe { Self::new((*slot).tts_tupleDescriptor, &fields(slot), is_absent) }
     }
 
     /// The row that a composite value is.

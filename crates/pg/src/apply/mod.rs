@@ -556,6 +556,12 @@ impl Session {
         self.close_tables();
         self.tally.store(&self.identity.subscription)?;
         clock::wait_until_past();
+        self.end();
+        Ok(())
+    }
+
+    /// Commit the local transaction, with whatever origin is set.
+    fn end(&mut self) {
         // SAFETY: the transaction was opened in `start`.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -564,7 +570,22 @@ impl Session {
             pg_sys::MemoryContextReset(self.change_context);
         }
         self.current = None;
-        Ok(())
+    }
+
+    /// Commit with the origin's position and this timestamp (Unix microseconds). Returns the end of the local commit record; 0 when nothing
+    /// was written.
+    fn commit_at(&mut self, end_lsn: u64, timestamp: i64) -> u64 {
+        let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
+        clock::seen(timestamp);
+        // SAFETY: the origin is set up for this process. The values are read by RecordTransactionCommit.
+        unsafe {
+            pg_sys::replorigin_session_origin_lsn = end_lsn;
+            pg_sys::replorigin_session_origin_timestamp = timestamp;
+            pg_sys::XactLastCommitEnd = 0;
+        }
+        self.end();
+        // SAFETY: reads a variable of the process.
+        unsafe { pg_sys::XactLastCommitEnd }
     }
 
     /// All of the transaction is there: write what was held back, and let go of what was opened, before it waits for its turn.
@@ -592,21 +613,7 @@ impl Session {
     pub fn commit(&mut self, end_lsn: u64) -> Result<u64, PgError> {
         self.finish()?;
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
-        clock::seen(timestamp.saturating_sub(EPOCH_DIFFERENCE));
-        // SAFETY: the transaction was opened in `begin`; the origin is set up for this process. The values are read by
-        // RecordTransactionCommit.
-        unsafe {
-            pg_sys::PopActiveSnapshot();
-            pg_sys::replorigin_session_origin_lsn = end_lsn;
-            pg_sys::replorigin_session_origin_timestamp =
-                timestamp.saturating_sub(EPOCH_DIFFERENCE);
-            pg_sys::XactLastCommitEnd = 0;
-            pg_sys::CommitTransactionCommand();
-            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-            pg_sys::MemoryContextReset(self.change_context);
-            self.current = None;
-            Ok(pg_sys::XactLastCommitEnd)
-        }
+        Ok(self.commit_at(end_lsn, timestamp))
     }
 
     /// Prepare, under the name `gid`, as the source's transaction whose PREPARE ends at `end_lsn`.

@@ -31,7 +31,7 @@ pub(crate) mod names;
 mod node;
 mod outgoing;
 mod paced;
-mod page_read;
+pub(crate) mod page_read;
 mod plugin;
 mod publications;
 mod relation;

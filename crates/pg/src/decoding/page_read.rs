@@ -100,19 +100,22 @@ impl PageRead {
 impl Wanted {
     /// Whether the server has the WAL that is wanted, for a walsender to read.
     pub(super) fn is_there(&self) -> bool {
-        let position = self
-            .page
-            .saturating_add(u64::try_from(self.length).unwrap_or(0));
-        // SAFETY: reads of shared memory.
-        let end = unsafe {
-            if pg_sys::RecoveryInProgress() {
-                pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())
-            } else {
-                pg_sys::GetFlushRecPtr(std::ptr::null_mut())
-            }
-        };
-        position <= end
+        is_there(self.page, self.length)
     }
+}
+
+/// Whether the server has this page of WAL up to `length` bytes, for decoding to read.
+pub(crate) fn is_there(page: pg_sys::XLogRecPtr, length: c_int) -> bool {
+    let position = page.saturating_add(u64::try_from(length).unwrap_or(0));
+    // SAFETY: reads of shared memory.
+    let end = unsafe {
+        if pg_sys::RecoveryInProgress() {
+            pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())
+        } else {
+            pg_sys::GetFlushRecPtr(std::ptr::null_mut())
+        }
+    };
+    position <= end
 }
 
 /// Whether what is held is to be let go before this transaction, which takes long to go through.

@@ -21,6 +21,7 @@ use pgrx::pg_sys;
 
 use super::{Tombstone, store};
 use crate::decoding::deletions::{self, Large};
+use crate::decoding::page_read;
 use crate::error::{self, PgError};
 use crate::registry::{self, ManagerEntry};
 use crate::subscription::rows;
@@ -247,9 +248,7 @@ unsafe extern "C-unwind" fn read_page(
     record: pg_sys::XLogRecPtr,
     buffer: *mut c_char,
 ) -> c_int {
-    let end = page.saturating_add(u64::try_from(length).unwrap_or(0));
-    // SAFETY: a read of shared memory.
-    while unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) } < end {
+    while !page_read::is_there(page, length) {
         latch::wait(Some(PAUSE));
     }
     // SAFETY: called by the reader, with what it gives.
