@@ -204,23 +204,12 @@ pub fn main(argument: pg_sys::Datum) {
             return;
         }
     };
-    own.pid.store(registry::my_pid(), Ordering::Release);
-    own.started_at.store(registry::now(), Ordering::Relaxed);
     if arguments.number == 0 {
         entry
             .first_applier_latch
             .store(registry::my_latch(), Ordering::Release);
     }
-    own.busy_micros.store(0, Ordering::Relaxed);
-    own.wait.store(0, Ordering::Relaxed);
-    wait::show_in(&own.wait);
-    // SAFETY: the callback only touches shared memory, which outlives the process.
-    unsafe {
-        pg_sys::before_shmem_exit(
-            Some(on_exit),
-            pg_sys::Datum::from(std::ptr::from_ref(own).addr()),
-        );
-    }
+    enter(own);
     group
         .ring
         .register_applier(arguments.number, registry::my_pid(), registry::my_latch());
@@ -293,6 +282,22 @@ pub fn main(argument: pg_sys::Datum) {
         step: None,
     };
     applier.run();
+}
+
+/// Show this process in its entry, until it ends.
+fn enter(own: &'static ApplierEntry) {
+    own.pid.store(registry::my_pid(), Ordering::Release);
+    own.started_at.store(registry::now(), Ordering::Relaxed);
+    own.busy_micros.store(0, Ordering::Relaxed);
+    own.wait.store(0, Ordering::Relaxed);
+    wait::show_in(&own.wait);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe {
+        pg_sys::before_shmem_exit(
+            Some(on_exit),
+            pg_sys::Datum::from(std::ptr::from_ref(own).addr()),
+        );
+    }
 }
 
 #[pgrx::pg_guard]
@@ -648,13 +653,7 @@ impl Applier {
             let pieces = self.pieces.take();
             let trouble = match outcome {
                 Ok(local_end) => {
-                    let wakes = self.ring.commit(self.number, sequence, local_end, next);
-                    set_latches(&wakes);
-                    if sequence.is_multiple_of(STATISTICS_EVERY) {
-                        // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
-                        // SAFETY: outside of a transaction.
-                        unsafe { pg_sys::pgstat_report_stat(false) };
-                    }
+                    self.has_committed(sequence, local_end, next);
                     return true;
                 }
                 Err(trouble) => trouble,
@@ -711,14 +710,30 @@ impl Applier {
                 fail(self.ring, &error, transaction.end_lsn());
                 return false;
             }
-            if at_turn == 1 || at_turn % 10 == 0 {
-                error.log(&format!(
-                    "subscription \"{}\" tries a transaction again",
-                    self.subscription.name
-                ));
-            }
-            let pause = policy::backoff_ms(at_turn, 5, 1000);
-            latch::wait_as(Wait::Retry, Duration::from_millis(pause));
+            self.pause(&error, at_turn);
+        }
+    }
+
+    /// Before a transaction is tried again at its turn, for the `at_turn`th time.
+    fn pause(&self, error: &PgError, at_turn: u32) {
+        if at_turn == 1 || at_turn.is_multiple_of(10) {
+            let name = &self.subscription.name;
+            error.log(&format!(
+                "subscription \"{name}\" tries a transaction again"
+            ));
+        }
+        let pause = policy::backoff_ms(at_turn, 5, 1000);
+        latch::wait_as(Wait::Retry, Duration::from_millis(pause));
+    }
+
+    /// Tell the leader and the others.
+    fn has_committed(&self, sequence: u64, local_end: u64, next: u64) {
+        let wakes = self.ring.commit(self.number, sequence, local_end, next);
+        set_latches(&wakes);
+        if sequence.is_multiple_of(STATISTICS_EVERY) {
+            // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
+            // SAFETY: outside of a transaction.
+            unsafe { pg_sys::pgstat_report_stat(false) };
         }
     }
 

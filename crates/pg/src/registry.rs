@@ -195,6 +195,31 @@ impl RetryRequest {
     }
 }
 
+/// Rates, as bits of an f64.
+#[derive(Debug)]
+pub struct PerSecond {
+    /// Transactions.
+    pub transactions: AtomicU64,
+    /// Rows.
+    pub rows: AtomicU64,
+}
+
+/// A transaction that could not be read again: it is parked when it comes.
+#[derive(Debug)]
+struct ToPark {
+    /// Where it commits, and its error.
+    failure: LastFailure,
+    /// The parked transaction that it has to follow; 0: it failed by itself.
+    after: AtomicI64,
+}
+
+impl ToPark {
+    fn clear(&self) {
+        self.failure.clear();
+        self.after.store(0, Ordering::Relaxed);
+    }
+}
+
 /// One subscription.
 #[repr(C)]
 #[derive(Debug)]
@@ -259,14 +284,9 @@ pub struct SubscriptionEntry {
     pub retry: RetryRequest,
     /// Address of the latch of applier 0; 0: none. Set by that.
     pub first_applier_latch: AtomicUsize,
-    /// The transaction that failed and could not be read again, and its error: it is parked when it comes.
-    to_park: LastFailure,
-    /// The parked transaction that it has to follow; 0: it failed by itself.
-    pub to_park_after: AtomicI64,
-    /// Transactions per second over the last seconds, as bits of an f64.
-    pub transactions_per_second: AtomicU64,
-    /// Rows per second over the last seconds, as bits of an f64.
-    pub rows_per_second: AtomicU64,
+    to_park: ToPark,
+    /// Over the last seconds.
+    pub per_second: PerSecond,
     /// Failures in a row of its workers.
     pub failures: AtomicU32,
     /// Its leader has ended to start anew, without a failure: 1.
@@ -769,9 +789,7 @@ impl SubscriptionEntry {
             retry,
             first_applier_latch,
             to_park,
-            to_park_after,
-            transactions_per_second,
-            rows_per_second,
+            per_second,
             failures,
             at_once,
             tables_version,
@@ -812,8 +830,8 @@ impl SubscriptionEntry {
             fetched,
             retries,
             row_by_row,
-            transactions_per_second,
-            rows_per_second,
+            &per_second.transactions,
+            &per_second.rows,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -828,7 +846,6 @@ impl SubscriptionEntry {
         }
         retry.reset();
         to_park.clear();
-        to_park_after.store(0, Ordering::Relaxed);
         first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
@@ -836,25 +853,24 @@ impl SubscriptionEntry {
         decisions.clear();
         schedule.reset();
         rate_limit.set(0, 0);
-        for applier in appliers {
-            applier.reset();
-        }
+        appliers.iter().for_each(ApplierEntry::reset);
     }
 
     /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed, or has to follow parked transaction `after`.
     pub fn park_next(&self, error: &PgError, after: i64, commit_lsn: u64) {
-        self.to_park_after.store(after, Ordering::Relaxed);
-        self.to_park.record(error, commit_lsn);
+        self.to_park.after.store(after, Ordering::Relaxed);
+        self.to_park.failure.record(error, commit_lsn);
     }
 
     /// Why the transaction that commits at `commit_lsn` is to be parked, if it is: its error, and the one that it has to follow.
     #[must_use]
     pub fn is_to_park(&self, commit_lsn: u64) -> Option<(PgError, i64)> {
-        if !self.to_park.is_there() {
+        if !self.to_park.failure.is_there() {
             return None;
         }
-        let found = self.to_park.get()?;
-        (found.lsn == commit_lsn).then(|| (found.error, self.to_park_after.load(Ordering::Relaxed)))
+        let found = self.to_park.failure.get()?;
+        let after = self.to_park.after.load(Ordering::Relaxed);
+        (found.lsn == commit_lsn).then_some((found.error, after))
     }
 
     /// What its workers are doing.

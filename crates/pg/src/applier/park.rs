@@ -454,8 +454,7 @@ impl Applier {
         let sequence = transaction.sequence;
         // Before anybody goes on who depends on it.
         self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
-        let wakes = self.ring.commit(self.number, sequence, local_end, next);
-        set_latches(&wakes);
+        self.has_committed(sequence, local_end, next);
         registry::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
         let name = &self.subscription.name;
         let end = lsn_text(transaction.end_lsn());

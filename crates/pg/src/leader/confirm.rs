@@ -160,10 +160,10 @@ impl Stream {
             place.store(rate.to_bits(), Ordering::Relaxed);
         };
         store(
-            &entry.transactions_per_second,
+            &entry.per_second.transactions,
             per_second(transactions, self.rate.transactions),
         );
-        store(&entry.rows_per_second, per_second(rows, self.rate.rows));
+        store(&entry.per_second.rows, per_second(rows, self.rate.rows));
         self.rate = Rate {
             at: Instant::now(),
             transactions,
