@@ -8,15 +8,12 @@ use strict;
 use warnings;
 
 use Braid;
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
+use Kill;
 use Test::More;
-use Time::HiRes qw(sleep time);
+use Time::HiRes qw(sleep);
 
 my $kills = $ENV{BRAID_TEST_KILLS} // 24;
-my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
-srand($seed);
-note("seed $seed: BRAID_TEST_SEED=$seed repeats the choices");
+kill_seed();
 
 my $tokyo = new_node('tokyo');
 my $paris = new_node('paris');
@@ -35,13 +32,10 @@ $tokyo->safe_psql('postgres', q[
 subscribe($paris, $tokyo);
 subscribe($tokyo, $paris, copy_data => 'false');
 
-# Writers that come back whenever their server does.
-my $dir = PostgreSQL::Test::Utils::tempdir();
-my @writers;
 for my $node (@nodes)
 {
 	my $name = $node->name;
-	PostgreSQL::Test::Utils::append_to_file("$dir/$name.sql", qq[
+	start_load($node, qq[
 \\set k random(1, 50)
 \\set s random(1, 50)
 begin;
@@ -49,43 +43,13 @@ insert into ledger values ('$name', nextval('ledger_id'), :k);
 update counter set n = n + 1 where node = '$name' and k = :k;
 update shared set node = '$name', v = v + 1 where k = :s;
 commit;
-]);
-	my $command = sprintf 'while [ ! -e %s/stop ]; do pgbench -n -c 2 -R 300 -T 1 --max-tries=1000 -h %s -p %s -f %s/%s.sql postgres; sleep 0.05; done',
-	  $dir, $node->host, $node->port, $dir, $name;
-	push @writers, IPC::Run::start([ 'sh', '-c', $command ], '<', \undef, '>', '/dev/null', '2>', '/dev/null');
+] => '-c 2 -R 300');
 }
 
-my @kinds = ('braid leader', 'braid applier', 'walsender', 'braid manager', 'postmaster', 'braid supervisor');
-my %killed;
-my $missing = 0;
-for my $round (1 .. $kills)
-{
-	my $kind = $kinds[ $round % @kinds ];
-	my $node = $nodes[ int rand @nodes ];
-	sleep 0.1 + rand 0.7;
-	if ($kind eq 'postmaster')
-	{
-		note("kill -9 the postmaster of " . $node->name);
-		$node->kill9;
-		restart_crashed($node);
-	}
-	else
-	{
-		# The processes of a kind are back within seconds of the last kill.
-		my @pids = wait_for_worker($node, $kind);
-		if (!@pids) { diag("no $kind on " . $node->name . " within 20 s"); $missing++; next; }
-		my $pid = $pids[ int rand @pids ];
-		note("kill -9 $kind $pid of " . $node->name);
-		kill 9, $pid;
-	}
-	$killed{$kind}++;
-}
-is($missing, 0, 'every kind of process came back each time');
-note(join ', ', map { "$_: $killed{$_}" } sort keys %killed);
-
+kill_processes('both write', between => \@nodes, rounds => $kills,
+	kinds => [ map { my $node = $_; map { [ $node, $_ ] } 'braid leader', 'braid applier', 'walsender', 'braid manager', 'postmaster', 'braid supervisor' } @nodes ]);
 sleep 1;
-PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
-$_->finish for @writers;
+stop_load();
 for my $node (@nodes)
 {
 	ok(wait_until(sub { (attempt($node, 'select 1'))[0] == 0 }, 30), $node->name . ' is up');

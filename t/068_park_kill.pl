@@ -7,15 +7,13 @@ use strict;
 use warnings;
 
 use Braid;
-use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
+use IPC::Run ();
+use Kill;
 use Test::More;
-use Time::HiRes qw(sleep time);
+use Time::HiRes qw(sleep);
 
 my $kills = $ENV{BRAID_TEST_KILLS} // 20;
-my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
-srand($seed);
-note("seed $seed: BRAID_TEST_SEED=$seed repeats the choices");
+kill_seed();
 my @modes = ("apply_mode => 'parallel', commit_order => 'source'", "apply_mode => 'parallel', commit_order => 'relaxed'", "apply_mode => 'batch', commit_order => 'source'", "apply_mode => 'aggregate', commit_order => 'relaxed'");
 
 my $tokyo = new_node('tokyo');
@@ -32,16 +30,13 @@ my $name = subscribe($paris, $tokyo, on_error => "'park'");
 my $forbid = 'alter table item add constraint forbidden check (n % 9 <> 4) not valid';
 $paris->safe_psql('postgres', $forbid);
 
-my $dir = PostgreSQL::Test::Utils::tempdir();
-PostgreSQL::Test::Utils::append_to_file("$dir/write.sql", q[
+start_load($tokyo, q[
 \set k random(1, 60)
 begin;
 insert into ledger values (nextval('ledger_id'), :k);
 update item set n = n + 1 where k = :k;
 commit;
-]);
-my $writers = IPC::Run::start([ 'sh', '-c', sprintf('while [ ! -e %s/stop ]; do pgbench -n -c 2 -R 120 -T 1 --max-tries=1000 -h %s -p %s -f %s/write.sql postgres; sleep 0.05; done',
-	$dir, $tokyo->host, $tokyo->port, $dir) ], '<', \undef, '>', '/dev/null', '2>', '/dev/null');
+] => '-c 2 -R 120');
 
 my ($missing, $retried) = (0, 0);
 my @kinds = ('braid applier', 'braid leader', 'postmaster', 'braid applier', 'braid manager');
@@ -74,8 +69,7 @@ for my $mode (@modes)
 		wait_until(sub { (attempt($paris, $forbid))[0] == 0 || (attempt($paris, "select 1 from pg_constraint where conname = 'forbidden'"))[1] eq '1' }, 30) or die 'no constraint';
 	}
 }
-PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
-$writers->finish;
+stop_load();
 is($missing, 0, 'there was something to kill each time');
 caught_up($paris, $tokyo);
 
@@ -90,7 +84,8 @@ is($paris->safe_psql('postgres', q[select count(distinct parked_id) = count(dist
 
 $paris->safe_psql('postgres', 'alter table item drop constraint forbidden');
 $paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')");
-is($paris->safe_psql('postgres', "select braid.retry_parked('$name')"), $parked, 'all are applied in the end');
+# An attempt whose session was cut off may still be under way, and has its part.
+cmp_ok($paris->safe_psql('postgres', "select braid.retry_parked('$name')"), '<=', $parked, 'all are applied in the end');
 same_tables([ $tokyo, $paris ], qw(ledger item));
 is($paris->safe_psql('postgres', q[select (select count(*) from braid.parked_transaction), (select count(*) from braid.parked_record), (select count(*) from braid.conflict_history)]),
 	'0|0|0', 'nothing is left, and nothing came twice');

@@ -43,6 +43,11 @@ const EXAMPLE: [&str; 9] = [
      a018560100000000 d018560100000000 00c2f96a84120600",
 ];
 
+/// A transaction that was prepared, or what became of it, without the tag.
+const PREPARED: &str = "2e000000
+     a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000
+     d018560100000000 0374776f";
+
 /// The values of `every_value_has_the_frozen_bytes`, in its order.
 const VALUES: [&str; 25] = [
     "00",
@@ -201,7 +206,8 @@ fn the_protocol_document_shows_the_same_bytes() {
         .skip(1)
         .map(|block| hex(&bytes(block.split("```").next().unwrap())))
         .collect();
-    let frozen: Vec<String> = EXAMPLE.iter().map(|record| hex(&bytes(record))).collect();
+    let mut frozen: Vec<String> = EXAMPLE.iter().map(|record| hex(&bytes(record))).collect();
+    frozen.push(hex(&bytes(&format!("4b {PREPARED}"))));
     assert_eq!(shown, frozen);
     let (_, values) = document.split_once("Single values:").unwrap();
     let rows = values.lines().filter(|line| line.starts_with("| `"));
@@ -329,14 +335,13 @@ fn prepared_transactions_have_the_frozen_bytes() {
             prepare_timestamp: 1_709_209_799_000_000,
         })
         .unwrap();
-    let prepared = "2e000000 a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000 d018560100000000 0374776f";
     let expected = format!(
-        "50 {prepared}
+        "50 {PREPARED}
         51 18000000 a018560100000000 d018560100000000 00c2f96a84120600
-        4a {prepared}
-        4b {prepared}
+        4a {PREPARED}
+        4b {PREPARED}
         52 3e000000 {} 0010560100000000 c07fea6a84120600",
-        &prepared[9..]
+        &PREPARED[9..]
     );
     assert_eq!(hex(writer.frame()), hex(&bytes(&expected)));
 }

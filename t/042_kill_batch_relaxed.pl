@@ -1,0 +1,11 @@
+# kill -9 of random processes of provider and subscriber for a minute, in apply mode batch in relaxed commit order: each transaction takes effect once.
+
+use strict;
+use warnings;
+
+use Braid;
+use Kill;
+use Test::More;
+
+kill_in_mode('batch', 'relaxed');
+done_testing();
