@@ -161,6 +161,17 @@ is($_->safe_psql('postgres', q{select count(*) from braid.displacement}), '0', '
 is($_->safe_psql('postgres', q{select coalesce(string_agg(kind || ' ' || table_name || ' ' || (key ->> 'id'), ', '), '') from braid.conflict_history
 	where kind in ('delete_missing', 'update_deleted') and winner = 'local'}), '', 'no conflict is spoken of twice on ' . $_->name) for @both;
 
+# Keys without overlaps.
+if ($tokyo->safe_psql('postgres', 'show server_version_num') >= 180000)
+{
+	on_all(q{create table lease (id int primary key, room int4range, during int4range, v text, unique (room, during without overlaps))}, @both);
+	$_->[0]->safe_psql('postgres', "select braid.refresh_subscription('$_->[1]')") for @streams;
+	converged(@both);
+	meet(q{insert into lease values (1, '[1,1]', '[0,10)', 'first'), (2, '[2,2]', '[0,10)', 'other')}, q{insert into lease values (3, '[1,1]', '[5,15)', 'second')});
+	both_have('lease', '2:other 3:second', 'of two leases that overlap the newer one stays');
+	is(conflicts($tokyo, 'lease'), 'insert_exists remote 1/3', 'the one that left is in the history');
+}
+
 # A transaction that is applied while it comes.
 $paris->safe_psql('postgres', "alter system set braid.apply_buffer_size = '1MB'");
 $paris->restart;
