@@ -27,7 +27,7 @@ use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Trans
 use pgrx::pg_sys;
 
 use crate::applied::AppliedRow;
-use crate::apply::{Identity, Session, UNIQUE_VIOLATION};
+use crate::apply::{Identity, Session, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
@@ -679,7 +679,7 @@ impl Applier {
                     return false;
                 }
             }
-            self.careful |= error.sqlstate == UNIQUE_VIOLATION;
+            self.careful |= is_in_the_way(&error.sqlstate);
             if self.ring.stop_requested() {
                 return false;
             }

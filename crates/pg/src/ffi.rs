@@ -96,6 +96,35 @@ pub(crate) unsafe fn exec_cleanup_tuple_routing(
     }
 }
 
+unsafe extern "C-unwind" {
+    // src/include/executor/nodeModifyTable.h, 15 to 18.
+    #[link_name = "ExecComputeStoredGenerated"]
+    fn compute_stored_generated_unguarded(
+        target: *mut pg_sys::ResultRelInfo,
+        estate: *mut pg_sys::EState,
+        slot: *mut pg_sys::TupleTableSlot,
+        command: pg_sys::CmdType::Type,
+    );
+}
+
+/// Compute the stored generated columns of the row in a slot.
+///
+/// # Safety
+/// As the PostgreSQL function: the table has such columns.
+pub(crate) unsafe fn compute_stored_generated(
+    target: *mut pg_sys::ResultRelInfo,
+    estate: *mut pg_sys::EState,
+    slot: *mut pg_sys::TupleTableSlot,
+    command: pg_sys::CmdType::Type,
+) {
+    // SAFETY: the signature is that of the header; nothing with a destructor is on the closure's stack.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            compute_stored_generated_unguarded(target, estate, slot, command);
+        });
+    }
+}
+
 /// OIDs of a table and all tables below it, each locked.
 ///
 /// # Safety

@@ -17,7 +17,7 @@ sub compare
 	for my $table (@{ $self->{tables} })
 	{
 		my %digests = map { digest($_, $table) => 1 } @nodes;
-		my $has_model = $self->{journal} && $table ne 'taken' && !$self->{has}{truncate};
+		my $has_model = $self->{journal} && !$Storm::Statements::has_code{$table} && !$self->{has}{truncate};
 		next if keys %digests == 1 && !$has_model;
 		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 		my %rows;

@@ -5,6 +5,9 @@ package Storm::Statements;
 use strict;
 use warnings;
 
+# Tables with a second thing that no two rows may share.
+our %has_code = map { $_ => 1 } qw(taken shared booked);
+
 sub pick { return $_[ int rand @_ ]; }
 
 sub one_in { return rand($_[0]) < 1; }
@@ -77,7 +80,8 @@ sub statement
 		my $small = one_in(2) ? ', n = n + 1' : '';
 		return $self->written($table, "update $table set big = repeat(md5($v), 100), v = $v$small where k = $k", "big$small");
 	}
-	if ($table eq 'taken' && one_in(2))
+	return $self->change_hands($k, $self->hot($number), $v) if $table eq 'shared' && one_in(4);
+	if ($has_code{$table} && one_in(2))
 	{
 		my $code = $self->hot($number);
 		return $self->written($table, "update $table set code = $code, v = $v where k = $k", 'code');
@@ -90,10 +94,22 @@ sub insert
 {
 	my ($self, $table, $k, $number, $v) = @_;
 	my %more = (toasted => [ 'big', "repeat(md5($v), 100)" ], taken => [ 'code', $self->hot($number) ]);
+	$more{$table} = [ 'code', $self->hot($number) ] if $has_code{$table} && !$more{$table};
 	my ($column, $value) = $more{$table} ? map { ", $_" } @{ $more{$table} } : ('', '');
 	# Not both arms of one statement: of the second unique key, any may be what is in the way.
-	my $conflict = $table ne 'taken' && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
+	my $conflict = !$has_code{$table} && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
+	# One that is deferrable can't be asked.
+	$conflict = "(k) $conflict" if $table eq 'shared';
 	return $self->written($table, "insert into $table (k, n, v$column) values ($k, $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
+}
+
+# Two rows swap what no two may have when the transaction ends.
+sub change_hands
+{
+	my ($self, $one, $other, $v) = @_;
+	my $both = "k in ($one, $other)";
+	return $self->written('shared', "update shared s set code = (select code from shared o where o.k = $one + $other - s.k), v = $v "
+		  . "where $both and 2 = (select count(*) from shared where $both)", "codes of $one and $other");
 }
 
 # To a key that is free; now and then to one that is not, which fails.

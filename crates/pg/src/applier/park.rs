@@ -22,7 +22,7 @@ use braid_ring::{ApplierState, FrameRead, Run, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail, new_session, set_latches};
-use crate::apply::{Session, UNIQUE_VIOLATION};
+use crate::apply::{Session, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::group::LogPlace;
 use crate::parked::{self, Known, Note, Why};
@@ -617,7 +617,7 @@ impl Applier {
             if self.ring.stop_requested() {
                 break Ok(Outcome::Stop);
             }
-            self.careful |= error.sqlstate == UNIQUE_VIOLATION;
+            self.careful |= is_in_the_way(&error.sqlstate);
             attempt += 1;
             let way_made = self.session.is_some() && self.evict(&mut error);
             let again = match policy::for_apply(&error.sqlstate) {

@@ -12,7 +12,7 @@ use braid_ring::{FrameRead, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, set_latches};
-use crate::apply::{EPOCH_DIFFERENCE, UNIQUE_VIOLATION};
+use crate::apply::{EPOCH_DIFFERENCE, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::wait::Wait;
 use crate::{clock, ffi, latch, prepared, subscription, tombstone};
@@ -153,9 +153,7 @@ impl Applier {
         let reason = match reason {
             Some(reason) => reason,
             // The row in the way would have to leave before it is known whether this one comes.
-            None if error.sqlstate == UNIQUE_VIOLATION => {
-                "It meets another row under a unique key."
-            }
+            None if is_in_the_way(&error.sqlstate) => "It meets another row under a unique key.",
             None => return None,
         };
         Some((to_prepare, reason))

@@ -126,7 +126,10 @@ pub(super) unsafe fn copy_tuple(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::He
 }
 
 /// A slot for a row of a table, to be dropped.
-unsafe fn slot_for(table: &OpenTable) -> *mut pg_sys::TupleTableSlot {
+///
+/// # Safety
+/// The table is open.
+pub(super) unsafe fn slot_for(table: &OpenTable) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the table is open.
     unsafe {
         pg_sys::MakeSingleTupleTableSlot(

@@ -1,14 +1,14 @@
-//! Rows in the way of one that is about to be written: equal to it under a unique index other than that by which rows are found.
-//! Run by the appliers.
+//! Rows in the way of one that is about to be written: equal to it under a unique index other than that by which rows are found, or
+//! kept apart from it by an exclusion constraint. Run by the appliers.
 //!
 //! To look for them before every write would cost a look-up for each index. So a transaction is written as though there were none;
-//! when that ends in a unique violation, it is applied once more, and then they are looked for. One that can't be applied twice (it
+//! when that ends in a violation, it is applied once more, and then they are looked for. One that can't be applied twice (it
 //! was too large to be held) looks for them at once.
 //!
 //! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction` sees to that.
 //!
-//! Not for deferrable constraints, where rows may be equal until the transaction ends, and exclusion constraints: those violations
-//! stay errors.
+//! Which rows those are `constraint` says. Deferrable constraints, where rows may be equal until the transaction ends, are looked at
+//! then (`deferred`).
 
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, decide_in_the_way};
 use braid_bgworker::merge::Answer;
@@ -16,24 +16,26 @@ use braid_bgworker::resolution::Resolution;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows, refused, version};
+use super::constraint::Checked;
 use super::eviction::{Loser, to_leave_first};
 use super::key_hash::key_hash;
-use super::lookup::{Found, IndexLookup, writer};
+use super::lookup::{Found, LockedRows, writer};
 use super::merge::Meeting;
 use super::relation::RemoteRelation;
-use super::table::OpenTable;
 use super::version::Stamp;
 use super::{Current, Session};
 use crate::error::PgError;
 
 /// SQLSTATE unique_violation.
-pub const UNIQUE_VIOLATION: &str = "23505";
-/// `INDEX_MAX_KEYS` of src/include/pg_config_manual.h.
-const INDEX_MAX_KEYS: usize = 32;
-/// `SK_ISNULL | SK_SEARCHNULL` of src/include/access/skey.h.
-const SEARCH_NULL: i32 = 0x0001 | 0x0040;
-/// `BTEqualStrategyNumber` of src/include/access/stratnum.h.
-const EQUAL: i16 = 3;
+pub(super) const UNIQUE_VIOLATION: &str = "23505";
+/// SQLSTATE exclusion_violation.
+const EXCLUSION_VIOLATION: &str = "23P01";
+
+/// Whether an error says that a row is in the way of another.
+#[must_use]
+pub fn is_in_the_way(sqlstate: &str) -> bool {
+    matches!(sqlstate, UNIQUE_VIOLATION | EXCLUSION_VIOLATION)
+}
 
 /// What becomes of a row that is about to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,136 +48,11 @@ pub(super) enum Way {
     Stay,
 }
 
-impl OpenTable {
-    /// The rows in the way of the one in the new slot, which takes the place of the one at `own`: each in a slot of its own, locked.
-    fn in_the_way(
-        &mut self,
-        own: Option<pg_sys::ItemPointerData>,
-    ) -> Result<Vec<(*mut pg_sys::TupleTableSlot, Stamp)>, PgError> {
-        let mut rows = Vec::new();
-        // SAFETY: the table and its indexes are open; the arrays have as many members as there are indexes.
-        unsafe {
-            for position in 0..usize::try_from((*self.target).ri_NumIndices).unwrap_or(0) {
-                let index = *(*self.target).ri_IndexRelationDescs.add(position);
-                let info = *(*self.target).ri_IndexRelationInfo.add(position);
-                let usable = (*info).ii_Unique
-                    && (*info).ii_ReadyForInserts
-                    && (*info).ii_ExclusionOps.is_null()
-                    && (*(*index).rd_index).indimmediate
-                    && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID;
-                if !usable {
-                    continue;
-                }
-                let Some(keys) = self.keys_of_new(index, info) else {
-                    continue;
-                };
-                let slot = pg_sys::MakeSingleTupleTableSlot(
-                    (*self.relation).rd_att,
-                    pg_sys::table_slot_callbacks(self.relation),
-                );
-                let mut lookup = IndexLookup::with_keys(self.relation, index, keys);
-                let found = lookup.find_other(own, slot)?;
-                lookup.end();
-                let known = |tid: pg_sys::ItemPointerData| {
-                    rows.iter()
-                        .any(|(other, _): &(*mut pg_sys::TupleTableSlot, Stamp)| {
-                            let there = (**other).tts_tid;
-                            (there.ip_posid, there.ip_blkid.bi_hi, there.ip_blkid.bi_lo)
-                                == (tid.ip_posid, tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo)
-                        })
-                };
-                match found {
-                    Some(stamp) if !known((*slot).tts_tid) => rows.push((slot, stamp)),
-                    _ => pg_sys::ExecDropSingleTupleTableSlot(slot),
-                }
-            }
-        }
-        Ok(rows)
-    }
-
-    /// The keys by which the row in the new slot is found in a unique index; `None` when the index has no room for it, or it equals
-    /// nothing there.
-    ///
-    /// # Safety
-    /// The index is this table's, open, a B-tree; `info` is its own.
-    unsafe fn keys_of_new(
-        &mut self,
-        index: pg_sys::Relation,
-        info: *mut pg_sys::IndexInfo,
-    ) -> Option<Vec<pg_sys::ScanKeyData>> {
-        let mut values = [pg_sys::Datum::null(); INDEX_MAX_KEYS];
-        let mut nulls = [true; INDEX_MAX_KEYS];
-        // SAFETY: as the caller says; expressions are evaluated in the row context of this table's executor state, which is there.
-        unsafe {
-            let context = (*self.estate).es_per_tuple_exprcontext;
-            (*context).ecxt_scantuple = self.new_slot;
-            if !(*info).ii_Predicate.is_null() {
-                if (*info).ii_PredicateState.is_null() {
-                    let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
-                    (*info).ii_PredicateState =
-                        pg_sys::ExecPrepareQual((*info).ii_Predicate, self.estate);
-                    pg_sys::MemoryContextSwitchTo(before);
-                }
-                if !passes((*info).ii_PredicateState, context) {
-                    return None;
-                }
-            }
-            pg_sys::FormIndexDatum(
-                info,
-                self.new_slot,
-                self.estate,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let count = usize::try_from((*info).ii_NumIndexKeyAttrs).unwrap_or(0);
-            let mut keys = Vec::with_capacity(count);
-            for (position, (value, is_null)) in
-                values.into_iter().zip(nulls).take(count).enumerate()
-            {
-                if is_null && !(*info).ii_NullsNotDistinct {
-                    return None;
-                }
-                let input = *(*index).rd_opcintype.add(position);
-                let family = *(*index).rd_opfamily.add(position);
-                let operator = pg_sys::get_opfamily_member(family, input, input, EQUAL);
-                let mut key = pg_sys::ScanKeyData::default();
-                pg_sys::ScanKeyEntryInitialize(
-                    &raw mut key,
-                    if is_null { SEARCH_NULL } else { 0 },
-                    i16::try_from(position + 1).unwrap_or(1),
-                    EQUAL.cast_unsigned(),
-                    pg_sys::InvalidOid,
-                    *(*index).rd_indcollation.add(position),
-                    if is_null {
-                        pg_sys::InvalidOid
-                    } else {
-                        pg_sys::get_opcode(operator)
-                    },
-                    value,
-                );
-                keys.push(key);
-            }
-            Some(keys)
-        }
-    }
-}
-
-/// `ExecQual` of src/include/executor/executor.h, 15 to 18; no state passes.
-///
-/// # Safety
-/// The state was prepared for the context, which has the row.
-unsafe fn passes(state: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        let Some(evaluate) = state.as_ref().and_then(|state| state.evalfunc) else {
-            return true;
-        };
-        let mut is_null = false;
-        let before = pg_sys::MemoryContextSwitchTo((*context).ecxt_per_tuple_memory);
-        let value =
-            pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(state, context, &raw mut is_null));
-        pg_sys::MemoryContextSwitchTo(before);
-        !is_null && value.value() != 0
+/// The rows are not used any more.
+pub(super) fn drop_rows(rows: LockedRows) {
+    for (slot, _) in rows {
+        // SAFETY: made by `find_others`.
+        unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
     }
 }
 
@@ -197,16 +74,15 @@ impl Session {
         let exists = matches!(found, Found::Row(_));
         // SAFETY: the local slot holds what was found.
         let own = exists.then(|| unsafe { (*table.local_slot()).tts_tid });
-        let rows = table.in_the_way(own)?;
+        table.compute_generated(exists);
+        let rows = table.in_the_way(own, Checked::AtOnce)?;
         let way = self.settle(key, remote, current, exists, &rows);
-        for (slot, _) in rows {
-            // SAFETY: made by `in_the_way`, and not used any more.
-            unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
-        }
+        drop_rows(rows);
         way
     }
 
-    fn settle(
+    /// The same, for rows that were found in its way. Clear when there are none, or one that this very transaction wrote.
+    pub(super) fn settle(
         &mut self,
         key: Key,
         remote: &RemoteRelation,

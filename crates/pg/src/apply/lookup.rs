@@ -21,6 +21,9 @@ pub enum Found {
     Missing(Option<Stamp>),
 }
 
+/// Rows, each in a slot of its own that is to be dropped, locked, with the version of the transaction that wrote it.
+pub(super) type LockedRows = Vec<(*mut pg_sys::TupleTableSlot, Stamp)>;
+
 /// Makes of what a transaction's commit says of its rows' version that of the row in a slot.
 pub type Refine<'a> = &'a mut dyn FnMut(
     pg_sys::TransactionId,
@@ -206,30 +209,84 @@ impl IndexLookup {
         unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, slot).0) }
     }
 
-    /// Find and lock a row under the keys that is not the one at `own`, into `slot`. Waits for who is writing one.
+    /// Find and lock all rows under the keys that are not the one at `own` and not among `rows`, where they are put. Of what a lossy
+    /// index brings, those that `meets` takes. Waits for who is writing one.
     ///
     /// # Errors
     /// As [`IndexLookup::find`].
-    pub fn find_other(
+    pub(super) fn find_others(
         &mut self,
         own: Option<pg_sys::ItemPointerData>,
-        slot: *mut pg_sys::TupleTableSlot,
-    ) -> Result<Option<Stamp>, PgError> {
-        loop {
+        rows: &mut LockedRows,
+        meets: &mut dyn FnMut(*mut pg_sys::TupleTableSlot) -> bool,
+    ) -> Result<(), PgError> {
+        // Each time one was waited for, from the start: another may have come.
+        'again: loop {
+            let mut slot = self.make_slot();
             let dirty = &raw mut *self.dirty;
             let (mut found, _) = self.first(dirty, slot);
-            // SAFETY: the slot holds what was found.
-            while found && own.is_some_and(|own| same_place(own, unsafe { (*slot).tts_tid })) {
+            while found {
+                // SAFETY: the slots hold rows that were found.
+                let tid = unsafe { (*slot).tts_tid };
+                let is_known = own.is_some_and(|own| same_place(own, tid))
+                    || rows
+                        .iter()
+                        // SAFETY: as above.
+                        .any(|(other, _)| same_place(unsafe { (**other).tts_tid }, tid));
+                if !is_known && self.is_met(slot, meets) {
+                    if self.wait_for_writer() {
+                        drop_slot(slot);
+                        continue 'again;
+                    }
+                    let Some(stamp) = self.lock(slot)? else {
+                        drop_slot(slot);
+                        continue 'again;
+                    };
+                    rows.push((slot, stamp));
+                    slot = self.make_slot();
+                }
                 found = self.next(slot);
             }
-            if !found {
-                return Ok(None);
-            }
-            if !self.wait_for_writer()
-                && let Some(stamp) = self.lock(slot)?
-            {
-                return Ok(Some(stamp));
-            }
+            drop_slot(slot);
+            return Ok(());
+        }
+    }
+
+    /// Whether there is a row under the keys that is not the one at `own`, finished or not, and that `meets` takes if the index is lossy.
+    pub(super) fn has_other(
+        &mut self,
+        own: pg_sys::ItemPointerData,
+        meets: &mut dyn FnMut(*mut pg_sys::TupleTableSlot) -> bool,
+    ) -> bool {
+        let slot = self.make_slot();
+        let dirty = &raw mut *self.dirty;
+        let (mut found, _) = self.first(dirty, slot);
+        // SAFETY: the slot holds what was found.
+        while found && (same_place(own, unsafe { (*slot).tts_tid }) || !self.is_met(slot, meets)) {
+            found = self.next(slot);
+        }
+        drop_slot(slot);
+        found
+    }
+
+    fn is_met(
+        &self,
+        slot: *mut pg_sys::TupleTableSlot,
+        meets: &mut dyn FnMut(*mut pg_sys::TupleTableSlot) -> bool,
+    ) -> bool {
+        // SAFETY: the scan is open.
+        let is_lossy = unsafe { (*self.scan).xs_recheck };
+        !is_lossy || meets(slot)
+    }
+
+    /// A slot for a row of the table.
+    fn make_slot(&self) -> *mut pg_sys::TupleTableSlot {
+        // SAFETY: the table is open.
+        unsafe {
+            pg_sys::MakeSingleTupleTableSlot(
+                (*self.table).rd_att,
+                pg_sys::table_slot_callbacks(self.table),
+            )
         }
     }
 
@@ -326,6 +383,11 @@ impl IndexLookup {
         }
         Ok((moved, latest))
     }
+}
+
+fn drop_slot(slot: *mut pg_sys::TupleTableSlot) {
+    // SAFETY: of those that `make_slot` has made, and not used any more.
+    unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
 }
 
 fn same_place(one: pg_sys::ItemPointerData, other: pg_sys::ItemPointerData) -> bool {

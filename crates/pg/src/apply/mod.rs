@@ -15,8 +15,10 @@ mod bulk;
 mod change;
 mod column_rules;
 mod consolidate;
+mod constraint;
 mod content;
 mod decode;
+mod deferred;
 mod deletion;
 mod eviction;
 mod function;
@@ -57,6 +59,7 @@ use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
+use constraint::Unchecked;
 use eviction::Eviction;
 use history::Tally;
 use merge::Call;
@@ -74,7 +77,7 @@ pub use consolidate::Item;
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;
-pub use in_the_way::UNIQUE_VIOLATION;
+pub use in_the_way::is_in_the_way;
 pub use key_hash::key_hash_of_row;
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
@@ -269,6 +272,8 @@ pub struct Session {
     evictions: Vec<Eviction>,
     /// Rows of the transaction in hand that are not written because of others, as far as the other nodes are not told of them.
     kept_out: Vec<Eviction>,
+    /// Rows of the transaction in hand that met others under deferrable constraints, of tables that are closed meanwhile.
+    unchecked: Vec<((u32, u32), Unchecked)>,
     /// Rows of the transaction that is committed at this position, by their hashes, of which the others were told that they are dead.
     displaced: (u64, Vec<u64>),
     /// Calls of conflict functions that are to be made before it.
@@ -337,6 +342,7 @@ impl Session {
             careful: false,
             evictions: Vec::new(),
             kept_out: Vec::new(),
+            unchecked: Vec::new(),
             displaced: (0, Vec::new()),
             calls: Vec::new(),
             asked_about: Vec::new(),
@@ -594,6 +600,7 @@ impl Session {
     /// As [`Session::change`].
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
+        self.check_deferred()?;
         self.check_kept_out()?;
         self.close_tables();
         // Those of a batch are written down with its versions.
@@ -645,16 +652,19 @@ impl Session {
     fn close_tables(&mut self) {
         self.user.restore();
         for index in 0..self.open.len() {
-            let target = self
-                .open
-                .get(index)
-                .and_then(|key| self.targets.get_mut(key));
-            let Some(target) = target else { continue };
+            let Some(key) = self.open.get(index) else {
+                continue;
+            };
+            let Some(target) = self.targets.get_mut(key) else {
+                continue;
+            };
             if let Some(table) = target.table.as_mut().filter(|table| !table.is_suspended()) {
                 if table.is_plain() {
                     table.suspend();
                     self.kept += 1;
                 } else if let Some(table) = target.table.take() {
+                    let unchecked = table.unchecked.iter().map(|row| (*key, *row));
+                    self.unchecked.extend(unchecked);
                     table.close();
                 }
             }
@@ -679,6 +689,7 @@ impl Session {
         self.user.forget();
         self.batches.forget();
         self.bulk.forget();
+        self.unchecked.clear();
         self.tombstones.clear();
         self.tally.forget();
         for key in std::mem::take(&mut self.open) {

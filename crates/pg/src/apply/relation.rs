@@ -345,6 +345,8 @@ unsafe fn read_key(index: pg_sys::Relation, columns: &[LocalColumn]) -> Option<K
         if !(*form).indisunique
             || !(*form).indisvalid
             || !(*form).indimmediate
+            // A key WITHOUT OVERLAPS is in a GiST index, where operators have other numbers.
+            || (*(*index).rd_rel).relam != pg_sys::BTREE_AM_OID
             || !pg_sys::RelationGetIndexPredicate(index).is_null()
             || !pg_sys::RelationGetIndexExpressions(index).is_null()
         {

@@ -10,6 +10,7 @@
 
 use pgrx::pg_sys;
 
+use super::constraint::Unchecked;
 use super::lookup::{self, Found, IndexLookup, Refine};
 use super::partition::Router;
 use super::relation::LocalRelation;
@@ -35,6 +36,10 @@ pub struct OpenTable {
     search_slot: *mut pg_sys::TupleTableSlot,
     lookup: Option<IndexLookup>,
     pub(super) has_triggers: bool,
+    /// One of its constraints may be deferred.
+    pub(super) deferrable: bool,
+    /// Rows of this transaction that met others under one.
+    pub(super) unchecked: Vec<Unchecked>,
     plain: bool,
     suspended: bool,
     /// Whether updates, and deletes, may be published from here as far as the replica identity goes.
@@ -181,6 +186,8 @@ impl OpenTable {
             let has_triggers = !(*target).ri_TrigDesc.is_null();
             pg_sys::MemoryContextSwitchTo(before);
             Ok(Self {
+                deferrable: Self::has_deferrable(target),
+                unchecked: Vec::new(),
                 plain: is_plain(relation, target, local),
                 suspended: false,
                 checked: [false; 2],

@@ -93,6 +93,8 @@ impl Session {
                     ));
                 }
             }
+            self.unchecked
+                .retain(|((_, oid), _)| !seen.contains(&pg_sys::Oid::from(*oid)));
             compat::execute_truncate(relations, relation_oids, logged, truncate.restart_identity);
             for relation in opened {
                 pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));

@@ -10,7 +10,7 @@ use super::relation::LocalRelation;
 use super::table::{OpenTable, RowValues};
 use crate::compat;
 use crate::error::PgError;
-use crate::ffi::raw;
+use crate::ffi::{self, raw};
 
 /// What became of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,24 @@ impl OpenTable {
         }
     }
 
+    /// Have the row in the new slot, which is about to be written, what is generated in it.
+    pub(super) fn compute_generated(&mut self, exists: bool) {
+        let (target, estate, slot) = (self.target, self.estate, self.new_slot);
+        // SAFETY: target, state and slot belong together.
+        unsafe {
+            let constraints = (*(*self.relation).rd_att).constr;
+            if constraints.is_null() || !(*constraints).has_generated_stored {
+                return;
+            }
+            let command = if exists {
+                pg_sys::CmdType::CMD_UPDATE
+            } else {
+                pg_sys::CmdType::CMD_INSERT
+            };
+            ffi::compute_stored_generated(target, estate, slot, command);
+        }
+    }
+
     fn begin_write(&self) {
         // SAFETY: the executor state is this transaction's.
         unsafe {
@@ -130,6 +148,7 @@ impl OpenTable {
             self.begin_write();
             // SAFETY: target, state and slot belong together.
             unsafe { pg_sys::ExecSimpleRelationInsert(target, estate, slot) };
+            self.note_unchecked(false);
             self.end_write();
             return;
         }
@@ -226,6 +245,7 @@ impl OpenTable {
             unsafe {
                 pg_sys::ExecSimpleRelationUpdate(target, estate, &raw mut *self.epq, local, slot);
             }
+            self.note_unchecked(true);
             self.end_write();
             return Ok(Written::Done);
         }
