@@ -214,14 +214,15 @@ for my $rule (sort keys %kept)
 	is(one($paris, q[select count(*) from braid.conflict_history where local_row ->> 'k' = '2']), '1', 'what is newer is a conflict');
 	heal();
 }
-on($_, q[delete from ruled; select braid.set_conflict_resolution('ruled', null, 'error')]) for @all;
+on($_, q[delete from ruled; select braid.set_conflict_resolution('ruled', null, null)]) for @all;
 converged(@all);
+on($paris, q[select braid.set_conflict_resolution('ruled', 'delete_origin_differs', 'error')]);
 cut();
 on($paris, q[insert into ruled values (1, 'older')]);
 on($tokyo, 'truncate ruled');
 on($paris, q[select braid.enable_subscription('paris_from_tokyo')]);
 ok(wait_until(sub { status($paris, 'paris_from_tokyo')->{state} eq 'error' }, 20), 'error stops it');
-on($paris, q[select braid.set_conflict_resolution('ruled', null, null)]);
+on($paris, q[select braid.set_conflict_resolution('ruled', 'delete_origin_differs', null)]);
 heal();
 everywhere('ruled', '', 'and it goes on with another one');
 

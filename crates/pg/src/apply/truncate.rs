@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use braid_bgworker::conflict::{Action, decide_delete, decide_truncated};
+use braid_bgworker::conflict::{Action, Decision, decide_delete, decide_truncated};
 use braid_gir::Truncate;
 use pgrx::pg_sys;
 
@@ -63,7 +63,7 @@ impl Session {
         self.close_tables();
         // SAFETY: in a transaction.
         let tables = unsafe { lock_below(&roots) };
-        if registry::remembers_deletions() && self.something_stays(&tables, &current)? {
+        if registry::remembers_deletions() && self.has_conflicts(&tables, &current)? {
             self.empty_by_row(&tables, &current)?;
         } else {
             self.close_tables();
@@ -133,20 +133,20 @@ impl Session {
         Ok(())
     }
 
-    /// Whether any row of the tables stays.
-    fn something_stays(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
-        let mut stays = false;
+    /// Whether any row of the tables stays, or is to be recorded.
+    fn has_conflicts(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
+        let mut found = false;
         for table in tables.iter().filter(|table| table.is_heap) {
             let remote = self.open_emptied(table)?;
             self.each_row(table.key, &remote, current, &mut |_, fate| {
-                stays = matches!(fate, Fate::Stays(_));
-                Ok(!stays)
+                found = !matches!(fate, Fate::Goes(None));
+                Ok(!found)
             })?;
-            if stays {
+            if found {
                 break;
             }
         }
-        Ok(stays)
+        Ok(found)
     }
 
     /// Delete what does not stay, in all of the tables: a foreign key does not let one be truncated without those that refer to it. Their
@@ -272,37 +272,52 @@ impl Session {
         }
         let stamp = stamp_of(xid);
         // Rows of a batch are no newer than its commit says; one that was merged may be.
-        let merges = self.target(key)?.plan.rules.may_have_merged_rows();
-        let same = !merges
+        let is_common = !self.target(key)?.plan.rules.may_have_merged_rows()
             && match stamp {
                 Stamp::Unversioned => true,
                 Stamp::Known(timestamp, origin) => origin == 0 || timestamp < current.timestamp,
                 Stamp::Own | Stamp::Merged(..) | Stamp::OwnMerged(..) => false,
             };
-        let refined = match stamp {
+        if is_common {
+            let (_, decision) = self.decide_about(key, remote, current, stamp)?;
+            if decision.action == Action::Apply && decision.conflict.is_none() {
+                *gone = Some(xid);
+                return Ok(Fate::Goes(None));
+            }
+        }
+        let stamp = match stamp {
             Stamp::Known(_, 0) | Stamp::Unversioned => stamp,
             _ => self.refined(key, slot, stamp)?,
         };
-        let found = Found::Row(refined);
+        let decided = self.decide_about(key, remote, current, stamp)?;
+        Ok(match (decided.1.action, decided.1.conflict) {
+            (Action::Keep, _) => Fate::Stays(decided),
+            (_, Some(_)) => Fate::Goes(Some(decided)),
+            (_, None) => Fate::Goes(None),
+        })
+    }
+
+    fn decide_about(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        stamp: Stamp,
+    ) -> Result<(Found, Decision), PgError> {
+        let found = Found::Row(stamp);
         let decision = self.decide(key, remote, current, found, decide_delete)?;
         let decision = decide_truncated(decision, self.local(found), version(current));
-        if decision.action == Action::Keep {
-            return Ok(Fate::Stays((found, decision)));
-        }
-        if same && decision.conflict.is_none() {
-            *gone = Some(xid);
-        }
-        Ok(Fate::Goes(Some((found, decision))))
+        Ok((found, decision))
     }
 }
 
 /// What becomes of a row.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
-    /// It is deleted; how that was decided, unless for its whole transaction.
-    Goes(Option<(Found, braid_bgworker::conflict::Decision)>),
+    /// It is deleted; how that was decided, if it is a conflict.
+    Goes(Option<(Found, Decision)>),
     /// It is newer, or a rule has it stay.
-    Stays((Found, braid_bgworker::conflict::Decision)),
+    Stays((Found, Decision)),
 }
 
 /// Lock and open these tables and their partitions.
