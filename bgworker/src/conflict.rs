@@ -279,6 +279,33 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
+/// What becomes of a row in a table that is truncated, given what is decided about its deletion: by [`decide_delete`] and the rules for
+/// the table. No function is asked: it stays if it is newer.
+///
+/// A row that goes because it is older is no conflict. Mostly the truncating node has seen it; if not, the row comes there later, meets
+/// the truncate, and is recorded. One that goes although it is newer can't have been seen, and is a conflict here.
+#[must_use]
+pub fn decide_truncated(decision: Decision, local: Local<'_>, remote: Version<'_>) -> Decision {
+    let is_newer = match local {
+        Local::Present(version) | Local::Merged(version) | Local::OwnMerged(version) => {
+            version > remote
+        }
+        Local::Missing | Local::Deleted(_) | Local::Own | Local::Unversioned => false,
+    };
+    let (action, reason) = match decision.action {
+        Action::Apply | Action::Keep => (decision.action, decision.reason),
+        Action::Ask | Action::Merge | Action::Remove if is_newer => (Action::Keep, LOCAL_NEWER),
+        Action::Ask | Action::Merge | Action::Remove => (Action::Apply, REMOTE_NEWER),
+    };
+    Decision {
+        action,
+        conflict: decision
+            .conflict
+            .filter(|_| is_newer || action == Action::Keep),
+        reason,
+    }
+}
+
 /// Last update wins, for an update that moves a row to a key under which there is another row. `from_origin` as in
 /// [`decide_update`].
 #[must_use]
@@ -402,6 +429,45 @@ mod tests {
             decide_update(Local::Deleted(A), LATER, true).action,
             Action::Apply
         );
+    }
+
+    #[test]
+    fn a_truncate_takes_what_is_older_without_a_word() {
+        let truncate = |local, remote| {
+            let decision = decide_delete(local, remote, true);
+            let decision = decide_truncated(decision, local, remote);
+            (decision.action, decision.conflict)
+        };
+        let gone = (Action::Apply, None);
+        assert_eq!(truncate(Local::Present(A), B), gone);
+        assert_eq!(truncate(Local::Merged(A), B), gone);
+        assert_eq!(truncate(Local::Unversioned, A), gone);
+        assert_eq!(truncate(Local::Own, A), gone);
+        // Its own rows, whatever its clock did.
+        assert_eq!(truncate(Local::Present(LATER), A), gone);
+        let stays = (Action::Keep, Some(Kind::DeleteOriginDiffers));
+        assert_eq!(truncate(Local::Present(LATER), B), stays);
+        assert_eq!(truncate(Local::Merged(LATER), A), stays);
+    }
+
+    #[test]
+    fn what_a_rule_says_of_a_truncate_is_a_conflict_where_something_newer_meets_it() {
+        let conflict = Some(Kind::DeleteOriginDiffers);
+        let by = |action, local, remote| {
+            let reason = "";
+            let ruled = Decision {
+                action,
+                conflict,
+                reason,
+            };
+            let decision = decide_truncated(ruled, Local::Present(local), remote);
+            (decision.action, decision.conflict)
+        };
+        assert_eq!(by(Action::Apply, LATER, B), (Action::Apply, conflict));
+        assert_eq!(by(Action::Apply, A, B), (Action::Apply, None));
+        assert_eq!(by(Action::Keep, A, B), (Action::Keep, conflict));
+        assert_eq!(by(Action::Ask, A, B), (Action::Apply, None));
+        assert_eq!(by(Action::Ask, LATER, B), (Action::Keep, conflict));
     }
 
     #[test]

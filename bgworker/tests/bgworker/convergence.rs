@@ -9,12 +9,15 @@
 use std::collections::BTreeMap;
 
 use braid_bgworker::conflict::{
-    Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key, decide_update,
+    Action, Decision, Local, Version, decide_delete, decide_insert, decide_new_key,
+    decide_truncated, decide_update,
 };
 
 use crate::random::Random;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// Keys that are written at most.
+const KEYS: u64 = 4;
 
 type Stamp = (i64, usize);
 
@@ -23,6 +26,8 @@ enum Kind {
     Insert,
     Update,
     Delete,
+    /// Of all keys.
+    Truncate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +57,8 @@ struct Node {
     /// What this node wrote, its own and others', in commit order.
     log: Vec<Change>,
     newest: Stamp,
+    /// The newest truncate.
+    truncated: Option<Stamp>,
 }
 
 impl Node {
@@ -64,11 +71,20 @@ impl Node {
     }
 
     fn write(&mut self, change: Change) {
-        let cell = match change.kind {
-            Kind::Insert | Kind::Update => Cell::Present(change.stamp, change.value),
-            Kind::Delete => Cell::Deleted(change.stamp),
-        };
-        self.cells.insert(change.key, cell);
+        match change.kind {
+            Kind::Insert | Kind::Update => {
+                let cell = Cell::Present(change.stamp, change.value);
+                self.cells.insert(change.key, cell);
+            }
+            Kind::Delete => {
+                self.cells.insert(change.key, Cell::Deleted(change.stamp));
+            }
+            Kind::Truncate => {
+                self.cells
+                    .retain(|_, cell| matches!(cell, Cell::Deleted(_)));
+                self.truncated = Some(change.stamp);
+            }
+        }
         self.newest = self.newest.max(change.stamp);
         self.log.push(change);
     }
@@ -78,20 +94,40 @@ impl Node {
     }
 
     fn decide(&self, change: Change, from_origin: bool) -> Decision {
-        let local = match self.cells.get(&change.key) {
-            None => Local::Missing,
-            Some(Cell::Deleted(stamp)) => Local::Deleted(version(*stamp)),
-            Some(Cell::Present(stamp, _)) => Local::Present(version(*stamp)),
+        // A row that is not here was deleted, or truncated, or neither: what was later counts.
+        let deleted = match self.cells.get(&change.key) {
+            Some(Cell::Deleted(stamp)) => Some(*stamp).max(self.truncated),
+            _ => self.truncated,
+        };
+        let local = match (self.cells.get(&change.key), deleted) {
+            (Some(Cell::Present(stamp, _)), _) => Local::Present(version(*stamp)),
+            (_, Some(stamp)) => Local::Deleted(version(stamp)),
+            (_, None) => Local::Missing,
         };
         match change.kind {
             Kind::Insert => decide_insert(local, version(change.stamp), from_origin),
             Kind::Update => decide_update(local, version(change.stamp), from_origin),
-            Kind::Delete => decide_delete(local, version(change.stamp), from_origin),
+            Kind::Delete | Kind::Truncate => {
+                decide_delete(local, version(change.stamp), from_origin)
+            }
         }
     }
 
     fn receive(&mut self, change: Change, from_origin: bool) {
         self.newest = self.newest.max(change.stamp);
+        if change.kind == Kind::Truncate {
+            let stays = |cell: &Cell| match cell {
+                Cell::Deleted(_) => true,
+                Cell::Present(stamp, _) => {
+                    let (local, remote) = (Local::Present(version(*stamp)), version(change.stamp));
+                    let decision = decide_delete(local, remote, from_origin);
+                    decide_truncated(decision, local, remote).action == Action::Keep
+                }
+            };
+            self.cells.retain(|_, cell| stays(cell));
+            self.truncated = self.truncated.max(Some(change.stamp));
+            return;
+        }
         let exists = self.has(change.key);
         match (self.decide(change, from_origin).action, change.kind) {
             (Action::Keep, Kind::Delete) if !exists => {
@@ -219,13 +255,21 @@ impl Group {
     /// The state of one last-writer-wins register per key; what one node wrote at the same time counts in its order.
     fn model(&self) -> BTreeMap<u64, u64> {
         let mut winners: BTreeMap<u64, Change> = BTreeMap::new();
+        let mut written = Vec::new();
         for change in &self.history {
+            if change.kind == Kind::Truncate {
+                written.extend((0..KEYS).map(|key| Change { key, ..*change }));
+            } else {
+                written.push(*change);
+            }
+        }
+        for change in &written {
             let winner = winners.entry(change.key).or_insert(*change);
             if version(change.stamp) >= version(winner.stamp) {
                 *winner = *change;
             }
         }
-        winners.retain(|_, change| change.kind != Kind::Delete);
+        winners.retain(|_, change| !matches!(change.kind, Kind::Delete | Kind::Truncate));
         winners
             .into_iter()
             .map(|(key, change)| (key, change.value))
@@ -234,16 +278,16 @@ impl Group {
 }
 
 fn converges(test: &str, topology: Topology) {
-    converges_with(test, topology, false);
+    converges_with(test, topology, false, false);
 }
 
-/// `steps`: clocks are set, forth and back, while it runs.
-fn converges_with(test: &str, topology: Topology, steps: bool) {
+/// `steps`: clocks are set, forth and back, while it runs. `truncates`: all rows are deleted at once, now and then.
+fn converges_with(test: &str, topology: Topology, steps: bool, truncates: bool) {
     let mut random = Random::new(test);
     for round in 0..4000 {
         let count = 2 + random.index(3);
         let mut group = Group::new(count, topology);
-        let keys = 1 + random.below(4);
+        let keys = 1 + random.below(KEYS);
         let mut skew: Vec<i64> = (0..count).map(|_| random.below(4).cast_signed()).collect();
         let mut time = 1;
         for _ in 0..random.below(40) {
@@ -265,6 +309,7 @@ fn converges_with(test: &str, topology: Topology, steps: bool) {
                         timestamp += 1;
                     }
                     let kind = match (group.nodes[node].has(key), random.below(2)) {
+                        _ if truncates && random.one_in(6) => Kind::Truncate,
                         (false, _) => Kind::Insert,
                         (true, 0) => Kind::Update,
                         (true, _) => Kind::Delete,
@@ -306,6 +351,15 @@ fn i2_a_mesh_converges_to_one_register_per_key() {
     );
 }
 
+/// A truncate deletes each row with its own version, and is remembered for all keys. (A node that forwards passes on only what it did
+/// itself, so in other topologies what a truncate had not found is not told.)
+#[test]
+fn i2_a_mesh_that_truncates_converges() {
+    let test = "i2_a_mesh_that_truncates_converges";
+    converges_with(test, Topology::Mesh, false, true);
+    converges_with(test, Topology::Mesh, true, true);
+}
+
 #[test]
 fn i2_i8_a_mesh_that_forwards_converges_and_comes_to_rest() {
     converges(
@@ -333,7 +387,7 @@ fn i4_clocks_may_step_back() {
         Topology::Star,
         Topology::Chain,
     ] {
-        converges_with("i4_clocks_may_step_back", topology, true);
+        converges_with("i4_clocks_may_step_back", topology, true, false);
     }
 }
 

@@ -73,6 +73,8 @@ pub struct ManagerEntry {
     pub collector_latch: AtomicUsize,
     /// Local WAL up to here has no deletion that is not collected.
     pub collected_lsn: AtomicU64,
+    /// Deletions by all transactions before this one are collected; 0: nobody knows yet.
+    pub collected_before: AtomicU32,
 }
 
 /// What a subscription's workers are doing.
@@ -522,6 +524,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.collector_pid.store(0, Ordering::SeqCst);
         free.collector_latch.store(0, Ordering::SeqCst);
         free.collected_lsn.store(0, Ordering::SeqCst);
+        free.collected_before.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
         managers_changed();
         Some(free)
@@ -1053,4 +1056,30 @@ pub fn tombstones_are_known() {
 #[must_use]
 pub fn remembers_deletions() -> bool {
     my_manager().is_some_and(|entry| entry.remembers_deletions.load(Ordering::Acquire))
+}
+
+/// Whether what this transaction has deleted here is collected, as far as that is known.
+#[must_use]
+pub fn is_collected(xid: pg_sys::TransactionId) -> bool {
+    my_manager().is_some_and(|entry| {
+        let before = entry.collected_before.load(Ordering::Acquire);
+        // SAFETY: compares two numbers.
+        before != 0
+            && unsafe {
+                pg_sys::TransactionIdPrecedes(xid, pg_sys::TransactionId::from_inner(before))
+            }
+    })
+}
+
+/// How far the collector of this database has come in local WAL, and whether it runs. It is asked to go on at once.
+#[must_use]
+pub fn ask_collector() -> (u64, bool) {
+    my_manager().map_or((0, false), |entry| {
+        set_latch(entry.collector_latch.load(Ordering::Acquire));
+        let lsn = entry.collected_lsn.load(Ordering::Acquire);
+        (
+            lsn,
+            lsn != 0 && entry.collector_pid.load(Ordering::Acquire) > 0,
+        )
+    })
 }

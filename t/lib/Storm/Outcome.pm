@@ -17,7 +17,7 @@ sub compare
 	for my $table (@{ $self->{tables} })
 	{
 		my %digests = map { digest($_, $table) => 1 } @nodes;
-		my $has_model = $self->{journal} && !$Storm::Statements::has_code{$table} && !$self->{has}{truncate};
+		my $has_model = $self->{journal} && !$Storm::Statements::has_code{$table};
 		next if keys %digests == 1 && !$has_model;
 		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 		my %rows;
@@ -54,14 +54,19 @@ sub last_written
 	for my $node (@{ $self->{members} })
 	{
 		for my $line (split /\n/, $node->safe_psql('postgres', qq[
-			select distinct on (k) k, to_char(pg_xact_commit_timestamp(xmin), 'YYYYMMDDHH24MISSUS'), coalesce(image::text, '')
+			select distinct on (k) coalesce(k::text, 'all'), to_char(pg_xact_commit_timestamp(xmin), 'YYYYMMDDHH24MISSUS'), lpad(id::text, 12), coalesce(image::text, '')
 			from storm_journal where tbl = '$table' order by k, pg_xact_commit_timestamp(xmin) desc, id desc
 		]))
 		{
-			my ($k, $at, $image) = split /\|/, $line, 3;
-			my $version = "$at " . $node->name;
+			my ($k, $at, $id, $image) = split /\|/, $line, 4;
+			my $version = "$at " . $node->name . " $id";
 			$last{$k} = { version => $version, image => $image } if !$last{$k} || $version gt $last{$k}{version};
 		}
+	}
+	# A truncate is the deletion of every row.
+	if (my $truncate = delete $last{all})
+	{
+		$_->{image} = '' for grep { $_->{version} lt $truncate->{version} } values %last;
 	}
 	return \%last;
 }
@@ -85,7 +90,7 @@ sub report
 		diag(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
 		push @written, map { [ split /\|/, $_, 2 ] } split /\n/, $node->safe_psql('postgres', qq[
 			select ] . $clock->('pg_xact_commit_timestamp(xmin)') . qq[, '$name' || ' xid ' || xmin::text || ' ' || what || ': ' || coalesce(image::text, 'gone')
-			from storm_journal where tbl = '$table' and k = $k order by id
+			from storm_journal where tbl = '$table' and (k = $k or k is null) order by id
 		]);
 	}
 	@written = sort { $a->[0] cmp $b->[0] } @written;

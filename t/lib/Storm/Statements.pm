@@ -62,7 +62,10 @@ sub statement
 	my $table = pick(@{ $self->{tables} });
 	my ($k, $v) = ($self->hot($number), "'$who.$number'");
 	my $has = $self->{has};
-	return "truncate $table;\n" if $has->{truncate} && one_in(150);
+	if ($has->{truncate} && one_in(150))
+	{
+		return "truncate $table;\n" . ($self->{journal} ? "insert into storm_journal (tbl, what) values ('$table', 'truncate');\n" : '');
+	}
 	if ($has->{delete} && one_in(5))
 	{
 		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2);

@@ -226,7 +226,11 @@ impl Session {
         order.extend(0..count);
         let mut refused = Vec::new();
         let all = || rows.iter().map(|row| (&row.values, row.timestamp));
-        if self.target(key)?.plan.key.is_some()
+        let has_key = self.target(key)?.plan.key.is_some();
+        if !has_key && self.may_meet_tombstone(key, all()) {
+            // The table was truncated by something that may be newer.
+            refused.extend(order.drain(..).map(|number| number as usize));
+        } else if has_key
             && (!self.sort_and_probe(key, rows, &mut order)? || self.may_meet_tombstone(key, all()))
         {
             let kept = self.look_up_all(key, rows, currents, &order, &mut refused)?;

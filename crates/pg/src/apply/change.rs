@@ -513,7 +513,7 @@ impl Session {
     }
 
     /// What the versions say of a change that meets what was found, and then the rules for the table.
-    fn decide(
+    pub(super) fn decide(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
@@ -604,14 +604,19 @@ impl Session {
         after: &RowValues,
     ) -> Result<(), PgError> {
         if self.target(key)?.plan.key.is_none() {
-            let decision = decide_insert(Local::Missing, version(current), current.from_origin);
-            let missing = Found::Missing(None);
+            // Nothing but a truncate may have taken it.
+            let found = self.recall(key, after, None, true)?;
+            let mut decision = self.decide(key, remote, current, found, decide_insert)?;
+            if decision.action == Action::Ask {
+                let local = self.local(found);
+                decision = decide_insert(local, version(current), current.from_origin);
+            }
             return self
                 .write_row(
                     key,
                     remote,
                     current,
-                    missing,
+                    found,
                     decision,
                     Incoming::inserted(after),
                 )
@@ -1056,7 +1061,7 @@ impl Session {
     }
 
     /// The row that was found, and the one that is to be written, if they are there.
-    fn rows<'a>(
+    pub(super) fn rows<'a>(
         &mut self,
         key: Key,
         local: bool,

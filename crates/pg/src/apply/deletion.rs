@@ -5,7 +5,7 @@ use braid_bgworker::conflict::Version;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
-use super::key_hash::{key_hash, key_hash_of_values};
+use super::key_hash::{key_hash, key_hash_of_values, table_hash};
 use super::lookup::Found;
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
@@ -127,6 +127,14 @@ impl Session {
         ))
     }
 
+    /// All rows of a table that are older than the transaction in hand are gone, and what comes later and is older stays away.
+    pub(super) fn remember_truncation(&mut self, key: Key, timestamp: i64) -> Result<(), PgError> {
+        if !registry::remembers_deletions() {
+            return Ok(());
+        }
+        self.entomb(key, table_hash(key.1), (timestamp, session_origin()))
+    }
+
     /// Whether deletions of a table's rows are to be remembered.
     pub(super) fn remembers(&self, key: Key) -> bool {
         let has_key = |target: &Target| target.plan.key.is_some();
@@ -188,11 +196,11 @@ impl Session {
         key: Key,
         mut rows: impl Iterator<Item = (&'a RowValues, i64)>,
     ) -> bool {
+        let table = table_hash(key.1);
         rows.any(|(values, timestamp)| {
+            let may = |hash| registry::may_have_tombstone(hash, timestamp);
             registry::may_have_tombstone_since(timestamp)
-                && self
-                    .hash(key, values)
-                    .is_some_and(|hash| registry::may_have_tombstone(hash, timestamp))
+                && (may(table) || self.hash(key, values).is_some_and(may))
         })
     }
 
@@ -210,13 +218,18 @@ impl Session {
         if is_insert && !registry::may_have_tombstone_since(timestamp) {
             return Ok(missing);
         }
-        let Some(hash) = self.hash(key, values) else {
-            return Ok(missing);
-        };
-        if is_insert && !registry::may_have_tombstone(hash, timestamp) {
-            return Ok(missing);
+        // Of another change any deletion counts that there may be.
+        let since = if is_insert { timestamp } else { 1 };
+        let mut newest = None;
+        for hash in [self.hash(key, values), Some(table_hash(key.1))]
+            .into_iter()
+            .flatten()
+            .filter(|hash| registry::may_have_tombstone(*hash, since))
+        {
+            let deletion = newest_deletion(hash, Seen::Committed)?;
+            newest = self.newer(newest, deletion);
         }
-        Ok(match (newest_deletion(hash, Seen::Committed)?, found) {
+        Ok(match (newest, found) {
             (None, _) => missing,
             // This very transaction's, or the same one's by another way: what comes in it later, comes.
             (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
@@ -227,6 +240,23 @@ impl Session {
             }
             (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
         })
+    }
+}
+
+type Deletion = Option<(i64, pg_sys::RepOriginId)>;
+
+impl Session {
+    /// The newer one of two deletions.
+    fn newer(&mut self, one: Deletion, other: Deletion) -> Deletion {
+        let (Some((at, origin)), Some((other_at, other_origin))) = (one, other) else {
+            return one.or(other);
+        };
+        let order = at.cmp(&other_at).then_with(|| {
+            let name = self.origins.node(origin).to_owned();
+            name.as_bytes()
+                .cmp(self.origins.node(other_origin).as_bytes())
+        });
+        if order.is_lt() { other } else { one }
     }
 }
 

@@ -223,7 +223,7 @@ impl Session {
     }
 
     /// The version of a row in a slot, given that of the transaction that wrote it.
-    fn refined(
+    pub(super) fn refined(
         &mut self,
         key: Key,
         slot: *mut pg_sys::TupleTableSlot,

@@ -10,6 +10,12 @@ use super::relation::LocalRelation;
 use super::table::RowValues;
 use crate::compat;
 
+/// What stands for all rows of a table, where one of them would have its hash: the seed of no row's.
+#[must_use]
+pub fn table_hash(relation: u32) -> u64 {
+    KeyHasher::new(u64::from(relation) | 1 << 32).finish()
+}
+
 /// Hash of the row in `slot`: by its key's columns, by all where the table has no key.
 ///
 /// # Safety

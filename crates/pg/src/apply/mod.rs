@@ -40,6 +40,7 @@ mod table;
 mod truncate;
 pub(crate) mod user;
 mod version;
+mod window;
 mod write;
 
 use std::ffi::CStr;
@@ -69,6 +70,7 @@ use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
 use user::UserSwitch;
 use version::OriginNames;
+use window::Window;
 
 pub use attach::Versions;
 pub use batch::store as store_versions;
@@ -78,7 +80,7 @@ pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;
 pub use in_the_way::is_in_the_way;
-pub use key_hash::key_hash_of_row;
+pub use key_hash::{key_hash_of_row, table_hash};
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
 pub use version::{COPIED, node_of_origin};
@@ -282,6 +284,8 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
+    /// Whether local truncates can be told.
+    window: Window,
     /// Connections to nodes that are asked about rows.
     peers: Peers,
     /// The provider, as one of these.
@@ -347,6 +351,7 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            window: Window::default(),
             peers: Peers::default(),
             own_source: None,
             waits_for_commit: None,
@@ -871,6 +876,7 @@ impl Session {
             if stale {
                 // Rules are read with the process's own rights.
                 self.user.restore();
+                self.window.close(oid);
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
                 let before = self.targets.insert(
                     key,

@@ -66,7 +66,10 @@ pub unsafe fn find_identical(
 }
 
 /// `table_beginscan` of src/include/access/tableam.h.
-unsafe fn begin(
+///
+/// # Safety
+/// `table` is open and locked; the snapshot outlives the scan.
+pub(super) unsafe fn begin(
     table: pg_sys::Relation,
     snapshot: pg_sys::Snapshot,
 ) -> Result<pg_sys::TableScanDesc, PgError> {
@@ -86,7 +89,11 @@ unsafe fn begin(
     }
 }
 
-unsafe fn next(
+/// The next row, into `slot`; false at the end.
+///
+/// # Safety
+/// `scan` is one of `table`, and `slot` is of the table's own kind.
+pub(super) unsafe fn next(
     table: pg_sys::Relation,
     scan: pg_sys::TableScanDesc,
     slot: *mut pg_sys::TupleTableSlot,
@@ -101,7 +108,9 @@ unsafe fn next(
     }
 }
 
-unsafe fn end(table: pg_sys::Relation, scan: pg_sys::TableScanDesc) {
+/// # Safety
+/// `scan` is one of `table`, and is ended once.
+pub(super) unsafe fn end(table: pg_sys::Relation, scan: pg_sys::TableScanDesc) {
     // SAFETY: as in `begin`; each scan is ended once.
     unsafe {
         if let Some(end) = (*(*table).rd_tableam).scan_end {

@@ -1,12 +1,38 @@
 //! TRUNCATE of the transaction in hand.
+//!
+//! A truncate deletes each row with its own version. Where nothing in the tables is newer, they are truncated; else what is older is deleted
+//! row by row. Either way a tombstone for the table as a whole is written, so that what is older and comes later stays away
+//! (`deletion.rs`). Where deletions are not remembered, tables are truncated without a look at their rows.
 
+use std::rc::Rc;
+
+use braid_bgworker::conflict::{Action, Decision, decide_delete, decide_truncated};
 use braid_gir::Truncate;
 use pgrx::pg_sys;
 
-use super::Session;
-use crate::compat;
+use super::change::{Key, version};
+use super::lookup::{Found, writer};
+use super::relation::RemoteRelation;
+use super::table::OpenTable;
+use super::version::{Stamp, stamp_of};
+use super::{Current, Session, scan};
 use crate::error::PgError;
-use crate::ffi;
+use crate::{compat, ffi, registry};
+
+/// A table that is to be truncated, locked and open.
+struct Emptied {
+    key: Key,
+    relation: pg_sys::Relation,
+    /// It has rows whose versions can be read.
+    is_heap: bool,
+}
+
+/// What rows of one transaction can be passed over with.
+type Gone = Option<pg_sys::TransactionId>;
+
+fn whole_lock() -> i32 {
+    i32::try_from(pg_sys::AccessExclusiveLock).unwrap_or(8)
+}
 
 impl Session {
     /// Truncate what the provider truncated, partitions included. Tables that are not part of the subscription, or are
@@ -22,59 +48,65 @@ impl Session {
                 "truncate outside of a transaction from the provider",
             ));
         };
-        let mut oids = Vec::new();
+        let mut roots = Vec::new();
         for schema in truncate.schemas() {
             let remote = self.remote(schema.0)?;
             let route = self.route(schema.0, &remote)?;
             if route.takes(&current) {
-                oids.push(((schema.0, route.oid.to_u32()), route.oid));
+                roots.push((schema.0, route.oid.to_u32()));
             }
         }
-        if oids.is_empty() {
+        if roots.is_empty() {
             return Ok(());
         }
         // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
         self.close_tables();
+        // SAFETY: in a transaction.
+        let tables = unsafe { lock_below(&roots) };
+        if registry::remembers_deletions() && self.has_conflicts(&tables, &current)? {
+            self.empty_by_row(&tables, &current)?;
+        } else {
+            self.close_tables();
+            self.empty_whole(&tables, truncate.restart_identity)?;
+        }
+        for table in &tables {
+            self.remember_truncation(table.key, current.timestamp)?;
+            // SAFETY: opened by `lock_below`; the lock stays until commit.
+            unsafe {
+                pg_sys::relation_close(table.relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            }
+        }
+        self.user.restore();
+        for key in roots {
+            self.open.push(key);
+            self.count(key, |counts| counts.truncates += 1);
+        }
+        Ok(())
+    }
+
+    /// Truncate tables with all that is in them.
+    fn empty_whole(&mut self, tables: &[Emptied], restart_identity: bool) -> Result<(), PgError> {
         if let Some(user) = self.identity.run_as {
             self.user.work_as(pg_sys::Oid::from(user));
         }
-        let lock = i32::try_from(pg_sys::AccessExclusiveLock).unwrap_or(8);
-        // SAFETY: in a transaction; relations are opened with the lock that ExecuteTruncateGuts wants and closed after it,
-        // the lists live in the transaction's context.
+        // SAFETY: in a transaction; relations are open with the lock that ExecuteTruncateGuts wants, the lists live in the
+        // transaction's context.
         unsafe {
             let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
             let mut relations = std::ptr::null_mut();
             let mut relation_oids = std::ptr::null_mut();
             let mut logged = std::ptr::null_mut();
-            let mut opened: Vec<pg_sys::Relation> = Vec::new();
             let mut owners: Vec<pg_sys::Oid> = Vec::new();
             let mut has_triggers = false;
-            let mut seen = Vec::new();
-            for (_, root) in &oids {
-                let below = ffi::find_all_inheritors(*root, lock);
-                for position in 0..compat::list_length(below) {
-                    let oid = compat::list_oid(below, position);
-                    if seen.contains(&oid) {
-                        continue;
-                    }
-                    seen.push(oid);
-                    let relation = pg_sys::relation_open(oid, lock);
-                    let kind = (*(*relation).rd_rel).relkind.cast_unsigned();
-                    // An ordinary table's children are tables of their own in the stream.
-                    if oid != *root && !(*(*relation).rd_rel).relispartition
-                        || (kind != b'r' && kind != b'p')
-                    {
-                        pg_sys::relation_close(relation, lock);
-                        continue;
-                    }
-                    owners.push((*(*relation).rd_rel).relowner);
-                    has_triggers |= !(*relation).trigdesc.is_null();
-                    opened.push(relation);
-                    relations = pg_sys::lappend(relations, relation.cast());
-                    relation_oids = pg_sys::lappend_oid(relation_oids, oid);
-                    if (*(*relation).rd_rel).relpersistence.cast_unsigned() == b'p' {
-                        logged = pg_sys::lappend_oid(logged, oid);
-                    }
+            for Emptied { relation, .. } in tables {
+                let form = (**relation).rd_rel;
+                let oid = (**relation).rd_id;
+                owners.push((*form).relowner);
+                has_triggers |= !(**relation).trigdesc.is_null();
+                relations = pg_sys::lappend(relations, (*relation).cast());
+                relation_oids = pg_sys::lappend_oid(relation_oids, oid);
+                if (*form).relpersistence.cast_unsigned() == b'p' {
+                    logged = pg_sys::lappend_oid(logged, oid);
                 }
             }
             // From 16 on PostgreSQL itself goes from owner to owner; before, a trigger would run with this process's rights.
@@ -93,21 +125,239 @@ impl Session {
                     ));
                 }
             }
-            self.unchecked
-                .retain(|((_, oid), _)| !seen.contains(&pg_sys::Oid::from(*oid)));
-            compat::execute_truncate(relations, relation_oids, logged, truncate.restart_identity);
-            for relation in opened {
-                pg_sys::relation_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
-            }
+            let emptied = |oid| tables.iter().any(|table| (*table.relation).rd_id.to_u32() == oid);
+            self.unchecked.retain(|((_, oid), _)| !emptied(*oid));
+            compat::execute_truncate(relations, relation_oids, logged, restart_identity);
             pg_sys::MemoryContextSwitchTo(before);
             pg_sys::CommandCounterIncrement();
             pg_sys::UpdateActiveSnapshotCommandId();
         }
-        self.user.restore();
-        for (key, _) in oids {
-            self.open.push(key);
-            self.count(key, |counts| counts.truncates += 1);
+        Ok(())
+    }
+
+    /// Whether any row of the tables stays, or is to be recorded.
+    fn has_conflicts(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
+        let mut found = false;
+        for table in tables.iter().filter(|table| table.is_heap) {
+            let remote = self.open_emptied(table)?;
+            self.each_row(table.key, &remote, current, &mut |_, fate| {
+                found = !matches!(fate, Fate::Goes(None));
+                Ok(!found)
+            })?;
+            if found {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Delete what does not stay, in all of the tables: a foreign key does not let one be truncated without those that refer to it. Their
+    /// sequences go on, as rows with their numbers may have stayed.
+    fn empty_by_row(&mut self, tables: &[Emptied], current: &Current) -> Result<(), PgError> {
+        for before in [true, false] {
+            for table in tables {
+                self.open_emptied(table)?;
+                self.work_as_owner_of(table.key);
+                self.open(table.key)?.fire_truncate(before);
+            }
+            if !before {
+                break;
+            }
+            for table in tables {
+                let remote = self.open_emptied(table)?;
+                if table.is_heap {
+                    self.delete_older(table, &remote, current)?;
+                }
+            }
         }
         Ok(())
     }
+
+    fn delete_older(
+        &mut self,
+        table: &Emptied,
+        remote: &Rc<RemoteRelation>,
+        current: &Current,
+    ) -> Result<(), PgError> {
+        let key = table.key;
+        let mut deleted = false;
+        self.each_row(key, remote, current, &mut |session, fate| {
+            let slot = session.open(key)?.local_slot();
+            if let Fate::Goes(Some((found, decision))) | Fate::Stays((found, decision)) = fate
+                && decision.conflict.is_some()
+            {
+                let rows = session.rows(key, true, None)?;
+                session.record(key, remote, current, found, decision, rows)?;
+            }
+            if matches!(fate, Fate::Goes(_)) {
+                deleted = true;
+                // SAFETY: the slot holds a row of the table, which nobody else can change.
+                unsafe {
+                    let mut place = (*slot).tts_tid;
+                    pg_sys::simple_heap_delete(table.relation, &raw mut place);
+                }
+                session.note_version(key, current, OpenTable::local_slot);
+            }
+            Ok(true)
+        })?;
+        if deleted {
+            // SAFETY: what was deleted is gone for what follows in this transaction.
+            unsafe {
+                pg_sys::CommandCounterIncrement();
+                pg_sys::UpdateActiveSnapshotCommandId();
+            }
+        }
+        Ok(())
+    }
+
+    /// Set a table up for applying.
+    fn open_emptied(&mut self, table: &Emptied) -> Result<Rc<RemoteRelation>, PgError> {
+        let (schema, oid) = table.key;
+        let remote = self.remote(schema)?;
+        self.user.restore();
+        self.open_table(schema, &remote, pg_sys::Oid::from(oid))?;
+        // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
+        unsafe {
+            pg_sys::MemoryContextSwitchTo(self.change_context);
+            pg_sys::MemoryContextReset(self.change_context);
+        }
+        Ok(remote)
+    }
+
+    /// Look at each row of an open table, in its local slot, and at what becomes of it; until `look` says no.
+    fn each_row(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        look: &mut dyn FnMut(&mut Self, Fate) -> Result<bool, PgError>,
+    ) -> Result<(), PgError> {
+        let table = self.open(key)?;
+        let (relation, slot) = (table.relation(), table.local_slot());
+        // SAFETY: the table is open and locked against everybody; the slot is of its kind. The scan ends before its snapshot, and lives in
+        // the transaction's context.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
+            pg_sys::CommandCounterIncrement();
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let rows = scan::begin(relation, snapshot)?;
+            pg_sys::MemoryContextSwitchTo(before);
+            let mut gone = None;
+            let mut result = Ok(true);
+            while matches!(result, Ok(true)) && scan::next(relation, rows, slot) {
+                pgrx::check_for_interrupts!();
+                result = self
+                    .fate(key, remote, current, &mut gone)
+                    .and_then(|fate| look(self, fate));
+                pg_sys::MemoryContextReset(self.change_context);
+            }
+            super::clear_slot(slot);
+            scan::end(relation, rows);
+            pg_sys::UnregisterSnapshot(snapshot);
+            result.map(|_| ())
+        }
+    }
+
+    /// What becomes of the row in the local slot of an open table. `gone` is a transaction whose rows all go.
+    fn fate(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        gone: &mut Gone,
+    ) -> Result<Fate, PgError> {
+        let slot = self.open(key)?.local_slot();
+        // SAFETY: the slot holds a row of a heap.
+        let xid = unsafe { writer(slot) };
+        if *gone == Some(xid) {
+            return Ok(Fate::Goes(None));
+        }
+        let stamp = stamp_of(xid);
+        // Rows of a batch are no newer than its commit says; one that was merged may be.
+        let is_common = !self.target(key)?.plan.rules.may_have_merged_rows()
+            && match stamp {
+                Stamp::Unversioned => true,
+                Stamp::Known(timestamp, origin) => origin == 0 || timestamp < current.timestamp,
+                Stamp::Own | Stamp::Merged(..) | Stamp::OwnMerged(..) => false,
+            };
+        if is_common {
+            let (_, decision) = self.decide_about(key, remote, current, stamp)?;
+            if decision.action == Action::Apply && decision.conflict.is_none() {
+                *gone = Some(xid);
+                return Ok(Fate::Goes(None));
+            }
+        }
+        let stamp = match stamp {
+            Stamp::Known(_, 0) | Stamp::Unversioned => stamp,
+            _ => self.refined(key, slot, stamp)?,
+        };
+        let decided = self.decide_about(key, remote, current, stamp)?;
+        Ok(match (decided.1.action, decided.1.conflict) {
+            (Action::Keep, _) => Fate::Stays(decided),
+            (_, Some(_)) => Fate::Goes(Some(decided)),
+            (_, None) => Fate::Goes(None),
+        })
+    }
+
+    fn decide_about(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        stamp: Stamp,
+    ) -> Result<(Found, Decision), PgError> {
+        let found = Found::Row(stamp);
+        let decision = self.decide(key, remote, current, found, decide_delete)?;
+        let decision = decide_truncated(decision, self.local(found), version(current));
+        Ok((found, decision))
+    }
+}
+
+/// What becomes of a row.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    /// It is deleted; how that was decided, if it is a conflict.
+    Goes(Option<(Found, Decision)>),
+    /// It is newer, or a rule has it stay.
+    Stays((Found, Decision)),
+}
+
+/// Lock and open these tables and their partitions.
+///
+/// # Safety
+/// In a transaction. What is opened is to be closed in it.
+unsafe fn lock_below(roots: &[Key]) -> Vec<Emptied> {
+    let lock = whole_lock();
+    let mut seen = Vec::new();
+    let mut tables = Vec::new();
+    // SAFETY: as the caller says; the lists live in the transaction's context.
+    unsafe {
+        let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
+        for (schema, root) in roots {
+            let root = pg_sys::Oid::from(*root);
+            let below = ffi::find_all_inheritors(root, lock);
+            for position in 0..compat::list_length(below) {
+                let oid = compat::list_oid(below, position);
+                if seen.contains(&oid) {
+                    continue;
+                }
+                seen.push(oid);
+                let relation = pg_sys::relation_open(oid, lock);
+                let form = (*relation).rd_rel;
+                let kind = (*form).relkind.cast_unsigned();
+                // An ordinary table's children are tables of their own in the stream.
+                if oid != root && !(*form).relispartition || (kind != b'r' && kind != b'p') {
+                    pg_sys::relation_close(relation, lock);
+                    continue;
+                }
+                tables.push(Emptied {
+                    key: (*schema, oid.to_u32()),
+                    relation,
+                    is_heap: kind == b'r' && (*form).relam == pg_sys::HEAP_TABLE_AM_OID,
+                });
+            }
+        }
+        pg_sys::MemoryContextSwitchTo(before);
+    }
+    tables
 }

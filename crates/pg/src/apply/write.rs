@@ -216,6 +216,23 @@ impl OpenTable {
         }
     }
 
+    /// Fire the triggers of a TRUNCATE that is carried out row by row.
+    pub fn fire_truncate(&mut self, before: bool) {
+        if !self.has_triggers {
+            return;
+        }
+        self.begin_write();
+        // SAFETY: executor state and table belong together; only triggers that fire here do.
+        unsafe {
+            if before {
+                pg_sys::ExecBSTruncateTriggers(self.estate, self.target);
+            } else {
+                pg_sys::ExecASTruncateTriggers(self.estate, self.target);
+            }
+        }
+        self.end_write();
+    }
+
     /// Whether rows may be updated (0) or deleted (1) as far as this node's own publications go.
     fn check_identity(&mut self, command: usize) {
         if let Some(checked) = self.checked.get_mut(command)

@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 
 use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
-use crate::apply::{EPOCH_DIFFERENCE, key_hash_of_row};
+use crate::apply::{EPOCH_DIFFERENCE, key_hash_of_row, table_hash};
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi;
@@ -182,19 +182,25 @@ impl Deletions {
 
 /// # Safety
 /// As `Deletions::key`.
+unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
+    let is_listed =
+        |oid: pg_sys::Oid| with(|gathered| gathered.tables.contains(&oid.to_u32())) == Some(true);
+    // SAFETY: as the caller says.
+    unsafe {
+        is_listed(oid)
+            || ((*(*relation).rd_rel).relispartition
+                && oids(ffi::get_partition_ancestors(oid))
+                    .into_iter()
+                    .any(|above| is_listed(above.into())))
+    }
+}
+
+/// # Safety
+/// As `Deletions::key`.
 unsafe fn key_of(relation: pg_sys::Relation, oid: pg_sys::Oid) -> Option<Vec<i16>> {
     // SAFETY: as the caller says; the index is open while it is read.
     unsafe {
-        let is_wanted = |oid: pg_sys::Oid| {
-            with(|gathered| gathered.tables.contains(&oid.to_u32())) == Some(true)
-        };
-        let above = || {
-            (*(*relation).rd_rel).relispartition
-                && oids(ffi::get_partition_ancestors(oid))
-                    .into_iter()
-                    .any(|above| is_wanted(above.into()))
-        };
-        if !is_wanted(oid) && !above() {
+        if !is_wanted(relation, oid) {
             return None;
         }
         let replica = pg_sys::RelationGetReplicaIndex(relation);
@@ -291,8 +297,22 @@ impl Format for Deletions {
         &mut self,
         _ctx: Context,
         _txn: &pg_sys::ReorderBufferTXN,
-        _truncation: &Truncation<'_>,
+        truncation: &Truncation<'_>,
     ) {
+        if truncation.author.origin != 0 {
+            return;
+        }
+        for relation in truncation.relations {
+            // SAFETY: the relations are open, under the historic snapshot.
+            unsafe {
+                let oid = (**relation).rd_id;
+                // The rows of a partitioned table are in its partitions, which are named too.
+                let has_rows = (*(**relation).rd_rel).relkind.cast_unsigned() == b'r';
+                if has_rows && is_wanted(*relation, oid) {
+                    self.push(oid.to_u32(), table_hash(oid.to_u32()));
+                }
+            }
+        }
     }
 
     unsafe fn message(

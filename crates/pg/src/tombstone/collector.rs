@@ -69,7 +69,7 @@ pub fn main(argument: pg_sys::Datum) {
     }
     worker::report_activity("collecting deletions");
     let slot = slot_name(database);
-    if let Err(failure) = error::transaction(|| ensure_slot(&slot)) {
+    if let Err(failure) = error::transaction(|| ensure_slot(&slot, entry)) {
         failure.log("braid collector of deletions");
         return;
     }
@@ -88,7 +88,7 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
 }
 
 /// Make the slot, unless it is there. One that has lost its WAL is made anew.
-fn ensure_slot(slot: &str) -> Result<(), PgError> {
+fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
     let found = rows(
         "select (wal_status = 'lost')::text from pg_catalog.pg_replication_slots where slot_name = $1::name",
         &[slot.into()],
@@ -109,6 +109,8 @@ fn ensure_slot(slot: &str) -> Result<(), PgError> {
         Some(_) => return Ok(()),
         None => {}
     }
+    // To make one waits for all transactions that run: none of them is to wait for this process meanwhile.
+    entry.collected_lsn.store(0, Ordering::SeqCst);
     // Not as a statement that writes, which would give the transaction an id: a slot is only made in one without.
     rows(
         "select pg_catalog.pg_create_logical_replication_slot($1::name, 'braid')::text",
@@ -322,6 +324,9 @@ fn collect(slot: &str, entry: &ManagerEntry) {
             .store(decoder.position(), Ordering::Release);
         if decoder.position() >= aim.1 {
             hold(aim.0);
+            entry
+                .collected_before
+                .store(aim.0.into_inner(), Ordering::Release);
             aim = horizon();
         }
         if saved.elapsed() > SAVE {

@@ -1,0 +1,251 @@
+//! Versions of rows that an initial copy has brought (`crate::copy::versions` writes them down). The commit of the copy tells none; and a
+//! change of a third node that comes after it may be older than what was copied.
+//!
+//! A row is known by the hash that its key has in the table that it was copied from ([`From::hash`]): so deletions can be brought along
+//! too, of which the provider has nothing but the hash. Where keys are stored differently there (another encoding, an enum)
+//! nothing is found: then such a row is older than whatever comes.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pgrx::pg_sys;
+
+use super::batch::Batches;
+use super::key_hash::{copied_hash, key_hash_as, key_hash_of_row};
+use super::lookup::writer;
+use super::relation::LocalRelation;
+use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
+use crate::decoding::deletions::identity_columns;
+use crate::error::PgError;
+use crate::subscription::{local_node, rows};
+use crate::tombstone;
+
+/// From where rows were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct From {
+    /// OID of the table here.
+    relation: u32,
+    /// OID of the one there.
+    table: u32,
+}
+
+impl From {
+    /// What a copied row is known by here, of which `there` gives the hash in a table with that OID.
+    pub fn hash(self, there: impl FnOnce(u32) -> Option<u64>) -> Option<u64> {
+        there(self.table).map(|hash| copied_hash(self.relation, hash))
+    }
+}
+
+/// From where rows of this table, or of those of which it is a partition, were copied that are remembered. In a transaction, with the
+/// process's own rights.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn tables(relation: pg_sys::Oid) -> Result<Vec<From>, PgError> {
+    let found = rows(
+        "select relation::text, table_id::text from braid.copied_table where relation = $1::oid \
+         or relation in (select relid from pg_catalog.pg_partition_ancestors($1::oid))",
+        &[relation.into()],
+    )?;
+    let parse = |row: Vec<Option<String>>| {
+        let [relation, table] = <[_; 2]>::try_from(row).ok()?;
+        Some(From {
+            relation: relation?.parse().ok()?,
+            table: table?.parse().ok()?,
+        })
+    };
+    Ok(found.into_iter().filter_map(parse).collect())
+}
+
+/// The version of a row whose writer, `xid`, tells none.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+///
+/// # Safety
+/// In a transaction; the slot holds a row of the table of `plan`, which is open.
+pub unsafe fn refine(
+    plan: &LocalRelation,
+    xid: pg_sys::TransactionId,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> Result<Stamp, PgError> {
+    if plan.copied_from.is_empty() || !is_copied(xid) {
+        return Ok(Stamp::Unversioned);
+    }
+    let from = plan.copied_from.iter();
+    // SAFETY: as the caller says.
+    find(from.map(|from| from.hash(|table| Some(unsafe { key_hash_as(table, plan, slot) }))))
+}
+
+fn find(hashes: impl Iterator<Item = Option<u64>>) -> Result<Stamp, PgError> {
+    // SAFETY: in a transaction; what is allocated goes with it.
+    let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+    let mut newest = Ok(None);
+    for hash in hashes.flatten() {
+        match tombstone::find_copied(hash) {
+            Ok(found) => newest = newest.map(|newest: Option<_>| newest.max(found)),
+            Err(error) => newest = Err(error),
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { pg_sys::MemoryContextSwitchTo(before) };
+    Ok(newest?.map_or(Stamp::Unversioned, |(timestamp, origin)| {
+        known(timestamp, origin)
+    }))
+}
+
+/// What is known of a row by its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowVersion {
+    /// Hash of its table and key; `None` where it has no key, or that is too large.
+    pub hash: Option<u64>,
+    /// When its transaction was committed, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// At which node.
+    pub node: String,
+}
+
+/// What one statement has looked up.
+#[derive(Debug)]
+struct Looked {
+    /// When the statement began.
+    at: pg_sys::TimestampTz,
+    names: OriginNames,
+    tables: HashMap<pg_sys::Oid, Vec<From>>,
+}
+
+thread_local! {
+    static BATCHES: RefCell<Batches> = RefCell::default();
+    static LOOKED: RefCell<Option<Looked>> = const { RefCell::new(None) };
+}
+
+fn looked<T>(work: impl FnOnce(&mut Looked) -> Result<T, PgError>) -> Result<T, PgError> {
+    // SAFETY: reads a variable of the process.
+    let at = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
+    let known = LOOKED.with_borrow(|looked| looked.as_ref().is_some_and(|looked| looked.at == at));
+    if !known {
+        let names = OriginNames::new(&local_node()?.unwrap_or_default());
+        let tables = HashMap::new();
+        LOOKED.set(Some(Looked { at, names, tables }));
+    }
+    LOOKED.with_borrow_mut(|looked| match looked {
+        Some(looked) => work(looked),
+        None => Err(PgError::new("XX000", "nothing was looked up")),
+    })
+}
+
+/// The version of the row at a place of a table, for `role`. `None` where there is no such row, or nobody knows its version. With the
+/// rights of the extension's owner.
+///
+/// # Errors
+/// 42809 for what is no ordinary table; 42501 for who may not read it; whatever PostgreSQL raises.
+pub fn row_version(
+    relation: pg_sys::Oid,
+    place: pg_sys::ItemPointerData,
+    role: pg_sys::Oid,
+) -> Result<Option<RowVersion>, PgError> {
+    let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+    // SAFETY: in a transaction with a snapshot; the table is closed before it ends. An error ends the transaction, and with it the
+    // lock.
+    unsafe {
+        let table = pg_sys::relation_open(relation, share);
+        let found = version_at(table, place, role);
+        pg_sys::relation_close(table, share);
+        found
+    }
+}
+
+/// # Safety
+/// The relation is open; in a transaction with an active snapshot.
+unsafe fn version_at(
+    table: pg_sys::Relation,
+    mut place: pg_sys::ItemPointerData,
+    role: pg_sys::Oid,
+) -> Result<Option<RowVersion>, PgError> {
+    // SAFETY: as the caller says; the slot is of the table's kind, and freed here. A line pointer that holds no row gives none.
+    unsafe {
+        let oid = (*table).rd_id;
+        if (*(*table).rd_rel).relkind.cast_unsigned() != b'r' {
+            return Err(
+                PgError::new("42809", "only rows of ordinary tables have a version")
+                    .with_hint("Of a partitioned table, ask for the partition: tableoid, ctid."),
+            );
+        }
+        let mode = pg_sys::AclMode::from(pg_sys::ACL_SELECT);
+        if pg_sys::pg_class_aclcheck(oid, role, mode) != pg_sys::AclResult::ACLCHECK_OK {
+            return Err(PgError::new("42501", "permission denied for the table")
+                .with_hint("Grant SELECT on it to whoever asks for versions of its rows."));
+        }
+        let blocks =
+            pg_sys::RelationGetNumberOfBlocksInFork(table, pg_sys::ForkNumber::MAIN_FORKNUM);
+        let Some(fetch) = (*(*table).rd_tableam).tuple_fetch_row_version else {
+            return Ok(None);
+        };
+        if pgrx::itemptr::item_pointer_get_block_number_no_check(place) >= blocks
+            || place.ip_posid == 0
+        {
+            return Ok(None);
+        }
+        let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
+        let snapshot = pg_sys::GetActiveSnapshot();
+        let there =
+            pg_sys::ffi::pg_guard_ffi_boundary(|| fetch(table, &raw mut place, snapshot, slot));
+        let version = if there {
+            version_in(table, slot)
+        } else {
+            Ok(None)
+        };
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        version
+    }
+}
+
+/// # Safety
+/// The slot holds a row of the table, which is open.
+unsafe fn version_in(
+    table: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> Result<Option<RowVersion>, PgError> {
+    // SAFETY: as the caller says; one value and one mark a column.
+    unsafe {
+        let oid = (*table).rd_id;
+        let descriptor = (*table).rd_att;
+        let columns = identity_columns(table);
+        let (values, nulls): (Vec<_>, Vec<_>) = super::image::fields(slot)
+            .into_iter()
+            .map(|value| (value.unwrap_or(pg_sys::Datum::null()), value.is_none()))
+            .unzip();
+        let hash_as = |table: u32| {
+            let columns = columns.as_deref()?;
+            key_hash_of_row(table.into(), descriptor, columns, &values, &nulls)
+        };
+        let hash = hash_as(oid.to_u32());
+        let xid = writer(slot);
+        let stamp = match (stamp_of(xid), hash) {
+            (Stamp::Unversioned, _) if is_copied(xid) => {
+                let copied_from = looked(|looked| match looked.tables.get(&oid) {
+                    Some(known) => Ok(known.clone()),
+                    None => {
+                        let found = tables(oid)?;
+                        looked.tables.insert(oid, found.clone());
+                        Ok(found)
+                    }
+                })?;
+                find(copied_from.into_iter().map(|from| from.hash(hash_as)))?
+            }
+            (stamp @ Stamp::Known(_, origin), Some(hash)) if origin != 0 => {
+                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hash))?
+            }
+            (stamp, _) => stamp,
+        };
+        let Some((timestamp, origin)) = stamp.known() else {
+            return Ok(None);
+        };
+        let node = looked(|looked| Ok(looked.names.node(origin).to_owned()))?;
+        Ok(Some(RowVersion {
+            hash,
+            timestamp,
+            node,
+        }))
+    }
+}

@@ -1,0 +1,125 @@
+//! The moment between a local TRUNCATE and its tombstone. Run by the appliers.
+//!
+//! A row that was deleted tells of it until the collector has come past it (`crate::tombstone::collector`). TRUNCATE leaves no rows. But its
+//! transaction wrote the table's row of `pg_class`, and whoever applies a change to the table sees that once it has the table's lock:
+//! then it waits until the collector has come past everything that is committed by then. That is once for each new row of
+//! `pg_class`, and mostly it has come further already.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::version::COPIED;
+use crate::{latch, registry};
+
+/// Pause between two looks at how far the collector has come.
+const PAUSE: Duration = Duration::from_millis(10);
+/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// The same of one that does not run.
+const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
+
+/// What was waited for.
+#[derive(Debug, Default)]
+pub struct Window {
+    /// By table: the transaction that wrote its row of `pg_class`.
+    past: HashMap<u32, u32>,
+    /// There was no collector when one was waited for last.
+    gave_up: bool,
+}
+
+impl Window {
+    /// Truncates of a table that have committed here have a tombstone when this returns.
+    ///
+    /// # Safety
+    /// In a transaction that holds a lock on the table, and has processed the invalidations that came before it had that.
+    pub unsafe fn close(&mut self, table: pg_sys::Oid) {
+        if !registry::remembers_deletions() {
+            return;
+        }
+        // SAFETY: as the caller says.
+        let Some(writer) = (unsafe { class_writer(table) }) else {
+            return;
+        };
+        let short = writer.into_inner();
+        if self.past.get(&table.to_u32()) == Some(&short) {
+            return;
+        }
+        // SAFETY: looks at the transaction in hand.
+        let own = unsafe { pg_sys::TransactionIdIsCurrentTransactionId(writer) };
+        if !own && !registry::is_collected(writer) && !was_applied(writer) {
+            self.wait();
+        }
+        self.past.insert(table.to_u32(), short);
+    }
+
+    fn wait(&mut self) {
+        // A commit that has truncated is flushed before anybody can see it.
+        // SAFETY: a read of shared memory.
+        let aim = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+        let mut before = 0;
+        let mut since = Instant::now();
+        loop {
+            let (lsn, runs) = registry::ask_collector();
+            if runs {
+                self.gave_up = false;
+            }
+            if lsn >= aim || !registry::remembers_deletions() {
+                return;
+            }
+            if lsn != before {
+                before = lsn;
+                since = Instant::now();
+            }
+            let patience = match (runs, self.gave_up) {
+                (true, _) => PATIENCE,
+                (false, true) => Duration::ZERO,
+                (false, false) => PATIENCE_WITHOUT,
+            };
+            if since.elapsed() > patience {
+                if !self.gave_up {
+                    pgrx::warning!(
+                        "local deletions are not collected: an older change from another node can bring back rows that were truncated here"
+                    );
+                }
+                self.gave_up = true;
+                return;
+            }
+            latch::wait(Some(PAUSE));
+        }
+    }
+}
+
+/// The transaction that wrote a table's row of `pg_class`; `None` where that is long ago.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn class_writer(table: pg_sys::Oid) -> Option<pg_sys::TransactionId> {
+    // SAFETY: as the caller says; the tuple is released after it was read.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
+        let tuple = pg_sys::SearchSysCache1(cache, table.into());
+        if tuple.is_null() {
+            return None;
+        }
+        let header = (*tuple).t_data;
+        let writer = (*header).t_choice.t_heap.t_xmin;
+        let frozen = pg_sys::HEAP_XMIN_COMMITTED | pg_sys::HEAP_XMIN_INVALID;
+        let is_frozen = u32::from((*header).t_infomask) & frozen == frozen;
+        pg_sys::ReleaseSysCache(tuple);
+        let is_normal = writer.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner();
+        (is_normal && !is_frozen).then_some(writer)
+    }
+}
+
+/// Whether an applier wrote that: then it has waited for what was before it.
+fn was_applied(writer: pg_sys::TransactionId) -> bool {
+    let mut timestamp = 0;
+    let mut origin = 0;
+    // SAFETY: a plain look-up of a normal transaction id.
+    let known = unsafe {
+        pg_sys::TransactionIdGetCommitTsData(writer, &raw mut timestamp, &raw mut origin)
+    };
+    known && origin != 0 && origin != COPIED
+}

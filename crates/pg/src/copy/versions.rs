@@ -1,0 +1,264 @@
+//! Versions that a copy brings along: those of rows that were written lately, and of deletions. A change of a third node may come here
+//! after the copy and be older than what was copied, or be seen in it already.
+//!
+//! Only as far back as such a change can be: what all other subscriptions of this node have come past, or when they were made. With no
+//! other subscription, nothing. Run by the copy worker, in the transaction that fills the table.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::source::{Published, Source};
+use super::worker::Task;
+use crate::apply::{EPOCH_DIFFERENCE, copied_hash};
+use crate::error::PgError;
+use crate::latch;
+use crate::libpq::{CopyData, CopyMessage};
+use crate::manager::{MARGIN_MICROS, arrived};
+use crate::origin;
+use crate::registry;
+use crate::subscription::{self, execute_counting, lsn_text, rows};
+use crate::tombstone::{self, Tombstone};
+
+/// Rows that are written at a time.
+const PIECE: usize = 1000;
+/// How long the provider may take to collect what was deleted before the copy.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The source of origins for nodes that nothing comes from.
+const SOURCE: &str = "braid/copy";
+
+/// Bring along what is not known of the rows that were just copied.
+///
+/// # Errors
+/// The provider's; 40001 where it has not collected its deletions in time.
+pub fn bring_along(task: &Task, published: &Published, source: &mut Source) -> Result<(), PgError> {
+    let Some(since) = since(task.subscription)? else {
+        return Ok(());
+    };
+    if !may_ask(source)? {
+        return Ok(());
+    }
+    let since = since.div_euclid(1_000_000);
+    let mut nodes = Nodes::new()?;
+    let mut newest = registry::now().saturating_add(EPOCH_DIFFERENCE);
+
+    source
+        .connection
+        .start_copy(&published.versions_command(since))?;
+    newest = newest.max(receive(task, source, &mut nodes, tombstone::store_copied)?);
+
+    let tables = source.connection.query(&published.tables_query())?;
+    // What is collected from here on is to be seen.
+    source.connection.query("commit")?;
+    wait_for_collector(source)?;
+    source
+        .connection
+        .start_copy(&published.deletions_command(since))?;
+    newest = newest.max(receive(task, source, &mut nodes, tombstone::store)?);
+
+    for table in tables.iter() {
+        let Some(table) = table.first().cloned().flatten() else {
+            continue;
+        };
+        execute_counting(
+            "insert into braid.copied_table as t (relation, table_id, newest) values ($1::oid, $2::oid, $3) \
+             on conflict (relation, table_id) do update set newest = greatest(t.newest, excluded.newest)",
+            &[
+                i64::from(task.relation).into(),
+                table.parse::<i64>().unwrap_or(0).into(),
+                newest.into(),
+            ],
+        )?;
+    }
+    Ok(())
+}
+
+/// Nothing that is older than this (microseconds since 1970-01-01 UTC) comes from another node; `None` where nothing does.
+fn since(subscription: u32) -> Result<Option<i64>, PgError> {
+    let found = rows(
+        "select subscription_id::text, floor(extract(epoch from created_at) * 1000000)::bigint::text from braid.subscription \
+         where subscription_id <> $1",
+        &[i64::from(subscription).into()],
+    )?;
+    let sources = rows("select 1::text from braid.ingest_source limit 1", &[])?;
+    if found.is_empty() && sources.is_empty() {
+        return Ok(None);
+    }
+    let number = |row: &[Option<String>], column: usize| -> Option<i64> {
+        row.get(column)?.as_ref()?.parse().ok()
+    };
+    let others: Vec<u32> = found
+        .iter()
+        .filter_map(|row| u32::try_from(number(row, 0)?).ok())
+        .collect();
+    let since = match arrived(&others)? {
+        Some(reached) => reached,
+        // One of them has not come as far as to say.
+        None => found
+            .iter()
+            .filter_map(|row| number(row, 1))
+            .min()
+            .unwrap_or(0),
+    };
+    Ok(Some(since.saturating_sub(MARGIN_MICROS)))
+}
+
+/// Whether the connecting role may ask for versions. If not, that is said in the log.
+fn may_ask(source: &mut Source) -> Result<bool, PgError> {
+    let rows = source.connection.query(
+        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 3 \
+         from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.deletion_activity()'), \
+         to_regprocedure('braid.copied_deletions(oid,timestamptz)')) \
+         and has_schema_privilege('braid', 'usage')",
+    )?;
+    let may = rows.get(0, 0) == Some("t");
+    if !may {
+        PgError::new(
+            "01000",
+            "a copy comes without the versions of its rows: the role that connects to the provider may not ask for them",
+        )
+        .with_hint("Grant braid_monitor to it there. Until then, a third node's change that was under way during the copy wins here whatever its version.")
+        .warn();
+    }
+    Ok(may)
+}
+
+/// Wait until the provider has collected what was deleted before the copy.
+fn wait_for_collector(source: &mut Source) -> Result<(), PgError> {
+    let lsn = lsn_text(source.lsn);
+    let question = format!(
+        "select coalesce(bool_and(not remembered or coalesce(collected_lsn >= '{lsn}', false)), true) from braid.deletion_activity()"
+    );
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if source.connection.query(&question)?.get(0, 0) == Some("t") {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(PgError::new(
+                "40001",
+                "the provider has not yet collected the deletions that were made before the copy",
+            )
+            .with_hint(
+                "Its view braid.deletions says how far it is. The table is copied again by itself.",
+            ));
+        }
+        latch::wait(Some(PAUSE));
+    }
+}
+
+/// Take what COPY sends and store it in pieces. Returns the newest time.
+fn receive(
+    task: &Task,
+    source: &mut Source,
+    nodes: &mut Nodes,
+    store: impl Fn(&[Tombstone]) -> Result<(), PgError>,
+) -> Result<i64, PgError> {
+    let mut piece = Vec::with_capacity(PIECE);
+    let mut newest = 0;
+    while let Some(message) = next(source)? {
+        for line in message.split(|byte| *byte == b'\n') {
+            if line.is_empty() {
+                continue;
+            }
+            let (hash, timestamp, node) = parse(line)
+                .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
+            newest = newest.max(timestamp);
+            piece.push(Tombstone {
+                hash: copied_hash(task.relation, hash),
+                relation: task.relation,
+                timestamp,
+                origin: nodes.origin(&node)?,
+            });
+        }
+        if piece.len() >= PIECE {
+            store(&piece)?;
+            piece.clear();
+            pgrx::check_for_interrupts!();
+        }
+    }
+    store(&piece)?;
+    Ok(newest)
+}
+
+fn next(source: &mut Source) -> Result<Option<CopyMessage>, PgError> {
+    loop {
+        match source.connection.try_copy_data()? {
+            CopyData::Message(message) => return Ok(Some(message)),
+            CopyData::End => return Ok(None),
+            CopyData::Pending => {
+                if let Some(message) = source.connection.copy_data()? {
+                    return Ok(Some(message));
+                }
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// A line of COPY's text form: hash, microseconds, name of a node.
+fn parse(line: &[u8]) -> Option<(u64, i64, String)> {
+    let line = std::str::from_utf8(line).ok()?;
+    let mut fields = line.splitn(3, '\t');
+    let hash: i64 = fields.next()?.parse().ok()?;
+    let timestamp = fields.next()?.parse().ok()?;
+    // Of what COPY escapes, a name may have a backslash.
+    let node = fields.next()?.replace("\\\\", "\\");
+    Some((hash.cast_unsigned(), timestamp, node))
+}
+
+/// Origins that stand for nodes.
+struct Nodes {
+    known: HashMap<String, pg_sys::RepOriginId>,
+}
+
+impl Nodes {
+    fn new() -> Result<Self, PgError> {
+        let mut known = HashMap::new();
+        if let Some(local) = subscription::local_node()? {
+            known.insert(local, 0);
+        }
+        Ok(Self { known })
+    }
+
+    fn origin(&mut self, node: &str) -> Result<pg_sys::RepOriginId, PgError> {
+        if let Some(origin) = self.known.get(node) {
+            return Ok(*origin);
+        }
+        let found = rows(
+            "select origin_id::text from braid.origin where node_name = $1::name order by number limit 1",
+            &[node.into()],
+        )?;
+        let found = found
+            .first()
+            .and_then(|row| row.first()?.as_ref()?.parse().ok());
+        let origin = match found {
+            Some(origin) => origin,
+            None => origin::ensure_for_source(SOURCE, node)?.0,
+        };
+        self.known.insert(node.to_owned(), origin);
+        Ok(origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn a_line_is_a_hash_a_time_and_a_node() {
+        assert_eq!(
+            parse(b"-1\t1709209800000000\ttokyo"),
+            Some((u64::MAX, 1_709_209_800_000_000, "tokyo".to_owned()))
+        );
+        assert_eq!(
+            parse(b"7\t1\ta\\\\b").map(|found| found.2),
+            Some("a\\b".to_owned())
+        );
+        assert_eq!(parse(b"7\t1"), None);
+        assert_eq!(parse(b"x\t1\ttokyo"), None);
+    }
+}

@@ -1,0 +1,34 @@
+//! Versions of rows.
+
+use braid_pg::apply::{EPOCH_DIFFERENCE, row_version as version_of};
+use braid_pg::catalog::{Rights, current_role, with_rights};
+use pgrx::iter::TableIterator;
+use pgrx::name;
+use pgrx::prelude::*;
+
+/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text)
+#[pg_extern(sql = false)]
+fn row_version(
+    relation: pg_sys::Oid,
+    row: pg_sys::ItemPointerData,
+) -> TableIterator<
+    'static,
+    (
+        name!(key_hash, Option<i64>),
+        name!(committed_at, i64),
+        name!(node, String),
+    ),
+> {
+    let caller = current_role();
+    let found = match with_rights(Rights::ExtensionOwner, || version_of(relation, row, caller)) {
+        Ok(found) => found,
+        Err(error) => error.raise(),
+    };
+    TableIterator::new(found.map(|found| {
+        (
+            found.hash.map(u64::cast_signed),
+            found.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+            found.node,
+        )
+    }))
+}
