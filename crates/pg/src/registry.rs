@@ -22,6 +22,7 @@ use crate::settings;
 
 mod decisions;
 mod last_failure;
+mod provider_clock;
 mod schedule;
 mod text;
 
@@ -29,6 +30,7 @@ use decisions::Decisions;
 pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
 pub use last_failure::RecordedFailure;
+pub use provider_clock::{MeasuredClock, ProviderClock};
 pub use schedule::ScheduleCounters;
 
 /// Databases of one server that can have the extension.
@@ -37,7 +39,7 @@ pub const MAX_DATABASES: usize = 128;
 pub const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
 pub const TOMBSTONE_GROUPS: usize = 1 << 16;
-const MAGIC: u64 = 0x6272_6169_6472_6705;
+const MAGIC: u64 = 0x6272_6169_6472_6706;
 
 /// A database's manager.
 #[repr(C)]
@@ -91,6 +93,8 @@ pub enum Activity {
     Streaming = 4,
     /// The workers have ended after a failure and will be started again. Set by the manager.
     Retrying = 5,
+    /// What comes next was committed too far ahead of this node's clock. Set by the leader.
+    Paused = 6,
 }
 
 impl Activity {
@@ -101,6 +105,7 @@ impl Activity {
             3 => Self::CatchingUp,
             4 => Self::Streaming,
             5 => Self::Retrying,
+            6 => Self::Paused,
             _ => Self::Stopped,
         }
     }
@@ -115,6 +120,7 @@ impl Activity {
             Self::CatchingUp => "catching up",
             Self::Streaming => "streaming",
             Self::Retrying => "retrying",
+            Self::Paused => "paused",
         }
     }
 }
@@ -303,6 +309,8 @@ pub struct SubscriptionEntry {
     pub schedule: ScheduleCounters,
     /// How fast it may be read.
     pub rate_limit: RateLimit,
+    /// How far the provider's clock is from this node's.
+    pub clock: ProviderClock,
     /// Appliers by number.
     pub appliers: [ApplierEntry; MAX_APPLIERS],
 }
@@ -799,6 +807,7 @@ impl SubscriptionEntry {
             decisions,
             schedule,
             rate_limit,
+            clock,
             appliers,
         } = self;
         for small in [
@@ -853,6 +862,7 @@ impl SubscriptionEntry {
         decisions.clear();
         schedule.reset();
         rate_limit.set(0, 0);
+        clock.reset();
         appliers.iter().for_each(ApplierEntry::reset);
     }
 
