@@ -1266,7 +1266,7 @@ select s.subscription_name as subscription,
        s.provider_name as provider,
        c.offset_micros * interval '1 microsecond' as ahead,
        c.error_micros * interval '1 microsecond' as error,
-       date_trunc('second', greatest(clock_timestamp() - c.measured_at, interval '0')) as age,
+       date_trunc('second', greatest(clock_timestamp(), c.measured_at) - c.measured_at) as age,
        case when c.offset_micros is null or w.micros = 0 then null
             when abs(c.offset_micros) - c.error_micros > w.micros then 'apart'
             when abs(c.offset_micros) + c.error_micros <= w.micros then 'ok'
