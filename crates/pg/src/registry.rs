@@ -210,6 +210,14 @@ pub struct PerSecond {
     pub rows: AtomicU64,
 }
 
+impl PerSecond {
+    fn reset(&self) {
+        for rate in [&self.transactions, &self.rows] {
+            rate.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A transaction that could not be read again: it is parked when it comes.
 #[derive(Debug)]
 struct ToPark {
@@ -839,8 +847,6 @@ impl SubscriptionEntry {
             fetched,
             retries,
             row_by_row,
-            &per_second.transactions,
-            &per_second.rows,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -853,6 +859,7 @@ impl SubscriptionEntry {
         ] {
             time.store(0, Ordering::Relaxed);
         }
+        per_second.reset();
         retry.reset();
         to_park.clear();
         first_applier_latch.store(0, Ordering::Relaxed);

@@ -52,7 +52,7 @@ impl ProviderClock {
             };
             // Nothing that was read moves behind this.
             fence(Ordering::Acquire);
-            if before % 2 == 0 && self.version.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
                 return Some(measured).filter(|measured| measured.at != 0);
             }
             std::hint::spin_loop();
