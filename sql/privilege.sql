@@ -83,6 +83,7 @@ select count(*) from (
     select to_jsonb(v)::text from braid.apply_workers v union all
     select to_jsonb(v)::text from braid.dependency_stats v union all
     select to_jsonb(v)::text from braid.scaling_decisions v union all
+    select to_jsonb(v)::text from braid.clock_skew v union all
     select to_jsonb(v)::text from braid.nodes v union all
     select to_jsonb(v)::text from braid.pending_cleanup v) l
  where line like '%topsecret%' or line like '%password%';
@@ -99,6 +100,7 @@ select count(*) from braid.apply_workers;
 select count(*) from braid.dependency_stats;
 select count(*) from braid.scaling_decisions;
 select count(*) from braid.deletions;
+select count(*) from braid.clock_skew;
 select count(*) from braid.conflict_history;
 select count(*) from braid.conflict_stats;
 select count(*) from braid.nodes;

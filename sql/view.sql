@@ -18,6 +18,7 @@ select braid.create_node('here', :'here');
 select braid.create_subscription('from_there', :'there', enabled => false) is not null;
 select * from braid.subscription_status;
 select * from braid.subscription_tables;
+select * from braid.clock_skew;
 -- conflicts
 insert into braid.conflict_record (recorded_at, subscription_name, relation, kind, resolution, winner, reason, key, local_row, remote_row,
     local_timestamp, remote_timestamp, local_origin, remote_origin, remote_xid, remote_lsn)

@@ -19,6 +19,7 @@ pub mod progress;
 pub mod rate;
 pub mod resolution;
 pub mod scaling;
+pub mod skew;
 pub mod slot_name;
 pub mod split;
 pub mod table_order;

@@ -1005,6 +1005,12 @@ create function braid.clock_activity() returns table (newest timestamptz, waits 
     as 'MODULE_PATHNAME', 'clock_activity_wrapper';
 comment on function braid.clock_activity is 'the newest change that was seen here, and the commits that had to wait for the clock';
 
+create function braid.skew_activity() returns table (
+    subscription_id integer, offset_micros bigint, error_micros bigint, measured_at timestamptz
+) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'skew_activity_wrapper';
+comment on function braid.skew_activity is 'how far the clock of each subscription''s provider is ahead of this node''s, as measured last';
+
 create function braid.deletion_activity() returns table (
     remembered boolean, collector_pid integer, collected_lsn pg_lsn
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
@@ -1080,6 +1086,9 @@ select s.subscription_id,
        a.provider_lsn,
        a.last_message_at,
        a.last_commit_at,
+       c.offset_micros * interval '1 microsecond' as clock_offset,
+       c.error_micros * interval '1 microsecond' as clock_error,
+       c.measured_at as clock_measured_at,
        a.transactions,
        a.inserts,
        a.updates,
@@ -1111,6 +1120,7 @@ select s.subscription_id,
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
   left join braid.schedule_activity() d on d.subscription_id = s.subscription_id
+  left join braid.skew_activity() c on c.subscription_id = s.subscription_id
   left join braid.split_progress p on p.subscription_id = s.subscription_id
  order by s.subscription_name;
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
@@ -1250,6 +1260,22 @@ select newest as newest_seen,
        exceeded
   from braid.clock_activity();
 comment on view braid.clock_status is 'whether this node''s clock is behind what it has seen, and the commits that had to wait for it since the server started';
+
+create view braid.clock_skew as
+select s.subscription_name as subscription,
+       s.provider_name as provider,
+       c.offset_micros * interval '1 microsecond' as ahead,
+       c.error_micros * interval '1 microsecond' as error,
+       date_trunc('second', greatest(clock_timestamp(), c.measured_at) - c.measured_at) as age,
+       case when c.offset_micros is null or w.micros = 0 then null
+            when abs(c.offset_micros) - c.error_micros > w.micros then 'apart'
+            when abs(c.offset_micros) + c.error_micros <= w.micros then 'ok'
+            else 'unclear' end as state
+  from braid.subscription s
+  left join braid.skew_activity() c on c.subscription_id = s.subscription_id
+ cross join (select setting::bigint * 1000 as micros from pg_settings where name = 'braid.clock_skew_warning') w
+ order by s.subscription_name;
+comment on view braid.clock_skew is 'how far each provider''s clock is ahead of this node''s, and how exactly that is known';
 
 create view braid.deletions as
 select d.remembered,
@@ -1704,6 +1730,7 @@ grant execute on function
     braid.schedule_activity,
     braid.scaling_activity,
     braid.clock_activity,
+    braid.skew_activity,
     braid.deletion_activity,
     braid.parked_records,
     braid.compare_activity
@@ -1719,6 +1746,7 @@ grant select on
     braid.dependency_stats,
     braid.scaling_decisions,
     braid.clock_status,
+    braid.clock_skew,
     braid.deletions,
     braid.conflict_history,
     braid.conflict_stats,

@@ -18,5 +18,6 @@ mod progress;
 mod random;
 mod scaling;
 mod schedule;
+mod skew;
 mod split;
 mod unique;

@@ -710,15 +710,26 @@ impl Connection {
     /// # Errors
     /// [`Error::Connection`].
     pub fn put_copy_data(&mut self, message: &[u8]) -> Result<()> {
-        let len = c_int::try_from(message.len()).map_err(|_| Error::Unexpected("a message"))?;
-        loop {
-            // SAFETY: `raw` is live; libpq copies `len` bytes.
-            match unsafe { PQputCopyData(self.raw, message.as_ptr().cast(), len) } {
-                1 => return self.flush(),
-                0 => self.flush()?,
-                _ => return Err(self.lost()),
+        self.put_copy_messages(&[message])
+    }
+
+    /// Send messages into a running CopyBoth, in one write as long as they are few.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn put_copy_messages(&mut self, messages: &[&[u8]]) -> Result<()> {
+        for message in messages {
+            let len = c_int::try_from(message.len()).map_err(|_| Error::Unexpected("a message"))?;
+            loop {
+                // SAFETY: `raw` is live; libpq copies `len` bytes.
+                match unsafe { PQputCopyData(self.raw, message.as_ptr().cast(), len) } {
+                    1 => break,
+                    0 => self.flush()?,
+                    _ => return Err(self.lost()),
+                }
             }
         }
+        self.flush()
     }
 
     /// Whether libpq still thinks that the connection stands.

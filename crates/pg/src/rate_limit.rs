@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const RECENT_MICROS: i64 = 1_000_000;
 
 /// Nanoseconds of a clock that all processes of a server share and that never steps back.
-fn clock() -> u64 {
+pub(crate) fn clock() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

@@ -22,6 +22,7 @@ use crate::settings;
 
 mod decisions;
 mod last_failure;
+mod provider_clock;
 mod schedule;
 mod text;
 
@@ -29,6 +30,7 @@ use decisions::Decisions;
 pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
 pub use last_failure::RecordedFailure;
+pub use provider_clock::{MeasuredClock, ProviderClock};
 pub use schedule::ScheduleCounters;
 
 /// Databases of one server that can have the extension.
@@ -37,7 +39,7 @@ pub const MAX_DATABASES: usize = 128;
 pub const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
 pub const TOMBSTONE_GROUPS: usize = 1 << 16;
-const MAGIC: u64 = 0x6272_6169_6472_6705;
+const MAGIC: u64 = 0x6272_6169_6472_6706;
 
 /// A database's manager.
 #[repr(C)]
@@ -93,6 +95,8 @@ pub enum Activity {
     Streaming = 4,
     /// The workers have ended after a failure and will be started again. Set by the manager.
     Retrying = 5,
+    /// What comes next was committed too far ahead of this node's clock. Set by the leader.
+    Paused = 6,
 }
 
 impl Activity {
@@ -103,6 +107,7 @@ impl Activity {
             3 => Self::CatchingUp,
             4 => Self::Streaming,
             5 => Self::Retrying,
+            6 => Self::Paused,
             _ => Self::Stopped,
         }
     }
@@ -117,6 +122,7 @@ impl Activity {
             Self::CatchingUp => "catching up",
             Self::Streaming => "streaming",
             Self::Retrying => "retrying",
+            Self::Paused => "paused",
         }
     }
 }
@@ -204,6 +210,14 @@ pub struct PerSecond {
     pub transactions: AtomicU64,
     /// Rows.
     pub rows: AtomicU64,
+}
+
+impl PerSecond {
+    fn reset(&self) {
+        for rate in [&self.transactions, &self.rows] {
+            rate.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A transaction that could not be read again: it is parked when it comes.
@@ -305,6 +319,8 @@ pub struct SubscriptionEntry {
     pub schedule: ScheduleCounters,
     /// How fast it may be read.
     pub rate_limit: RateLimit,
+    /// How far the provider's clock is from this node's.
+    pub clock: ProviderClock,
     /// Appliers by number.
     pub appliers: [ApplierEntry; MAX_APPLIERS],
 }
@@ -802,6 +818,7 @@ impl SubscriptionEntry {
             decisions,
             schedule,
             rate_limit,
+            clock,
             appliers,
         } = self;
         for small in [
@@ -833,8 +850,6 @@ impl SubscriptionEntry {
             fetched,
             retries,
             row_by_row,
-            &per_second.transactions,
-            &per_second.rows,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -847,6 +862,7 @@ impl SubscriptionEntry {
         ] {
             time.store(0, Ordering::Relaxed);
         }
+        per_second.reset();
         retry.reset();
         to_park.clear();
         first_applier_latch.store(0, Ordering::Relaxed);
@@ -856,6 +872,7 @@ impl SubscriptionEntry {
         decisions.clear();
         schedule.reset();
         rate_limit.set(0, 0);
+        clock.reset();
         appliers.iter().for_each(ApplierEntry::reset);
     }
 

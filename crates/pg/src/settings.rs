@@ -16,6 +16,17 @@ pub enum BehindAction {
     Error,
 }
 
+/// What becomes of a transaction that was committed too far ahead of this node's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum SkewAction {
+    /// It is applied, with a warning in the server's log. The default.
+    #[name = c"warning"]
+    Warning,
+    /// The subscription waits until this node's clock has come near.
+    #[name = c"pause"]
+    Pause,
+}
+
 static APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static MIN_APPLIERS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -29,6 +40,10 @@ static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
+static CLOCK_SKEW_WARNING_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
+static CLOCK_SKEW_LIMIT_MS: GucSetting<i32> = GucSetting::<i32>::new(0);
+static CLOCK_SKEW_ACTION: GucSetting<SkewAction> =
+    GucSetting::<SkewAction>::new(SkewAction::Warning);
 static MAX_PARKED: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
@@ -138,6 +153,30 @@ fn of_conflicts() -> [Int; 4] {
     ]
 }
 
+/// How far apart clocks may be.
+fn of_clocks() -> [Int; 2] {
+    [
+        Int {
+            name: c"braid.clock_skew_warning",
+            short: c"The server's log has a warning when a provider's clock is apart from this node's by more than this.",
+            long: c"0 never warns. The error of what is measured is taken off first.",
+            setting: &CLOCK_SKEW_WARNING_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.clock_skew_limit",
+            short: c"How far ahead of this node's clock a transaction may have been committed elsewhere that is to be applied here.",
+            long: c"0 sets no limit. Past it, braid.clock_skew_action says what is done.",
+            setting: &CLOCK_SKEW_LIMIT_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+    ]
+}
+
 /// How much may be parked.
 fn of_parking() -> [Int; 2] {
     [
@@ -170,6 +209,14 @@ fn register_choices() {
         c"warning commits; error does not.",
         &CLOCK_BEHIND_ACTION,
         GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
+        c"braid.clock_skew_action",
+        c"What becomes of a transaction that was committed ahead of this node's clock by more than braid.clock_skew_limit.",
+        c"warning applies it, and says so in the server's log; pause holds the subscription until this node's clock has come near.",
+        &CLOCK_SKEW_ACTION,
+        GucContext::Sighup,
         GucFlags::empty(),
     );
     GucRegistry::define_enum_guc(
@@ -238,6 +285,7 @@ pub fn register() {
     for int in of_appliers()
         .into_iter()
         .chain(of_conflicts())
+        .chain(of_clocks())
         .chain(of_parking())
         .chain(ints)
     {
@@ -276,6 +324,11 @@ fn size(value: i32) -> usize {
 
 fn milliseconds(value: i32) -> Duration {
     Duration::from_millis(u64::try_from(value).unwrap_or(1000))
+}
+
+/// Of milliseconds where 0 stands for none.
+fn micros(milliseconds: i32) -> Option<i64> {
+    (milliseconds > 0).then(|| i64::from(milliseconds) * 1000)
 }
 
 /// `braid.appliers_per_subscription`.
@@ -357,6 +410,24 @@ pub fn max_clock_wait() -> Option<Duration> {
 #[must_use]
 pub fn clock_behind_action() -> BehindAction {
     CLOCK_BEHIND_ACTION.get()
+}
+
+/// `braid.clock_skew_warning` in microseconds; `None` for never.
+#[must_use]
+pub fn clock_skew_warning() -> Option<i64> {
+    micros(CLOCK_SKEW_WARNING_MS.get())
+}
+
+/// `braid.clock_skew_limit` in microseconds; `None` for no limit.
+#[must_use]
+pub fn clock_skew_limit() -> Option<i64> {
+    micros(CLOCK_SKEW_LIMIT_MS.get())
+}
+
+/// `braid.clock_skew_action`.
+#[must_use]
+pub fn clock_skew_action() -> SkewAction {
+    CLOCK_SKEW_ACTION.get()
 }
 
 /// `braid.max_parked`.

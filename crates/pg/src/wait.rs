@@ -34,9 +34,11 @@ pub enum Wait {
     Clock = 10,
     /// An applier: for a node's answer about a row.
     Querier = 11,
+    /// The leader: for this node's clock to come near the time of a transaction.
+    Ahead = 12,
 }
 
-const ALL: [Wait; 11] = [
+const ALL: [Wait; 12] = [
     Wait::Provider,
     Wait::Appliers,
     Wait::Tables,
@@ -48,6 +50,7 @@ const ALL: [Wait; 11] = [
     Wait::Retry,
     Wait::Clock,
     Wait::Querier,
+    Wait::Ahead,
 ];
 
 static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()];
@@ -70,6 +73,7 @@ impl Wait {
             Self::Retry => c"BraidApplierRetry",
             Self::Clock => c"BraidClock",
             Self::Querier => c"BraidApplierQuerier",
+            Self::Ahead => c"BraidLeaderClock",
         }
     }
 

@@ -362,6 +362,23 @@ fn clock_activity() -> TableIterator<
 }
 
 #[pg_extern(sql = false)]
+fn skew_activity() -> TableIterator<
+    'static,
+    (
+        name!(subscription_id, i32),
+        name!(offset_micros, i64),
+        name!(error_micros, i64),
+        name!(measured_at, i64),
+    ),
+> {
+    let rows = subscriptions(|id, entry| {
+        let measured = entry.clock.get()?;
+        Some((id, measured.offset, measured.error, measured.at))
+    });
+    TableIterator::new(rows.into_iter().flatten())
+}
+
+#[pg_extern(sql = false)]
 fn deletion_activity() -> TableIterator<
     'static,
     (

@@ -107,14 +107,20 @@ impl Stream {
         apply: u64,
         ping: bool,
     ) -> Result<(), End> {
-        let mut message = Vec::with_capacity(34);
-        message.push(b'r');
-        for position in [write, flush, apply] {
-            message.extend_from_slice(&position.to_be_bytes());
-        }
-        message.extend_from_slice(&registry::now().to_be_bytes());
-        message.push(u8::from(ping));
+        let message = status(write, flush, apply, ping);
         Ok(self.connection.put_copy_data(&message)?)
+    }
+
+    /// A status that says nothing new and asks for a reply.
+    pub(super) fn status_for_reply(&self) -> Vec<u8> {
+        let load = |position: &std::sync::atomic::AtomicU64| position.load(Ordering::Relaxed);
+        let entry = self.entry;
+        status(
+            load(&entry.received_lsn),
+            load(&entry.flushed_lsn),
+            load(&entry.applied_lsn),
+            true,
+        )
     }
 
     /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
@@ -132,14 +138,8 @@ impl Stream {
         }
         if silence > timeout / 2 && !self.ping_sent {
             self.ping_sent = true;
-            let load = |position: &std::sync::atomic::AtomicU64| position.load(Ordering::Relaxed);
-            let entry = self.entry;
-            let (write, flush, apply) = (
-                load(&entry.received_lsn),
-                load(&entry.flushed_lsn),
-                load(&entry.applied_lsn),
-            );
-            self.send_status(write, flush, apply, true)?;
+            let status = self.status_for_reply();
+            self.connection.put_copy_data(&status)?;
         }
         Ok(())
     }
@@ -169,7 +169,7 @@ impl Stream {
             transactions,
             rows,
         };
-        if entry.has_failed() {
+        if entry.has_failed() && entry.activity() != Activity::Paused {
             // It has streamed for a while: what was wrong is over.
             entry.clear_failure();
         }
@@ -179,10 +179,15 @@ impl Stream {
     /// so it is given one without being asked.
     pub(super) fn hold_back(&mut self, pause: Duration) {
         self.last_message = Instant::now();
-        self.reply_wanted |= self.last_feedback.elapsed() > HELD_STATUS_INTERVAL;
+        self.report_while_held();
         if let Some(time) = self.time_to_rest() {
             self.limiter.wait(pause.min(time));
         }
+    }
+
+    /// Nobody sees what the provider asks for.
+    pub(super) fn report_while_held(&mut self) {
+        self.reply_wanted |= self.last_feedback.elapsed() > HELD_STATUS_INTERVAL;
     }
 
     pub(super) fn sleep(&mut self) {
@@ -212,6 +217,18 @@ impl Stream {
             RATE_INTERVAL
         })
     }
+}
+
+/// The bytes of a status.
+fn status(write: u64, flush: u64, apply: u64, ping: bool) -> Vec<u8> {
+    let mut message = Vec::with_capacity(34);
+    message.push(b'r');
+    for position in [write, flush, apply] {
+        message.extend_from_slice(&position.to_be_bytes());
+    }
+    message.extend_from_slice(&registry::now().to_be_bytes());
+    message.push(u8::from(ping));
+    message
 }
 
 /// `wal_receiver_status_interval`; `None` when it is 0.

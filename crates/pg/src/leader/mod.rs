@@ -14,6 +14,7 @@ mod provider;
 mod receive;
 mod schedule;
 mod segments;
+mod skew;
 pub(crate) mod spool;
 mod stream;
 

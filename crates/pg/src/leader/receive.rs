@@ -178,6 +178,14 @@ impl Stream {
             return Err(out_of_order());
         }
         self.expect_rest(begin.commit_lsn)?;
+        let skip = self.subscription.skip_lsn;
+        let skip = skip != 0 && begin.commit_lsn == skip;
+        // A change never goes back to where it came from (I8), whatever a provider sends.
+        // Nor is what an earlier leader's appliers have committed before others (I1).
+        let discard = begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn);
+        if !skip && !discard {
+            self.wait_for_its_time(begin)?;
+        }
         let half_applied = self
             .half_applied
             .take_if(|(lsn, _)| *lsn == begin.commit_lsn);
@@ -188,15 +196,12 @@ impl Stream {
         self.orders.refresh();
         self.tracker
             .begin(self.producer.sequence(), self.group.ring.committed());
-        let skip = self.subscription.skip_lsn;
         self.in_hand = Some(InHand {
             begin_commit_lsn: begin.commit_lsn,
             commit_timestamp: begin.commit_timestamp,
             changes: 0,
-            // A change never goes back to where it came from (I8), whatever a provider sends.
-            // Nor is what an earlier leader's appliers have committed before others (I1).
-            discard: begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn),
-            skip: skip != 0 && begin.commit_lsn == skip,
+            discard,
+            skip,
             split: half_applied.is_some(),
             streamed: false,
             two_phase: None,

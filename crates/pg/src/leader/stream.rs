@@ -15,6 +15,7 @@ use super::confirm::Rate;
 use super::provider::check_provider;
 use super::schedule::Schedule;
 use super::segments::Segments;
+use super::skew::ClockWatch;
 use crate::applier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
@@ -88,6 +89,7 @@ pub(super) struct Stream {
     pub(super) last_feedback: Instant,
     pub(super) last_flush: Instant,
     pub(super) limiter: Limiter,
+    pub(super) clock_watch: ClockWatch,
     /// Changes received, for the limiter.
     pub(super) rows: u64,
     pub(super) ping_sent: bool,
@@ -159,6 +161,7 @@ impl Stream {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
+        let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
         start_streaming(subscription, &local_node, start, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
@@ -208,6 +211,7 @@ impl Stream {
             last_feedback: now,
             last_flush: now,
             limiter: Limiter::new(subscription.id),
+            clock_watch,
             rows: 0,
             ping_sent: false,
             // The first word to the provider: this subscriber is there, and how far it is.
@@ -273,6 +277,7 @@ impl Stream {
         loop {
             let more = self.receive(64)?;
             self.tend()?;
+            self.ask_for_time()?;
             if let Some(pause) = self.limiter.pause() {
                 self.hold_back(pause);
             } else if !more {
@@ -378,6 +383,7 @@ impl Stream {
         };
         match message.first() {
             Some(b'w') => {
+                self.clock_watch.other();
                 let end = position(9)?;
                 entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
                 let frame = message.get(25..).unwrap_or_default();
@@ -392,14 +398,20 @@ impl Stream {
                 // Up to here WAL was read; what was sent says the stream itself, as transactions may be held back.
                 let end = position(1)?;
                 entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
-                self.reply_wanted |= message.get(17) == Some(&1);
+                let there = position(9)?.cast_signed();
+                if message.get(17) == Some(&1) {
+                    self.reply_wanted = true;
+                    self.clock_watch.other();
+                } else {
+                    let name = &self.subscription.name;
+                    self.clock_watch.keepalive(end, there, name, entry);
+                }
                 if !self.in_flight() {
                     if entry.activity() == Activity::CatchingUp {
                         entry.set_activity(Activity::Streaming);
                     }
                     if end <= entry.received_lsn.load(Ordering::Relaxed) {
                         // What it commits from now on has a time of its own clock's.
-                        let there = position(9)?.cast_signed();
                         let reached = registry::now().min(there);
                         entry.caught_up_at.store(reached, Ordering::Relaxed);
                     }

@@ -1,0 +1,79 @@
+# A clock of its own for a server, which can be set while it runs: whatever asks PostgreSQL for the time gets that of the machine, moved.
+#
+#   my $clock = FakeClock->new;                         or undef, without a C compiler
+#   my $node = $clock->over(sub { new_node('tokyo') }); servers that are started, or started again, in there have it
+#   $clock->set(-3.5)                                   seconds, from now on
+
+package FakeClock;
+
+use strict;
+use warnings;
+
+use PostgreSQL::Test::Utils;
+
+my $source = <<'C';
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile long long *moved;
+
+__attribute__((constructor)) static void find(void)
+{
+	const char *path = getenv("BRAID_FAKE_CLOCK");
+	int fd = path ? open(path, O_RDONLY) : -1;
+	void *at = fd < 0 ? MAP_FAILED : mmap(0, sizeof *moved, PROT_READ, MAP_SHARED, fd, 0);
+	if (fd >= 0)
+		close(fd);
+	if (at != MAP_FAILED)
+		moved = at;
+}
+
+/* GetCurrentTimestamp of PostgreSQL calls this. */
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+	struct timespec time;
+	long long micros;
+
+	(void) zone;
+	clock_gettime(CLOCK_REALTIME, &time);
+	micros = time.tv_sec * 1000000LL + time.tv_nsec / 1000 + (moved ? *moved : 0);
+	now->tv_sec = micros / 1000000;
+	now->tv_usec = micros % 1000000;
+	return 0;
+}
+C
+
+sub new
+{
+	my ($class) = @_;
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $self = bless { library => "$dir/clock.so", file => "$dir/clock" }, $class;
+	PostgreSQL::Test::Utils::append_to_file("$dir/clock.c", $source);
+	return unless PostgreSQL::Test::Utils::run_log([ 'cc', '-shared', '-fPIC', '-o', $self->{library}, "$dir/clock.c" ]);
+	PostgreSQL::Test::Utils::append_to_file($self->{file}, pack 'q', 0);
+	return $self;
+}
+
+sub set
+{
+	my ($self, $seconds) = @_;
+	# Never shorter than what is mapped.
+	open my $file, '+<', $self->{file} or die "cannot open $self->{file}: $!";
+	syswrite $file, pack 'q', $seconds * 1_000_000;
+	close $file;
+	return;
+}
+
+sub over
+{
+	my ($self, $start) = @_;
+	local $ENV{LD_PRELOAD} = $self->{library};
+	local $ENV{BRAID_FAKE_CLOCK} = $self->{file};
+	return $start->();
+}
+
+1;
