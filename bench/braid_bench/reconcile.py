@@ -179,11 +179,10 @@ def check(pair, rows, wanted, logs=()):
         raise Void(f"{there} rows, where {rows} were, {wanted} came while cut off and {logged} by the inserters")
 
 
-def steady(stage, system, rows, say):
-    """Rates one after the other, until one is not stable."""
+def steady(stage, system, rows, found, say):
+    """Rates one after the other, until one is not stable, into `found`."""
     plan = stage.plan
     seconds = plan.scaled(plan.steady, 10)
-    found = []
     with contextlib.ExitStack() as taken:
         pair = Pair(stage, system.settings, rows + 1)
         taken.callback(pair.close)
@@ -225,7 +224,6 @@ def steady(stage, system, rows, say):
         arrived(pair, beats)
         wait_rows(pair, rows + total)
         check(pair, rows, total)
-    return found
 
 
 def wait_rows(pair, rows):
@@ -262,7 +260,8 @@ class Run:
             entry["not_available"] = str(reason)
             self.say(f"  {label}: not available ({reason})")
             return None
-        except Void as reason:
+        except (Void, Failed) as reason:
+            # Of one system; the others are measured all the same.
             self.void += 1
             entry.setdefault("samples", []).append({"void": str(reason)})
             self.say(f"  {label}: VOID: {reason}")
@@ -277,7 +276,8 @@ class Run:
 
     def size(self, size, chosen):
         rows, inserts, shared = self.plan.counts(size)
-        self.say(f"\n{rows} rows, {inserts} inserts on each of two nodes, {shared} of them with the same key, {self.plan.inserters:g} a second meanwhile")
+        self.say(f"\n{rows} rows, {inserts} inserts on each of two nodes, {shared} of them with the same key,"
+                 f" {self.plan.inserters:g} a second meanwhile")
         make_base(self.stage, rows)
         entries = [(system, {"system": system.name, "title": system.title, "size": size, "rows": rows, "inserts": inserts,
                              "shared": shared, "samples": []})
@@ -295,8 +295,9 @@ class Run:
         for system in chosen:
             entry = {"system": system.name, "title": system.title, "rows": rows, "rates": []}
             self.results["steady"].append(entry)
-            if self.able(entry, system) and (made := self.taken(system.name, entry, lambda s=system: steady(self.stage, s, rows, self.say))):
-                entry["rates"] = made
+            # What was measured before a sample that is void is kept.
+            if self.able(entry, system):
+                self.taken(system.name, entry, lambda s=system, e=entry: steady(self.stage, s, rows, e["rates"], self.say))
 
     def write(self, directory):
         now, before = machine.stolen(), self.stolen

@@ -96,7 +96,7 @@ def reconcile_sections(results, kept):
         f" [`{kept.relative_to(TOP)}`](../{kept.relative_to(TOP)})."
         + (f" **Scale {plan['scale']:g}: a look, no result.**" if plan["scale"] != 1 else "")]
     times, inserters = reconcile_summary.reconcile_rows(results)
-    if len(times) > 1:
+    if len(inserters) > 1:
         yield "reconcile", "\n\n".join([*facts, markdown(times, right=(0, *range(3, 11))), markdown(inserters, right=(0, *range(3, 8)))])
     steady = reconcile_summary.steady_rows(results)
     if len(steady) > 1:

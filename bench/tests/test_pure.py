@@ -57,7 +57,8 @@ class Reconciliation(unittest.TestCase):
         self.assertEqual(judged(lambda t: t % 3), "")
         self.assertIn("falls behind", judged(lambda t: t / 10))
         self.assertIn("s behind", judged(lambda t: t))
-        self.assertIn("90/s", judged(lambda t: 0.2, (100, 90)))
+        self.assertIn("85/s", judged(lambda t: 0.2, (100, 85)))
+        self.assertEqual(judged(lambda t: 0.2, (100, 94)), "")
         # A bad start is none.
         self.assertEqual(judged(lambda t: 9 if t < 5 else 0.1), "")
 
@@ -89,7 +90,16 @@ class Reconciliation(unittest.TestCase):
         self.assertEqual({len(row) for row in times}, {len(times[0])})
         self.assertEqual([row[2] for row in watched], ["ms", "p50", "p99", "max"])
         self.assertEqual(reconcile_summary.highest(met_again()["steady"][0]), 500)
-        self.assertEqual({len(row) for row in reconcile_summary.steady_rows(met_again())}, {9})
+        rows = reconcile_summary.steady_rows(met_again())
+        self.assertEqual({len(row) for row in rows}, {9})
+        self.assertEqual([row[1] for row in rows if "highest" in row[-1]], [500])
+
+    def test_what_is_void_has_no_highest_rate(self):
+        r = met_again()
+        r["steady"][0]["samples"] = [{"void": "rows differ"}]
+        rows = reconcile_summary.steady_rows(r)
+        self.assertFalse([row for row in rows if "highest" in row[-1]])
+        self.assertEqual(rows[-1][-1], "void")
 
 
 class Ratios(unittest.TestCase):
