@@ -7,6 +7,7 @@ import subprocess
 from .latency import quantile
 from .stage import Failed
 
+CLIENTS = 4
 APPLICATION = "bench_inserter"
 SCRIPT = "insert into reconcile (node, filler) values (:node, 'a row of somebody who inserts while nodes come and go, as long as others');\n"
 
@@ -34,7 +35,7 @@ def phase(found, began, ended):
 class Inserter:
     """On one node; `seconds` or until `stop`."""
 
-    def __init__(self, cluster, number, rate, seconds=None, clients=4):
+    def __init__(self, cluster, number, rate, seconds=None, clients=CLIENTS):
         self.cluster = cluster
         stage = cluster.stage
         stage.serial = getattr(stage, "serial", 0) + 1

@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 
+from . import inserters as inserting
 from . import machine, peers, reconcile_summary, systems
 from .beats import Beats, level, verdict
 from .drain import Void
@@ -78,7 +79,7 @@ class Moments:
 
 
 # Name of a stretch -> the moments at which it begins and ends.
-PHASES = {"linked": ("inserting", "cut"), "loading": ("cut", "loaded"), "cut": ("loaded", "healed"), "reconciling": ("healed", "equal"),
+PHASES = {"linked": ("inserting", "cut"), "loading": ("loading", "loaded"), "cut": ("loaded", "healed"), "reconciling": ("healed", "equal"),
           "after": ("equal", "end")}
 
 
@@ -110,6 +111,7 @@ def reconcile(stage, system, rows, inserts, shared):
         moments.note("cut")
         pair.cut()
         system.cut(pair)
+        moments.note("loading")
         loading = load(pair, rows, inserts, shared)
         moments.note("loaded")
         time.sleep(seconds)
@@ -139,7 +141,7 @@ def reconcile(stage, system, rows, inserts, shared):
         wait(beats, lambda: beats.has([m + 1 for m in marks]), "both have the last", system=system, seconds=600)
         beats.stop()
         arrived(pair, beats)
-        check(pair, rows, wanted, logs)
+        check(pair, rows, wanted, logs, len(logs) * inserting.CLIENTS)
         level_s = level(beats.series, healed, LEVEL)
         ended = moments.monotonic["end"]
         settled = min(healed + (level_s or 0), ended)
@@ -167,15 +169,16 @@ def arrived(pair, beats):
         session.until(f"(select count(*) from beat where node = {1 - number}) = {len(beats.written[1 - number])}", "the last beat is there", 120)
 
 
-def check(pair, rows, wanted, logs=()):
-    """Both nodes are equal row by row, and nothing is lost."""
+def check(pair, rows, wanted, logs=(), unsaid=0):
+    """Both nodes are equal row by row, and nothing is lost. A session that is ended may have committed what its log does not say: at most
+    `unsaid` have.
+    """
     found = [digests(session, TABLES) for session in pair.sessions]
     if found[0] != found[1]:
         raise Void("; ".join(f"{t}: {found[0][t]} at {NAMES[0]}, {found[1][t]} at {NAMES[1]}" for t in TABLES if found[0][t] != found[1][t]))
     there = int(found[0]["reconcile"].split()[0])
     logged = sum(len(log) for log in logs)
-    # A session that is ended may have committed what its log does not say.
-    if not rows + wanted + logged <= there <= rows + wanted + logged + 100:
+    if not rows + wanted + logged <= there <= rows + wanted + logged + unsaid:
         raise Void(f"{there} rows, where {rows} were, {wanted} came while cut off and {logged} by the inserters")
 
 
@@ -269,7 +272,9 @@ class Run:
         return made
 
     def able(self, entry, system):
-        if reason := system.missing(self.stage):
+        reason = system.missing(self.stage)
+        entry["title"] = system.title
+        if reason:
             entry["not_available"] = reason
             self.say(f"  {system.name}: not available ({reason})")
         return not reason

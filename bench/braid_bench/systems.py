@@ -9,6 +9,7 @@ import time
 
 from . import peers
 from .pair import NAMES, descendants, directory, tree
+from .plan import Mistake
 from .stage import Failed
 
 PUBLICATION = "bench"
@@ -68,7 +69,7 @@ class Bucardo:
 
     # What a user of it has: nothing of Braid.
     settings = ("shared_preload_libraries = ''",)
-    name, title = "bucardo", "Bucardo 5.6"
+    name, title = "bucardo", "Bucardo"
     SCHEMA = "/usr/share/bucardo/bucardo.schema"
     SYNC = "bench"
 
@@ -81,6 +82,7 @@ class Bucardo:
         """Why it can't be measured here."""
         if not shutil.which("bucardo") or not os.path.exists(self.SCHEMA):
             return "Bucardo is not installed"
+        self.title = stage.run(["bucardo", "--no-bucardorc", "--version"]).strip().replace("bucardo version", "Bucardo")
         control = os.path.join(stage.run([stage.installation.program("pg_config"), "--sharedir"]).strip(), "extension", "plperlu.control")
         return None if os.path.exists(control) else "this PostgreSQL has no PL/Perl"
 
@@ -187,6 +189,8 @@ def alive(pid):
 
 
 def chosen(plan):
+    if relaxed := [m for m in plan.modes if peers.BRAID[m].relaxed]:
+        raise Mistake(f"BENCH_MODES: where {relaxed[0]} has one row, the rows before it need not be: what this bench measures by")
     made = []
     if "braid" in plan.systems:
         made += [Braid(peers.BRAID[m]) for m in plan.modes]
