@@ -7,7 +7,7 @@ from . import link as links
 from .beats import TABLE
 from .processes import children, cpu, reaped
 from .scene import prewarm
-from .stage import Cluster
+from .stage import Cluster, Failed
 
 NODE_PORTS, LINK_PORTS = (0, 1), (2, 3)
 NAMES = ("tokyo", "paris")
@@ -93,10 +93,10 @@ class Pair:
     def close(self):
         self.cut()
         for node in self.nodes:
-            for session in node.sessions:
-                session.close()
-            node.sessions = []
-            node.kill()
+            try:
+                node.stop("immediate")
+            except Failed:
+                node.kill()
             self.stage.clusters.remove(node)
             self.stage.remove(node.name)
 

@@ -30,6 +30,7 @@ RECONCILE_USAGE = """
   BENCH_SIZES=1,0.1            shares of both, each measured
   BENCH_SCALE=0.002            all of it smaller, and the times too; for a quick look
   BENCH_CONFLICTS=0.01         share of the inserted keys that are the same on both nodes. Default: 0
+  BENCH_BATCH=1                how many of them are inserted in one transaction
   BENCH_SYSTEMS=braid,bucardo  who is measured
   BENCH_BUCARDO=0.1            the largest of the sizes at which Bucardo is
   BENCH_MODES=parallel,batch   variants of Braid, as in `make bench`. Default: parallel, which is its default
@@ -139,6 +140,7 @@ class Reconciliation:
     sizes: tuple
     scale: float
     conflicts: float
+    batch: int
     systems: tuple
     bucardo: float
     modes: tuple
@@ -155,8 +157,9 @@ class Reconciliation:
     def counts(self, size):
         """(rows before, rows that each node inserts, of them with a key that the other one uses too)."""
         rows = max(int(self.rows * size * self.scale), 1000)
-        # Evenly over the loader's clients.
-        inserts = max(int(self.inserts * size * self.scale) // 4 * 4, 100)
+        # Whole transactions, evenly over the loader's clients.
+        step = 4 * self.batch
+        inserts = max(int(self.inserts * size * self.scale) // step, -(-100 // step)) * step
         return rows, inserts, int(inserts * self.conflicts)
 
     def scaled(self, seconds, at_least):
@@ -178,6 +181,7 @@ def read_reconciliation():
         sizes=numbers("BENCH_SIZES", "1,0.1", float),
         scale=number("BENCH_SCALE", "1", float),
         conflicts=conflicts,
+        batch=number("BENCH_BATCH", "1", int),
         systems=systems,
         bucardo=number("BENCH_BUCARDO", "0.1", float),
         modes=tuple(words("BENCH_MODES", "parallel")),

@@ -48,12 +48,12 @@ def load(pair, rows, inserts, shared):
     script = stage.directory / "bulk.sql"
     script.write_text(
         "insert into reconcile (id, node, filler) select :first + 2 * i + case when i < :shared then 0 else :node end, :node,"
-        f" '{FILLER}' from nextval('bulk') i;\n")
+        f" '{FILLER}' from (select nextval('bulk') i from generate_series(1, {stage.plan.batch})) n;\n")
     began, before = time.monotonic(), pair.used()
     loaders = [
         stage.start(
             [stage.installation.program("pgbench"), "-h", stage.directory, "-p", node.port, "-U", "postgres", "-n", "-M", "prepared",
-             "-c", CLIENTS, "-j", 1, "-t", inserts // CLIENTS, f"-Dfirst={rows + 1}", f"-Dshared={shared}", f"-Dnode={number}",
+             "-c", CLIENTS, "-j", 1, "-t", inserts // CLIENTS // stage.plan.batch, f"-Dfirst={rows + 1}", f"-Dshared={shared}", f"-Dnode={number}",
              "-f", script, "postgres"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, environment={"PGOPTIONS": "-c synchronous_commit=off"})
         for number, node in enumerate(pair.nodes)]
@@ -138,7 +138,7 @@ def reconcile(stage, system, rows, inserts, shared):
         moments.note("end")
         logs = [inserter.stop(session) for inserter, session in zip(inserters, pair.sessions)]
         marks = beats.marks()
-        wait(beats, lambda: beats.has([m + 1 for m in marks]), "both have the last", system=system, seconds=600)
+        wait(beats, lambda: beats.has([m + 1 for m in marks]), "both have the last", system=system, seconds=1800)
         beats.stop()
         arrived(pair, beats)
         check(pair, rows, wanted, logs, len(logs) * inserting.CLIENTS)
@@ -251,7 +251,7 @@ class Run:
             "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine.facts(stage.directory, version),
             "plan": {"scale": plan.scale, "runs": plan.runs, "options": plan.options, "settings": list(plan.settings),
-                     "inserters": plan.inserters, "phase": plan.scaled(plan.phase, 5), "steady": plan.scaled(plan.steady, 10)},
+                     "inserters": plan.inserters, "batch": plan.batch, "phase": plan.scaled(plan.phase, 5), "steady": plan.scaled(plan.steady, 10)},
             "reconciliations": [], "steady": [],
         }
         self.stolen = machine.stolen()

@@ -94,6 +94,7 @@ def reconcile_sections(results, kept):
         f"{m['cpu']}, {m['cores']} cores, PostgreSQL {m['postgresql']}, Braid {m['braid']}, {results['at'][:10]};"
         f" load average before {', '.join(map(str, m['load_average']))}; samples:"
         f" [`{kept.relative_to(TOP)}`](../{kept.relative_to(TOP)})."
+        + (f" {plan['batch']} rows in each transaction of those that insert while cut off." if plan.get("batch", 1) != 1 else "")
         + (f" **Scale {plan['scale']:g}: a look, no result.**" if plan["scale"] != 1 else "")]
     times, inserters = reconcile_summary.reconcile_rows(results)
     if len(inserters) > 1:

@@ -75,6 +75,8 @@ class Reconciliation(unittest.TestCase):
             chosen = plan.read_reconciliation()
         self.assertEqual(chosen.counts(1), (100_000, 10_000, 100))
         self.assertEqual(chosen.scaled(30, 5), 5)
+        with unittest.mock.patch.dict(os.environ, {"BENCH_ROWS": "30000", "BENCH_BATCH": "100"}):
+            self.assertEqual(plan.read_reconciliation().counts(0.1), (3000, 400, 0))
         with unittest.mock.patch.dict(os.environ, {"BENCH_SYSTEMS": "xdb"}), self.assertRaises(plan.Mistake):
             plan.read_reconciliation()
 
