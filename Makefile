@@ -118,6 +118,15 @@ bench-profile: setup
 bench-profile-installed: install
 	@bench/run profile
 
+# Two nodes that were cut off meet again, with Braid and with Bucardo, which set-up installs for this alone: bench/run --help
+.PHONY: bench-reconcile bench-reconcile-installed
+bench-reconcile:
+	SETUP_BUCARDO=1 scripts/setup
+	$(MAKE) --no-print-directory bench-reconcile-installed
+
+bench-reconcile-installed: install
+	@bench/run reconcile
+
 # Charts and docs/PERFORMANCE.md from the newest results; bench/report FILE... for others.
 bench-report:
 	@bench/report

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import dtle, goals, machine, peers, summary
+from . import dtle, goals, machine, peers, reconcile, summary
 from . import latency as timing
 from . import limits as limit
 from . import plan as planning
@@ -247,12 +247,16 @@ def profile(stage, plan):
 HELP = f"""make bench: native logical replication and Braid in turn, between servers of their own on this machine.
 make bench-profile: one drain of each variant under perf.
 
-{planning.USAGE}"""
+{planning.USAGE}
+
+make bench-reconcile: two nodes that were cut off meet again, with Braid and with Bucardo; and how many inserts both can take for long.
+
+{planning.RECONCILE_USAGE}"""
 
 
 def main():
     arguments = sys.argv[1:]
-    if arguments not in ([], ["profile"]):
+    if arguments not in ([], ["profile"], ["reconcile"]):
         print(HELP)
         return 0 if arguments in (["--help"], ["-h"]) else 2
 
@@ -263,6 +267,12 @@ def main():
         signal.signal(number, stop)
     stage = None
     try:
+        if arguments == ["reconcile"]:
+            plan = planning.read_reconciliation()
+            peers.check(plan)
+            stage = Stage(Installation.read(), plan)
+            reconcile.measure(stage, plan, RESULTS, say)
+            return 0
         plan = planning.read(profile=bool(arguments))
         peers.check(plan)
         stage = Stage(Installation.read(), plan)

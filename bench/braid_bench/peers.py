@@ -62,7 +62,7 @@ SLOT = "bench"
 
 def check(plan):
     """That there are the variants that were asked for."""
-    for setting, asked, there in (("BENCH_MODES", plan.modes, BRAID), ("BENCH_NATIVE", plan.native, NATIVE)):
+    for setting, asked, there in (("BENCH_MODES", plan.modes, BRAID), ("BENCH_NATIVE", getattr(plan, "native", ()), NATIVE)):
         if missing := [name for name in asked if name not in there]:
             raise Mistake(f"{setting}: there is no {', '.join(missing)}; there is {', '.join(there)}")
 

@@ -24,6 +24,25 @@ USAGE = """
 """.strip("\n")
 
 
+RECONCILE_USAGE = """
+  BENCH_ROWS=10000000          rows that both nodes have before
+  BENCH_INSERTS=1000000        rows that each node inserts while it is cut off. Default: a tenth of BENCH_ROWS
+  BENCH_SIZES=1,0.1            shares of both, each measured
+  BENCH_SCALE=0.002            all of it smaller, and the times too; for a quick look
+  BENCH_CONFLICTS=0.01         share of the inserted keys that are the same on both nodes. Default: 0
+  BENCH_BATCH=1                how many of them are inserted in one transaction
+  BENCH_SYSTEMS=braid,bucardo  who is measured
+  BENCH_BUCARDO=0.1            the largest of the sizes at which Bucardo is
+  BENCH_MODES=parallel,batch   variants of Braid, as in `make bench`. Default: parallel, which is its default
+  BENCH_INSERTERS=50           inserts a second on each node, all the time
+  BENCH_PHASE=30               seconds of each stretch in which the inserters are watched: linked, cut off, linked again
+  BENCH_STEADY=120             seconds of each rate of the steady test; 0: without it
+  BENCH_RATES=250,500,...      its rates, inserts a second on each node
+  BENCH_RUNS=1                 reconciliations of each; the median counts
+  BENCH_OPTIONS, BENCH_SETTINGS, BENCH_PORT    as in `make bench`
+""".strip("\n")
+
+
 class Mistake(Exception):
     """The user asked for something that there is not."""
 
@@ -32,14 +51,28 @@ def words(name, default):
     return [w for w in os.environ.get(name, default).replace(",", " ").split() if w]
 
 
-def number(name, default, kind):
+def number(name, default, kind, zero=False):
     try:
         value = kind(os.environ.get(name) or default)
     except ValueError:
         raise Mistake(f"{name} must be a number") from None
-    if value <= 0:
+    if value < 0 or (value == 0 and not zero):
         raise Mistake(f"{name} must be positive")
     return value
+
+
+def numbers(name, default, kind):
+    try:
+        values = tuple(kind(w) for w in words(name, default))
+    except ValueError:
+        raise Mistake(f"{name} must be numbers") from None
+    if not values or min(values) <= 0:
+        raise Mistake(f"{name} must be positive")
+    return values
+
+
+def settings():
+    return tuple(s.strip() for s in os.environ.get("BENCH_SETTINGS", "").split(";") if s.strip())
 
 
 @dataclass(frozen=True)
@@ -86,12 +119,81 @@ def read(profile=False):
         native=tuple(words("BENCH_NATIVE", "best" if profile else "best,default")),
         commit=tuple(commit),
         options=os.environ.get("BENCH_OPTIONS", ""),
-        settings=tuple(s.strip() for s in os.environ.get("BENCH_SETTINGS", "").split(";") if s.strip()),
+        settings=settings(),
         rates=tuple(int(r) for r in words("BENCH_RATES", "500,2000")),
         seconds=number("BENCH_SECONDS", "10", float),
         port=number("BENCH_PORT", "23500", int),
         port_fixed="BENCH_PORT" in os.environ,
         profile=profile,
+    )
+
+
+SYSTEMS = ("braid", "bucardo")
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """One run of the reconciliation bench, as asked for."""
+
+    rows: int
+    inserts: int
+    sizes: tuple
+    scale: float
+    conflicts: float
+    batch: int
+    systems: tuple
+    bucardo: float
+    modes: tuple
+    inserters: float
+    phase: float
+    steady: float
+    rates: tuple
+    runs: int
+    options: str
+    settings: tuple
+    port: int
+    port_fixed: bool
+
+    def counts(self, size):
+        """(rows before, rows that each node inserts, of them with a key that the other one uses too)."""
+        rows = max(int(self.rows * size * self.scale), 1000)
+        # Whole transactions, evenly over the loader's clients.
+        step = 4 * self.batch
+        inserts = max(int(self.inserts * size * self.scale) // step, -(-100 // step)) * step
+        return rows, inserts, int(inserts * self.conflicts)
+
+    def scaled(self, seconds, at_least):
+        """A time, which nobody wants longer at a larger scale."""
+        return max(seconds * min(self.scale, 1), min(at_least, seconds))
+
+
+def read_reconciliation():
+    rows = number("BENCH_ROWS", "10000000", int)
+    systems = tuple(words("BENCH_SYSTEMS", ",".join(SYSTEMS)))
+    if unknown := [s for s in systems if s not in SYSTEMS]:
+        raise Mistake(f"BENCH_SYSTEMS: there is no {', '.join(unknown)}; there is {', '.join(SYSTEMS)}")
+    conflicts = number("BENCH_CONFLICTS", "0", float, zero=True)
+    if conflicts > 1:
+        raise Mistake("BENCH_CONFLICTS is a share, at most 1")
+    return Reconciliation(
+        rows=rows,
+        inserts=number("BENCH_INSERTS", str(max(rows // 10, 1)), int),
+        sizes=numbers("BENCH_SIZES", "1,0.1", float),
+        scale=number("BENCH_SCALE", "1", float),
+        conflicts=conflicts,
+        batch=number("BENCH_BATCH", "1", int),
+        systems=systems,
+        bucardo=number("BENCH_BUCARDO", "0.1", float),
+        modes=tuple(words("BENCH_MODES", "parallel")),
+        inserters=number("BENCH_INSERTERS", "50", float),
+        phase=number("BENCH_PHASE", "30", float),
+        steady=number("BENCH_STEADY", "120", float, zero=True),
+        rates=tuple(sorted(numbers("BENCH_RATES", "250,500,1000,2000,3000,4000,6000", int))),
+        runs=number("BENCH_RUNS", "1", int),
+        options=os.environ.get("BENCH_OPTIONS", ""),
+        settings=settings(),
+        port=number("BENCH_PORT", "23500", int),
+        port_fixed="BENCH_PORT" in os.environ,
     )
 
 

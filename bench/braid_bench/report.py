@@ -1,6 +1,6 @@
 """`bench/report`: charts and the tables of docs/PERFORMANCE.md from results files. Several complete each other; of what is in more
 than one, the later counts. Without arguments: the newest in bench/results. What was reported is kept as bench/results/pgNN.json, which
-can be completed in the same way.
+can be completed in the same way. Results of `make bench-reconcile` fill marks of their own, and are kept as bench/results/reconcile-pgNN.json.
 """
 
 import json
@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-from . import charts, goals, summary
+from . import charts, goals, reconcile_summary, summary
 
 TOP = pathlib.Path(__file__).parents[2]
 DOCUMENT = TOP / "docs" / "PERFORMANCE.md"
@@ -78,10 +78,49 @@ def fill(text, name, content):
     return marked.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
 
 
+def reconciliation(files, text):
+    """The document with the newest of them in it; they don't complete each other."""
+    results = json.loads(files[-1].read_text())
+    kept = RESULTS / f"reconcile-pg{results['machine']['postgresql'].split('.')[0]}.json"
+    for name, content in reconcile_sections(results, kept):
+        text = fill(text, name, content)
+    kept.write_text(json.dumps(results, indent=1) + "\n")
+    return text
+
+
+def reconcile_sections(results, kept):
+    m, plan = results["machine"], results["plan"]
+    facts = [
+        f"{m['cpu']}, {m['cores']} cores, PostgreSQL {m['postgresql']}, Braid {m['braid']}, {results['at'][:10]};"
+        f" load average before {', '.join(map(str, m['load_average']))}; samples:"
+        f" [`{kept.relative_to(TOP)}`](../{kept.relative_to(TOP)})."
+        + (f" {plan['batch']} rows in each transaction of those that insert while cut off." if plan.get("batch", 1) != 1 else "")
+        + (f" **Scale {plan['scale']:g}: a look, no result.**" if plan["scale"] != 1 else "")]
+    times, inserters = reconcile_summary.reconcile_rows(results)
+    if len(inserters) > 1:
+        yield "reconcile", "\n\n".join([*facts, markdown(times, right=(0, *range(3, 11))), markdown(inserters, right=(0, *range(3, 8)))])
+    steady = reconcile_summary.steady_rows(results)
+    if len(steady) > 1:
+        yield "steady", "\n\n".join([*facts, markdown(steady, right=range(1, 8))])
+
+
 def main(arguments):
-    files = [pathlib.Path(a) for a in arguments] or sorted(RESULTS.glob("20*.json"))[-1:]
+    files = [pathlib.Path(a) for a in arguments]
+    if not files:
+        files = sorted(RESULTS.glob("20*.json"))[-1:] + sorted(RESULTS.glob("reconcile-20*.json"))[-1:]
     if not files:
         raise SystemExit("report: there are no results yet: make bench")
+    meetings = [f for f in files if json.loads(f.read_text()).get("kind") == "reconcile"]
+    files = [f for f in files if f not in meetings]
+    RESULTS.mkdir(exist_ok=True)
+    if meetings:
+        DOCUMENT.write_text(reconciliation(meetings, DOCUMENT.read_text()))
+        print(f"{DOCUMENT.relative_to(TOP)}: reconciliation from {meetings[-1].name}")
+    if files:
+        drained(files)
+
+
+def drained(files):
     results = merge(files)
     # What the document shows is kept with it, whole.
     kept = RESULTS / f"pg{results['machine']['postgresql'].split('.')[0]}.json"
@@ -89,7 +128,6 @@ def main(arguments):
     for name, content in sections(results, kept):
         text = fill(text, name, content)
     DOCUMENT.write_text(text)
-    RESULTS.mkdir(exist_ok=True)
     kept.write_text(json.dumps(results, indent=1) + "\n")
     CHARTS.mkdir(exist_ok=True)
     drawn = charts.draw(results)

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 import xml.etree.ElementTree as xml
 
-from braid_bench import charts, goals, latency, limits, processes, profile, report, summary, svg
+from braid_bench import beats, charts, goals, inserters, latency, limits, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg
 
 
 def drained(workload, variant, seconds, cpu=(1.0, 1.0), commit="off"):
@@ -23,6 +24,84 @@ def results(**parts):
                "braid": "abc", "load_average": [0, 0, 0]}
     return {"at": "2026-01-02T03:04:05+00:00", "machine": machine, "plan": {"scale": 1.0, "runs": 3, "options": "", "settings": []},
             "loads": {}, "limits": {}, "drains": [], **parts}
+
+
+def met_again():
+    watched = {name: {"transactions": 9, "p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0} for name in reconcile.PHASES}
+    sample = {"equal_s": 4.0, "level_s": None, "first_s": 1.0, "lag_p50_s": 0.1, "lag_max_s": 0.2, "load": {"seconds": 9.0, "cpu": 8.0},
+              "cpu": {"sum": 5.0}, "inserters": watched}
+    rate = {"lag_p50_s": 0.1, "lag_max_s": 0.2, "lag_end_s": 0.1, "inserters": watched["after"], "cpu": {"sum": 3.0}}
+    size = {"rows": 100, "inserts": 10, "shared": 0}
+    return results(kind="reconcile", reconciliations=[
+        {"system": "parallel", "title": "Braid, default settings", **size, "samples": [sample, {"void": "rows differ"}, {**sample, "equal_s": 6.0}]},
+        {"system": "bucardo", "title": "Bucardo 5.6", **size, "samples": [], "not_available": "it is not there"}],
+        steady=[{"system": "parallel", "title": "Braid, default settings", "rates": [
+            {**rate, "rate": 250, "unstable": ""}, {**rate, "rate": 500, "unstable": ""}, {**rate, "rate": 1000, "unstable": "6.0 s behind"}]}])
+
+
+class Reconciliation(unittest.TestCase):
+    def test_lag_is_the_age_of_the_oldest_that_is_missing(self):
+        written = [10.0, 10.1, 10.2]
+        self.assertEqual([round(beats.lag(written, seen, 10.5), 3) for seen in (0, 2, 3)], [0.5, 0.3, 0.0])
+
+    def test_level(self):
+        series = [(1.0, 0.0, 0.0), (5.0, 4.0, 4.0), (6.0, 0.1, 5.0), (7.0, 0.1, 0.9), (8.0, 0.1, 1.4)]
+        self.assertEqual(beats.level(series, 4.0, 1.0), 3.0)
+        self.assertIsNone(beats.level(series[:3], 4.0, 1.0))
+
+    def test_stable(self):
+        def judged(lag, reached=(100, 100)):
+            return beats.verdict([(t / 10, 0.0, lag(t / 10)) for t in range(301)], 0.0, 30.0, reached, 100)
+
+        self.assertEqual(judged(lambda t: 0.2), "")
+        self.assertEqual(judged(lambda t: t % 3), "")
+        self.assertIn("falls behind", judged(lambda t: t / 10))
+        self.assertIn("s behind", judged(lambda t: t))
+        self.assertIn("85/s", judged(lambda t: 0.2, (100, 85)))
+        self.assertEqual(judged(lambda t: 0.2, (100, 94)), "")
+        # A bad start is none.
+        self.assertEqual(judged(lambda t: 9 if t < 5 else 0.1), "")
+
+    def test_inserters(self):
+        log = "0 0 1500 0 1700000000 500000 20\n1 0 2500000 0 1700000009 0 100\n0 1 99"
+        found = inserters.entries(log)
+        self.assertEqual(found, [(1700000000.5, 1.5), (1700000009.0, 2500.0)])
+        # It counts where it was due.
+        self.assertEqual(inserters.phase(found, 1700000006, 1700000007)["max_ms"], 2500.0)
+        self.assertEqual(inserters.phase(found, 1700000007, 1700000010), {"transactions": 0})
+
+    def test_sizes(self):
+        with unittest.mock.patch.dict(os.environ, {"BENCH_ROWS": "1000000", "BENCH_CONFLICTS": "0.01", "BENCH_SCALE": "0.1"}):
+            chosen = plan.read_reconciliation()
+        self.assertEqual(chosen.counts(1), (100_000, 10_000, 100))
+        self.assertEqual(chosen.scaled(30, 5), 5)
+        with unittest.mock.patch.dict(os.environ, {"BENCH_ROWS": "30000", "BENCH_BATCH": "100"}):
+            self.assertEqual(plan.read_reconciliation().counts(0.1), (3000, 400, 0))
+        with unittest.mock.patch.dict(os.environ, {"BENCH_SYSTEMS": "xdb"}), self.assertRaises(plan.Mistake):
+            plan.read_reconciliation()
+
+    def test_accounts(self):
+        self.assertEqual(pair.spent({"a": 1.0}, {"a": 2.5, "b": 0.5}), {"a": 1.5, "b": 0.5, "sum": 2.0})
+        self.assertGreater(pair.tree(os.getpid()), 0.0)
+        self.assertIn(os.getpid(), pair.descendants(os.getpid()))
+
+    def test_tables(self):
+        times, watched = reconcile_summary.reconcile_rows(met_again())
+        self.assertEqual(times[1][:6], (100, "10", "Braid, default settings", "1.0", "5.0", "-"))
+        self.assertIn("not available", times[2])
+        self.assertEqual({len(row) for row in times}, {len(times[0])})
+        self.assertEqual([row[2] for row in watched], ["ms", "p50", "p99", "max"])
+        self.assertEqual(reconcile_summary.highest(met_again()["steady"][0]), 500)
+        rows = reconcile_summary.steady_rows(met_again())
+        self.assertEqual({len(row) for row in rows}, {9})
+        self.assertEqual([row[1] for row in rows if "highest" in row[-1]], [500])
+
+    def test_what_is_void_has_no_highest_rate(self):
+        r = met_again()
+        r["steady"][0]["samples"] = [{"void": "rows differ"}]
+        rows = reconcile_summary.steady_rows(r)
+        self.assertFalse([row for row in rows if "highest" in row[-1]])
+        self.assertEqual(rows[-1][-1], "void")
 
 
 class Ratios(unittest.TestCase):
@@ -200,6 +279,7 @@ class Report(unittest.TestCase):
                         {"reached_per_s": 500, "p50_ms": 1.0, "p99_ms": 2.0, "p999_ms": 3.0, "unseen_ms": 0.1,
                          "subscriber": {"cpu": 1}, "walsender": {"cpu": 1}}]}])
         names = [name for name, _ in report.sections(r, report.RESULTS / "pg18.json")]
+        names += [name for name, _ in report.reconcile_sections(met_again(), report.RESULTS / "reconcile-pg15.json")]
         self.assertEqual(set(names), set(re.findall(r"<!-- bench: (\w+) -->", text)))
         filled = report.fill(text, "goals", r"a \1 table")
         self.assertIn("<!-- bench: goals -->\na \\1 table\n<!-- end -->", filled)
