@@ -174,6 +174,28 @@ create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) wit
 alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
 
+-- Versions of rows that an initial copy has brought, which its commit does not tell, as far as older changes of them may still arrive: by a hash of
+-- the table here and of the hash that the row's key has where it was copied from. "version_at" is microseconds since 1970-01-01 UTC, "origin_id" the origin that stands for the
+-- node that wrote it, 0 for this one. A copy brings deletions along, too: into braid.tombstone.
+create table braid.copied_version (
+    key_hash bigint not null,
+    version_at bigint not null,
+    relation oid not null,
+    origin_id integer not null
+);
+create index copied_version_key_hash on braid.copied_version (key_hash);
+alter table braid.copied_version replica identity full;
+comment on table braid.copied_version is 'versions of copied rows, as long as older changes of them may still arrive';
+
+-- The tables at the provider, by OID, of which rows of "relation" were copied with their versions, up to "newest".
+create table braid.copied_table (
+    relation oid not null,
+    table_id oid not null,
+    newest bigint not null,
+    primary key (relation, table_id)
+);
+comment on table braid.copied_table is 'where rows were copied from whose versions are remembered';
+
 -- Rows that have lost to another one under a further unique key, as long as the other nodes are not told. To tell them a row here is
 -- deleted, in a transaction of this node's own: the output plugin makes of that the deletion of the row that lost, with the version that
 -- stands here, "version_at" microseconds since 1970-01-01 UTC by the node "origin". "displaced" is a heap tuple of the relation, of which
@@ -487,7 +509,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.displacement,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -1016,6 +1038,29 @@ create function braid.deletion_activity() returns table (
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
 comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
+
+create function braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text)
+    language c stable strict parallel restricted rows 1 set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'row_version_wrapper';
+comment on function braid.row_version is 'the version of a row, given its tableoid and ctid: when and at which node it was last written';
+
+-- What another node asks for that copies a table from here.
+create function braid.copied_deletions("relation" oid, since timestamptz, out key_hash bigint, out deleted_at bigint, out node name) returns setof record
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    with tables as (select $1 as oid union select relid from pg_partition_tree($1)),
+         deletions as (
+             select t.key_hash, t.origin_id,
+                    case when t.deleted_at <> 0 then t.deleted_at
+                         else (extract(epoch from coalesce(pg_xact_commit_timestamp(t.xmin), now())) * 1000000)::bigint end as deleted_at
+               from braid.tombstone t join tables on tables.oid = t.relation)
+    select d.key_hash, d.deleted_at, coalesce(o.node_name, n.node_name)
+      from deletions d
+      left join braid.origin o on o.origin_id = d.origin_id::oid
+      left join braid.node n on n.is_local and d.origin_id = 0
+     where d.deleted_at >= extract(epoch from $2) * 1000000 and coalesce(o.node_name, n.node_name) is not null
+$$;
+comment on function braid.copied_deletions is 'a part of the initial copy at another node: what was deleted from a table';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
@@ -1732,6 +1777,8 @@ grant execute on function
     braid.clock_activity,
     braid.skew_activity,
     braid.deletion_activity,
+    braid.row_version,
+    braid.copied_deletions,
     braid.parked_records,
     braid.compare_activity
     to braid_admin, braid_monitor;

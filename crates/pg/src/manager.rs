@@ -27,7 +27,7 @@ const PURGE_INTERVAL: Duration = Duration::from_secs(60);
 const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come past them: more than clocks are
 /// ever apart.
-const MARGIN_MICROS: i64 = 3_600_000_000;
+pub(crate) const MARGIN_MICROS: i64 = 3_600_000_000;
 /// A collector that ended is not started again sooner; one that had just been started, or could not be, much later.
 const COLLECTOR_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// Conflicts that are removed in one transaction; the statement has the same number.
@@ -148,7 +148,7 @@ fn has_extension() -> Result<bool, PgError> {
 
 /// Everything up to this time (microseconds since 1970-01-01 UTC) has arrived: all subscriptions have come further, and all sources of
 /// braid.ingest, and nothing older is parked. With none of these, nothing arrives. `None` when that can't be said.
-fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
+pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
     let mut reached = registry::now().saturating_add(EPOCH_DIFFERENCE);
     for id in subscriptions {
         let caught_up = registry::subscription(*id)
@@ -195,7 +195,15 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
         "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 and deleted_at <> 0 limit 10000))",
         &[before.into()],
     )?;
-    Ok((forgotten >= PURGE_BATCH).then_some(BREATH))
+    let copied = execute_counting(
+        "delete from braid.copied_version where ctid = any (array(select ctid from braid.copied_version where version_at < $1 limit 10000))",
+        &[before.into()],
+    )?;
+    execute_counting(
+        "delete from braid.copied_table where newest < $1",
+        &[before.into()],
+    )?;
+    Ok((forgotten >= PURGE_BATCH || copied >= PURGE_BATCH).then_some(BREATH))
 }
 
 /// Remove conflicts that are older than they are to be kept. When to look again.

@@ -25,6 +25,7 @@ mod server;
 mod slot;
 mod subscription;
 mod table_set;
+mod version;
 mod waiting;
 
 use std::ffi::CStr;

@@ -11,6 +11,7 @@ use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
+use super::copied;
 use super::deletion::session_origin;
 use super::history;
 use super::in_the_way::Way;
@@ -413,7 +414,9 @@ impl Session {
                 Stamp::Own => {
                     return batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) });
                 }
-                Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
+                // SAFETY: as below.
+                Stamp::Unversioned => return unsafe { copied::refine(plan, xid, slot) },
+                Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
             };
             // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
             // what that had not seen.

@@ -142,13 +142,45 @@ impl Session {
     }
 
     fn hash(&self, key: Key, values: &RowValues) -> Option<u64> {
+        self.hash_as(key, None, values)
+    }
+
+    /// The hash in this table, or in the one with another OID.
+    fn hash_as(&self, key: Key, seed: Option<u32>, values: &RowValues) -> Option<u64> {
         let target = self.targets.get(&key)?;
         let table = target.table.as_ref()?;
+        let seed = seed.unwrap_or(target.plan.oid.to_u32());
         // SAFETY: the table is open, and the values are of its columns.
         unsafe {
             let descriptor = (*table.relation).rd_att;
-            key_hash_of_values(&target.plan, descriptor, values)
+            key_hash_of_values(seed, &target.plan, descriptor, values)
         }
+    }
+
+    /// The hashes by which deletions of a row may be known: as it is here, and as it is where the table was copied from.
+    fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
+        let from = self
+            .targets
+            .get(&key)
+            .map(|target| &target.plan.copied_from);
+        let copied = from
+            .into_iter()
+            .flatten()
+            .filter_map(|from| from.hash(|table| self.hash_as(key, Some(table), values)));
+        self.hash(key, values).into_iter().chain(copied).collect()
+    }
+
+    /// The same of truncations of the table.
+    fn table_hashes(&self, key: Key) -> Vec<u64> {
+        let from = self
+            .targets
+            .get(&key)
+            .map(|target| &target.plan.copied_from);
+        let copied = from
+            .into_iter()
+            .flatten()
+            .filter_map(|from| from.hash(|table| Some(table_hash(table))));
+        std::iter::once(table_hash(key.1)).chain(copied).collect()
     }
 
     fn entomb(
@@ -196,11 +228,12 @@ impl Session {
         key: Key,
         mut rows: impl Iterator<Item = (&'a RowValues, i64)>,
     ) -> bool {
-        let table = table_hash(key.1);
+        let tables = self.table_hashes(key);
         rows.any(|(values, timestamp)| {
             let may = |hash| registry::may_have_tombstone(hash, timestamp);
             registry::may_have_tombstone_since(timestamp)
-                && (may(table) || self.hash(key, values).is_some_and(may))
+                && (tables.iter().copied().any(may)
+                    || self.hashes(key, values).into_iter().any(may))
         })
     }
 
@@ -221,9 +254,9 @@ impl Session {
         // Of another change any deletion counts that there may be.
         let since = if is_insert { timestamp } else { 1 };
         let mut newest = None;
-        for hash in [self.hash(key, values), Some(table_hash(key.1))]
-            .into_iter()
-            .flatten()
+        let hashes = self.hashes(key, values).into_iter();
+        for hash in hashes
+            .chain(self.table_hashes(key))
             .filter(|hash| registry::may_have_tombstone(*hash, since))
         {
             let deletion = newest_deletion(hash, Seen::Committed)?;

@@ -17,6 +17,7 @@ use pgrx::pg_sys;
 
 use super::change::{Key, Rows, refused, version};
 use super::constraint::Checked;
+use super::copied;
 use super::eviction::{Loser, to_leave_first};
 use super::key_hash::key_hash;
 use super::lookup::{Found, LockedRows, writer};
@@ -236,6 +237,11 @@ impl Session {
             return Ok(stamp);
         };
         // SAFETY: the slot holds a row of the table, which is open.
-        unsafe { batches.refine(writer(slot), stamp, || key_hash(&target.plan, slot)) }
+        unsafe {
+            if stamp == Stamp::Unversioned {
+                return copied::refine(&target.plan, writer(slot), slot);
+            }
+            batches.refine(writer(slot), stamp, || key_hash(&target.plan, slot))
+        }
     }
 }

@@ -16,12 +16,28 @@ pub fn table_hash(relation: u32) -> u64 {
     KeyHasher::new(u64::from(relation) | 1 << 32).finish()
 }
 
+/// Where hashes begin of rows that came from elsewhere: above all others.
+const COPIED_ROWS: u64 = 1 << 33;
+
 /// Hash of the row in `slot`: by its key's columns, by all where the table has no key.
 ///
 /// # Safety
 /// The slot holds a row of the table of `plan`, which is open.
 pub unsafe fn key_hash(plan: &LocalRelation, slot: *mut pg_sys::TupleTableSlot) -> u64 {
-    let mut hasher = KeyHasher::new(u64::from(plan.oid.to_u32()));
+    // SAFETY: as the caller says.
+    unsafe { key_hash_as(plan.oid.to_u32(), plan, slot) }
+}
+
+/// The same, as in the table with OID `seed`.
+///
+/// # Safety
+/// As [`key_hash`].
+pub unsafe fn key_hash_as(
+    seed: u32,
+    plan: &LocalRelation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> u64 {
+    let mut hasher = KeyHasher::new(u64::from(seed));
     // SAFETY: as the caller says; the columns' numbers are those of the table, and slots have its descriptor.
     unsafe {
         let descriptor = (*slot).tts_tupleDescriptor;
@@ -59,16 +75,27 @@ pub unsafe fn key_hash(plan: &LocalRelation, slot: *mut pg_sys::TupleTableSlot) 
     hasher.finish()
 }
 
-/// The same of the row that has these values. `None` where the table has no key, or the values lack some of it.
+/// What stands for a hash that comes from elsewhere, of a row that was copied into the table with this OID: other than all hashes that are
+/// computed here, as tables elsewhere may well have the OIDs of other tables here.
+#[must_use]
+pub fn copied_hash(relation: u32, hash: u64) -> u64 {
+    let mut hasher = KeyHasher::new(COPIED_ROWS);
+    hasher.word(u64::from(relation));
+    hasher.word(hash);
+    hasher.finish()
+}
+
+/// The same of the row that has these values, as in the table with OID `seed`. `None` where the table has no key, or the values lack some of it.
 ///
 /// # Safety
 /// The values are those of columns of the table of `plan`, whose descriptor this is.
 pub unsafe fn key_hash_of_values(
+    seed: u32,
     plan: &LocalRelation,
     descriptor: pg_sys::TupleDesc,
     values: &RowValues,
 ) -> Option<u64> {
-    let mut hasher = KeyHasher::new(u64::from(plan.oid.to_u32()));
+    let mut hasher = KeyHasher::new(u64::from(seed));
     for place in &plan.key.as_ref()?.columns {
         let position = usize::try_from(place.attribute - 1).ok()?;
         let value = values.get(position).copied().flatten().flatten()?;

@@ -9,6 +9,7 @@ use braid_gir::{ReplicaIdentity, Schema};
 use pgrx::pg_sys;
 
 use super::column_rules::{self, ColumnRules};
+use super::copied;
 use super::decode::ColumnDecoder;
 use super::rules;
 use crate::error::PgError;
@@ -121,6 +122,8 @@ pub struct LocalRelation {
     pub rules: Rules,
     /// What becomes of single columns.
     pub column_rules: ColumnRules,
+    /// From where rows were copied whose versions, or deletions, are remembered.
+    pub copied_from: Vec<copied::From>,
 }
 
 fn c_string(text: &str) -> Result<CString, PgError> {
@@ -273,6 +276,7 @@ impl LocalRelation {
                 defaults,
                 rules: rules.with_merged_rows(column_rules.were_set),
                 column_rules,
+                copied_from: copied::tables((*relation).rd_id)?,
             })
         }
     }

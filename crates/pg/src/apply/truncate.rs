@@ -125,7 +125,11 @@ impl Session {
                     ));
                 }
             }
-            let emptied = |oid| tables.iter().any(|table| (*table.relation).rd_id.to_u32() == oid);
+            let emptied = |oid| {
+                tables
+                    .iter()
+                    .any(|table| (*table.relation).rd_id.to_u32() == oid)
+            };
             self.unchecked.retain(|((_, oid), _)| !emptied(*oid));
             compat::execute_truncate(relations, relation_oids, logged, restart_identity);
             pg_sys::MemoryContextSwitchTo(before);

@@ -116,6 +116,19 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
     known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
 }
 
+/// Whether this transaction was an initial copy's.
+#[must_use]
+pub fn is_copied(xid: pg_sys::TransactionId) -> bool {
+    let mut timestamp = 0;
+    let mut origin: pg_sys::RepOriginId = 0;
+    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
+    unsafe {
+        xid.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
+            && pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
+            && origin == COPIED
+    }
+}
+
 /// Names of nodes by origin number, looked up once.
 #[derive(Debug)]
 pub struct OriginNames {

@@ -245,7 +245,7 @@ impl Target {
         Ok(())
     }
 
-    /// Fill the table from the provider. Ends with the process's own user again.
+    /// Fill the table from the provider. Ends with the process's own user again. The source comes back as it was, in its transaction.
     ///
     /// # Errors
     /// Those of the provider and of COPY; 42703 when a published column is missing here.
@@ -257,7 +257,7 @@ impl Target {
         run_as: Option<u32>,
         counters: Option<&'static TableEntry>,
         limiter: Limiter,
-    ) -> Result<Copied, PgError> {
+    ) -> Result<(Copied, Source), PgError> {
         let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
         // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
         unsafe {
@@ -294,14 +294,14 @@ impl Target {
                 rows = self.merge(&columns)?;
             }
             user.restore();
-            let copied = FEED
+            let feed = FEED
                 .with(|cell| cell.take())
-                .map(|feed| feed.copied)
-                .unwrap_or_default();
-            Ok(Copied {
+                .ok_or_else(|| PgError::new("XX000", "the copy has lost its source"))?;
+            let copied = Copied {
                 rows,
-                bytes: copied.bytes,
-            })
+                bytes: feed.copied.bytes,
+            };
+            Ok((copied, feed.source))
         }
     }
 

@@ -15,6 +15,7 @@
 mod coordinator;
 mod load;
 pub(crate) mod source;
+mod versions;
 mod worker;
 
 pub use coordinator::{Coordinator, Progress};

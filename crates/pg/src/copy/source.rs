@@ -27,6 +27,8 @@ pub struct Published {
     /// Rows for which one of these is true; all rows when there is none.
     filters: Vec<String>,
     partitioned: bool,
+    /// At the provider.
+    oid: u32,
     /// Rows that are not copied.
     own: Option<OwnRows>,
     /// A generated column is among the columns.
@@ -191,6 +193,7 @@ pub(crate) fn published(
             .collect(),
         filters,
         partitioned,
+        oid: oid.parse().unwrap_or(0),
         own,
         generated: columns
             .iter()
@@ -294,6 +297,40 @@ impl Published {
         )
     }
 
+    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key,
+    /// microseconds since then, node.
+    pub(crate) fn versions_command(&self, since: i64) -> String {
+        let rows = self.rows_clause();
+        let word = if rows.contains(" where ") {
+            "and"
+        } else {
+            "where"
+        };
+        format!(
+            "copy (select v.key_hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
+             from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows} {word} \
+             pg_xact_commit_timestamp({table}.xmin) >= to_timestamp({since})) as r, \
+             lateral braid.row_version(r.tableoid, r.ctid) as v where v.key_hash is not null) to stdout (encoding 'UTF8')",
+            table = self.qualified(),
+        )
+    }
+
+    /// The same for what was deleted: hash of the key, microseconds, node.
+    pub(crate) fn deletions_command(&self, since: i64) -> String {
+        format!(
+            "copy (select key_hash, deleted_at, node from braid.copied_deletions({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
+            self.oid
+        )
+    }
+
+    /// The query for the tables by whose OIDs the provider knows the keys of these rows.
+    pub(crate) fn tables_query(&self) -> String {
+        format!(
+            "select {oid}::oid union select relid from pg_partition_tree({oid})",
+            oid = self.oid
+        )
+    }
+
     fn qualified(&self) -> String {
         format!(
             "{}.{}",
@@ -370,6 +407,7 @@ mod tests {
             columns: vec!["a".to_owned(), "B".to_owned()],
             filters: Vec::new(),
             partitioned: false,
+            oid: 16384,
             own: None,
             generated: false,
             rows: None,

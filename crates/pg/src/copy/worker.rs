@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 
 use super::load::{self, Copied, Filling, Purpose, Target};
 use super::source::{OwnRows, Published, Source};
-use super::{is_permanent, try_lock};
+use super::{is_permanent, try_lock, versions};
 use crate::apply::COPIED;
 use crate::error::{self, PgError};
 use crate::rate_limit::Limiter;
@@ -161,7 +161,9 @@ fn run(task: &Task) -> Result<(), PgError> {
             .run_as_owner
             .then_some(start.subscription.owner);
         let limiter = Limiter::new(task.subscription);
-        let copied = target.fill(source, &published, filling, run_as, counters, limiter)?;
+        let (copied, mut source) =
+            target.fill(source, &published, filling, run_as, counters, limiter)?;
+        versions::bring_along(task, &published, &mut source)?;
         // Beside what is here, what was recorded with the first attempt's position stays.
         let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
         finish(task, (lsn, snapshot), copied)

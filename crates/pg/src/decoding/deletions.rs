@@ -198,11 +198,22 @@ unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
 /// # Safety
 /// As `Deletions::key`.
 unsafe fn key_of(relation: pg_sys::Relation, oid: pg_sys::Oid) -> Option<Vec<i16>> {
-    // SAFETY: as the caller says; the index is open while it is read.
+    // SAFETY: as the caller says.
     unsafe {
         if !is_wanted(relation, oid) {
             return None;
         }
+        identity_columns(relation)
+    }
+}
+
+/// The columns of the key that identifies a table's rows, in the key's order: that of the replica identity, or else the primary key.
+///
+/// # Safety
+/// The relation is open.
+pub(crate) unsafe fn identity_columns(relation: pg_sys::Relation) -> Option<Vec<i16>> {
+    // SAFETY: as the caller says; the index is open while it is read.
+    unsafe {
         let replica = pg_sys::RelationGetReplicaIndex(relation);
         let index = if replica == pg_sys::InvalidOid {
             compat::primary_key_index(relation)

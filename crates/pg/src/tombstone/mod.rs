@@ -8,6 +8,8 @@
 //! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
 //! [`registry::TOMBSTONE_GROUPS`] groups of keys, the newest deletion of any of them: what is newer than that meets none.
 //!
+//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of the same form ([`store_copied`]).
+//!
 //! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when nothing older can arrive any more
 //! (`manager.rs`).
 
@@ -60,9 +62,34 @@ fn lock(mode: u32) -> i32 {
     i32::try_from(mode).unwrap_or(1)
 }
 
-fn table() -> Result<pg_sys::Oid, PgError> {
-    find_table("braid", "tombstone")?.ok_or_else(|| {
-        PgError::new("42P01", "table braid.tombstone does not exist")
+/// What is known by the hash of a row's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// `braid.tombstone`.
+    Deletions,
+    /// `braid.copied_version`.
+    Copies,
+}
+
+impl Known {
+    fn table(self) -> Result<pg_sys::Oid, PgError> {
+        match self {
+            Self::Deletions => relation("tombstone"),
+            Self::Copies => relation("copied_version"),
+        }
+    }
+
+    fn index(self) -> Result<pg_sys::Oid, PgError> {
+        match self {
+            Self::Deletions => relation("tombstone_key_hash"),
+            Self::Copies => relation("copied_version_key_hash"),
+        }
+    }
+}
+
+fn relation(name: &str) -> Result<pg_sys::Oid, PgError> {
+    find_table("braid", name)?.ok_or_else(|| {
+        PgError::new("42P01", format!("braid.{name} does not exist"))
             .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
     })
 }
@@ -84,7 +111,19 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
         };
         registry::raise_tombstone(tombstone.hash, newest);
     }
-    let oid = table()?;
+    write(Known::Deletions, tombstones)
+}
+
+/// Write down the versions of rows that a copy has brought. In the transaction of the copy.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store_copied(rows: &[Tombstone]) -> Result<(), PgError> {
+    write(Known::Copies, rows)
+}
+
+fn write(known: Known, tombstones: &[Tombstone]) -> Result<(), PgError> {
+    let oid = known.table()?;
     // SAFETY: in a transaction; the values have the types of the table's columns.
     unsafe {
         let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
@@ -144,12 +183,23 @@ pub fn settle() -> Result<(), PgError> {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    let Some(index) = find_table("braid", "tombstone_key_hash")? else {
-        return Err(PgError::new(
-            "42P01",
-            "index braid.tombstone_key_hash does not exist",
-        ));
-    };
+    newest(Known::Deletions, hash, seen)
+}
+
+/// The version with which a copy has brought the row with this hash: its time and origin.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_copied(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    newest(Known::Copies, hash, Seen::Committed)
+}
+
+fn newest(
+    known: Known,
+    hash: u64,
+    seen: Seen,
+) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    let index = known.index()?;
     let mut key = pg_sys::ScanKeyData::default();
     // SAFETY: fills in the entry.
     unsafe {
@@ -162,7 +212,7 @@ pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>,
         );
     }
     let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
-    each(Some((index, key)), seen, |tombstone| {
+    each(known, Some((index, key)), seen, |tombstone| {
         if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
             newest = Some((tombstone.timestamp, tombstone.origin));
         }
@@ -175,7 +225,7 @@ pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>,
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn load() -> Result<(), PgError> {
-    each(None, Seen::Committed, |tombstone| {
+    each(Known::Deletions, None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
         registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
     })?;
@@ -185,11 +235,12 @@ pub fn load() -> Result<(), PgError> {
 
 /// Look at all tombstones, or, with an index and its key, at those that it finds.
 fn each(
+    known: Known,
     by: Option<(pg_sys::Oid, pg_sys::ScanKeyData)>,
     seen: Seen,
     mut look: impl FnMut(Tombstone),
 ) -> Result<(), PgError> {
-    let oid = table()?;
+    let oid = known.table()?;
     let has_key = by.is_some();
     let (index, mut key) = by.unwrap_or_default();
     // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
