@@ -25,8 +25,8 @@ def level(series, since, at_most):
     return next((moment - since for moment, *lags in series if moment >= since and max(lags) <= at_most), None)
 
 
-# A lag that grows by less from the second third of the time to the last is none that grows: systems that work in rounds differ by one.
-GROWTH, SLACK = 1.25, 0.5
+# A lag that grows by less from the second third of the time to the last is none that grows: in systems that work in rounds it goes up and down.
+GROWTH = 1.0
 BOUND = 5.0
 
 
@@ -45,7 +45,7 @@ def verdict(series, began, ended, reached, rate):
     if max(last) > BOUND:
         return f"{max(last):.1f} s behind"
     before, after = sum(middle) / len(middle), sum(last) / len(last)
-    if after > GROWTH * before + SLACK:
+    if after > before + GROWTH:
         return f"falls behind: {before:.1f} s, then {after:.1f} s"
     return ""
 

@@ -55,7 +55,7 @@ class Reconciliation(unittest.TestCase):
 
         self.assertEqual(judged(lambda t: 0.2), "")
         self.assertEqual(judged(lambda t: t % 3), "")
-        self.assertIn("falls behind", judged(lambda t: t / 10))
+        self.assertIn("falls behind", judged(lambda t: t / 7))
         self.assertIn("s behind", judged(lambda t: t))
         self.assertIn("85/s", judged(lambda t: 0.2, (100, 85)))
         self.assertEqual(judged(lambda t: 0.2, (100, 94)), "")
