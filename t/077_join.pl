@@ -119,11 +119,12 @@ $lima->safe_psql('postgres', q[
 	create table part (place int, id int, n int not null, primary key (id, place));
 	create table hot (k int primary key, n int not null, who text);
 ]);
+# The slots come first: from there on nothing is lost. Nothing is applied until the copy is there.
 my @disabled;
 for my $other ($paris, $oslo)
 {
-	push @disabled, subscribe($lima, $other, copy_data => 'false');
-	$lima->safe_psql('postgres', "select braid.disable_subscription('$disabled[-1]')");
+	$other->safe_psql('postgres', q[select pg_create_logical_replication_slot('lima_joins', 'braid')]);
+	push @disabled, subscribe($lima, $other, copy_data => 'false', create_slot => 'false', slot_name => q['lima_joins'], enabled => 'false', wait => 0);
 }
 subscribe($_, $lima, copy_data => 'false') for @old;
 # What they had committed before their slots is in the copy: tokyo has it by then.

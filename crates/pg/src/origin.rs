@@ -86,6 +86,10 @@ pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> 
         return Ok(*origin);
     }
     execute("lock table braid.origin in share row exclusive mode", &[])?;
+    // Somebody may have made it while this transaction waited for the lock.
+    if let Some(origin) = find()?.first() {
+        return Ok(*origin);
+    }
     let left = rows_written(
         "update braid.origin set source_name = $1::name where origin_id = (select origin_id from braid.origin \
          where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
