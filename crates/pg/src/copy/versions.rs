@@ -14,7 +14,6 @@ use super::worker::Task;
 use crate::apply::{EPOCH_DIFFERENCE, copied_hash};
 use crate::error::PgError;
 use crate::latch;
-use crate::libpq::{CopyData, CopyMessage};
 use crate::manager::{MARGIN_MICROS, arrived};
 use crate::origin;
 use crate::registry;
@@ -159,7 +158,7 @@ fn receive(
 ) -> Result<i64, PgError> {
     let mut piece = Vec::with_capacity(PIECE);
     let mut newest = 0;
-    while let Some(message) = next(source)? {
+    while let Some(message) = source.connection.copy_data()? {
         for line in message.split(|byte| *byte == b'\n') {
             if line.is_empty() {
                 continue;
@@ -182,21 +181,6 @@ fn receive(
     }
     store(&piece)?;
     Ok(newest)
-}
-
-fn next(source: &mut Source) -> Result<Option<CopyMessage>, PgError> {
-    loop {
-        match source.connection.try_copy_data()? {
-            CopyData::Message(message) => return Ok(Some(message)),
-            CopyData::End => return Ok(None),
-            CopyData::Pending => {
-                if let Some(message) = source.connection.copy_data()? {
-                    return Ok(Some(message));
-                }
-                return Ok(None);
-            }
-        }
-    }
 }
 
 /// A line of COPY's text form: hash, microseconds, name of a node.
