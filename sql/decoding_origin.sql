@@ -48,6 +48,17 @@ from pg_logical_slot_peek_binary_changes('dec_origin', null, null, 'proto_versio
 -- An origin that is gone by now is still known at its time.
 select pg_replication_origin_drop('braid/tokyo/1');
 select records('dec_origin', 'dec_origin', 'origin', 'any');
+-- One that the very transaction has made is known, and so is what follows it.
+begin;
+select pg_replication_origin_create('braid/lima/1') > 0;
+select pg_replication_origin_session_setup('braid/lima/1');
+select pg_replication_origin_xact_setup('AA/22', '2020-01-01 00:00:00+00');
+insert into t values (60, 'lima');
+commit;
+select pg_replication_origin_session_reset();
+call write_as('braid/lima/1', 61);
+select records('dec_origin', 'dec_origin', 'origin', 'any');
+select pg_replication_origin_drop('braid/lima/1');
 select pg_replication_origin_drop('braid/tokyo/x');
 select pg_replication_origin_drop('elsewhere');
 

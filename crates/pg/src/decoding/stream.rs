@@ -267,8 +267,10 @@ impl Stream {
         // SAFETY: as the caller says; the name is in the scratch memory.
         let name = self.tools.scratch.run(|| unsafe {
             let mut name = std::ptr::null_mut();
-            pg_sys::replorigin_by_oid(origin, true, &raw mut name);
-            names::from_server(name)
+            if pg_sys::replorigin_by_oid(origin, true, &raw mut name) {
+                return names::from_server(name);
+            }
+            origin_of_any_time(origin).unwrap_or_default()
         });
         self.origins.insert(origin, name.clone());
         name
@@ -905,4 +907,57 @@ fn announce(
     shape: &Shape,
 ) -> SchemaNumber {
     *number.get_or_insert_with(|| or_raise(book.announce(shape, outbox.writer())))
+}
+
+/// Name of a replication origin that the historic snapshot does not show: the transaction in hand has made it, as the first one of a source of
+/// `braid.ingest` does. What came from elsewhere must not go out as this node's own.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn origin_of_any_time(origin: pg_sys::RepOriginId) -> Option<String> {
+    let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+    let mut found = None;
+    // SAFETY: the catalog has two columns, number and name; each row is read before the next one, and the scan ends before the
+    // catalog is closed.
+    unsafe {
+        let relation = pg_sys::table_open(pg_sys::ReplicationOriginRelationId, lock);
+        let scan = pg_sys::systable_beginscan(
+            relation,
+            pg_sys::InvalidOid,
+            false,
+            &raw mut pg_sys::SnapshotAnyData,
+            0,
+            std::ptr::null_mut(),
+        );
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            let mut values = [pg_sys::Datum::null(); 2];
+            let mut nulls = [true; 2];
+            pg_sys::heap_deform_tuple(
+                tuple,
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            let [number, name] = values;
+            if number.value() & 0xFFFF_FFFF != usize::from(origin) {
+                continue;
+            }
+            // The number of one that was dropped may have been given anew: what is not deleted counts, else what came last.
+            let infomask = u32::from((*(*tuple).t_data).t_infomask);
+            let is_live = infomask & pg_sys::HEAP_XMAX_INVALID != 0;
+            found = Some(names::from_server(pg_sys::text_to_cstring(
+                name.cast_mut_ptr(),
+            )));
+            if is_live {
+                break;
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(relation, lock);
+    }
+    found
 }
