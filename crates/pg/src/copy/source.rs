@@ -300,18 +300,13 @@ impl Published {
     /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key,
     /// microseconds since then, node.
     pub(crate) fn versions_command(&self, since: i64) -> String {
-        let rows = self.rows_clause();
-        let word = if rows.contains(" where ") {
-            "and"
-        } else {
-            "where"
-        };
+        let table = self.qualified();
+        let lately = format!("pg_xact_commit_timestamp({table}.xmin) >= to_timestamp({since})");
+        let rows = self.rows_clause_with(Some(lately));
         format!(
             "copy (select v.key_hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
-             from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows} {word} \
-             pg_xact_commit_timestamp({table}.xmin) >= to_timestamp({since})) as r, \
-             lateral braid.row_version(r.tableoid, r.ctid) as v where v.key_hash is not null) to stdout (encoding 'UTF8')",
-            table = self.qualified(),
+             from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows}) as r, \
+             lateral braid.row_version(r.tableoid, r.ctid) as v where v.key_hash is not null) to stdout (encoding 'UTF8')"
         )
     }
 
@@ -356,6 +351,11 @@ impl Published {
 
     /// FROM and WHERE.
     fn rows_clause(&self) -> String {
+        self.rows_clause_with(None)
+    }
+
+    /// The same, with one condition more.
+    fn rows_clause_with(&self, more: Option<String>) -> String {
         // Tables that inherit from an ordinary table are published, and copied, on their own.
         let only = if self.partitioned { "" } else { "only " };
         let published = self.filter();
@@ -363,7 +363,7 @@ impl Published {
             .own
             .as_ref()
             .map(|own| own.condition(&self.qualified()));
-        let conditions: Vec<String> = published.into_iter().chain(foreign).collect();
+        let conditions: Vec<String> = published.into_iter().chain(foreign).chain(more).collect();
         let condition = if conditions.is_empty() { "" } else { " where " };
         format!(
             "from {only}{}{condition}{}",
@@ -438,6 +438,21 @@ mod tests {
             published.command(&published.columns, "UTF8"),
             r#"copy (select "a", "B" from "public"."odd ""one""") to stdout (encoding 'UTF8')"#
         );
+    }
+
+    #[test]
+    fn versions_are_those_of_the_rows_that_are_copied() {
+        let mut published = published();
+        published.name = "a where b".to_owned();
+        let command = published.versions_command(7);
+        assert!(command.contains(
+            r#"from only "public"."a where b" where pg_xact_commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+        ));
+        published.filters = vec!["a > 1".to_owned()];
+        let command = published.versions_command(7);
+        assert!(command.contains(
+            r#"where ((a > 1)) and pg_xact_commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+        ));
     }
 
     #[test]
