@@ -17,7 +17,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(kill_seed ledger_tables start_load start_loop stop_load kill_one kill_processes goes_on each_once kill_in_mode);
+our @EXPORT = qw(kill_seed ledger_tables start_load start_loop hold_up stop_load kill_one kill_processes goes_on each_once kill_in_mode);
 
 my %script = (
 	small => q[
@@ -112,6 +112,15 @@ sub start_load
 		PostgreSQL::Test::Utils::append_to_file($file, $script{$text} // $text);
 		start_loop(sprintf 'pgbench -n %s -T 1 --max-tries=1000 -h %s -p %s -f %s postgres', $arguments, $node->host, $node->port, $file);
 	}
+	return;
+}
+
+# A session of the subscriber that holds up some of the transactions for a while, so that others get ahead of them where they may; SELECT .. FOR
+# UPDATE leaves no trace in the data.
+sub hold_up
+{
+	my ($node) = @_;
+	start_load($node, "\\set k random(1, 40)\nbegin;\nselect from counter where k = :k for update;\n\\sleep 150 ms\ncommit;\n" => '-c 1');
 	return;
 }
 
@@ -217,8 +226,7 @@ sub kill_in_mode
 	ledger_tables($tokyo, $paris);
 	my $name = subscribe($paris, $tokyo, apply_mode => "'$mode'", commit_order => "'$order'", %opt);
 	start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');
-	# A session of the subscriber that holds up some of the transactions for a while; SELECT .. FOR UPDATE leaves no trace in the data.
-	start_load($paris, "\\set k random(1, 40)\nbegin;\nselect from counter where k = :k for update;\n\\sleep 150 ms\ncommit;\n" => '-c 1') if $relaxed;
+	hold_up($paris) if $relaxed;
 
 	my $label = "$mode, $order";
 	my $killed = kill_processes($label, between => [ $tokyo, $paris ], seconds => $ENV{BRAID_TEST_SECONDS} // 60);
@@ -228,9 +236,8 @@ sub kill_in_mode
 	stop_load();
 	caught_up($paris, $tokyo);
 	my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
-	note("$ahead leaders started with transactions ahead of the mark");
 	# What is joined shares keys with most of what follows, so little gets ahead of it.
-	cmp_ok($ahead, '>', 0, 'some transactions were ahead of the mark when it happened') if $relaxed && $mode eq 'parallel';
+	cmp_ok($ahead, '>', 2, "$ahead leaders started with transactions ahead of the mark") if $relaxed && $mode eq 'parallel';
 	each_once([ $tokyo, $paris ]);
 	return;
 }
