@@ -19,6 +19,7 @@ my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_siz
 ledger_tables($tokyo, $paris);
 my $name = subscribe($paris, $tokyo);
 start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');
+hold_up($paris);
 for (@modes)
 {
 	my ($mode, $order) = @$_;

@@ -58,13 +58,7 @@ for my $mode (@modes)
 		}
 		my $kind = $kinds[ $round % @kinds ];
 		note("$mode: kill -9 $kind, " . ((attempt($paris, "select count(*) filter (where state = 'failed') || ' failed, ' || count(*) || ' parked' from braid.parked_transactions"))[1]));
-		if ($kind eq 'postmaster')
-		{
-			$paris->kill9;
-			restart_crashed($paris);
-		}
-		elsif (my @pids = wait_for_worker($paris, $kind)) { kill 9, $pids[ int rand @pids ] }
-		else { $missing++ }
+		kill_one($paris, $kind) or $missing++;
 		$retry->finish if $retry;
 		wait_until(sub { (attempt($paris, $forbid))[0] == 0 || (attempt($paris, "select 1 from pg_constraint where conname = 'forbidden'"))[1] eq '1' }, 30) or die 'no constraint';
 	}

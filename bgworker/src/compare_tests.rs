@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use proptest::prelude::*;
 
@@ -20,10 +21,9 @@ fn read(rows: &Rows, range: &Range, limit: u64) -> Sum {
         .filter(|(key, _)| upto.is_none_or(|upto| *key <= upto))
         .take(usize::try_from(limit).unwrap_or(usize::MAX))
         .collect();
-    let hash: u64 = found
-        .iter()
-        .map(|(key, value)| u64::from(*key) * 1_000_003 + u64::from(*value))
-        .sum();
+    let hash = found.iter().fold(0, |sum: u64, row| {
+        sum.wrapping_add(BuildHasherDefault::<DefaultHasher>::default().hash_one(row))
+    });
     Sum {
         rows: found.len() as u64,
         hash: hash.to_string(),

@@ -17,7 +17,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(kill_seed ledger_tables start_load start_loop stop_load kill_processes goes_on each_once kill_in_mode);
+our @EXPORT = qw(kill_seed ledger_tables start_load start_loop hold_up stop_load kill_one kill_processes goes_on each_once kill_in_mode);
 
 my %script = (
 	small => q[
@@ -63,7 +63,7 @@ commit;
 ],
 );
 
-my $dir;
+my $dir = PostgreSQL::Test::Utils::tempdir();
 my @loops;
 
 # The seed of what is chosen at random, told to whom wants to repeat it.
@@ -98,7 +98,6 @@ sub ledger_tables
 sub start_loop
 {
 	my ($command) = @_;
-	$dir //= PostgreSQL::Test::Utils::tempdir();
 	push @loops, IPC::Run::start([ 'sh', '-c', "while [ ! -e $dir/stop ]; do $command; sleep 0.05; done" ], '<', \undef, '>', '/dev/null', '2>', '/dev/null');
 	return;
 }
@@ -107,13 +106,21 @@ sub start_loop
 sub start_load
 {
 	my ($node, @scripts) = @_;
-	$dir //= PostgreSQL::Test::Utils::tempdir();
 	while (my ($text, $arguments) = splice @scripts, 0, 2)
 	{
 		my $file = "$dir/" . scalar(@loops) . '.sql';
 		PostgreSQL::Test::Utils::append_to_file($file, $script{$text} // $text);
 		start_loop(sprintf 'pgbench -n %s -T 1 --max-tries=1000 -h %s -p %s -f %s postgres', $arguments, $node->host, $node->port, $file);
 	}
+	return;
+}
+
+# A session of the subscriber that holds up some of the transactions for a while, so that others get ahead of them where they may; SELECT .. FOR
+# UPDATE leaves no trace in the data.
+sub hold_up
+{
+	my ($node) = @_;
+	start_load($node, "\\set k random(1, 40)\nbegin;\nselect from counter where k = :k for update;\n\\sleep 150 ms\ncommit;\n" => '-c 1');
 	return;
 }
 
@@ -133,9 +140,25 @@ END
 	$? = $status;
 }
 
+# kill -9 of a process of this kind, or of the postmaster, which is started again. False when there is none within 20 seconds.
+sub kill_one
+{
+	my ($node, $kind) = @_;
+	if ($kind eq 'postmaster')
+	{
+		$node->kill9;
+		restart_crashed($node);
+		return 1;
+	}
+	my @pids = wait_for_worker($node, $kind) or return 0;
+	my $pid = $pids[ int rand @pids ];
+	note("process $pid");
+	kill 9, $pid;
+	return 1;
+}
+
 # kill -9 of one process after the other: so many `rounds`, or for so many `seconds`. `kinds` are pairs of a node and a kind of
 # process, or 'postmaster', of either by default; each comes as often as it is there, in random order. Returns how many were killed.
-
 sub kill_processes
 {
 	my ($label, %opt) = @_;
@@ -152,20 +175,8 @@ sub kill_processes
 		sleep 0.2 + rand 0.8;
 		@next = shuffle @$kinds if !@next;
 		my ($node, $kind) = @{ shift @next };
-		if ($kind eq 'postmaster')
-		{
-			note("$label: kill -9 the postmaster of " . $node->name);
-			$node->kill9;
-			restart_crashed($node);
-		}
-		else
-		{
-			my @pids = wait_for_worker($node, $kind);
-			if (!@pids) { diag("no $kind on " . $node->name . " within 20 s"); $missed++; next; }
-			my $pid = $pids[ int rand @pids ];
-			note("$label: kill -9 $kind $pid of " . $node->name);
-			kill 9, $pid;
-		}
+		note("$label: kill -9 $kind of " . $node->name);
+		if (!kill_one($node, $kind)) { diag("no $kind on " . $node->name . " within 20 s"); $missed++; next; }
 		$killed{"$kind of " . $node->name}++;
 	}
 	is($missed, 0, "every kind of process came back each time, $label");
@@ -215,8 +226,7 @@ sub kill_in_mode
 	ledger_tables($tokyo, $paris);
 	my $name = subscribe($paris, $tokyo, apply_mode => "'$mode'", commit_order => "'$order'", %opt);
 	start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');
-	# A session of the subscriber that holds up some of the transactions for a while; SELECT .. FOR UPDATE leaves no trace in the data.
-	start_load($paris, "\\set k random(1, 40)\nbegin;\nselect from counter where k = :k for update;\n\\sleep 150 ms\ncommit;\n" => '-c 1') if $relaxed;
+	hold_up($paris) if $relaxed;
 
 	my $label = "$mode, $order";
 	my $killed = kill_processes($label, between => [ $tokyo, $paris ], seconds => $ENV{BRAID_TEST_SECONDS} // 60);
@@ -226,9 +236,8 @@ sub kill_in_mode
 	stop_load();
 	caught_up($paris, $tokyo);
 	my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
-	note("$ahead leaders started with transactions ahead of the mark");
 	# What is joined shares keys with most of what follows, so little gets ahead of it.
-	cmp_ok($ahead, '>', 0, 'some transactions were ahead of the mark when it happened') if $relaxed && $mode eq 'parallel';
+	cmp_ok($ahead, '>', 2, "$ahead leaders started with transactions ahead of the mark") if $relaxed && $mode eq 'parallel';
 	each_once([ $tokyo, $paris ]);
 	return;
 }
