@@ -11,11 +11,12 @@ set braid.max_clock_wait = 0;
 set timezone = 'Asia/Tokyo';
 set datestyle = 'German';
 create schema shop;
--- A record of table shop.T at a time, as of a node: columns and their types, the row before, the row after.
+-- A record of table shop.T at a time, without one later than all before, as of a node: columns and their types, the row before, the row after.
 create sequence position;
-create function put(operation text, tab text, columns jsonb, after jsonb, at text default '2099-01-01T00:00:00Z') returns void language sql as $$
+create function put(operation text, tab text, columns jsonb, after jsonb, at text default null) returns void language sql as $$
   select braid.ingest(jsonb_strip_nulls(jsonb_build_object('operation', operation,
-    'transaction', jsonb_build_object('lsn', ('0/0'::pg_lsn + nextval('position'))::text, 'commit_time', at),
+    'transaction', jsonb_build_object('lsn', ('0/0'::pg_lsn + nextval('position'))::text,
+      'commit_time', coalesce(at, 2099 + currval('position') || '-01-01T00:00:00Z')),
     'schema', jsonb_build_object('namespace', 'shop', 'table', tab, 'columns', columns))
     || case operation when 'delete' then jsonb_build_object('before', after, 'before_kind', 'key') else jsonb_build_object('after', after) end), 'paris') $$;
 create view latest as select * from braid.conflict_history where conflict_id = (select max(conflict_id) from braid.conflict_record);
@@ -49,7 +50,7 @@ select t::text = :'before' as whole from shop.kinds t;
 
 -- Each way to lose. The row that is here loses an update, an insert, and to a delete.
 create table shop.t (id int primary key, v text);
-create function put(operation text, after jsonb, at text default '2099-01-01T00:00:00Z') returns void language sql as $$
+create function put(operation text, after jsonb, at text default null) returns void language sql as $$
   select put(operation, 't', '[{"name": "id", "type": "int4", "identity": true}, {"name": "v", "type": "text"}]', after, at) $$;
 insert into shop.t select i, 'own' from generate_series(1, 12) i;
 select put('update', '{"id": 1, "v": "theirs"}');
@@ -86,10 +87,11 @@ select * from braid.restore_conflict(null);
 -- A new key: the row is where the winner is.
 update shop.t set v = 'own' where id = 8;
 create function move(old int, new int, v text, at text) returns void language sql as $$
-  select braid.ingest(jsonb_build_object('operation', 'update', 'transaction', jsonb_build_object('lsn', ('0/0'::pg_lsn + nextval('position'))::text, 'commit_time', at),
+  select braid.ingest(jsonb_build_object('operation', 'update', 'transaction', jsonb_build_object('lsn', ('0/0'::pg_lsn + nextval('position'))::text,
+      'commit_time', coalesce(at, 2099 + currval('position') || '-01-01T00:00:00Z')),
     'schema', jsonb_build_object('namespace', 'shop', 'table', 't', 'columns', '[{"name": "id", "type": "int4", "identity": true}, {"name": "v", "type": "text"}]'::jsonb),
     'before', jsonb_build_object('id', old), 'before_kind', 'key', 'after', jsonb_build_object('id', new, 'v', v)), 'paris') $$;
-select move(8, 80, 'theirs', '2099-01-01T00:00:00Z');
+select move(8, 80, 'theirs', null);
 select * from restore();
 -- Each key is decided by itself: nothing is to be put back.
 select move(9, 90, 'theirs', '2000-01-01T00:00:00Z');

@@ -98,7 +98,9 @@ is($paris->safe_psql('postgres', q[select exceeded, behind > '2 h' from braid.cl
 like($err, qr/ERROR:  this node's clock is \d+ ms behind/, 'or they fail');
 is($paris->safe_psql('postgres', 'select v from item where id = 9'), 'paris', 'and nothing is written');
 ($status, $out, $err) = $paris->psql('postgres', q[set braid.max_clock_wait = 0; set braid.clock_behind_action = error; update item set v = 'yes' where id = 9]);
-is("$status $err", '0 ', 'with 0 nothing is looked at');
+is("$status $err", '0 ', 'with 0 nothing waits and nothing fails');
+cmp_ok($paris->safe_psql('postgres', q[select extract(epoch from braid.commit_timestamp(i.xmin) - s.xmin_at) from item i, (select pg_xact_commit_timestamp(xmin) as xmin_at from item where id = 8) s where i.id = 9]),
+	'>', 0, 'but its version is newer than what was seen');
 ($status, $out, $err) = $paris->psql('other', 'insert into t values (2)');
 is("$status $err", '0 ', 'another database has a clock of its own');
 # Braid's own work goes on.

@@ -158,6 +158,17 @@ alter table braid.batch alter column versions set storage external;
 alter table braid.batch alter column merged set storage external;
 comment on table braid.batch is 'true row versions of transactions that were applied as one';
 
+-- Transactions of this node whose version is not the time of their commit, as the clock was behind what they may have seen: "xid" with its epoch, "committed_at" the version,
+-- microseconds since 1970-01-01 UTC. Under 0: up to where changes from elsewhere have come, where that is ahead of the clock. Purged when
+-- nothing older can arrive any more, and no slot needs it.
+create table braid.local_version (
+    xid bigint not null,
+    committed_at bigint not null
+);
+create index local_version_xid on braid.local_version (xid);
+alter table braid.local_version replica identity full;
+comment on table braid.local_version is 'versions of transactions of this node, where the clock was behind what they may have seen';
+
 -- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
 -- microseconds since 1970-01-01 UTC (0: the time at which the transaction that wrote the row has committed here, which was prepared),
 -- "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
@@ -509,7 +520,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -1043,6 +1054,11 @@ create function braid.row_version("relation" oid, "row" tid) returns table (key_
     language c stable strict parallel restricted rows 1 set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'row_version_wrapper';
 comment on function braid.row_version is 'the version of a row, given its tableoid and ctid: when and at which node it was last written';
+
+create function braid.commit_timestamp(xid) returns timestamptz
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'commit_timestamp_wrapper';
+comment on function braid.commit_timestamp is 'the version of what a transaction wrote: its commit timestamp, but where this node''s clock was behind';
 
 -- What another node asks for that copies a table from here.
 create function braid.copied_deletions("relation" oid, since timestamptz, out key_hash bigint, out deleted_at bigint, out node name) returns setof record
@@ -1778,6 +1794,7 @@ grant execute on function
     braid.skew_activity,
     braid.deletion_activity,
     braid.row_version,
+    braid.commit_timestamp,
     braid.copied_deletions,
     braid.parked_records,
     braid.compare_activity

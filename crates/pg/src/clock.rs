@@ -8,20 +8,25 @@
 //! then too.
 //!
 //! Where there is nothing to wait for, this costs a few loads. Locks are held while it waits; so it does not where the limit would not
-//! suffice, and says so instead.
+//! suffice: then the transaction gets a version of its own, right after the newest one (`local_version.rs`). So versions grow whatever
+//! clocks do, like those of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
+use std::ops::{ControlFlow, Range};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
+use crate::apply::find_table;
 use crate::error::PgError;
 use crate::latch;
+use crate::local_version;
 use crate::registry::{self, ManagerEntry};
 use crate::settings::{self, BehindAction};
-use crate::subscription::rows;
+use crate::table_scan::{self, Sees, low};
 use crate::wait::Wait;
 
 /// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
@@ -29,11 +34,19 @@ use crate::wait::Wait;
 const GRAIN: i64 = 1000;
 /// So many transactions are looked at when the server has started.
 const REMEMBERED: u64 = 1000;
+/// What is further ahead of this node's clock is remembered otherwise: more microseconds than commits wait, within these.
+const FAR: Range<i64> = 100_000..1_000_000;
+/// Columns of `braid.origin`.
+const ORIGIN_COLUMNS: usize = 5;
 /// Microseconds between two warnings, in all sessions of a database.
 const WARNING_INTERVAL: i64 = 10_000_000;
 
 /// This process writes for Braid itself: nothing that users' rows depend on.
 static EXEMPT: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// This process has looked whether its database has the extension, when nobody had told.
+    static LOOKED_FOR_EXTENSION: Cell<bool> = const { Cell::new(false) };
+}
 static PREVIOUS_UTILITY: OnceLock<pg_sys::ProcessUtility_hook_type> = OnceLock::new();
 
 /// Start watching commits. Called once, while the postmaster loads its libraries: every session inherits it.
@@ -47,70 +60,107 @@ pub fn install() {
     }
 }
 
-/// Commits of this process do not wait, but where it says so with [`wait_until_past`].
+/// Commits of this process do not wait, but where it says so with [`before_own_commit`].
 pub fn exempt_this_process() {
     EXEMPT.store(true, Ordering::Relaxed);
 }
 
-/// A change of this timestamp (TimestampTz) is about to become visible here.
+/// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if it has one of this process's.
 pub fn seen(timestamp: i64) {
-    if let Some(entry) = registry::my_manager() {
-        entry.newest.fetch_max(timestamp, Ordering::AcqRel);
+    let Some(entry) = registry::my_manager() else {
+        return;
+    };
+    entry.newest.fetch_max(timestamp, Ordering::AcqRel);
+    let ahead = timestamp.saturating_sub(registry::now());
+    if ahead <= FAR.start {
+        return;
+    }
+    let limit = settings::max_clock_wait().map_or(0, |limit| limit.as_micros());
+    let far = i64::try_from(limit).map_or(FAR.end, |limit| limit.clamp(FAR.start, FAR.end));
+    // SAFETY: reads a variable of the process.
+    if ahead > far && unsafe { pg_sys::IsTransactionState() } {
+        local_version::mark(timestamp);
     }
 }
 
-/// The server has started, and its clock may have been set meanwhile: the newest of the last transactions counts as seen. Those that were
-/// applied are known by their origins, which belong to this database; what was written here may have been so in another
-/// one, so it counts only where the clock will be past it soon. To be called in a transaction.
+/// The server has started, and its clock may have been set meanwhile: the newest of what was written down, and of the last transactions,
+/// counts as seen. Those that were applied are known by their origins, which belong to this database. Those that were written here may
+/// have been so in another one; they are ahead of the clock only if it was set back. To be called in a transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// 42P01 where the extension is not there.
 pub fn remember() -> Result<(), PgError> {
-    let found = rows("select origin_id::text from braid.origin", &[])?;
-    let origins: Vec<pg_sys::RepOriginId> = found
-        .iter()
-        .filter_map(|row| row.first()?.as_ref()?.parse().ok())
-        .collect();
-    let limit = settings::max_clock_wait().unwrap_or_default();
-    let soon = registry::now().saturating_add(i64::try_from(limit.as_micros()).unwrap_or(i64::MAX));
+    let Some(entry) = registry::my_manager() else {
+        return Ok(());
+    };
+    if entry.remembers_newest.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let raise = |timestamp: i64| entry.newest.fetch_max(timestamp, Ordering::AcqRel);
+    if let Some(newest) = local_version::newest()? {
+        raise(newest);
+    }
+    let origins = origins()?;
     // SAFETY: reads of shared memory; commit timestamps are kept, or nothing is asked.
     unsafe {
-        if !pg_sys::track_commit_timestamp {
-            return Ok(());
-        }
-        let next = pg_sys::ReadNextFullTransactionId().value;
-        for full in next.saturating_sub(REMEMBERED)..next {
-            let xid = u32::try_from(full & 0xffff_ffff).unwrap_or(0);
-            let (mut timestamp, mut origin) = (0, 0);
-            if xid >= pg_sys::FirstNormalTransactionId.into_inner()
-                && pg_sys::TransactionIdGetCommitTsData(
-                    pg_sys::TransactionId::from_inner(xid),
-                    &raw mut timestamp,
-                    &raw mut origin,
-                )
-                && (origins.contains(&origin) || (origin == 0 && timestamp <= soon))
-            {
-                seen(timestamp);
+        if pg_sys::track_commit_timestamp {
+            let next = pg_sys::ReadNextFullTransactionId().value;
+            for full in next.saturating_sub(REMEMBERED)..next {
+                let xid = u32::try_from(full & 0xffff_ffff).unwrap_or(0);
+                let (mut timestamp, mut origin) = (0, 0);
+                if xid >= pg_sys::FirstNormalTransactionId.into_inner()
+                    && pg_sys::TransactionIdGetCommitTsData(
+                        pg_sys::TransactionId::from_inner(xid),
+                        &raw mut timestamp,
+                        &raw mut origin,
+                    )
+                    && (origin == 0 || origins.contains(&origin))
+                {
+                    raise(timestamp);
+                }
             }
         }
     }
+    entry.remembers_newest.store(true, Ordering::Release);
     Ok(())
+}
+
+/// The replication origins of this database's subscriptions and sources.
+fn origins() -> Result<Vec<pg_sys::RepOriginId>, PgError> {
+    let table = find_table("braid", "origin")?
+        .ok_or_else(|| PgError::new("42P01", "braid.origin does not exist"))?;
+    let mut origins = Vec::new();
+    // SAFETY: in a transaction; the table has so many columns.
+    unsafe {
+        table_scan::each::<ORIGIN_COLUMNS>(table, None, Sees::Committed, |row| {
+            let [number, ..] = row.values;
+            origins.extend(pg_sys::RepOriginId::try_from(low(number)));
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(origins)
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
-    if event != pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT || EXEMPT.load(Ordering::Relaxed) {
-        return;
-    }
-    // SAFETY: reads of variables of the process, in a transaction.
-    let (xid, origin) = unsafe {
-        (
-            pg_sys::GetTopTransactionIdIfAny(),
-            pg_sys::replorigin_session_origin,
-        )
-    };
-    if xid != pg_sys::InvalidTransactionId && origin == 0 {
-        wait_until_past();
+    match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if !EXEMPT.load(Ordering::Relaxed) => {
+            // SAFETY: reads of variables of the process, in a transaction.
+            let (xid, origin) = unsafe {
+                (
+                    pg_sys::GetTopTransactionIdIfAny(),
+                    pg_sys::replorigin_session_origin,
+                )
+            };
+            if xid != pg_sys::InvalidTransactionId && origin == 0 {
+                before_own_commit();
+            }
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => local_version::ended(true),
+        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            local_version::ended(false);
+        }
+        _ => {}
     }
 }
 
@@ -139,7 +189,7 @@ unsafe extern "C-unwind" fn utility(
                 == pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED
             && pg_sys::replorigin_session_origin == 0
         {
-            wait_until_past();
+            before_commit_prepared();
         }
         match PREVIOUS_UTILITY.get() {
             Some(Some(previous)) => pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -168,26 +218,86 @@ unsafe extern "C-unwind" fn utility(
     }
 }
 
-/// Wait until the clock is past the newest version that this database has seen. Serves interrupts.
-pub fn wait_until_past() {
-    let Some(entry) = registry::my_manager() else {
+/// The transaction in hand, which has written something, is about to commit as one of this node's: its version is to be past whatever this
+/// database has seen. Waits for the clock, or gives it a version of its own. Serves interrupts.
+pub fn before_own_commit() {
+    let Some(entry) = entry() else {
         return;
     };
+    match wait_until_past(entry) {
+        Clock::Past => return,
+        Clock::Behind => {}
+        Clock::FarBehind(now, behind) => exceeded(
+            entry,
+            now,
+            behind,
+            "The transaction gets a version that follows that change, whatever the clock says: what is written at other nodes until then may lose to it.",
+        ),
+    }
+    let now = registry::now();
+    let next = |newest: i64| Some(newest.saturating_add(1).max(now));
+    let newest = &entry.newest;
+    let version = match newest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
+        Ok(newest) | Err(newest) => newest.saturating_add(1).max(now),
+    };
+    local_version::assign(version);
+}
+
+/// As [`before_own_commit`] for a transaction that was prepared: what it has written can't be added to.
+fn before_commit_prepared() {
+    let Some(entry) = entry() else {
+        return;
+    };
+    if let Clock::FarBehind(now, behind) = wait_until_past(entry) {
+        exceeded(
+            entry,
+            now,
+            behind,
+            "Rows of a prepared transaction can lose to older values of theirs then, and nodes can come to differ.",
+        );
+    }
+}
+
+/// What this database has seen, also if no manager has come to it since the server started. `None` where the extension is not.
+fn entry() -> Option<&'static ManagerEntry> {
+    let entry = registry::my_manager().or_else(|| {
+        if !LOOKED_FOR_EXTENSION.replace(true) && find_table("braid", "origin").ok()?.is_some() {
+            return registry::manager(registry::my_database());
+        }
+        None
+    })?;
+    if !entry.remembers_newest.load(Ordering::Acquire) {
+        // There is nothing to remember where the extension is not, or not yet.
+        let _ = remember();
+    }
+    Some(entry)
+}
+
+/// How the clock stands to what this database has seen.
+enum Clock {
+    Past,
+    /// And nobody waits, or it was set back while somebody did.
+    Behind,
+    /// By more than it may be waited for: what it says (TimestampTz), and by how much.
+    FarBehind(i64, Duration),
+}
+
+/// Wait until the clock is past the newest version that this database has seen, if that is soon.
+fn wait_until_past(entry: &ManagerEntry) -> Clock {
     let newest = entry.newest.load(Ordering::Acquire);
     let now = registry::now();
     if now > newest {
         if now - newest > GRAIN {
             entry.newest.fetch_max(now, Ordering::AcqRel);
         }
-        return;
+        return Clock::Past;
     }
     let Some(limit) = settings::max_clock_wait() else {
-        return;
+        return Clock::Behind;
     };
     let behind = Duration::from_micros(u64::try_from(newest.saturating_sub(now)).unwrap_or(0));
     if behind > limit {
-        exceeded(entry, now, behind);
-        return;
+        return Clock::FarBehind(now, behind);
     }
     entry.clock_waits.fetch_add(1, Ordering::Relaxed);
     let started = Instant::now();
@@ -198,9 +308,15 @@ pub fn wait_until_past() {
     }
     let waited = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
     entry.clock_wait_micros.fetch_add(waited, Ordering::Relaxed);
+    if registry::now() > newest {
+        Clock::Past
+    } else {
+        Clock::Behind
+    }
 }
 
-fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration) {
+/// `consequence` is what becomes of the transaction nevertheless.
+fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration, consequence: &str) {
     entry.clock_exceeded.fetch_add(1, Ordering::Relaxed);
     let error = PgError::new(
         "55000",
@@ -209,7 +325,6 @@ fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration) {
             behind.as_millis()
         ),
     )
-    .with_detail("Rows that this transaction writes can lose to older values of theirs, and nodes can come to differ.")
     .with_hint("Synchronize the clocks of all nodes. The view braid.clock_status shows how far; braid.max_clock_wait is how long a commit waits at most.");
     if settings::clock_behind_action() == BehindAction::Error {
         error.raise();
@@ -224,5 +339,5 @@ fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration) {
     {
         return;
     }
-    error.warn();
+    error.with_detail(consequence).warn();
 }

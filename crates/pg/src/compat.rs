@@ -68,6 +68,33 @@ pub(crate) unsafe fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
     tuple
 }
 
+/// The changed tuples of a decoded change.
+pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindgen_ty_1;
+
+/// Number of the file that a decoded change was made in.
+pub(crate) fn change_file(tuples: &ChangedTuples) -> u32 {
+    #[cfg(feature = "pg15")]
+    let file = tuples.relnode.relNode;
+    #[cfg(not(feature = "pg15"))]
+    let file = tuples.rlocator.relNumber;
+    file.to_u32()
+}
+
+/// Number of the file that a relation is in.
+///
+/// # Safety
+/// `relation` is open.
+pub(crate) unsafe fn relation_file(relation: pg_sys::Relation) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let file = (*relation).rd_node.relNode;
+        #[cfg(not(feature = "pg15"))]
+        let file = (*relation).rd_locator.relNumber;
+        file.to_u32()
+    }
+}
+
 /// Whether a publication sends stored generated columns (`publish_generated_columns = stored`, since 18).
 ///
 /// # Safety

@@ -190,6 +190,14 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
         "delete from braid.batch where newest < $1",
         &[before.into()],
     )?;
+    // What is still to be decoded has to be told by its version.
+    execute_counting(
+        "delete from braid.local_version where case when xid = 0 then committed_at < $1 else \
+         xid < (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint - coalesce(max(age(catalog_xmin)), 0) - 1000 \
+         from pg_replication_slots where database = current_database()) \
+         and (committed_at < $1 or pg_xact_commit_timestamp((xid & 4294967295)::text::xid) is null) end",
+        &[before.into()],
+    )?;
     tombstone::settle()?;
     let forgotten = execute_counting(
         "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 and deleted_at <> 0 limit 10000))",

@@ -39,7 +39,7 @@ pub const MAX_DATABASES: usize = 128;
 pub const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
 pub const TOMBSTONE_GROUPS: usize = 1 << 16;
-const MAGIC: u64 = 0x6272_6169_6472_6706;
+const MAGIC: u64 = 0x6272_6169_6472_6707;
 
 /// A database's manager.
 #[repr(C)]
@@ -63,6 +63,12 @@ pub struct ManagerEntry {
     pub clock_exceeded: AtomicU64,
     /// The last warning of that (TimestampTz).
     pub clock_warned_at: AtomicI64,
+    /// Whether `newest` has what was there before the server started.
+    pub remembers_newest: AtomicBool,
+    /// What of `newest` is written down, as far as it is ahead of the clock (TimestampTz).
+    pub newest_written: AtomicI64,
+    /// Whether transactions of this node have versions of their own: `crate::local_version`.
+    pub local_versions: AtomicU32,
     /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
     pub remembers_deletions: AtomicBool,
     /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
@@ -534,6 +540,9 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.clock_wait_micros.store(0, Ordering::Relaxed);
         free.clock_exceeded.store(0, Ordering::Relaxed);
         free.clock_warned_at.store(0, Ordering::Relaxed);
+        free.remembers_newest.store(false, Ordering::SeqCst);
+        free.newest_written.store(0, Ordering::SeqCst);
+        free.local_versions.store(0, Ordering::SeqCst);
         free.remembers_deletions.store(false, Ordering::SeqCst);
         free.knows_tombstones.store(false, Ordering::SeqCst);
         free.newest_tombstone.store(0, Ordering::SeqCst);

@@ -206,7 +206,7 @@ fn register_choices() {
     GucRegistry::define_enum_guc(
         c"braid.clock_behind_action",
         c"What becomes of a commit when this node's clock is further behind than braid.max_clock_wait.",
-        c"warning commits; error does not.",
+        c"warning commits, under a version that is newer than the clock says; error does not.",
         &CLOCK_BEHIND_ACTION,
         GucContext::Suset,
         GucFlags::empty(),

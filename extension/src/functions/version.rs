@@ -2,6 +2,7 @@
 
 use braid_pg::apply::{EPOCH_DIFFERENCE, row_version as version_of};
 use braid_pg::catalog::{Rights, current_role, with_rights};
+use braid_pg::local_version;
 use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;
@@ -31,4 +32,10 @@ fn row_version(
             found.node,
         )
     }))
+}
+
+/// braid.commit_timestamp(xid) returns timestamptz
+#[pg_extern(sql = false)]
+fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
+    local_version::commit_timestamp(xid)
 }

@@ -14,21 +14,22 @@
 //! It is asked only when versions decide: a change that comes straight from the origin that wrote the row is newer anyway.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
-use crate::compat;
 use crate::error::PgError;
+use crate::local_version::full;
 use crate::registry;
+use crate::table_scan::{self, By, Sees};
 
 /// Batches whose versions are remembered by a process.
 const REMEMBERED: usize = 64;
-/// F_INT8EQ of src/include/utils/fmgroids.h.
-const INT8_EQUAL: u32 = 467;
-
+/// Columns of `braid.batch`.
+const COLUMNS: usize = 4;
 /// Bytes of a row in `merged`.
 const MERGED_BYTES: usize = 18;
 /// For how long merged rows are known to be some, in microseconds, beyond what holds for batches: 30 days.
@@ -276,14 +277,14 @@ pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Resu
     }
     // SAFETY: in a transaction, as the process's own user; the values have the types of the table's columns.
     unsafe {
-        let (relation, _) = open(pg_sys::RowExclusiveLock)?;
+        let relation = pg_sys::table_open(table()?, lock(pg_sys::RowExclusiveLock));
         let mut values = [
             pg_sys::Datum::from(i64::try_from(xid()).unwrap_or(i64::MAX)),
             pg_sys::Datum::from(kept.map_or(newest, |kept| kept.max(newest))),
             bytea(&bytes)?,
             bytea(&merged_bytes)?,
         ];
-        let mut nulls = [false, false, false, merged.is_empty()];
+        let mut nulls: [bool; COLUMNS] = [false, false, false, merged.is_empty()];
         let tuple =
             pg_sys::heap_form_tuple((*relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
         pg_sys::CatalogTupleInsert(relation, tuple);
@@ -298,34 +299,11 @@ fn lock(mode: u32) -> i32 {
     i32::try_from(mode).unwrap_or(1)
 }
 
-/// The full id of a transaction that ended: FullTransactionIdFromAllowableAt of src/include/access/transam.h, 18.
-fn full(xid: pg_sys::TransactionId) -> u64 {
-    // SAFETY: a read of shared memory.
-    let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
-    let (epoch, short) = (next >> 32, next & 0xFFFF_FFFF);
-    let xid = u64::from(xid.into_inner());
-    let epoch = if xid > short {
-        epoch.saturating_sub(1)
-    } else {
-        epoch
-    };
-    (epoch << 32) | xid
-}
-
-/// `braid.batch`, opened, and its primary key.
-///
-/// # Safety
-/// In a transaction.
-unsafe fn open(mode: u32) -> Result<(pg_sys::Relation, pg_sys::Oid), PgError> {
-    let Some(oid) = super::relation::find("braid", "batch")? else {
-        return Err(PgError::new("42P01", "table braid.batch does not exist")
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE."));
-    };
-    // SAFETY: in a transaction.
-    unsafe {
-        let relation = pg_sys::table_open(oid, lock(mode));
-        Ok((relation, compat::primary_key_index(relation)))
-    }
+fn table() -> Result<pg_sys::Oid, PgError> {
+    super::relation::find("braid", "batch")?.ok_or_else(|| {
+        PgError::new("42P01", "table braid.batch does not exist")
+            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
+    })
 }
 
 /// The versions of a batch, sorted by hash; without an id those of any.
@@ -333,36 +311,17 @@ unsafe fn open(mode: u32) -> Result<(pg_sys::Relation, pg_sys::Oid), PgError> {
 /// # Safety
 /// In a transaction.
 unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
-    // SAFETY: the scan ends before the table is closed; the tuple is read before the scan ends.
+    let index = super::relation::find("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
+    let by = xid.map(|xid| By {
+        index,
+        value: i64::try_from(xid).unwrap_or(i64::MAX),
+    });
+    let mut versions = None;
+    // SAFETY: as the caller says; the table has so many columns, the third of which is not null.
     unsafe {
-        let (relation, index) = open(pg_sys::AccessShareLock)?;
         // What was committed with the row that is looked at has to be seen.
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let mut key = pg_sys::ScanKeyData::default();
-        let count = i32::from(xid.is_some());
-        if let Some(xid) = xid {
-            pg_sys::ScanKeyInit(
-                &raw mut key,
-                1,
-                3, // BTEqualStrategyNumber
-                pg_sys::Oid::from(INT8_EQUAL),
-                pg_sys::Datum::from(i64::try_from(xid).unwrap_or(i64::MAX)),
-            );
-        }
-        let scan =
-            pg_sys::systable_beginscan(relation, index, count > 0, snapshot, count, &raw mut key);
-        let tuple = pg_sys::systable_getnext(scan);
-        let mut versions = None;
-        if !tuple.is_null() {
-            let mut values = [pg_sys::Datum::null(); 4];
-            let mut nulls = [true; 4];
-            pg_sys::heap_deform_tuple(
-                tuple,
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let ([_, _, times, merged], [.., none]) = (values, nulls);
+        table_scan::each::<COLUMNS>(table()?, by, Sees::Committed, |row| {
+            let ([_, _, times, merged], [.., none]) = (row.values, row.nulls);
             versions = Some(Versions {
                 times: with_bytes(times, |bytes| {
                     let (pairs, _) = bytes.as_chunks::<16>();
@@ -379,12 +338,10 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
                     })
                 },
             });
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
-        Ok(versions)
+            ControlFlow::Break(())
+        });
     }
+    Ok(versions)
 }
 
 /// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.

@@ -568,7 +568,7 @@ impl Session {
     fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
         self.tally.store(&self.identity.subscription)?;
-        clock::wait_until_past();
+        clock::before_own_commit();
         self.end();
         Ok(())
     }

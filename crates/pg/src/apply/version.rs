@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use pgrx::pg_sys;
 
 use super::decode::EPOCH_DIFFERENCE;
+use crate::local_version;
 use crate::origin::OriginId;
 
 /// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
@@ -113,7 +114,13 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
             return Stamp::Unversioned;
         }
     }
-    known(timestamp.saturating_add(EPOCH_DIFFERENCE), origin)
+    let own = if origin == 0 {
+        local_version::of(xid)
+    } else {
+        None
+    };
+    let timestamp = own.unwrap_or_else(|| timestamp.saturating_add(EPOCH_DIFFERENCE));
+    known(timestamp, origin)
 }
 
 /// Whether this transaction was an initial copy's.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::version::COPIED;
+use crate::tombstone::collector;
 use crate::{latch, registry};
 
 /// Pause between two looks at how far the collector has come.
@@ -66,6 +67,10 @@ impl Window {
                 self.gave_up = false;
             }
             if lsn >= aim || !registry::remembers_deletions() {
+                return;
+            }
+            // What was truncated before its slot is made has no tombstone; and to make one waits for the transaction in hand.
+            if !runs && !collector::has_slot() {
                 return;
             }
             if lsn != before {

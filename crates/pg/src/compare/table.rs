@@ -490,8 +490,7 @@ impl Table {
     /// What [`Table::as_seen`] reads.
     fn seen(&self) -> String {
         format!(
-            "xmin::text, {}, \
-             (select (extract(epoch from v.timestamp) * 1000000)::bigint from pg_xact_commit_timestamp_origin(xmin) v), \
+            "xmin::text, {}, (extract(epoch from braid.commit_timestamp(xmin)) * 1000000)::bigint, \
              (select v.roident::text from pg_xact_commit_timestamp_origin(xmin) v), \
              (select o.roname from pg_xact_commit_timestamp_origin(xmin) v join pg_replication_origin o on o.roident = v.roident)",
             self.hash

@@ -301,7 +301,7 @@ impl Published {
     /// microseconds since then, node.
     pub(crate) fn versions_command(&self, since: i64) -> String {
         let table = self.qualified();
-        let lately = format!("pg_xact_commit_timestamp({table}.xmin) >= to_timestamp({since})");
+        let lately = format!("braid.commit_timestamp({table}.xmin) >= to_timestamp({since})");
         let rows = self.rows_clause_with(Some(lately));
         format!(
             "copy (select v.key_hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
@@ -446,12 +446,12 @@ mod tests {
         published.name = "a where b".to_owned();
         let command = published.versions_command(7);
         assert!(command.contains(
-            r#"from only "public"."a where b" where pg_xact_commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+            r#"from only "public"."a where b" where braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
         ));
         published.filters = vec!["a > 1".to_owned()];
         let command = published.versions_command(7);
         assert!(command.contains(
-            r#"where ((a > 1)) and pg_xact_commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+            r#"where ((a > 1)) and braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
         ));
     }
 

@@ -108,8 +108,8 @@ fn since(subscription: u32) -> Result<Option<i64>, PgError> {
 /// Whether the connecting role may ask for versions. If not, that is said in the log.
 fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     let rows = source.connection.query(
-        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 3 \
-         from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.deletion_activity()'), \
+        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 4 \
+         from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.commit_timestamp(xid)'), to_regprocedure('braid.deletion_activity()'), \
          to_regprocedure('braid.copied_deletions(oid,timestamptz)')) \
          and has_schema_privilege('braid', 'usage')",
     )?;

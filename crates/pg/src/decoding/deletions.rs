@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 
 use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
+use super::version;
 use crate::apply::{EPOCH_DIFFERENCE, key_hash_of_row, table_hash};
 use crate::compat;
 use crate::error::PgError;
@@ -125,6 +126,7 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
         generation: 0,
         in_hand: Vec::new(),
         file: None,
+        version: None,
     }))
 }
 
@@ -138,6 +140,8 @@ struct Deletions {
     in_hand: Vec<(u32, u64)>,
     /// More of it.
     file: Option<Spool>,
+    /// The version of the transaction in hand, if that is not the time of its commit.
+    version: Option<i64>,
 }
 
 impl Deletions {
@@ -269,9 +273,11 @@ impl Format for Deletions {
         origin != 0
     }
 
-    unsafe fn begin(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {
+    unsafe fn begin(&mut self, _ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
         self.in_hand.clear();
         self.file = None;
+        // SAFETY: as the caller says.
+        self.version = unsafe { version::of(txn) };
     }
 
     unsafe fn row_changed(
@@ -337,7 +343,10 @@ impl Format for Deletions {
     unsafe fn commit(&mut self, _ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
         // SAFETY: the member that is set for a transaction that has committed.
         let time = unsafe { txn.xact_time.commit_time };
-        let timestamp = time.saturating_add(EPOCH_DIFFERENCE);
+        let timestamp = self
+            .version
+            .take()
+            .unwrap_or_else(|| time.saturating_add(EPOCH_DIFFERENCE));
         if self.file.is_some() {
             self.spill().unwrap_or_else(|error| error.raise());
         }

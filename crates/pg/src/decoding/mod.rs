@@ -12,8 +12,8 @@
 //! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values). `deletions` is none that can
 //! be asked for: the collector's.
 //!
-//! Not yet here: streaming of transactions in progress and two-phase commits. They are more callbacks in `plugin` over
-//! the same [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
+//! Transactions in progress and prepared ones are more callbacks in `plugin` over the same [`braid_decoder::Outbox`], which knows nothing of
+//! where a transaction's changes come from. `version` tells the version of one of this node's.
 
 mod arguments;
 mod column;
@@ -44,6 +44,7 @@ mod session;
 mod stream;
 mod tuple;
 mod type_facts;
+mod version;
 mod wal2json;
 
 pub use fetch::worker_main as fetch_worker_main;

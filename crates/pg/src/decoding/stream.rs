@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CStr;
+use std::ops::ControlFlow;
 
 use braid_decoder::{
     FrameSink, Options, OriginPolicy, Outbox, Publication, SchemaBook, Shape, classify,
@@ -26,8 +27,10 @@ use super::row_change::RowChange;
 use super::running::{Unwatched, watch};
 use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
-use super::{names, publications};
+use super::{names, publications, version};
 use crate::compat;
+use crate::local_version;
+use crate::table_scan::{self, Sees, low};
 
 /// How many relations are remembered. Beyond it all are forgotten and compiled anew when they come, which costs a schema
 /// record each.
@@ -296,18 +299,12 @@ impl Stream {
 
     /// As [`Stream::origin_name`], where there may be no transaction.
     unsafe fn origin_name_outside(&mut self, origin: pg_sys::RepOriginId) -> String {
-        // SAFETY: one is opened where there is none, and left by aborting it as the reorder buffer does, for it wrote nothing.
+        // SAFETY: as the caller says; what is known already is not looked up.
         unsafe {
-            let known = origin == no_origin() || self.origins.contains_key(&origin);
-            if known || pg_sys::IsTransactionState() {
+            if origin == no_origin() || self.origins.contains_key(&origin) {
                 return self.origin_name(origin);
             }
-            let context = pg_sys::CurrentMemoryContext;
-            pg_sys::StartTransactionCommand();
-            let name = self.origin_name(origin);
-            pg_sys::AbortCurrentTransaction();
-            pg_sys::CurrentMemoryContext = context;
-            name
+            in_transaction(|| self.origin_name(origin))
         }
     }
 
@@ -664,6 +661,10 @@ impl Format for Stream {
         // SAFETY: as the caller says.
         let origin = unsafe { self.origin_name(txn.origin_id) };
         self.skip = self.start_transaction(txn, &origin);
+        // SAFETY: as the caller says.
+        if let Some(version) = unsafe { version::of(txn) } {
+            self.outbox.transaction().commit_timestamp = version;
+        }
     }
 
     fn prepares(&self) -> bool {
@@ -807,6 +808,12 @@ impl Format for Stream {
         // SAFETY: as the caller says.
         let origin = unsafe { self.origin_name_outside(txn.origin_id) };
         let left_out = self.start_transaction(txn, &origin);
+        if txn.origin_id == no_origin() && !local_version::is_none() {
+            // SAFETY: as the caller says.
+            if let Some(version) = unsafe { in_transaction(|| local_version::of(txn.xid)) } {
+                self.outbox.transaction().commit_timestamp = version;
+            }
+        }
         self.tools.scratch.reset();
         let delivery = &mut *self.delivery;
         let sink = &mut Sink { ctx, delivery };
@@ -915,49 +922,47 @@ fn announce(
 /// # Safety
 /// In a transaction.
 unsafe fn origin_of_any_time(origin: pg_sys::RepOriginId) -> Option<String> {
-    let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
     let mut found = None;
-    // SAFETY: the catalog has two columns, number and name; each row is read before the next one, and the scan ends before the
-    // catalog is closed.
+    // SAFETY: as the caller says; the catalog has two columns, number and name.
     unsafe {
-        let relation = pg_sys::table_open(pg_sys::ReplicationOriginRelationId, lock);
-        let scan = pg_sys::systable_beginscan(
-            relation,
-            pg_sys::InvalidOid,
-            false,
-            &raw mut pg_sys::SnapshotAnyData,
-            0,
-            std::ptr::null_mut(),
+        table_scan::each::<2>(
+            pg_sys::ReplicationOriginRelationId,
+            None,
+            Sees::Any,
+            |row| {
+                let [number, name] = row.values;
+                if low(number) != u32::from(origin) {
+                    return ControlFlow::Continue(());
+                }
+                // The number of one that was dropped may have been given anew: what is not deleted counts, else what came last.
+                let name = pg_sys::text_to_cstring(name.cast_mut_ptr());
+                found = Some(names::from_server(name));
+                if row.is_live() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
         );
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            let mut values = [pg_sys::Datum::null(); 2];
-            let mut nulls = [true; 2];
-            pg_sys::heap_deform_tuple(
-                tuple,
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let [number, name] = values;
-            if number.value() & 0xFFFF_FFFF != usize::from(origin) {
-                continue;
-            }
-            // The number of one that was dropped may have been given anew: what is not deleted counts, else what came last.
-            let infomask = u32::from((*(*tuple).t_data).t_infomask);
-            let is_live = infomask & pg_sys::HEAP_XMAX_INVALID != 0;
-            found = Some(names::from_server(pg_sys::text_to_cstring(
-                name.cast_mut_ptr(),
-            )));
-            if is_live {
-                break;
-            }
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(relation, lock);
     }
     found
+}
+
+/// Do something in a transaction: the one there is, or one that is left by aborting it as the reorder buffer does, for it writes nothing.
+///
+/// # Safety
+/// In a callback of the decoding context.
+unsafe fn in_transaction<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: as the caller says.
+    unsafe {
+        if pg_sys::IsTransactionState() {
+            return work();
+        }
+        let context = pg_sys::CurrentMemoryContext;
+        pg_sys::StartTransactionCommand();
+        let made = work();
+        pg_sys::AbortCurrentTransaction();
+        pg_sys::CurrentMemoryContext = context;
+        made
+    }
 }

@@ -119,6 +119,20 @@ fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
     .map(|_| ())
 }
 
+/// Whether the slot of this database's collector is there, and not only being made.
+#[must_use]
+pub fn has_slot() -> bool {
+    let Ok(name) = CString::new(slot_name(registry::my_database())) else {
+        return false;
+    };
+    // SAFETY: slots are in shared memory for as long as the server runs; which one this is may change at any moment, and that does no harm.
+    unsafe {
+        let slot = pg_sys::SearchNamedReplicationSlot(name.as_ptr(), true);
+        !slot.is_null()
+            && (*slot).data.persistency == pg_sys::ReplicationSlotPersistency::RS_PERSISTENT
+    }
+}
+
 /// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction of the caller's.
 ///
 /// # Errors

@@ -16,15 +16,16 @@
 pub mod collector;
 pub mod drop_database;
 
+use std::ops::ControlFlow;
+
 use pgrx::pg_sys;
 
 use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
 use crate::registry;
 use crate::subscription::execute;
+use crate::table_scan::{self, By, Row, Sees, int8, low};
 
-/// F_INT8EQ of src/include/utils/fmgroids.h.
-const INT8_EQUAL: u32 = 467;
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;
 
@@ -199,20 +200,12 @@ fn newest(
     hash: u64,
     seen: Seen,
 ) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    let index = known.index()?;
-    let mut key = pg_sys::ScanKeyData::default();
-    // SAFETY: fills in the entry.
-    unsafe {
-        pg_sys::ScanKeyInit(
-            &raw mut key,
-            1,
-            3, // BTEqualStrategyNumber
-            pg_sys::Oid::from(INT8_EQUAL),
-            pg_sys::Datum::from(hash.cast_signed()),
-        );
-    }
+    let by = By {
+        index: known.index()?,
+        value: hash.cast_signed(),
+    };
     let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
-    each(known, Some((index, key)), seen, |tombstone| {
+    each(known, Some(by), seen, |tombstone| {
         if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
             newest = Some((tombstone.timestamp, tombstone.origin));
         }
@@ -233,78 +226,53 @@ pub fn load() -> Result<(), PgError> {
     Ok(())
 }
 
-/// Look at all tombstones, or, with an index and its key, at those that it finds.
+/// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
 fn each(
     known: Known,
-    by: Option<(pg_sys::Oid, pg_sys::ScanKeyData)>,
+    by: Option<By>,
     seen: Seen,
     mut look: impl FnMut(Tombstone),
 ) -> Result<(), PgError> {
-    let oid = known.table()?;
-    let has_key = by.is_some();
-    let (index, mut key) = by.unwrap_or_default();
-    // SAFETY: in a transaction; the scan ends before the table is closed; each tuple is read before the next one.
+    let sees = match seen {
+        Seen::Committed => Sees::Committed,
+        Seen::All => Sees::Running,
+    };
+    // SAFETY: in a transaction; the tables have so many columns.
     unsafe {
-        let relation = pg_sys::table_open(oid, lock(pg_sys::AccessShareLock));
-        // Whoever deleted a row that was not found has committed its tombstone with that.
-        let latest = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let mut dirty = pg_sys::SnapshotData {
-            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-            ..Default::default()
-        };
-        let snapshot = match seen {
-            Seen::Committed => latest,
-            Seen::All => &raw mut dirty,
-        };
-        let scan = pg_sys::systable_beginscan(
-            relation,
-            index,
-            has_key,
-            snapshot,
-            i32::from(has_key),
-            &raw mut key,
-        );
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
+        table_scan::each::<COLUMNS>(known.table()?, by, sees, |row| {
+            if let Some(tombstone) = read(row, seen) {
+                look(tombstone);
             }
-            let mut values = [pg_sys::Datum::null(); COLUMNS];
-            let mut nulls = [true; COLUMNS];
-            pg_sys::heap_deform_tuple(
-                tuple,
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let [hash, timestamp, relation_oid, origin] = values;
-            let small =
-                |datum: pg_sys::Datum| u32::try_from(datum.value() & 0xFFFF_FFFF).unwrap_or(0);
-            let mut timestamp = (timestamp.value() as u64).cast_signed();
-            if timestamp == AT_COMMIT {
-                let writer = (*(*tuple).t_data).t_choice.t_heap.t_xmin;
-                timestamp = match committed_at(writer) {
-                    Some(at) => at,
-                    // Prepared: it will be newer than what has come before it.
-                    None if seen == Seen::All && pg_sys::TransactionIdIsInProgress(writer) => {
-                        if pg_sys::TransactionIdIsCurrentTransactionId(writer) {
-                            continue;
-                        }
-                        i64::MAX
-                    }
-                    None => continue,
-                };
-            }
-            look(Tombstone {
-                hash: hash.value() as u64,
-                relation: small(relation_oid),
-                timestamp,
-                origin: u16::try_from(small(origin)).unwrap_or(0),
-            });
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::UnregisterSnapshot(latest);
-        pg_sys::table_close(relation, lock(pg_sys::AccessShareLock));
+            ControlFlow::Continue(())
+        });
     }
     Ok(())
+}
+
+/// `None` for one that does not count.
+fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<Tombstone> {
+    let [hash, timestamp, relation, origin] = row.values;
+    let mut timestamp = int8(timestamp);
+    if timestamp == AT_COMMIT {
+        let writer = row.writer();
+        // SAFETY: looks at what runs.
+        let (runs, is_own) = unsafe {
+            (
+                pg_sys::TransactionIdIsInProgress(writer),
+                pg_sys::TransactionIdIsCurrentTransactionId(writer),
+            )
+        };
+        timestamp = match committed_at(writer) {
+            Some(at) => at,
+            // Prepared: it will be newer than what has come before it.
+            None if seen == Seen::All && runs && !is_own => i64::MAX,
+            None => return None,
+        };
+    }
+    Some(Tombstone {
+        hash: int8(hash).cast_unsigned(),
+        relation: low(relation),
+        timestamp,
+        origin: u16::try_from(low(origin)).unwrap_or(0),
+    })
 }

@@ -1,0 +1,232 @@
+//! Versions of this node's own transactions that are not the times of their commits. Written by sessions whose clock is further behind
+//! than they may wait (`clock.rs`), read by whoever wants a row's version, and by the output plugin.
+//!
+//! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of `braid.local_version`, written by the
+//! transaction itself as the last thing that it does, tells the version by its transaction id.
+//! The plugin sends that as the time of the commit (`decoding/version.rs`); what is subscribed elsewhere never sees the other one.
+//!
+//! As there are none usually, shared memory says whether there may be any:
+//!
+//! | state | |
+//! |---|---|
+//! | `UNKNOWN` | since the server was started: who asks looks at the table, and may make it `NONE` |
+//! | `NONE` | there were none when somebody looked |
+//! | `SOME` | set by who writes one, before that; never taken back while the server runs |
+//!
+//! `NONE` takes the place of `UNKNOWN` only, so it can't hide one that was written meanwhile. Who asks for the version of a
+//! transaction does so after its commit, hence after `SOME`.
+//!
+//! Rows under id 0 say up to where changes were applied here, where that is ahead of the clock: it is to be known again after a restart.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+use pgrx::pg_sys;
+
+use crate::apply::{EPOCH_DIFFERENCE, find_table};
+use crate::error::PgError;
+use crate::registry;
+use crate::table_scan::{self, By, Sees, int8};
+
+const UNKNOWN: u32 = 0;
+const NONE: u32 = 1;
+const SOME: u32 = 2;
+/// Columns of `braid.local_version`.
+const COLUMNS: usize = 2;
+/// What is known of so many transactions is remembered by a process.
+const REMEMBERED: usize = 4096;
+/// Microseconds by which more is written down than was seen, so that it is not written with each change.
+const AHEAD: i64 = 1_000_000;
+
+thread_local! {
+    static KNOWN: RefCell<HashMap<u64, Option<i64>>> = RefCell::default();
+    /// What the transaction in hand has marked; 0: nothing.
+    static MARKED: Cell<i64> = const { Cell::new(0) };
+}
+
+/// The full id of a transaction that ended or runs: FullTransactionIdFromAllowableAt of src/include/access/transam.h, 18.
+#[must_use]
+pub fn full(xid: pg_sys::TransactionId) -> u64 {
+    // SAFETY: a read of shared memory.
+    let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
+    let (epoch, short) = (next >> 32, next & 0xFFFF_FFFF);
+    let xid = u64::from(xid.into_inner());
+    let epoch = if xid > short {
+        epoch.saturating_sub(1)
+    } else {
+        epoch
+    };
+    (epoch << 32) | xid
+}
+
+fn table() -> Option<pg_sys::Oid> {
+    find_table("braid", "local_version").ok().flatten()
+}
+
+/// Whether it is known that no transaction has a version of its own.
+#[must_use]
+pub fn is_none() -> bool {
+    registry::my_manager().is_some_and(|entry| entry.local_versions.load(Ordering::SeqCst) == NONE)
+}
+
+/// Whether any transaction may have one. Asks the table where nobody knows.
+fn may_be() -> bool {
+    let entry = registry::my_manager();
+    match entry.map(|entry| entry.local_versions.load(Ordering::SeqCst)) {
+        Some(NONE) => return false,
+        Some(SOME) => return true,
+        _ => {}
+    }
+    let mut found = false;
+    if let Some(table) = table() {
+        // SAFETY: in a transaction; the table has so many columns.
+        unsafe {
+            table_scan::each::<COLUMNS>(table, None, Sees::Running, |row| {
+                let [xid, _] = row.values;
+                found = int8(xid) != 0;
+                if found {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+        }
+    }
+    if let (false, Some(entry)) = (found, entry) {
+        let versions = &entry.local_versions;
+        let _ = versions.compare_exchange(UNKNOWN, NONE, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    found
+}
+
+/// The version of a transaction of this node that has committed, microseconds since 1970-01-01 UTC, if that is not its commit timestamp. In a
+/// transaction without a historic snapshot.
+#[must_use]
+pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
+    if !may_be() {
+        return None;
+    }
+    let full = full(xid);
+    if let Some(known) = KNOWN.with_borrow(|known| known.get(&full).copied()) {
+        return known;
+    }
+    let mut version: Option<i64> = None;
+    let (table, index) = (table()?, find_table("braid", "local_version_xid").ok()??);
+    let by = By {
+        index,
+        value: i64::try_from(full).unwrap_or(i64::MAX),
+    };
+    // WAL may be decoded before the transaction has ended for others: its row is to be seen nevertheless.
+    // SAFETY: in a transaction; the table has so many columns.
+    unsafe {
+        table_scan::each::<COLUMNS>(table, Some(by), Sees::Running, |row| {
+            let [_, timestamp] = row.values;
+            version = version.max(Some(int8(timestamp)));
+            ControlFlow::Continue(())
+        });
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(full, version);
+    });
+    version
+}
+
+/// When the transaction was committed by this node's clock or, if it has one, its version (TimestampTz). `None` where that is not known
+/// any more. In a transaction.
+#[must_use]
+pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
+    let (mut timestamp, mut origin) = (0, 0);
+    // SAFETY: a look-up; an id that is not normal has no commit data.
+    let known = unsafe {
+        xid.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
+            && pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
+    };
+    let own = || of(xid).map(|version| version.saturating_sub(EPOCH_DIFFERENCE));
+    known.then(|| (origin == 0).then(own).flatten().unwrap_or(timestamp))
+}
+
+/// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the
+/// extension is dropped.
+pub fn assign(timestamp: i64) -> bool {
+    let Some(table) = table() else {
+        return false;
+    };
+    if let Some(entry) = registry::my_manager() {
+        entry.local_versions.store(SOME, Ordering::SeqCst);
+    }
+    // SAFETY: in a transaction.
+    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value;
+    write(table, i64::try_from(xid).unwrap_or(i64::MAX), timestamp);
+    true
+}
+
+/// What has come here reaches up to this time (TimestampTz), which is to be known after a restart. In the transaction that brings it.
+pub fn mark(timestamp: i64) {
+    let Some(entry) = registry::my_manager() else {
+        return;
+    };
+    let written = entry.newest_written.load(Ordering::Acquire);
+    if timestamp <= written {
+        return;
+    }
+    let Some(table) = table() else {
+        return;
+    };
+    let timestamp = timestamp.saturating_add(AHEAD);
+    write(table, 0, timestamp);
+    MARKED.set(timestamp);
+}
+
+/// The transaction in hand has ended. What it has marked is there for others only now, and only if it has committed.
+pub fn ended(committed: bool) {
+    let marked = MARKED.replace(0);
+    if marked != 0
+        && committed
+        && let Some(entry) = registry::my_manager()
+    {
+        entry.newest_written.fetch_max(marked, Ordering::AcqRel);
+    }
+}
+
+fn write(table: pg_sys::Oid, xid: i64, timestamp: i64) {
+    let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
+    let mut values: [pg_sys::Datum; COLUMNS] = [
+        xid.into(),
+        timestamp.saturating_add(EPOCH_DIFFERENCE).into(),
+    ];
+    let mut nulls = [false; COLUMNS];
+    // SAFETY: in a transaction; the values have the types of the table's columns.
+    unsafe {
+        let relation = pg_sys::table_open(table, lock);
+        let shape = (*relation).rd_att;
+        let tuple = pg_sys::heap_form_tuple(shape, values.as_mut_ptr(), nulls.as_mut_ptr());
+        pg_sys::CatalogTupleInsert(relation, tuple);
+        pg_sys::heap_freetuple(tuple);
+        pg_sys::table_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+    }
+}
+
+/// The newest that is written down here (TimestampTz). In a transaction.
+///
+/// # Errors
+/// 42P01 where the extension is not there.
+pub fn newest() -> Result<Option<i64>, PgError> {
+    let table =
+        table().ok_or_else(|| PgError::new("42P01", "braid.local_version does not exist"))?;
+    let mut newest: Option<i64> = None;
+    // SAFETY: in a transaction; the table has so many columns.
+    unsafe {
+        table_scan::each::<COLUMNS>(table, None, Sees::Committed, |row| {
+            pgrx::check_for_interrupts!();
+            let [_, timestamp] = row.values;
+            newest = newest.max(Some(int8(timestamp)));
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(newest.map(|newest| newest.saturating_sub(EPOCH_DIFFERENCE)))
+}

@@ -1,0 +1,158 @@
+# A clock that steps back changes who wins, but never makes nodes differ: where a commit would have to wait too long for this node's clock,
+# its transaction gets a version of its own, after all that it may have seen. Each of three nodes has a clock that is set while it runs.
+
+use strict;
+use warnings;
+
+use Braid;
+use FakeClock;
+use IPC::Run ();
+use Kill;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my @clocks = map { FakeClock->new or plan skip_all => 'there is no C compiler to make a clock with' } 1 .. 3;
+my $conf = "wal_sender_timeout = 0\nbraid.max_clock_wait = 10ms\nbraid.clock_skew_warning = 0\nlogical_decoding_work_mem = 64kB\n";
+my @names = qw(tokyo paris oslo);
+my @nodes = map { my $i = $_; $clocks[$i]->over(sub { new_node($names[$i], conf => $conf) }) } 0 .. 2;
+my ($tokyo, $paris, $oslo) = @nodes;
+sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
+sub on_clock { my ($i, $seconds, $sql) = @_; $clocks[$i]->set($seconds); return sql($nodes[$i], $sql); }
+on_all('create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)', @nodes);
+for my $node (@nodes) { subscribe($node, $_, copy_data => 'false') for grep { $_ != $node } @nodes; }
+sql($tokyo, q[insert into item select i, 'old' from generate_series(1, 2000) i]);
+converged(@nodes);
+
+# At random: rows of few keys are written everywhere, while clocks are set forth and back.
+kill_seed();
+start_load($_, sprintf(q[
+\set k random(1, 40)
+\set what random(1, 4)
+\if :what = 4
+delete from hot where k = :k;
+\else
+insert into hot values (:k, 1, '%s') on conflict (k) do update set n = hot.n + 1, who = excluded.who;
+\endif
+], $_->name) => '-c 2 -R 80') for @nodes;
+my $until = time + ($ENV{BRAID_TEST_SECONDS} // 15);
+while (time < $until)
+{
+	$clocks[ int rand 3 ]->set(rand(6) - 3);
+	sleep 0.3;
+}
+stop_load();
+converged(@nodes);
+same_tables(\@nodes, qw(hot));
+cmp_ok(sql($_, 'select count(*) from braid.local_version where xid <> 0'), '>', 20, 'clocks were behind at ' . $_->name) for @nodes;
+$_->set(0) for @clocks;
+ok($_->poll_query_until('postgres', "select behind = '0' from braid.clock_status"), 'its time comes at ' . $_->name) for @nodes;
+sql($_, 'delete from braid.local_version') for @nodes;
+
+# Tokyo writes in twenty seconds, and again, now. In between, paris has written, and knows of neither. Oslo gets tokyo's first.
+sub link_up { my ($node, $from, $up) = @_; my $do = $up ? 'enable' : 'disable'; sql($node, "select braid.${do}_subscription('" . $node->name . '_from_' . $from->name . "')"); return; }
+link_up($paris, $tokyo, 0);
+link_up($_, $paris, 0) for $tokyo, $oslo;
+on_clock(0, 20, q[update item set v = 'first' where id in (1, 4); delete from item where id = 2; truncate hot]);
+my $before = sql($tokyo, 'select count(*) from braid.local_version where xid <> 0');
+is($before, '0', 'with its clock ahead, a node goes by its clock');
+on_clock(0, 0, q[update item set v = 'second' where id in (1, 4)]);
+sql($tokyo, q[insert into item values (2, 'again'); delete from item where id = 2; delete from item where id = 4]);
+is(sql($tokyo, 'select count(*) from braid.local_version where xid <> 0'), '4', 'each with a version of its own');
+is(sql($tokyo, q[select braid.commit_timestamp(xmin) - pg_xact_commit_timestamp(xmin) between '5 s' and '20.1 s' from item where id = 1]), 't', 'which is that of a row');
+is(sql($tokyo, q[select v.committed_at = braid.commit_timestamp(i.xmin) and v.node = 'tokyo' from item i, braid.row_version(i.tableoid, i.ctid) v where id = 1]), 't', 'asked either way');
+is(sql($tokyo, q[select braid.commit_timestamp(xmin) = pg_xact_commit_timestamp(xmin) from item where id = 3]), 't', 'other transactions have that of their commit');
+on_clock(1, 10, q[update item set v = 'paris' where id <= 4]);
+caught_up($oslo, $tokyo);
+is(sql($oslo, q[select v from item where id in (1, 2, 4)]), 'second', 'oslo has what tokyo wrote last');
+is(sql($oslo, q[select pg_xact_commit_timestamp(o.xmin)::text from item o where id = 1]), sql($tokyo, 'select braid.commit_timestamp(xmin)::text from item where id = 1'), 'under that version');
+# Whatever becomes of the table's files before that is decoded.
+sql($_, 'vacuum full braid.local_version; reindex table braid.local_version') for $tokyo, $paris;
+link_up($_, $paris, 1) for $tokyo, $oslo;
+caught_up($_, $paris) for $tokyo, $oslo;
+link_up($paris, $tokyo, 1);
+converged(@nodes);
+same_tables(\@nodes, qw(item));
+is(sql($_, q[select string_agg(v, ' ' order by id) from item where id <= 4]), 'second paris', 'what tokyo wrote in twenty seconds counts, at ' . $_->name) for @nodes;
+
+# The server forgets nothing of that when it starts again.
+my $newest = sql($tokyo, 'select newest_seen from braid.clock_status');
+$clocks[0]->over(sub { $tokyo->restart });
+is(sql($tokyo, q[select braid.commit_timestamp(xmin) - pg_xact_commit_timestamp(xmin) > '5 s' from item where id = 1]), 't', 'versions are known after a restart');
+sql($tokyo, q[update item set v = 'third' where id = 1]);
+is(sql($tokyo, qq[select braid.commit_timestamp(xmin) > '$newest' from item where id = 1]), 't', 'the first transaction after it has a newer one than all before');
+converged(@nodes);
+is(sql($_, 'select v from item where id = 1'), 'third', 'and wins at ' . $_->name) for @nodes;
+
+# A transaction that is sent before it ends, and one of several pieces of memory that is not.
+link_up($oslo, $tokyo, 0);
+sql($oslo, q[select braid.alter_subscription('oslo_from_tokyo', streaming => 'off')]);
+sql($tokyo, q[update item set v = repeat('long', 50) || id where id > 10]);
+link_up($oslo, $tokyo, 1);
+converged(@nodes);
+same_tables(\@nodes, qw(item));
+for my $node ($paris, $oslo)
+{
+	is(sql($node, q[select count(distinct pg_xact_commit_timestamp(xmin)) || ' ' || min(pg_xact_commit_timestamp(xmin)) from item where id > 10]),
+		'1 ' . sql($tokyo, q[select braid.commit_timestamp(xmin) from item where id = 11]), 'a large transaction comes under its version, at ' . $node->name);
+}
+is(sql($tokyo, q[select count(*) from pg_stat_replication_slots where slot_name like 'braid%' and stream_txns > 0 or spill_txns > 0]) > 0 ? 1 : 0, 1, 'large enough for that');
+
+# One during which the table was rewritten.
+link_up($oslo, $tokyo, 0);
+my $running = IPC::Run::start([ 'psql', '-XAtq', '-d', $tokyo->connstr('postgres'), '-c', q[begin; update item set v = 'slow' where id = 8; select pg_sleep(2); commit] ], '<', \undef, '>', \my $out, '2>', \my $err);
+ok($tokyo->poll_query_until('postgres', q[select count(*) > 0 from pg_stat_activity where wait_event = 'PgSleep']), 'a transaction is running');
+sql($tokyo, 'vacuum full braid.local_version');
+ok($running->finish, 'and commits') or diag($err);
+is(sql($tokyo, q[select braid.commit_timestamp(xmin) > pg_xact_commit_timestamp(xmin) from item where id = 8]), 't', 'with a version');
+link_up($oslo, $tokyo, 1);
+converged(@nodes);
+is(sql($_, q[select pg_xact_commit_timestamp(xmin) from item where id = 8]), sql($tokyo, q[select braid.commit_timestamp(xmin) from item where id = 8]), 'under which it comes to ' . $_->name) for $paris, $oslo;
+
+# Consumers of JSON get the version as the time of the commit; wal2json's says what WAL says.
+sql($tokyo, q[select pg_create_logical_replication_slot('json', 'braid')]);
+sql($tokyo, q[update item set v = 'json' where id = 5]);
+my $version = sql($tokyo, q[select extract(epoch from braid.commit_timestamp(xmin)) from item where id = 5]);
+is(sql($tokyo, q[select extract(epoch from (data::jsonb #>> '{transaction,commit_time}')::timestamptz) from pg_logical_slot_peek_changes('json', null, null, 'format', 'gir-json', 'publication_names', 'braid') where data like '%update%']),
+	$version, 'gir-json has the version');
+my $clock = sql($tokyo, q[select extract(epoch from pg_xact_commit_timestamp(xmin)) from item where id = 5]);
+is(sql($tokyo, q[select extract(epoch from (data::jsonb ->> 'timestamp')::timestamptz) from pg_logical_slot_peek_changes('json', null, null, 'format', 'wal2json', 'include-timestamp', 'true', 'add-tables', 'public.item')]),
+	$clock, 'wal2json the time of the commit');
+
+# What was copied from a node with such versions has them.
+my $lima = new_node('lima', conf => $conf);
+sql($lima, 'create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)');
+subscribe($lima, $paris, copy_data => 'false');
+subscribe($lima, $tokyo);
+is(sql($lima, q[select v.committed_at from item i, braid.row_version(i.tableoid, i.ctid) v where id = 5]), sql($tokyo, q[select braid.commit_timestamp(xmin) from item where id = 5]), 'a copy brings them along');
+sql($lima, "select braid.drop_subscription('lima_from_$_')") for qw(tokyo paris);
+$lima->stop;
+sql($tokyo, q[select pg_drop_replication_slot('json')]);
+
+# What came from the future is remembered through a restart, and not only by the last transactions.
+$clocks[0]->set(0);
+$clocks[2]->set(40);
+sql($oslo, q[update item set v = 'future' where id = 6]);
+converged(@nodes);
+sql($paris, q[set braid.max_clock_wait = 0; do $$ begin for i in 1 .. 20 loop update item set v = 'p' || i where id = 7; commit; end loop; end $$]);
+my $future = sql($oslo, 'select pg_xact_commit_timestamp(xmin) from item where id = 6');
+cmp_ok(sql($paris, 'select count(*) from braid.local_version where xid = 0'), '>', 0, 'it is written down');
+sql($paris, q[delete from braid.local_version where xid <> 0]);
+$clocks[1]->over(sub { $paris->restart });
+is(sql($paris, qq[select newest_seen >= '$future' from braid.clock_status]), 't', 'and known after a restart');
+converged(@nodes);
+
+# Which are forgotten once nothing older can come, and no slot needs them.
+sql($tokyo, q[update braid.local_version set committed_at = committed_at - 3 * 3600 * 1000000::bigint]);
+sql($tokyo, q[select txid_current() from generate_series(1, 2)]) for 1 .. 3;
+sql($tokyo, q[do $$ begin for i in 1 .. 1200 loop perform txid_current(); commit; end loop; end $$]);
+converged(@nodes);
+$clocks[0]->set(0);
+$clocks[0]->over(sub { $tokyo->restart });
+ok($tokyo->poll_query_until('postgres', qq[select count(*) = 0 from braid.local_version where committed_at < extract(epoch from now() - interval '2 h') * 1000000]), 'what nobody asks for any more is forgotten')
+  or diag(sql($tokyo, 'select * from pg_replication_slots'));
+
+like(slurp_file($tokyo->logfile), qr/WARNING:  this node's clock is \d+ ms behind.*DETAIL:  The transaction gets a version that follows that change/s, 'a warning has said so');
+unlike(slurp_file($_->logfile), qr/PANIC|TRAP|panicked/, 'nothing broke at ' . $_->name) for @nodes;
+
+done_testing();
