@@ -154,10 +154,11 @@ select count(*) from shop.t where id >= 40 and id < 100;
 select * from braid.ingest(put('insert', 50, 'via shop', '0/E0', '2024-01-01T00:02:20Z', 'rome'), 'shop');
 select * from braid.ingest(put('insert', 51, 'ours', '0/E1', '2024-01-01T00:02:20Z', 'here'), 'shop');
 select node_name from braid.origin where source_name = 'shop' order by 1;
--- TRUNCATE.
+-- TRUNCATE: of rows that are older. From the second source on deletions are remembered.
+do $$ begin while not (select remembered from braid.deletions) loop perform pg_sleep(0.01); end loop; end $$;
 select * from braid.ingest(jsonb_build_object('operation', 'truncate', 'transaction', tx('0/F0', '2024-01-01T00:02:30Z'),
   'schemas', jsonb_build_array(put('insert', 1, 'x', '0/1', '2024-01-01T00:02:20Z')->'schema'), 'cascade', false, 'restart_identity', false), 'shop');
-select count(*) from shop.t;
+select id, v, (pg_xact_commit_timestamp(xmin) > '2024-01-01T00:02:30Z') as newer from shop.t order by id;
 
 -- Decoded here: not of this node's origin.
 create publication ingest for table shop.t;

@@ -88,7 +88,13 @@ create table braid.subscription (
     error_at timestamptz,
     -- The transaction to leave out: one whose commit ends at this position.
     skip_lsn pg_lsn,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    -- Noted by the manager once a minute: all had come that was committed at the provider before this; it was connected then. The latter is also
+    -- set by enable_subscription, for one that was given up.
+    caught_up_at timestamptz,
+    connected_at timestamptz,
+    -- Since when nothing is remembered for its sake: it was away for too long. Set by the manager, cleared by enable_subscription.
+    given_up_at timestamptz
 );
 comment on table braid.subscription is 'subscriptions of this node; connection strings are in here: not for everybody''s eyes';
 
@@ -586,7 +592,7 @@ create function braid.alter_subscription(
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
 comment on function braid.alter_subscription is 'changes a subscription; what is not named stays as it is';
 
-create function braid.enable_subscription(subscription_name name) returns void
+create function braid.enable_subscription(subscription_name name, after_away boolean default false) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'enable_subscription_wrapper';
 comment on function braid.enable_subscription is 'lets a subscription run, also one that an error stopped';
@@ -1085,7 +1091,7 @@ comment on function braid.copied_deletions is 'a part of the initial copy at ano
 create view braid.subscription_status as
 select s.subscription_name as name,
        s.provider_name as provider,
-       case when s.error_sqlstate is not null then 'error'
+       case when s.error_sqlstate is not null or s.given_up_at is not null then 'error'
             when not s.enabled then 'disabled'
             else coalesce(a.state, 'starting') end as state,
        case when a.provider_lsn is not null and a.applied_lsn is not null

@@ -20,6 +20,7 @@ use crate::catalog::with_settings;
 use crate::error::{self, PgError};
 use crate::origin;
 use crate::subscription::{execute, lsn_text, parse_lsn, rows_written};
+use crate::wake;
 
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.
 const LAST_SECOND: i64 = 253_370_764_800_000_000;
@@ -291,13 +292,17 @@ fn source_name(request: &Request<'_>, input: &Input) -> Result<String, PgError> 
 fn lock_source(source: &str) -> Result<u64, PgError> {
     let found = rows_written(
         "insert into braid.ingest_source as s (source_name) values ($1::name) \
-         on conflict (source_name) do update set last_at = s.last_at returning \"position\"::text",
+         on conflict (source_name) do update set last_at = s.last_at returning \"position\"::text, (last_at is null)::text",
         &[source.into()],
     )?;
-    found
-        .into_iter()
+    let row = found.into_iter().next().unwrap_or_default();
+    if row.get(1).is_some_and(|new| new.as_deref() == Some("true")) {
+        // Rows may have one more writer now.
+        wake::manager_at_commit();
+    }
+    row.into_iter()
         .next()
-        .and_then(|row| row.into_iter().next().flatten())
+        .flatten()
         .and_then(|text| parse_lsn(&text))
         .ok_or_else(|| PgError::new("XX000", "position of the source is missing"))
 }

@@ -5,6 +5,7 @@ mod applied;
 pub mod applier;
 mod appliers;
 pub mod apply;
+pub mod away;
 pub mod catalog;
 pub mod cleanup;
 pub mod clock;

@@ -18,7 +18,7 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
-use crate::{clock, latch, settings, supervisor, worker};
+use crate::{away, clock, latch, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -151,12 +151,17 @@ fn has_extension() -> Result<bool, PgError> {
 pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
     let mut reached = registry::now().saturating_add(EPOCH_DIFFERENCE);
     for id in subscriptions {
-        let caught_up = registry::subscription(*id)
-            .map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed));
-        if caught_up <= 0 {
+        let caught_up = match registry::subscription(*id)
+            .map_or(0, |entry| entry.caught_up_at.load(Ordering::Relaxed))
+        {
+            // Not since the server started.
+            0 => away::caught_up_before(*id)?,
+            at => Some(at.saturating_add(EPOCH_DIFFERENCE)),
+        };
+        let Some(caught_up) = caught_up else {
             return Ok(None);
-        }
-        reached = reached.min(caught_up.saturating_add(EPOCH_DIFFERENCE));
+        };
+        reached = reached.min(caught_up);
     }
     let sources = rows(
         "select coalesce(floor(extract(epoch from newest_at) * 1000000), 0)::bigint::text from braid.ingest_source \
@@ -182,7 +187,8 @@ pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
 /// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
 /// ever apart. When to look again, if that is soon.
 fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
-    let Some(reached) = arrived(subscriptions)? else {
+    let peers = away::look(subscriptions)?;
+    let Some(reached) = arrived(&peers.awaited)? else {
         return Ok(Some(PURGE_AGAIN));
     };
     let before = reached.saturating_sub(MARGIN_MICROS);
@@ -211,7 +217,8 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
         "delete from braid.copied_table where newest < $1",
         &[before.into()],
     )?;
-    Ok((forgotten >= PURGE_BATCH || copied >= PURGE_BATCH).then_some(BREATH))
+    let more = (forgotten >= PURGE_BATCH || copied >= PURGE_BATCH).then_some(BREATH);
+    Ok(more.or(peers.again))
 }
 
 /// Remove conflicts that are older than they are to be kept. When to look again.
@@ -307,7 +314,7 @@ struct State {
 
 fn read() -> Result<State, PgError> {
     let found = rows(
-        "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null)::text, \
+        "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null and given_up_at is null)::text, \
          md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
          disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",

@@ -37,6 +37,7 @@ static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static PEER_AWAY_LIMIT_S: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
@@ -111,7 +112,7 @@ fn of_appliers() -> [Int; 3] {
 }
 
 /// What conflicts take: room in the history, time of functions, and of commits that are to be newer than what they have read.
-fn of_conflicts() -> [Int; 4] {
+fn of_conflicts() -> [Int; 5] {
     [
         Int {
             name: c"braid.conflict_history_retention",
@@ -140,6 +141,15 @@ fn of_conflicts() -> [Int; 4] {
             range: (100, i32::MAX),
             context: GucContext::Sighup,
             flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.peer_away_limit",
+            short: c"Time after which nothing is remembered any more for the sake of a provider that is not connected.",
+            long: c"Its subscription stops then. 0: deletions and versions are remembered for as long as it takes.",
+            setting: &PEER_AWAY_LIMIT_S,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_S,
         },
         Int {
             name: c"braid.max_clock_wait",
@@ -397,6 +407,13 @@ pub fn conflict_function_timeout_ms() -> Option<i32> {
 #[must_use]
 pub fn querier_timeout() -> Duration {
     milliseconds(QUERIER_TIMEOUT_MS.get())
+}
+
+/// `braid.peer_away_limit` in seconds; `None` for no limit.
+#[must_use]
+pub fn peer_away_limit() -> Option<i32> {
+    let limit = PEER_AWAY_LIMIT_S.get();
+    (limit > 0).then_some(limit)
 }
 
 /// `braid.max_clock_wait`; `None` for never.

@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 
+use braid_pg::away;
 use braid_pg::catalog::query;
 use braid_pg::subscription::lsn_text;
 use pgrx::{pg_extern, pg_sys};
@@ -13,17 +14,30 @@ use super::node::check_name;
 use super::provider;
 use super::{required, required_name, run, server, wake_manager};
 
-/// braid.enable_subscription(subscription_name name)
+/// braid.enable_subscription(subscription_name name, after_away boolean)
 #[pg_extern(sql = false)]
-fn enable_subscription(subscription_name: Option<&CStr>) {
+fn enable_subscription(subscription_name: Option<&CStr>, after_away: Option<bool>) {
     run(|| {
         local::require_node()?;
         server::check_for_subscription()?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        let given_up = query(
+            "select provider_name from braid.subscription where subscription_id = $1::integer and given_up_at is not null",
+            &[Some(&subscription.id)],
+        );
+        if let (Some(provider), false) = (given_up.get(0, 0), after_away.unwrap_or(false)) {
+            return Err(Failure::state(format!(
+                "provider \"{provider}\" of subscription \"{}\" was away for longer than braid.peer_away_limit",
+                subscription.name
+            ))
+            .detail("What was deleted here is no longer remembered for its sake: changes that it made meanwhile can bring deleted rows back.")
+            .hint(away::HINT));
+        }
         query(
             "update braid.subscription set enabled = true, error_sqlstate = null, error_message = null, \
-                    error_detail = null, error_hint = null, error_lsn = null, error_at = null \
+                    error_detail = null, error_hint = null, error_lsn = null, error_at = null, \
+                    connected_at = case when given_up_at is null then connected_at else now() end, given_up_at = null \
               where subscription_id = $1::integer",
             &[Some(&subscription.id)],
         );
