@@ -16,7 +16,7 @@ use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
-use crate::subscription::{execute_counting, rows};
+use crate::subscription::{execute_counting, lsn_text, rows};
 use crate::tombstone::{self, collector};
 use crate::{away, clock, latch, settings, supervisor, worker};
 
@@ -219,6 +219,20 @@ fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
     )?;
     let more = (forgotten >= PURGE_BATCH || copied >= PURGE_BATCH).then_some(BREATH);
     Ok(more.or(peers.again))
+}
+
+/// Forget calls of conflict functions whose transaction is applied, and has not asked for them: the row was another one by then.
+fn purge_calls(subscriptions: &[u32]) -> Result<(), PgError> {
+    for id in subscriptions {
+        // What is confirmed does not come again.
+        let confirmed = registry::subscription(*id)
+            .map_or(0, |entry| entry.flushed_lsn.load(Ordering::Relaxed));
+        execute_counting(
+            "delete from braid.conflict_call where subscription_id = $1 and commit_lsn < $2::pg_lsn",
+            &[i64::from(*id).into(), lsn_text(confirmed).as_str().into()],
+        )?;
+    }
+    Ok(())
 }
 
 /// Remove conflicts that are older than they are to be kept. When to look again.
@@ -597,6 +611,9 @@ impl Manager {
         match error::transaction(|| purge_versions(known)) {
             Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),
+        }
+        if let Err(failure) = error::transaction(|| purge_calls(known)) {
+            failure.log("could not remove calls of conflict functions");
         }
         add_up_conflicts();
         pause = pause.min(purge_conflicts());
