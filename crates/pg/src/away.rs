@@ -17,11 +17,12 @@ use std::time::Duration;
 use pgrx::pg_sys;
 
 use crate::apply::EPOCH_DIFFERENCE;
-use crate::error::PgError;
+use crate::error::{self, PgError};
 use crate::registry::{self, Activity};
 use crate::settings;
-use crate::subscription::{execute_counting, rows, rows_written};
+use crate::subscription::{execute, execute_counting, rows, rows_written};
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);
 
@@ -38,12 +39,23 @@ pub struct Peers {
     pub again: Option<Duration>,
 }
 
-/// Note how far each provider was heard and that it is connected, and give up those that were away for too long. In a transaction of the
-/// caller's.
-///
-/// # Errors
-/// Whatever SPI says.
-pub fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
+/// Note how far each provider was heard and that it is connected, and give up those that were away for too long. Outside of a transaction.
+#[must_use]
+pub fn peers(subscriptions: &[u32]) -> Peers {
+    error::transaction(|| look(subscriptions)).unwrap_or_else(|failure| {
+        // Somebody is changing a subscription, and has not committed yet: then all are waited for, and it is looked again later.
+        if failure.sqlstate != LOCK_NOT_AVAILABLE {
+            failure.log("could not look which providers are away");
+        }
+        Peers {
+            awaited: subscriptions.to_vec(),
+            again: None,
+        }
+    })
+}
+
+fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
+    execute("set local lock_timeout = '100ms'", &[])?;
     for id in subscriptions {
         execute_counting(
             "update braid.subscription set caught_up_at = coalesce(to_timestamp($2::bigint / 1000000.0), caught_up_at), \

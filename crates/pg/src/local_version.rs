@@ -9,11 +9,11 @@
 //!
 //! | state | |
 //! |---|---|
-//! | `UNKNOWN` | since the server was started: who asks looks at the table, and may make it `NONE` |
+//! | `UNKNOWN` | since the server was started: who asks, the manager at the latest, looks at the table |
 //! | `NONE` | there were none when somebody looked |
-//! | `SOME` | set by who writes one, before that; never taken back while the server runs |
+//! | `SOME` | there were some, or set by who writes one, before that; never taken back while the server runs |
 //!
-//! `NONE` takes the place of `UNKNOWN` only, so it can't hide one that was written meanwhile. Who asks for the version of a
+//! Who has looked takes the place of `UNKNOWN` only, so `NONE` can't hide one that was written meanwhile. Who asks for the version of a
 //! transaction does so after its commit, hence after `SOME`.
 //!
 //! Rows under id 0 say up to where changes were applied here, where that is ahead of the clock: it is to be known again after a restart.
@@ -71,8 +71,8 @@ pub fn is_none() -> bool {
     registry::my_manager().is_some_and(|entry| entry.local_versions.load(Ordering::SeqCst) == NONE)
 }
 
-/// Whether any transaction may have one. Asks the table where nobody knows.
-fn may_be() -> bool {
+/// Whether any transaction may have one. Asks the table where nobody knows. In a transaction without a historic snapshot.
+pub fn may_be() -> bool {
     let entry = registry::my_manager();
     match entry.map(|entry| entry.local_versions.load(Ordering::SeqCst)) {
         Some(NONE) => return false,
@@ -94,9 +94,10 @@ fn may_be() -> bool {
             });
         }
     }
-    if let (false, Some(entry)) = (found, entry) {
+    if let Some(entry) = entry {
+        let known = if found { SOME } else { NONE };
         let versions = &entry.local_versions;
-        let _ = versions.compare_exchange(UNKNOWN, NONE, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = versions.compare_exchange(UNKNOWN, known, Ordering::SeqCst, Ordering::SeqCst);
     }
     found
 }

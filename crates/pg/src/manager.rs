@@ -13,12 +13,13 @@ use braid_bgworker::policy;
 use pgrx::pg_sys;
 
 use crate::apply::EPOCH_DIFFERENCE;
+use crate::away::Peers;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, lsn_text, rows};
 use crate::tombstone::{self, collector};
-use crate::{away, clock, latch, settings, supervisor, worker};
+use crate::{away, clock, latch, local_version, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -99,7 +100,11 @@ pub fn main(argument: pg_sys::Datum) {
     if let Err(failure) = error::transaction(tombstone::load) {
         failure.log("braid manager");
     }
-    if let Err(failure) = error::transaction(clock::remember) {
+    let remembered = error::transaction(|| {
+        local_version::may_be();
+        clock::remember()
+    });
+    if let Err(failure) = remembered {
         failure.log("could not look at the last commits");
     }
     let mut manager = Manager::default();
@@ -186,8 +191,7 @@ pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
 
 /// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
 /// ever apart. When to look again, if that is soon.
-fn purge_versions(subscriptions: &[u32]) -> Result<Option<Duration>, PgError> {
-    let peers = away::look(subscriptions)?;
+fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
     let Some(reached) = arrived(&peers.awaited)? else {
         return Ok(Some(PURGE_AGAIN));
     };
@@ -608,7 +612,8 @@ impl Manager {
         if let Err(failure) = crate::apply::tell_displacements() {
             failure.log("could not tell other nodes of rows that have left");
         }
-        match error::transaction(|| purge_versions(known)) {
+        let peers = away::peers(known);
+        match error::transaction(|| purge_versions(&peers)) {
             Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),
         }
