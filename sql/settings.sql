@@ -29,6 +29,7 @@ alter system set braid.conflict_history_retention = -1;
 alter system set braid.clock_skew_warning = -1;
 alter system set braid.clock_skew_limit = -1;
 alter system set braid.clock_skew_action = 'error';
+alter system set braid.parallel_apply = 'never';
 alter system set braid.max_parked = 0;
 alter system set braid.max_parked_size = 0;
 alter system set braid.retry_interval = 1;

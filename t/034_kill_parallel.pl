@@ -7,5 +7,5 @@ use Braid;
 use Kill;
 use Test::More;
 
-kill_in_mode('parallel', 'source');
+kill_in_mode('parallel', 'source', parallel_apply => 'auto');
 done_testing();

@@ -159,4 +159,22 @@ converged(@nodes);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history where recorded_at > (select max(done_at) from braid.repair_log)'), '0', 'no conflict is left behind');
 is($paris->safe_psql('postgres', 'select balance from account where id = 2'), '1000', 'the next change is applied');
 
+# What was deleted here does not come back, if the provider has only not heard of it yet.
+$tokyo->safe_psql('postgres', "select braid.disable_subscription('tokyo_from_paris')");
+$paris->safe_psql('postgres', 'delete from entry where account in (8, 9); delete from account where id in (8, 9)');
+ok($paris->poll_query_until('postgres', 'select bool_and(collected_lsn >= pg_current_wal_flush_lsn()) from braid.deletions'), 'what was deleted is collected');
+by_hand($paris, q[delete from account where id = 10]);
+is(compare($paris, 'account'), 5, 'two are deleted here only, one was lost, one is in the way of another');
+is(repair($paris, 'account', ', dry_run => true'), '1 4', 'one would be repaired');
+is(repair($paris, 'account'), '1 4', 'and is');
+is($paris->safe_psql('postgres', q[select dry_run, string_agg(key->>'id' || ' ' || action || coalesce(' ' || reason, ''), ', ' order by (key->>'id')::int) from braid.repair_log
+		where repair_id >= (select max(repair_id) - 1 from braid.repair_log) and key->>'id' in ('8', '9', '10') group by dry_run order by dry_run desc]), <<'EXPECTED' =~ s/\n\z//r, 'for this reason');
+t|8 kept deleted here later: to be repaired at the provider, 9 kept deleted here later: to be repaired at the provider, 10 inserted
+f|8 kept deleted here later: to be repaired at the provider, 9 kept deleted here later: to be repaired at the provider, 10 inserted
+EXPECTED
+is($paris->safe_psql('postgres', 'select string_agg(id::text, $$ $$ order by id) from account where id between 8 and 10'), '10', 'nothing comes back');
+$tokyo->safe_psql('postgres', "select braid.enable_subscription('tokyo_from_paris')");
+converged(@nodes);
+is($tokyo->safe_psql('postgres', 'select string_agg(id::text, $$ $$ order by id) from account where id between 8 and 10'), '10', 'the provider hears of it');
+
 done_testing();

@@ -332,7 +332,9 @@ pub fn repair(side: Side, sight: &Sight) -> Repair {
     }
 }
 
-fn as_version((timestamp, origin): &(i64, String)) -> Version<'_> {
+/// As it compares with others.
+#[must_use]
+pub fn as_version((timestamp, origin): &(i64, String)) -> Version<'_> {
     Version {
         timestamp: *timestamp,
         origin,

@@ -189,6 +189,18 @@ fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> De
     }
 }
 
+/// Whether a transaction can be committed as one with those before it, of which the last is `before`; each with `from_origin` as in
+/// [`decide_update`]. What the same commit has written is [`Local::Own`]: it is not compared, as the later change is the newer one. That
+/// holds for what its origin sends as its own. But a deletion of a row that has lost to another one has that row's version, and is sent
+/// when that is found: what was written to the row in between is newer.
+#[must_use]
+pub fn joins(before: (Version<'_>, bool), next: (Version<'_>, bool)) -> bool {
+    let ((before, from_origin), (next, next_from_origin)) = (before, next);
+    before.origin == next.origin
+        && from_origin == next_from_origin
+        && (from_origin || next > before)
+}
+
 /// A row comes where one was deleted.
 fn over_deletion(
     deleted: Version<'_>,
@@ -374,6 +386,17 @@ mod tests {
         timestamp: 11,
         origin: "a",
     };
+
+    #[test]
+    fn transactions_join_where_the_later_is_the_newer() {
+        assert!(joins((LATER, true), (A, true)), "whatever its clock did");
+        assert!(joins((A, false), (LATER, false)), "by another node");
+        assert!(!joins((LATER, false), (A, false)), "not as written");
+        assert!(!joins((A, false), (A, false)), "the same once more");
+        assert!(!joins((LATER, true), (A, false)), "what is told");
+        assert!(!joins((A, false), (LATER, true)), "nor after it");
+        assert!(!joins((A, true), (B, true)), "two nodes");
+    }
 
     #[test]
     fn versions_order_by_time_then_by_origin_bytes() {

@@ -6,6 +6,7 @@
 
 pub mod aggregate;
 pub mod applied;
+pub mod breadth;
 pub mod column_rule;
 pub mod compare;
 pub mod conflict;

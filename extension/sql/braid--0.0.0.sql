@@ -432,10 +432,18 @@ create table braid.conflict_rule (
     replicates boolean not null default false,
     -- A function was asked at some time: rows that it made may still be there.
     has_asked boolean not null default false,
+    -- When and at which node it was set: of two that are set for all nodes the newer one counts on all of them.
+    set_at timestamptz,
+    set_by name collate "C",
     unique nulls not distinct (relation, kind),
     check ((resolution = 'function') = (function_id is not null))
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
+
+-- Rules that are to count on all nodes: a row that is inserted is a message to those that receive from this one. It is deleted at once.
+create table braid.rule_change (content text not null);
+alter table braid.rule_change replica identity full;
+comment on table braid.rule_change is 'rules for conflicts on their way to the other nodes';
 
 create table braid.column_rule (
     relation regclass not null,
@@ -525,7 +533,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.column_rule, braid.conflict_value,
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -616,12 +624,19 @@ create function braid.set_conflict_resolution(
     kind text,
     resolution text,
     function regproc default null,
-    replicate boolean default false
+    replicate boolean default false,
+    on_all_nodes boolean default false
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_conflict_resolution_wrapper';
 comment on function braid.set_conflict_resolution is
-    'what is done about conflicts here: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
+    'what is done about conflicts here, or on all nodes: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
+
+-- What an applier does with such a rule of another node: JSON in UTF-8, as hexadecimal digits.
+create function braid.take_conflict_resolution(content text) returns void
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'take_conflict_resolution_wrapper';
+comment on function braid.take_conflict_resolution is 'sets a rule for conflicts that another node has set for all of them, unless a newer one is there';
 
 create function braid.set_column_rule(relation regclass, column_name name, rule text) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -1027,6 +1042,7 @@ create function braid.schedule_activity() returns table (
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
     width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint,
+    taking integer, rate_one double precision, rate_all double precision,
     questions bigint, fetched_columns bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
@@ -1282,6 +1298,9 @@ select s.subscription_name as subscription,
        d.width,
        round(d.width_mean::numeric, 1) as width_mean,
        d.width_max,
+       d.taking as appliers_taking,
+       round(d.rate_one::numeric) as rate_one,
+       round(d.rate_all::numeric) as rate_all,
        d.table_barriers,
        d.all_barriers,
        d.barriers_truncate,

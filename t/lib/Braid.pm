@@ -40,6 +40,8 @@ max_connections = 60
 max_wal_size = 1GB
 log_statement = none
 restart_after_crash = on
+# With little to do, one of several appliers would do it: what they do side by side is to be tested.
+braid.parallel_apply = always
 braid.retry_interval = 100ms
 braid.retry_interval_max = 1s
 CONF

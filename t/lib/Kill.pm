@@ -214,15 +214,17 @@ sub each_once
 	return;
 }
 
-# A minute of kills while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription.
+# A minute of kills while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
+# setting parallel_apply.
 sub kill_in_mode
 {
 	my ($mode, $order, %opt) = @_;
 	my $relaxed = $order eq 'relaxed';
+	my $spread = delete $opt{parallel_apply} // 'always';
 	kill_seed();
 	# A small buffer: what is large is applied while it comes. More appliers have more ahead of the mark.
 	my $tokyo = new_node('tokyo');
-	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
+	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nbraid.parallel_apply = $spread\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
 	ledger_tables($tokyo, $paris);
 	my $name = subscribe($paris, $tokyo, apply_mode => "'$mode'", commit_order => "'$order'", %opt);
 	start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');

@@ -9,6 +9,7 @@
 
 mod aggregate;
 mod applied;
+mod breadth;
 mod column_rule;
 mod consolidate;
 mod convergence;

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
+use braid_decoder::RULE_PREFIX;
 use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
@@ -42,8 +43,8 @@ use prepared::{Settled, Step};
 
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes elsewhere.
 const SPINS: u32 = 400;
-/// Small transactions are taken many at a time: to hand each to another process costs more than to apply it. Larger ones are
-/// taken one by one, so that they are applied side by side.
+/// Small transactions are taken many at a time: to hand each to another process mostly costs more than to apply it. Larger ones are
+/// taken one by one, so that they are applied side by side. Where the leader has found that all appliers are faster than one, so are small ones.
 const GRAIN: Grain = Grain { run: 128, small: 2 };
 /// What is joined into one transaction in batch mode: what is small beside the cost of a commit, and not so much that readers
 /// wait for it, or locks are held, for longer than some milliseconds.
@@ -79,8 +80,10 @@ impl Mode {
         }
     }
 
-    fn grain(self) -> Grain {
+    /// What is taken at once, of which `singly` says whether it is to be one by one, where that can be chosen.
+    fn grain(self, singly: bool) -> Grain {
         match self {
+            Self::Single if singly => Grain::ONE,
             Self::Single => GRAIN,
             Self::Batch => BATCH,
             Self::Aggregate => AGGREGATE,
@@ -90,14 +93,15 @@ impl Mode {
 
 /// What an applier takes at once in an apply mode.
 #[must_use]
-pub(crate) fn grain(apply_mode: &str) -> Grain {
-    Mode::of(apply_mode).grain()
+pub(crate) fn grain(apply_mode: &str, singly: bool) -> Grain {
+    Mode::of(apply_mode).grain(singly)
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
 /// Statistics are reported after about this many transactions of the stream.
 const STATISTICS_EVERY: u64 = 64;
-/// Attempts at a transaction that violates a constraint.
+/// Attempts at a transaction that violates a constraint each time: those that fail for something that passes by itself, another node that can't be
+/// asked, say, do not count.
 const CONFLICT_ATTEMPTS: u32 = 3;
 
 /// What the leader starts an applier with.
@@ -244,7 +248,7 @@ pub fn main(argument: pg_sys::Datum) {
     };
     // The leader waits for what the subscription asks for, once for many commits, before it confirms them; only one after the
     // other each commit waits for itself.
-    set(
+    worker::set(
         "synchronous_commit",
         if subscription.apply_mode == "serial" {
             &subscription.synchronous_commit
@@ -310,20 +314,6 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
     }
 }
 
-fn set(name: &str, value: &str) {
-    let c = |text: &str| std::ffi::CString::new(text).unwrap_or_default();
-    let (name, value) = (c(name), c(value));
-    // SAFETY: NUL-terminated strings; PostgreSQL copies them.
-    unsafe {
-        pg_sys::SetConfigOption(
-            name.as_ptr(),
-            value.as_ptr(),
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
-        );
-    }
-}
-
 /// Settings that make what arrives independent of this server's and the roles' own: as PostgreSQL's apply worker has them.
 pub fn prepare_settings() {
     for (name, value) in [
@@ -338,7 +328,7 @@ pub fn prepare_settings() {
         ("statement_timeout", "0"),
         ("idle_in_transaction_session_timeout", "0"),
     ] {
-        set(name, value);
+        worker::set(name, value);
     }
 }
 
@@ -414,12 +404,20 @@ impl Applier {
         !self.ring.stop_requested()
     }
 
+    fn claim(&self) -> Option<Run> {
+        let grain = self.mode.grain(self.ring.is_singly());
+        self.ring.claim_run(self.number, grain)
+    }
+
     fn next(&mut self) -> Option<Run> {
         if !self.tend_parked() {
             return None;
         }
-        if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
+        if let Some(run) = self.claim() {
             return self.housekeeping().then_some(run);
+        }
+        if !self.ring.takers().contains(&self.number) {
+            set_latches(&self.ring.left_behind());
         }
         self.show(ApplierState::Idle);
         let mut idle = true;
@@ -435,7 +433,7 @@ impl Applier {
                 return None;
             }
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
-            if let Some(run) = self.ring.claim_run(self.number, self.mode.grain()) {
+            if let Some(run) = self.claim() {
                 self.ring.applier_awake(self.number);
                 return Some(run);
             }
@@ -616,6 +614,7 @@ impl Applier {
     fn apply_until_done(&mut self, mut transaction: Transaction, next: u64) -> bool {
         let sequence = transaction.sequence;
         let mut at_turn = 0;
+        let mut violations = 0;
         let mut first = true;
         self.careful = false;
         loop {
@@ -696,7 +695,10 @@ impl Applier {
             let again = match policy::for_apply(&error.sqlstate) {
                 _ if self.subscription.disable_on_error => false,
                 Policy::Retry => true,
-                Policy::Conflict => at_turn < CONFLICT_ATTEMPTS,
+                Policy::Conflict => {
+                    violations += 1;
+                    violations < CONFLICT_ATTEMPTS
+                }
                 Policy::Reconnect | Policy::Stop => false,
             };
             if !again && self.parks(&transaction, &error) {
@@ -704,6 +706,7 @@ impl Applier {
                     return done;
                 }
                 at_turn = 0;
+                violations = 0;
                 continue;
             }
             if !again {
@@ -769,6 +772,8 @@ impl Applier {
             Err(failure) => {
                 error::abort();
                 session.forget_transaction();
+                // Rows may have left of which the others are yet to be told.
+                registry::wake_manager(registry::my_database());
                 failure.log(&format!(
                     "subscription \"{}\" could not make way for a transaction",
                     self.subscription.name
@@ -955,7 +960,14 @@ impl Applier {
                         session.truncate(&truncate)?;
                     }
                 }
-                Record::Message(_) if *begun => {}
+                Record::Message(message) if *begun => {
+                    if message.transactional
+                        && message.prefix == RULE_PREFIX
+                        && let Some(session) = self.session.as_mut()
+                    {
+                        session.take_rule(message.content)?;
+                    }
+                }
                 _ => {
                     return Err(PgError::new(
                         "08P01",

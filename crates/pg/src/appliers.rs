@@ -4,7 +4,6 @@
 //! to go takes no more transactions and ends by itself when it has none in hand; nobody is terminated before the whole group is.
 
 use std::mem::Discriminant;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::scaling::{Decision, Limits, Reason, Rule, Sample, Scaler};
@@ -186,9 +185,7 @@ impl Appliers {
     }
 
     fn look(&mut self, since: Duration) {
-        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let entry = self.entry;
-        let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
+        let rows = self.entry.rows();
         let done = u32::try_from(rows.saturating_sub(self.rows)).unwrap_or(u32::MAX);
         let seen = std::mem::take(&mut self.seen);
         let share = |part: u32| f64::from(part) / f64::from(seen.glances.max(1));

@@ -107,13 +107,8 @@ pub fn remember() -> Result<(), PgError> {
             let next = pg_sys::ReadNextFullTransactionId().value;
             for full in next.saturating_sub(REMEMBERED)..next {
                 let xid = u32::try_from(full & 0xffff_ffff).unwrap_or(0);
-                let (mut timestamp, mut origin) = (0, 0);
-                if xid >= pg_sys::FirstNormalTransactionId.into_inner()
-                    && pg_sys::TransactionIdGetCommitTsData(
-                        pg_sys::TransactionId::from_inner(xid),
-                        &raw mut timestamp,
-                        &raw mut origin,
-                    )
+                let data = local_version::commit_data(pg_sys::TransactionId::from_inner(xid));
+                if let Some((timestamp, origin)) = data
                     && (origin == 0 || origins.contains(&origin))
                 {
                     raise(timestamp);

@@ -33,6 +33,7 @@ pub mod secrecy;
 pub mod settings;
 mod split;
 pub mod subscription;
+mod subtransaction;
 pub mod supervisor;
 mod table_order;
 mod table_scan;

@@ -141,14 +141,21 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
 /// any more. In a transaction.
 #[must_use]
 pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
+    let (timestamp, origin) = commit_data(xid)?;
+    let own = || of(xid).map(|version| version.saturating_sub(EPOCH_DIFFERENCE));
+    Some((origin == 0).then(own).flatten().unwrap_or(timestamp))
+}
+
+/// What pg_commit_ts has of a transaction: its time (TimestampTz) and origin. `None` where it is forgotten, or never was there.
+#[must_use]
+pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
     let (mut timestamp, mut origin) = (0, 0);
-    // SAFETY: a look-up; an id that is not normal has no commit data.
+    // SAFETY: a plain look-up; an id that is not normal has no commit data.
     let known = unsafe {
         xid.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
             && pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
     };
-    let own = || of(xid).map(|version| version.saturating_sub(EPOCH_DIFFERENCE));
-    known.then(|| (origin == 0).then(own).flatten().unwrap_or(timestamp))
+    known.then_some((timestamp, origin))
 }
 
 /// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the

@@ -70,6 +70,8 @@ pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     let database = u32::try_from(argument.value()).unwrap_or(0);
     worker::connect(database);
+    // A standby that is away, which may be another node, is not to keep it from tending.
+    worker::set("synchronous_commit", "local");
     let Some(entry) = registry::manager(database) else {
         pgrx::log!("braid: too many databases");
         return;
@@ -387,6 +389,11 @@ impl Manager {
         let mut wait = INTERVAL;
         self.collect(state, entry, &mut wait);
         self.reap(wanted);
+        // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since
+        // until then this node lacks a row that others have.
+        if let Err(failure) = crate::apply::tell_displacements() {
+            failure.log("could not tell other nodes of rows that have left");
+        }
         for (id, led) in &mut self.leaders {
             let right = wanted
                 .iter()
@@ -608,10 +615,6 @@ impl Manager {
             return;
         }
         let mut pause = PURGE_INTERVAL;
-        // What an applier that was killed did not come to.
-        if let Err(failure) = crate::apply::tell_displacements() {
-            failure.log("could not tell other nodes of rows that have left");
-        }
         let peers = away::peers(known);
         match error::transaction(|| purge_versions(&peers)) {
             Ok(again) => pause = again.unwrap_or(pause),

@@ -768,6 +768,15 @@ pub fn release_subscription(entry: &SubscriptionEntry) {
 }
 
 impl SubscriptionEntry {
+    /// Rows written so far.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        [&self.inserts, &self.updates, &self.deletes]
+            .iter()
+            .map(|counter| counter.load(Ordering::Relaxed))
+            .sum()
+    }
+
     /// Read the entry with `read`. `None` when it was given back, or became another subscription's, meanwhile.
     #[must_use]
     pub fn consistent<T>(&self, read: impl FnOnce(&Self) -> T) -> Option<T> {

@@ -50,6 +50,20 @@ static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
+static PARALLEL_APPLY: GucSetting<ParallelApply> =
+    GucSetting::<ParallelApply>::new(ParallelApply::Auto);
+
+/// `braid.parallel_apply`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum ParallelApply {
+    /// One applier takes transactions where all of them are not faster.
+    #[name = c"auto"]
+    Auto,
+    /// Each applier takes transactions.
+    #[name = c"always"]
+    Always,
+}
+
 static REMEMBER_DELETIONS: GucSetting<RememberDeletions> =
     GucSetting::<RememberDeletions>::new(RememberDeletions::Auto);
 
@@ -230,6 +244,15 @@ fn register_choices() {
         GucFlags::empty(),
     );
     GucRegistry::define_enum_guc(
+        c"braid.parallel_apply",
+        c"Whether all appliers of a subscription take transactions.",
+        c"With auto, one of them does while all together are not faster, which is tried now and then as long as transactions wait. Where \
+          commits need no order all always do.",
+        &PARALLEL_APPLY,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
         c"braid.remember_deletions",
         c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
         c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
@@ -383,6 +406,12 @@ pub fn max_subscriptions() -> usize {
 #[must_use]
 pub fn conflict_history() -> bool {
     CONFLICT_HISTORY.get()
+}
+
+/// `braid.parallel_apply`.
+#[must_use]
+pub fn parallel_apply() -> ParallelApply {
+    PARALLEL_APPLY.get()
 }
 
 /// `braid.remember_deletions`.

@@ -243,6 +243,21 @@ pub fn reload_settings() -> bool {
     }
 }
 
+/// Set a setting of this process, whatever the database and the role say of it.
+pub fn set(name: &str, value: &str) {
+    let c = |text: &str| std::ffi::CString::new(text).unwrap_or_default();
+    let (name, value) = (c(name), c(value));
+    // SAFETY: NUL-terminated strings; PostgreSQL copies them.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
 /// Show `activity` for this process in pg_stat_activity.query.
 pub fn report_activity(activity: &str) {
     if let Ok(text) = std::ffi::CString::new(activity) {

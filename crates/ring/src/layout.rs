@@ -64,6 +64,10 @@ pub(crate) struct Header {
     pub(crate) start: AtomicU64,
     /// Appliers with a number below this may take transactions. Moved by the leader.
     pub(crate) active_appliers: AtomicU64,
+    /// Of these, so many do, those with the highest numbers. Moved by the leader.
+    pub(crate) taking: AtomicU64,
+    /// 1 when they are to take transactions one by one. Moved by the leader.
+    pub(crate) singly: AtomicU64,
     pub(crate) leader: LeaderWait,
     pub(crate) leader_pid: AtomicI32,
     /// 1 when everybody is to stop.

@@ -1,5 +1,6 @@
 //! The segment as all of its processes see it.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use crate::consumer::Transaction;
@@ -87,6 +88,7 @@ impl Ring {
         header
             .active_appliers
             .store(geometry.appliers as u64, Ordering::Relaxed);
+        header.taking.store(u64::MAX, Ordering::Relaxed);
         header.leader.reset();
         for slot in &header.slots {
             slot.wait.reset();
@@ -286,6 +288,36 @@ impl Ring {
         usize::try_from(self.header().active_appliers.load(Ordering::Acquire)).unwrap_or(1)
     }
 
+    /// Of the active appliers, let no more than `count` take transactions, those with the highest numbers: the first one may have other
+    /// things to do. The others stay and wait. After more were let, those in [`Ring::idle_appliers`] are to be woken.
+    pub fn set_taking(&self, count: usize) {
+        self.header()
+            .taking
+            .store(count.max(1) as u64, Ordering::SeqCst);
+    }
+
+    /// Have transactions taken one by one, or in runs.
+    pub fn set_singly(&self, singly: bool) {
+        self.header()
+            .singly
+            .store(u64::from(singly), Ordering::Release);
+    }
+
+    /// Whether transactions are to be taken one by one, however small they are.
+    #[must_use]
+    pub fn is_singly(&self) -> bool {
+        self.header().singly.load(Ordering::Acquire) != 0
+    }
+
+    /// The appliers that take transactions, by number.
+    #[must_use]
+    pub fn takers(&self) -> Range<usize> {
+        let active = self.active_appliers();
+        let count = self.header().taking.load(Ordering::SeqCst);
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(active);
+        active - count..active
+    }
+
     /// Say where the leader is.
     pub fn register_leader(&self, pid: i32, latch: usize) {
         self.header().leader.latch.store(latch, Ordering::Release);
@@ -337,7 +369,7 @@ impl Ring {
     /// or never joins others is taken alone.
     #[must_use]
     pub fn claim_run(&self, applier: usize, grain: Grain) -> Option<Run> {
-        if applier >= self.active_appliers() {
+        if !self.takers().contains(&applier) {
             return None;
         }
         let slot = self.slot(applier)?;
@@ -409,7 +441,7 @@ impl Ring {
             sequence,
             end,
             &header.leader,
-            self.waits(self.geometry.appliers),
+            self.waits(0..self.geometry.appliers),
         )
     }
 
@@ -436,15 +468,16 @@ impl Ring {
             |sequence| self.marked(sequence),
             |sequence| self.descriptor(sequence).end.load(Ordering::Acquire),
             &header.leader,
-            self.waits(self.geometry.appliers),
+            self.waits(0..self.geometry.appliers),
         )
     }
 
-    fn waits(&self, appliers: usize) -> impl Iterator<Item = &ApplierWait> + Clone {
+    fn waits(&self, appliers: Range<usize>) -> impl Iterator<Item = &ApplierWait> + Clone {
         self.header()
             .slots
+            .get(appliers)
+            .unwrap_or_default()
             .iter()
-            .take(appliers)
             .map(|slot| &slot.wait)
     }
 
@@ -455,23 +488,37 @@ impl Ring {
     }
 
     /// Latches of idle appliers that are to take what was published: one for each run that nobody has taken, and at least one
-    /// when no applier is busy. To be asked for after each publication, and after [`Ring::set_active_appliers`].
+    /// when no applier is busy. To be asked for after each publication, and after [`Ring::set_active_appliers`] and
+    /// [`Ring::set_taking`].
     #[must_use]
     pub fn idle_appliers(&self, grain: Grain) -> Wakes {
-        let active = self.active_appliers();
+        let takers = self.takers();
+        let count = takers.len() as u64;
         self.header()
             .counters
-            .idle(self.waits(active), |first, published, busy| {
+            .idle(self.waits(takers), |first, published, busy| {
                 let run = u64::from(grain.run);
                 let mut sum = 0_u64;
                 for sequence in first..=published {
                     sum += u64::from(grain.weight(self.descriptor(sequence)));
-                    if sum >= run * active as u64 {
+                    if sum >= run * count {
                         break;
                     }
                 }
                 (sum / run).max(u64::from(!busy))
             })
+    }
+
+    /// Latch of an applier that takes transactions, if something is left to take. For one that takes no more, when it has nothing in hand.
+    #[must_use]
+    pub fn left_behind(&self) -> Wakes {
+        let mut wakes = Wakes::default();
+        if self.header().counters.leaves_some()
+            && let Some(last) = self.slot(self.takers().end - 1)
+        {
+            wakes.push(last.wait.latch.load(Ordering::Acquire));
+        }
+        wakes
     }
 
     /// Latches of all appliers that are there.

@@ -179,6 +179,13 @@ impl Counters {
         wakes
     }
 
+    /// Whether something is published that nobody has taken. An applier that takes no more asks when it has committed what it had, and
+    /// wakes one that does: while it was busy, the leader may have counted on it ([`Counters::idle`]).
+    pub fn leaves_some(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.claimed.0.load(Ordering::Acquire) < self.published.0.load(Ordering::Acquire)
+    }
+
     /// `sequence` is committed, and the bytes before `end` are released. Returns whom to wake.
     pub fn commit<'a>(
         &self,

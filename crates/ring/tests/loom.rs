@@ -233,6 +233,43 @@ fn every_published_transaction_gets_an_idle_applier() {
     });
 }
 
+/// The leader counts on the second applier, which is busy, to take what it publishes; but only the first is to take any more.
+#[test]
+fn what_an_applier_leaves_behind_is_taken_by_another() {
+    check(3, || {
+        let group = Group::new(2);
+        group.counters.publish(1);
+        let taken = group
+            .counters
+            .claim(&group.appliers[1], |_| {}, |first, _| first);
+        assert_eq!(taken, Some((1, 1)));
+        let second = {
+            let group = Arc::clone(&group);
+            thread::spawn(move || {
+                group.commit(1);
+                if group.counters.leaves_some() {
+                    group.latches[1].set();
+                }
+            })
+        };
+        let first = {
+            let group = Arc::clone(&group);
+            thread::spawn(move || {
+                assert_eq!(group.claim(0), 2);
+                group.applier_waits_for(0, 1);
+                group.commit(2);
+            })
+        };
+        group.counters.publish(2);
+        let may_take = group.appliers.iter().take(1);
+        let wakes = group.counters.idle(may_take, |_, _, busy| u64::from(!busy));
+        group.set(&wakes);
+        group.leader_waits_for(2);
+        first.join().unwrap();
+        second.join().unwrap();
+    });
+}
+
 /// The leader waits for room that an open transaction releases.
 #[test]
 fn a_release_wakes_the_leader() {

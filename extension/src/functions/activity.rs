@@ -269,6 +269,9 @@ fn schedule_activity() -> TableIterator<
         name!(batch_max, i64),
         name!(consolidated, i64),
         name!(pieces, i64),
+        name!(taking, i32),
+        name!(rate_one, Option<f64>),
+        name!(rate_all, Option<f64>),
         name!(questions, i64),
         name!(fetched_columns, i64),
     ),
@@ -277,6 +280,9 @@ fn schedule_activity() -> TableIterator<
         process(entry.leader_pid.load(Ordering::Acquire))?;
         let schedule = &entry.schedule;
         let looks = count(&schedule.width_looks);
+        let tried = |rate: &AtomicU64| {
+            Some(f64::from_bits(rate.load(Ordering::Relaxed))).filter(|rate| *rate > 0.0)
+        };
         #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
         let mean = (looks > 0).then(|| count(&schedule.width_sum) as f64 / looks as f64);
         Some((
@@ -303,6 +309,9 @@ fn schedule_activity() -> TableIterator<
             count(&schedule.batch_max),
             count(&schedule.consolidated),
             count(&schedule.pieces),
+            i32::try_from(count(&schedule.taking)).unwrap_or(0),
+            tried(&schedule.rate_one),
+            tried(&schedule.rate_all),
             count(&entry.questions),
             count(&entry.fetched),
         ))

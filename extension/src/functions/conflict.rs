@@ -7,9 +7,9 @@ use pgrx::datum::AnyElement;
 use pgrx::{FromDatum, PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
-use super::{required, run};
+use super::{local, required, run};
 
-/// braid.set_conflict_resolution(relation regclass, kind text, resolution text, function regproc, replicate boolean)
+/// braid.set_conflict_resolution(relation regclass, kind text, resolution text, function regproc, replicate boolean, on_all_nodes boolean)
 #[pg_extern(sql = false)]
 fn set_conflict_resolution(
     relation: Option<pg_sys::Oid>,
@@ -17,6 +17,7 @@ fn set_conflict_resolution(
     resolution: Option<&str>,
     function: Option<pg_sys::Oid>,
     replicate: Option<bool>,
+    on_all_nodes: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
@@ -33,19 +34,97 @@ fn set_conflict_resolution(
             function.as_deref(),
             caller,
         )?;
+        let everywhere = on_all_nodes.unwrap_or(false);
+        let node = if everywhere {
+            Some(local::require_node()?)
+        } else {
+            local::find_node()
+        };
         let rule = Rule {
             relation: relation.as_deref(),
             kind: kind.map(Kind::name),
             resolution: resolution.map(Resolution::name),
             function: function.as_deref(),
             replicates: replicate.unwrap_or(false),
+            set_at: None,
+            set_by: node.as_ref().map_or("", |node| &node.name),
         };
         set(&rule);
-        match braid_pg::apply::announce_rules() {
-            Ok(()) => Ok(()),
-            Err(error) => error.raise(),
+        if everywhere {
+            tell(&rule);
         }
+        announce()
     });
+}
+
+/// braid.take_conflict_resolution(content text)
+#[pg_extern(sql = false)]
+fn take_conflict_resolution(content: &str) {
+    let caller = current_role();
+    run(|| {
+        let rows = query(
+            "select f.table_name, c.oid::text, f.rule ->> 'kind', f.rule ->> 'resolution', f.function_name, p.oid::text, f.rule ->> 'replicate', \
+                    f.rule ->> 'set_at', f.rule ->> 'set_by' \
+               from (select r.rule, \
+                            case when r.rule ->> 'table' is not null then format('%I.%I', r.rule ->> 'schema', r.rule ->> 'table') end as table_name, \
+                            case when r.rule ->> 'function' is not null \
+                                then format('%I.%I', r.rule ->> 'function_schema', r.rule ->> 'function') end as function_name \
+                       from (select convert_from(decode($1, 'hex'), 'UTF8')::jsonb as rule) r) f \
+               left join pg_namespace n on n.nspname = f.rule ->> 'schema' and n.nspname <> 'braid' \
+               left join pg_class c on c.relnamespace = n.oid and c.relname = f.rule ->> 'table' and c.relkind in ('r', 'p') \
+               left join pg_namespace m on m.nspname = f.rule ->> 'function_schema' \
+               left join pg_proc p on p.pronamespace = m.oid and p.proname = f.rule ->> 'function' and p.prorettype = c.reltype \
+                    and p.proargtypes = concat_ws(' ', c.reltype, c.reltype, c.reltype, 'braid.conflict'::regtype::oid)::oidvector",
+            &[Some(content)],
+        );
+        let cell = |column| rows.get(0, column);
+        let node = cell(8).unwrap_or_default();
+        let (relation, function) = (cell(1), cell(5));
+        if let (Some(table), None) = (cell(0), relation) {
+            Failure::new(
+                PgSqlErrorCode::ERRCODE_WARNING,
+                format!("node \"{node}\" has set a rule for conflicts of table {table} on all nodes, and there is no such table here"),
+            )
+            .hint("If it is made later, set the rule for it with braid.set_conflict_resolution.")
+            .warn();
+            return Ok(());
+        }
+        if let (Some(table), Some(name), None) = (cell(0), cell(4), function) {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
+                format!("there is no conflict function {name} for table {table} here"),
+            )
+            .detail(format!(
+                "Node \"{node}\" has set it for the table on all nodes."
+            ))
+            .hint("Create it here too, then run braid.enable_subscription, or braid.retry_parked where the transaction was parked."));
+        }
+        let kind = cell(2).map(parse_kind).transpose()?;
+        let resolution = cell(3).map(parse_resolution).transpose()?;
+        check_function((relation, kind), resolution, function, caller)?;
+        let rule = Rule {
+            relation,
+            kind: kind.map(Kind::name),
+            resolution: resolution.map(Resolution::name),
+            function,
+            replicates: cell(6) == Some("true"),
+            set_at: cell(7),
+            set_by: node,
+        };
+        if !set(&rule) {
+            return Ok(());
+        }
+        // For those that receive from here what others have changed.
+        pass_on(content);
+        announce()
+    });
+}
+
+fn announce() -> Outcome<()> {
+    match braid_pg::apply::announce_rules() {
+        Ok(()) => Ok(()),
+        Err(error) => error.raise(),
+    }
 }
 
 /// braid.row_image(row record), with the caller's rights.
@@ -63,6 +142,9 @@ struct Rule<'a> {
     resolution: Option<&'a str>,
     function: Option<&'a str>,
     replicates: bool,
+    /// When and at which node it was set; `None`: now.
+    set_at: Option<&'a str>,
+    set_by: &'a str,
 }
 
 pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -206,35 +288,58 @@ fn check_function(
     Ok(())
 }
 
-fn set(rule: &Rule<'_>) {
+/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. One without a resolution stays as the word that there is none.
+fn set(rule: &Rule<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(
-        "delete from braid.conflict_rule r where (r.relation is not distinct from $1::oid and r.kind is not distinct from $2 \
-             and not r.has_asked) \
-             or (r.relation is not null and not exists (select from pg_class c where c.oid = r.relation))",
+        "delete from braid.conflict_rule r where r.relation is not null and not exists (select from pg_class c where c.oid = r.relation)",
+        &[],
+    );
+    let replicates = if rule.replicates { "true" } else { "false" };
+    let set = query(
+        "insert into braid.conflict_rule as r (relation, kind, resolution, function_id, replicates, has_asked, set_at, set_by) \
+         values ($1::oid, $2, $3, $4::oid, $5::boolean, $4 is not null, coalesce($6::timestamptz, \
+            (select greatest(clock_timestamp(), max(o.set_at) + interval '1 microsecond') from braid.conflict_rule o \
+              where o.relation is not distinct from $1::oid and o.kind is not distinct from $2)), $7::name) \
+         on conflict (relation, kind) do update set resolution = excluded.resolution, function_id = excluded.function_id, \
+             replicates = excluded.replicates, has_asked = r.has_asked or excluded.has_asked, set_at = excluded.set_at, set_by = excluded.set_by \
+          where r.set_at is null or (r.set_at, r.set_by) < (excluded.set_at, excluded.set_by) \
+         returning 1",
+        &[
+            rule.relation,
+            rule.kind,
+            rule.resolution,
+            rule.function,
+            Some(replicates),
+            rule.set_at,
+            Some(rule.set_by),
+        ],
+    );
+    set.get(0, 0).is_some()
+}
+
+/// Tell the other nodes of a rule that was just set here.
+fn tell(rule: &Rule<'_>) {
+    let rows = query(
+        "select encode(convert_to(jsonb_build_object('schema', n.nspname, 'table', c.relname, 'kind', r.kind, 'resolution', r.resolution, \
+                'function_schema', m.nspname, 'function', p.proname, 'replicate', r.replicates, \
+                'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US\"+00\"'), 'set_by', r.set_by)::text, 'UTF8'), 'hex') \
+           from braid.conflict_rule r \
+           left join pg_class c on c.oid = r.relation left join pg_namespace n on n.oid = c.relnamespace \
+           left join pg_proc p on p.oid = r.function_id left join pg_namespace m on m.oid = p.pronamespace \
+          where r.relation is not distinct from $1::oid and r.kind is not distinct from $2",
         &[rule.relation, rule.kind],
     );
-    if rule.resolution.is_some() {
-        let replicates = if rule.replicates { "true" } else { "false" };
-        query(
-            "insert into braid.conflict_rule as r (relation, kind, resolution, function_id, replicates, has_asked) \
-             values ($1::oid, $2, $3, $4::oid, $5::boolean, $4 is not null) \
-             on conflict (relation, kind) do update set resolution = excluded.resolution, function_id = excluded.function_id, \
-                 replicates = excluded.replicates, has_asked = r.has_asked or excluded.has_asked",
-            &[
-                rule.relation,
-                rule.kind,
-                rule.resolution,
-                rule.function,
-                Some(replicates),
-            ],
-        );
-    } else {
-        // Rows that it has made are still to be known as such.
-        query(
-            "update braid.conflict_rule r set resolution = null, function_id = null \
-              where r.relation is not distinct from $1::oid and r.kind is not distinct from $2",
-            &[rule.relation, rule.kind],
-        );
+    if let Some(content) = rows.get(0, 0) {
+        pass_on(content);
     }
+}
+
+/// A row that is inserted is what is sent.
+fn pass_on(content: &str) {
+    query(
+        "insert into braid.rule_change (content) values ($1)",
+        &[Some(content)],
+    );
+    query("delete from braid.rule_change", &[]);
 }

@@ -14,6 +14,8 @@ sub compare
 	my ($self) = @_;
 	my @nodes = @{ $self->{members} };
 	my $differences = 0;
+	my $untold = join ' ', grep { !/ 0$/ } map { $_->name . ' ' . $_->safe_psql('postgres', 'select count(*) from braid.displacement') } @nodes;
+	diag("losers that other nodes are yet to be told of: $untold") if $untold ne '';
 	for my $table (@{ $self->{tables} })
 	{
 		my %digests = map { digest($_, $table) => 1 } @nodes;

@@ -1,11 +1,12 @@
 //! Batches (`apply_mode => 'batch'` and `'aggregate'`): what an applier has taken is committed as one local transaction where that
 //! goes.
 //!
-//! A batch ends early before a transaction of another origin. One that fails, for whatever reason, is rolled back, and its
+//! A batch ends early before a transaction of another origin, or one that is not newer for being later (`conflict::joins`). One that fails, for whatever reason, is rolled back, and its
 //! transactions are applied one by one: then only the one that can't be applied is held back, with its own position.
 
 use std::sync::atomic::Ordering;
 
+use braid_bgworker::conflict::{self, Version};
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_ring::{FrameRead, Run, Transaction};
 
@@ -245,7 +246,7 @@ impl Applier {
     }
 
     /// Take a transaction apart, whose frames stay where they are until it is committed. Its end; `None` when it can't join:
-    /// it has many frames or one that does not lie in one piece, or another origin than the batch.
+    /// it has many frames or one that does not lie in one piece, or another origin than the batch, say.
     fn gather<'a>(
         &mut self,
         mut transaction: Transaction,
@@ -272,7 +273,7 @@ impl Applier {
         Ok(None)
     }
 
-    /// Take a frame apart. False when its transaction has another origin than the batch.
+    /// Take a frame apart. False when its transaction can't join the batch.
     fn gather_frame<'a>(
         &mut self,
         frame: &'a [u8],
@@ -288,9 +289,13 @@ impl Applier {
             }
             match Record::read(tag, body)? {
                 Record::Begin(begin) if begins.len() == number => {
+                    let sent = |begin: &Begin<'a>| {
+                        let (timestamp, origin) = (begin.commit_timestamp, begin.origin);
+                        (Version { timestamp, origin }, origin.is_empty())
+                    };
                     if begins
-                        .first()
-                        .is_some_and(|first| first.origin != begin.origin)
+                        .last()
+                        .is_some_and(|last| !conflict::joins(sent(last), sent(&begin)))
                     {
                         return Ok(false);
                     }

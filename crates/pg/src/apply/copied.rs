@@ -144,38 +144,69 @@ pub fn row_version(
     place: pg_sys::ItemPointerData,
     role: pg_sys::Oid,
 ) -> Result<Option<RowVersion>, PgError> {
+    let mode = pg_sys::AclMode::from(pg_sys::ACL_SELECT);
+    with_table(relation, |table| {
+        // SAFETY: the table is open; in a transaction with a snapshot.
+        unsafe {
+            if (*(*table).rd_rel).relkind.cast_unsigned() != b'r' {
+                return Err(
+                    PgError::new("42809", "only rows of ordinary tables have a version").with_hint(
+                        "Of a partitioned table, ask for the partition: tableoid, ctid.",
+                    ),
+                );
+            }
+            if pg_sys::pg_class_aclcheck(relation, role, mode) != pg_sys::AclResult::ACLCHECK_OK {
+                return Err(PgError::new("42501", "permission denied for the table")
+                    .with_hint("Grant SELECT on it to whoever asks for versions of its rows."));
+            }
+            let snapshot = pg_sys::GetActiveSnapshot();
+            at_place(table, place, snapshot, |slot| version_in(table, slot))
+        }
+    })
+}
+
+/// The hash of the key of the row at a place of an ordinary table, also of one that was just written there. `None` where there is no such row, or it has no key.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn key_hash_at(
+    relation: pg_sys::Oid,
+    place: pg_sys::ItemPointerData,
+) -> Result<Option<u64>, PgError> {
+    with_table(relation, |table| {
+        // SAFETY: the table is open; in a transaction with a snapshot.
+        unsafe {
+            at_place(table, place, &raw mut pg_sys::SnapshotAnyData, |slot| {
+                Ok(hasher(table, slot)(relation.to_u32()))
+            })
+        }
+    })
+}
+
+pub(super) fn with_table<T>(
+    relation: pg_sys::Oid,
+    look: impl FnOnce(pg_sys::Relation) -> Result<T, PgError>,
+) -> Result<T, PgError> {
     let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-    // SAFETY: in a transaction with a snapshot; the table is closed before it ends. An error ends the transaction, and with it the
-    // lock.
+    // SAFETY: in a transaction; the table is closed before it ends. An error ends the transaction, and with it the lock.
     unsafe {
         let table = pg_sys::relation_open(relation, share);
-        let found = version_at(table, place, role);
+        let found = look(table);
         pg_sys::relation_close(table, share);
         found
     }
 }
 
 /// # Safety
-/// The relation is open; in a transaction with an active snapshot.
-unsafe fn version_at(
+/// The relation is an open table; in a transaction with an active snapshot.
+unsafe fn at_place<T>(
     table: pg_sys::Relation,
     mut place: pg_sys::ItemPointerData,
-    role: pg_sys::Oid,
-) -> Result<Option<RowVersion>, PgError> {
+    snapshot: pg_sys::Snapshot,
+    look: impl FnOnce(*mut pg_sys::TupleTableSlot) -> Result<Option<T>, PgError>,
+) -> Result<Option<T>, PgError> {
     // SAFETY: as the caller says; the slot is of the table's kind, and freed here. A line pointer that holds no row gives none.
     unsafe {
-        let oid = (*table).rd_id;
-        if (*(*table).rd_rel).relkind.cast_unsigned() != b'r' {
-            return Err(
-                PgError::new("42809", "only rows of ordinary tables have a version")
-                    .with_hint("Of a partitioned table, ask for the partition: tableoid, ctid."),
-            );
-        }
-        let mode = pg_sys::AclMode::from(pg_sys::ACL_SELECT);
-        if pg_sys::pg_class_aclcheck(oid, role, mode) != pg_sys::AclResult::ACLCHECK_OK {
-            return Err(PgError::new("42501", "permission denied for the table")
-                .with_hint("Grant SELECT on it to whoever asks for versions of its rows."));
-        }
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(table, pg_sys::ForkNumber::MAIN_FORKNUM);
         let Some(fetch) = (*(*table).rd_tableam).tuple_fetch_row_version else {
@@ -187,38 +218,24 @@ unsafe fn version_at(
             return Ok(None);
         }
         let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
-        let snapshot = pg_sys::GetActiveSnapshot();
         let there =
             pg_sys::ffi::pg_guard_ffi_boundary(|| fetch(table, &raw mut place, snapshot, slot));
-        let version = if there {
-            version_in(table, slot)
-        } else {
-            Ok(None)
-        };
+        let found = if there { look(slot) } else { Ok(None) };
         pg_sys::ExecDropSingleTupleTableSlot(slot);
-        version
+        found
     }
 }
 
 /// # Safety
 /// The slot holds a row of the table, which is open.
-unsafe fn version_in(
+pub(super) unsafe fn version_in(
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
 ) -> Result<Option<RowVersion>, PgError> {
     // SAFETY: as the caller says; one value and one mark a column.
     unsafe {
         let oid = (*table).rd_id;
-        let descriptor = (*table).rd_att;
-        let columns = identity_columns(table);
-        let (values, nulls): (Vec<_>, Vec<_>) = super::image::fields(slot)
-            .into_iter()
-            .map(|value| (value.unwrap_or(pg_sys::Datum::null()), value.is_none()))
-            .unzip();
-        let hash_as = |table: u32| {
-            let columns = columns.as_deref()?;
-            key_hash_of_row(table.into(), descriptor, columns, &values, &nulls)
-        };
+        let hash_as = hasher(table, slot);
         let hash = hash_as(oid.to_u32());
         let xid = writer(slot);
         let stamp = match (stamp_of(xid), hash) {
@@ -231,7 +248,7 @@ unsafe fn version_in(
                         Ok(found)
                     }
                 })?;
-                find(copied_from.into_iter().map(|from| from.hash(hash_as)))?
+                find(copied_from.into_iter().map(|from| from.hash(&hash_as)))?
             }
             (stamp @ Stamp::Known(_, origin), Some(hash)) if origin != 0 => {
                 BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hash))?
@@ -247,5 +264,28 @@ unsafe fn version_in(
             timestamp,
             node,
         }))
+    }
+}
+
+/// The hash of a row's key, as of a row of the table with the given OID; the row is read once.
+///
+/// # Safety
+/// The slot holds a row of the table, which is open; both stay so as long as hashes are asked for.
+pub(super) unsafe fn hasher(
+    table: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> impl Fn(u32) -> Option<u64> {
+    // SAFETY: as the caller says; one value and one mark a column.
+    unsafe {
+        let descriptor = (*table).rd_att;
+        let columns = identity_columns(table);
+        let (values, nulls): (Vec<_>, Vec<_>) = super::image::fields(slot)
+            .into_iter()
+            .map(|value| (value.unwrap_or(pg_sys::Datum::null()), value.is_none()))
+            .unzip();
+        move |as_table| {
+            let columns = columns.as_deref()?;
+            key_hash_of_row(as_table.into(), descriptor, columns, &values, &nulls)
+        }
     }
 }

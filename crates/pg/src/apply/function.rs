@@ -15,6 +15,7 @@ use braid_bgworker::policy::{self, Policy};
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
+use crate::subtransaction::Subtransaction;
 use crate::{ffi, settings};
 
 /// external_routine_exception
@@ -133,16 +134,9 @@ impl Callee {
         writes: Writes,
         about: &str,
     ) -> Result<Given, PgError> {
-        // SAFETY: as PL/pgSQL runs a block with exceptions: the caller's memory context and resource owner are put back after the
-        // subtransaction has begun and when it has ended.
-        let (context, owner) = unsafe {
-            let context = pg_sys::CurrentMemoryContext;
-            let owner = pg_sys::CurrentResourceOwner;
-            pg_sys::CommandCounterIncrement();
-            pg_sys::BeginInternalSubTransaction(std::ptr::null());
-            pg_sys::MemoryContextSwitchTo(context);
-            (context, owner)
-        };
+        // SAFETY: reads a variable of the process.
+        let context = unsafe { pg_sys::CurrentMemoryContext };
+        let subtransaction = Subtransaction::begin();
         let timer = Timer::start();
         let outcome = error::catch(|| {
             // SAFETY: in a transaction; the snapshot is popped here, or by the rollback.
@@ -157,19 +151,8 @@ impl Callee {
             }
         });
         let late = timer.stop();
-        // SAFETY: reads the state of the subtransaction; it is ended once, whatever was opened in it.
-        let wrote = unsafe {
-            let wrote = pg_sys::GetCurrentTransactionIdIfAny() != pg_sys::InvalidTransactionId;
-            pg_sys::MemoryContextSwitchTo(context);
-            if outcome.is_ok() && writes == Writes::Keep {
-                pg_sys::ReleaseCurrentSubTransaction();
-            } else {
-                pg_sys::RollbackAndReleaseCurrentSubTransaction();
-            }
-            pg_sys::MemoryContextSwitchTo(context);
-            pg_sys::CurrentResourceOwner = owner;
-            wrote
-        };
+        let wrote = subtransaction.has_written();
+        subtransaction.end(outcome.is_ok() && writes == Writes::Keep);
         match outcome {
             Ok(row) => Ok(Given { row, wrote }),
             Err(_) if late => {

@@ -29,6 +29,7 @@ mod in_the_way;
 mod key_hash;
 mod key_order;
 mod lookup;
+pub(crate) mod meanwhile;
 mod merge;
 mod number_map;
 mod partition;
@@ -48,6 +49,7 @@ use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::copy_snapshot::CopySnapshot;
 use braid_bgworker::parked::Touch;
 use braid_bgworker::table_order::TableOrder;
@@ -70,14 +72,13 @@ use peer::{Peers, Source};
 use relation::{LocalRelation, RemoteRelation};
 use table::{OpenTable, RowValues};
 use user::UserSwitch;
-use version::OriginNames;
 use window::Window;
 
 pub use attach::Versions;
 pub use batch::store as store_versions;
 pub use column_rules::{adds_up, has_order};
 pub use consolidate::Item;
-pub use copied::{RowVersion, row_version};
+pub use copied::{RowVersion, key_hash_at, row_version};
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;
@@ -85,7 +86,7 @@ pub use in_the_way::is_in_the_way;
 pub use key_hash::{copied_hash, key_hash_of_row, table_hash};
 pub use relation::find as find_table;
 pub use rules::announce as announce_rules;
-pub use version::{COPIED, node_of_origin};
+pub use version::{COPIED, OriginNames, node_of_origin};
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
@@ -467,18 +468,25 @@ impl Session {
         self.batches.begin();
     }
 
-    /// What follows `begin` joins the open batch. False, and nothing has happened, when it can't: it has another origin.
+    /// What follows `begin` joins the open batch. False, and nothing has happened, when it can't: it has another origin, or a version
+    /// that is not the newer one for being later.
     pub fn join(&mut self, begin: &Begin<'_>) -> bool {
-        let origin = if begin.origin.is_empty() {
-            &*self.provider
-        } else {
-            begin.origin
+        let from_origin = begin.origin.is_empty();
+        let next = Version {
+            timestamp: begin.commit_timestamp,
+            origin: if from_origin {
+                &self.provider
+            } else {
+                begin.origin
+            },
         };
-        if self
-            .current
-            .as_ref()
-            .is_none_or(|current| &*current.origin != origin)
-        {
+        let joins = self.current.as_ref().is_some_and(|current| {
+            conflict::joins(
+                (change::version(current), current.from_origin),
+                (next, from_origin),
+            )
+        });
+        if !joins {
             return false;
         }
         self.show(begin);

@@ -4,8 +4,9 @@
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use pgrx::pg_sys;
 
+use super::Session;
 use crate::error::PgError;
-use crate::subscription::rows;
+use crate::subscription::{execute, rows};
 
 /// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all.
 const RULES: &str = "\
@@ -58,6 +59,21 @@ pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
         });
     }
     Ok(Rules::new(&rules).with_merged_rows(asked))
+}
+
+impl Session {
+    /// Set a rule that was set at another node for all of them, as it stands in its message.
+    ///
+    /// # Errors
+    /// 42883 where its function is not here; what else setting it can end with.
+    pub fn take_rule(&mut self, content: &[u8]) -> Result<(), PgError> {
+        self.flush()?;
+        let content = String::from_utf8_lossy(content);
+        execute(
+            "select braid.take_conflict_resolution($1)",
+            &[content.as_ref().into()],
+        )
+    }
 }
 
 /// Rules were changed by the transaction in hand: once it has committed, every process that applies reads them again.

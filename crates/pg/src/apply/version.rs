@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use pgrx::pg_sys;
 
 use super::decode::EPOCH_DIFFERENCE;
-use crate::local_version;
+use crate::local_version::{self, commit_data};
 use crate::origin::OriginId;
 
 /// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
@@ -100,20 +100,13 @@ impl Stamp {
 /// The version that a transaction gives to what it writes.
 #[must_use]
 pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
-    let mut timestamp = 0;
-    let mut origin: pg_sys::RepOriginId = 0;
-    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
-    unsafe {
-        if pg_sys::TransactionIdIsCurrentTransactionId(xid) {
-            return Stamp::Own;
-        }
-        if xid.into_inner() < pg_sys::FirstNormalTransactionId.into_inner()
-            || !pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
-            || origin == COPIED
-        {
-            return Stamp::Unversioned;
-        }
+    // SAFETY: looks at the transaction in hand.
+    if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } {
+        return Stamp::Own;
     }
+    let Some((timestamp, origin)) = commit_data(xid).filter(|(_, origin)| *origin != COPIED) else {
+        return Stamp::Unversioned;
+    };
     let own = if origin == 0 {
         local_version::of(xid)
     } else {
@@ -126,14 +119,7 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
 /// Whether this transaction was an initial copy's.
 #[must_use]
 pub fn is_copied(xid: pg_sys::TransactionId) -> bool {
-    let mut timestamp = 0;
-    let mut origin: pg_sys::RepOriginId = 0;
-    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
-    unsafe {
-        xid.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
-            && pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
-            && origin == COPIED
-    }
+    commit_data(xid).is_some_and(|(_, origin)| origin == COPIED)
 }
 
 /// Names of nodes by origin number, looked up once.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::version::COPIED;
+use crate::local_version::commit_data;
 use crate::tombstone::collector;
 use crate::{latch, registry};
 
@@ -120,11 +121,5 @@ unsafe fn class_writer(table: pg_sys::Oid) -> Option<pg_sys::TransactionId> {
 
 /// Whether an applier wrote that: then it has waited for what was before it.
 fn was_applied(writer: pg_sys::TransactionId) -> bool {
-    let mut timestamp = 0;
-    let mut origin = 0;
-    // SAFETY: a plain look-up of a normal transaction id.
-    let known = unsafe {
-        pg_sys::TransactionIdGetCommitTsData(writer, &raw mut timestamp, &raw mut origin)
-    };
-    known && origin != 0 && origin != COPIED
+    commit_data(writer).is_some_and(|(_, origin)| origin != 0 && origin != COPIED)
 }

@@ -6,22 +6,28 @@
 
 use std::cell::RefCell;
 
-use braid_bgworker::compare::{Key, Repair, Side, Sight, repair};
+use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
+use pgrx::pg_sys;
 
 use super::explained;
 use super::table::{At, Row, SETTINGS, Table};
-use crate::apply::Versions;
+use crate::apply::{OriginNames, Versions, key_hash_at, table_hash};
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::ingest::stamp;
-use crate::libpq::Connection;
+use crate::libpq::{Connection, Rows};
 use crate::origin;
 use crate::subscription::Subscription;
+use crate::subtransaction;
+use crate::tombstone::{self, Seen};
 
 /// Rows of a step.
 const STEP_ROWS: usize = 50;
 /// Stands for repairs among the sources that have origins: no source of `braid.ingest` can have a slash in its name.
 const SOURCE: &str = "braid/repair";
+
+const KEPT_BY_TRIGGER: &str = "a trigger of the table kept it";
+const DELETED: &str = "deleted here later: to be repaired at the provider";
 
 /// What to repair, and how.
 #[derive(Debug)]
@@ -297,7 +303,7 @@ impl State {
         let (here, there) = (values(here), values(there));
         let (action, sql) = match repair(self.request.side, &sight) {
             Repair::Keep(reason) => return Ok(("kept", Some(reason))),
-            Repair::Insert => ("inserted", Some(self.table.insert_sql(&there))),
+            Repair::Insert => return self.insert(&there, &sight),
             Repair::Delete => ("deleted", Some(self.table.delete_sql(&difference.key))),
             Repair::Update => (
                 "updated",
@@ -307,15 +313,69 @@ impl State {
         let Some(sql) = sql.filter(|_| !self.request.dry_run) else {
             return Ok((action, None));
         };
-        let role = [("session_replication_role", "replica")];
-        let rows = with_settings(&role, || -> Result<_, PgError> {
-            Ok(self.table.run_here(&format!("{sql} returning 1")))
-        })?;
+        let rows = self.write(&format!("{sql} returning 1"))?;
         Ok(if rows.is_empty() {
-            ("left", Some("a trigger of the table kept it"))
+            ("left", Some(KEPT_BY_TRIGGER))
         } else {
             (action, None)
         })
+    }
+
+    fn write(&self, sql: &str) -> Result<Rows, PgError> {
+        let role = [("session_replication_role", "replica")];
+        with_settings(&role, || Ok(self.table.run_here(sql)))
+    }
+
+    /// Write a row that is not here, unless it was deleted here later than its version says. Deletions are known by the row as it is stored,
+    /// in whichever partition: so it is written first, and taken back, also when it is only to be said what would be done.
+    fn insert(
+        &self,
+        values: &[Option<String>],
+        sight: &Sight,
+    ) -> Result<(&'static str, Option<&'static str>), PgError> {
+        let sql = self.table.insert_sql(values);
+        let theirs = sight.there.as_ref().and_then(|row| row.version.as_ref());
+        subtransaction::attempt(|| {
+            let rows = self.write(&format!("{sql} returning tableoid::oid::text, ctid::text"))?;
+            let Some((relation, place)) = rows
+                .get(0, 0)
+                .and_then(|oid| oid.parse::<u32>().ok())
+                .zip(rows.get(0, 1).and_then(parse_place))
+            else {
+                return Ok((("left", Some(KEPT_BY_TRIGGER)), false));
+            };
+            let deleted = match self.request.side {
+                Side::Newest => self.deletion(relation.into(), place)?,
+                Side::Provider => None,
+            };
+            // Who has no version is older than whatever is remembered.
+            let is_newer =
+                |deleted: &_| theirs.is_none_or(|theirs| as_version(deleted) > as_version(theirs));
+            if deleted.as_ref().is_some_and(is_newer) {
+                return Ok((("kept", Some(DELETED)), false));
+            }
+            Ok((("inserted", None), !self.request.dry_run))
+        })
+    }
+
+    /// The newest deletion that is remembered of the row at this place, or of all rows of its table.
+    fn deletion(
+        &self,
+        relation: pg_sys::Oid,
+        place: pg_sys::ItemPointerData,
+    ) -> Result<Option<(i64, String)>, PgError> {
+        let hashes = [
+            key_hash_at(relation, place)?,
+            Some(table_hash(relation.to_u32())),
+        ];
+        let mut names = OriginNames::new(&self.request.local_node);
+        let mut newest = None;
+        for hash in hashes.into_iter().flatten() {
+            let found = tombstone::find(hash, Seen::Committed)?;
+            let found = found.map(|(at, origin)| (at, names.node(origin).to_owned()));
+            newest = newest.max(found);
+        }
+        Ok(newest)
     }
 
     /// Write down what was done, with both rows as they were compared.
@@ -362,6 +422,14 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Of the text `(block,number)`.
+fn parse_place(text: &str) -> Option<pg_sys::ItemPointerData> {
+    let (block, number) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+    let mut place = pg_sys::ItemPointerData::default();
+    pgrx::itemptr::item_pointer_set_all(&mut place, block.parse().ok()?, number.parse().ok()?);
+    Some(place)
 }
 
 /// The provider's time.

@@ -10,6 +10,7 @@ use pgrx::pg_sys;
 use super::source::{Published, Source};
 use crate::apply::user::UserSwitch;
 use crate::compat;
+use crate::decoding::deletions::identity_columns;
 use crate::error::PgError;
 use crate::libpq::{CopyData, CopyMessage, quote_identifier};
 use crate::rate_limit::Limiter;
@@ -62,6 +63,16 @@ pub struct Copied {
     pub rows: u64,
     /// Bytes received.
     pub bytes: u64,
+}
+
+/// What came of filling a table.
+pub struct Filled {
+    /// How much it was.
+    pub copied: Copied,
+    /// As it was given, in its transaction.
+    pub source: Source,
+    /// The columns that were filled.
+    pub columns: Vec<String>,
 }
 
 /// Where COPY's rows come from. COPY's callback has no argument of its own.
@@ -245,7 +256,7 @@ impl Target {
         Ok(())
     }
 
-    /// Fill the table from the provider. Ends with the process's own user again. The source comes back as it was, in its transaction.
+    /// Fill the table from the provider. Ends with the process's own user again.
     ///
     /// # Errors
     /// Those of the provider and of COPY; 42703 when a published column is missing here.
@@ -257,7 +268,7 @@ impl Target {
         run_as: Option<u32>,
         counters: Option<&'static TableEntry>,
         limiter: Limiter,
-    ) -> Result<(Copied, Source), PgError> {
+    ) -> Result<Filled, PgError> {
         let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
         // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
         unsafe {
@@ -301,7 +312,11 @@ impl Target {
                 rows,
                 bytes: feed.copied.bytes,
             };
-            Ok((copied, feed.source))
+            Ok(Filled {
+                copied,
+                source: feed.source,
+                columns,
+            })
         }
     }
 
@@ -339,6 +354,136 @@ impl Target {
         };
         subscription::execute(&format!("grant select, insert on {STAGING} to {role}"), &[])?;
         Ok(pg_sys::Oid::from(oid))
+    }
+
+    /// Keep whoever writes to the table from it until the transaction ends, and wait for those who are at it.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn lock_out_writers(&self) -> Result<(), PgError> {
+        let command = format!("lock table {} in share row exclusive mode", self.quoted());
+        subscription::execute(&command, &[])
+    }
+
+    /// The tables that hold its rows.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn leaves(&self) -> Result<Vec<u32>, PgError> {
+        if !self.partitioned {
+            return Ok(vec![self.oid.to_u32()]);
+        }
+        let found = subscription::rows(
+            "select p.relid::oid::text from pg_partition_tree($1::oid::regclass) p, pg_class c \
+             where p.isleaf and c.oid = p.relid and c.relkind = 'r'",
+            &[i64::from(self.oid.to_u32()).into()],
+        )?;
+        let oid = |row: Vec<Option<String>>| row.first()?.as_ref()?.parse().ok();
+        Ok(found.into_iter().filter_map(oid).collect())
+    }
+
+    /// Remove rows of one of the tables that hold them, by their places.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn remove(&self, leaf: u32, places: &[String]) -> Result<(), PgError> {
+        if places.is_empty() {
+            return Ok(());
+        }
+        let name = subscription::rows(
+            "select quote_ident(nspname) || '.' || quote_ident(relname) from pg_class c \
+             join pg_namespace n on n.oid = relnamespace where c.oid = $1::oid",
+            &[i64::from(leaf).into()],
+        )?;
+        let Some(name) = name.first().and_then(|row| row.first()?.clone()) else {
+            return Err(gone());
+        };
+        let mut user = UserSwitch::default();
+        user.work_as(self.owner);
+        for piece in places.chunks(1000) {
+            let places = format!("{{\"{}\"}}", piece.join("\",\""));
+            subscription::execute(
+                &format!("delete from only {name} where ctid = any ($1::tid[])"),
+                &[places.into()],
+            )?;
+        }
+        user.restore();
+        Ok(())
+    }
+
+    /// Merge once more, when rows have left of which there were others. How many came.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn merge_again(&self, columns: &[String], run_as: Option<u32>) -> Result<u64, PgError> {
+        let mut user = UserSwitch::default();
+        user.work_as(run_as.map_or(self.owner, pg_sys::Oid::from));
+        let rows = self.merge(columns)?;
+        user.restore();
+        Ok(rows)
+    }
+
+    /// That each row that was to be merged is here, or another one of its key. What a further unique key keeps out is not.
+    ///
+    /// # Errors
+    /// 23505 when one is missing.
+    pub fn check_all_came(&self) -> Result<(), PgError> {
+        let Some(key) = self.identity()? else {
+            return Ok(());
+        };
+        let key: Vec<String> = key
+            .iter()
+            .map(|name| quote_identifier(name))
+            .map(|name| format!("t.{name} = s.{name}"))
+            .collect();
+        let question = format!(
+            "select count(*)::text from {STAGING} s where not exists (select from {}.{} t where {})",
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name),
+            key.join(" and ")
+        );
+        let mut user = UserSwitch::default();
+        user.work_as(self.owner);
+        let found = subscription::rows(&question, &[])?;
+        user.restore();
+        let missing = found.first().and_then(|row| row.first()?.clone());
+        match missing.as_deref() {
+            Some("0") => Ok(()),
+            missing => Err(PgError::new(
+                "23505",
+                format!(
+                    "rows that are in table \"{}\" here keep {} of the provider's out, by a unique key or an exclusion constraint",
+                    self.shown(),
+                    missing.unwrap_or("some")
+                ),
+            )),
+        }
+    }
+
+    /// The columns of the key that identifies its rows.
+    fn identity(&self) -> Result<Option<Vec<String>>, PgError> {
+        // SAFETY: the table is locked since `lock`.
+        let columns = unsafe {
+            let relation = pg_sys::relation_open(self.oid, NO_LOCK);
+            let columns = identity_columns(relation);
+            pg_sys::relation_close(relation, NO_LOCK);
+            columns
+        };
+        let Some(columns) = columns else {
+            return Ok(None);
+        };
+        let found = subscription::rows(
+            "select attname::text from pg_attribute where attrelid = $1::oid and attnum = any ($2::int2[])",
+            &[
+                i64::from(self.oid.to_u32()).into(),
+                format!("{columns:?}")
+                    .replace('[', "{")
+                    .replace(']', "}")
+                    .into(),
+            ],
+        )?;
+        let name = |row: Vec<Option<String>>| row.into_iter().next().flatten();
+        Ok(Some(found.into_iter().filter_map(name).collect()))
     }
 
     /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.

@@ -29,18 +29,23 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The source of origins for nodes that nothing comes from.
 const SOURCE: &str = "braid/copy";
 
-/// Bring along what is not known of the rows that were just copied.
+/// Bring along what is not known of the rows that were just copied. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
+/// was asked for.
 ///
 /// # Errors
 /// The provider's; 40001 where it has not collected its deletions in time.
-pub fn bring_along(task: &Task, published: &Published, source: &mut Source) -> Result<(), PgError> {
-    let Some(since) = since(task.subscription)? else {
-        return Ok(());
+pub fn bring_along(
+    task: &Task,
+    published: &Published,
+    source: &mut Source,
+) -> Result<Option<i64>, PgError> {
+    let Some(reaches) = since(task.subscription)? else {
+        return Ok(None);
     };
     if !may_ask(source)? {
-        return Ok(());
+        return Ok(None);
     }
-    let since = since.div_euclid(1_000_000);
+    let since = reaches.div_euclid(1_000_000);
     let mut nodes = Nodes::new()?;
     let mut newest = registry::now().saturating_add(EPOCH_DIFFERENCE);
 
@@ -72,7 +77,15 @@ pub fn bring_along(task: &Task, published: &Published, source: &mut Source) -> R
             ],
         )?;
     }
-    Ok(())
+    Ok(Some(reaches))
+}
+
+/// Whether changes of others than the provider come here.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn others_write(subscription: u32) -> Result<bool, PgError> {
+    Ok(since(subscription)?.is_some())
 }
 
 /// Nothing that is older than this (microseconds since 1970-01-01 UTC) comes from another node; `None` where nothing does.

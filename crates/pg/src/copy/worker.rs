@@ -1,16 +1,17 @@
 //! A copy worker: one table, then it ends. Started by the [`Coordinator`](super::Coordinator), which learns from the catalog what
 //! came of it.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::policy;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use super::load::{self, Copied, Filling, Purpose, Target};
+use super::load::{self, Copied, Filled, Filling, Purpose, Target};
 use super::source::{OwnRows, Published, Source};
 use super::{is_permanent, try_lock, versions};
-use crate::apply::COPIED;
+use crate::apply::{COPIED, is_in_the_way, meanwhile};
 use crate::error::{self, PgError};
 use crate::rate_limit::Limiter;
 use crate::registry;
@@ -99,6 +100,8 @@ fn pin_settings() -> Result<(), PgError> {
         (c"xmloption", "content"),
         (c"statement_timeout", "0"),
         (c"lock_timeout", "0"),
+        // Of two that wait for each other an applier, or a session, gives way: it has less to do again.
+        (c"deadlock_timeout", "10s"),
         // Nothing before the last commit needs to last: a table that is not ready is copied again.
         (c"synchronous_commit", "off"),
     ] {
@@ -117,6 +120,10 @@ fn run(task: &Task) -> Result<(), PgError> {
     let Some(start) = error::transaction(|| begin(task))? else {
         return Ok(());
     };
+    let others_write = error::transaction(|| versions::others_write(task.subscription))?;
+    if others_write {
+        begin_others(task)?;
+    }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
     let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
     let since = match &start.began_at {
@@ -142,7 +149,8 @@ fn run(task: &Task) -> Result<(), PgError> {
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
-    error::transaction(|| {
+    let filled = Cell::new(None);
+    let outcome = error::transaction(|| {
         let purpose = if start.truncate {
             Purpose::Truncate
         } else {
@@ -156,18 +164,89 @@ fn run(task: &Task) -> Result<(), PgError> {
             Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
             _ => (Filling::Empty, lsn),
         };
+        filled.set(Some(filling));
         let run_as = start
             .subscription
             .run_as_owner
             .then_some(start.subscription.owner);
         let limiter = Limiter::new(task.subscription);
-        let (copied, mut source) =
-            target.fill(source, &published, filling, run_as, counters, limiter)?;
-        versions::bring_along(task, &published, &mut source)?;
+        let mut done = target.fill(source, &published, filling, run_as, counters, limiter)?;
+        let reaches = versions::bring_along(task, &published, &mut done.source)?;
+        // While it was emptied nobody could write.
+        if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
+            target.lock_out_writers()?;
+        }
+        if filling == Filling::Beside {
+            // What was in the way of one may be gone again.
+            done.copied.rows += target.merge_again(&done.columns, run_as)?;
+            target.check_all_came()?;
+        }
+        if let Some(since) = reaches.filter(|_| filling != Filling::Truncate) {
+            settle(task, &target, filling, (since, run_as), &mut done)?;
+        }
         // Beside what is here, what was recorded with the first attempt's position stays.
         let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
-        finish(task, (lsn, snapshot), copied)
-    })
+        finish(task, (lsn, snapshot), done.copied)
+    });
+    let Err(met) = outcome else {
+        return Ok(());
+    };
+    let may_pass = others_write
+        && filled.get() == Some(Filling::Empty)
+        && is_in_the_way(&met.sqlstate)
+        && error::transaction(|| Target::lock(task.relation, Purpose::Fill)?.is_empty())
+            .is_ok_and(|is_empty| !is_empty);
+    if !may_pass {
+        return Err(met);
+    }
+    // Another node's row, by its own subscription. Beside it the table is filled at the next attempt.
+    Err(
+        PgError::new("40001", "a row that was copied was written here meanwhile")
+            .with_detail(met.message)
+            .with_hint("The table is copied again by itself, beside what is there."),
+    )
+}
+
+/// What other nodes' changes have done here while the table was filled meets what was copied: of each row the newest version stays. Nobody
+/// else writes to the table now.
+fn settle(
+    task: &Task,
+    target: &Target,
+    filling: Filling,
+    (since, run_as): (i64, Option<u32>),
+    filled: &mut Filled,
+) -> Result<(), PgError> {
+    let node = subscription::local_node()?.unwrap_or_default();
+    let (mut deleted, mut replaced) = (0, 0);
+    loop {
+        let mut again = false;
+        for leaf in target.leaves()? {
+            let leaving = meanwhile::leaving(leaf, task.relation, since, &node)?;
+            target.remove(leaf, &leaving.deleted)?;
+            target.remove(leaf, &leaving.replaced)?;
+            deleted += leaving.deleted.len();
+            replaced += leaving.replaced.len();
+            again |= !leaving.replaced.is_empty();
+        }
+        if !again {
+            break;
+        }
+        if filling != Filling::Beside {
+            return Err(PgError::new(
+                "40001",
+                "rows that were copied were written here meanwhile",
+            ));
+        }
+        // With what left as deleted, too, which is found once more.
+        filled.copied.rows += target.merge_again(&filled.columns, run_as)?;
+    }
+    if deleted + replaced > 0 {
+        pgrx::log!(
+            "{}: of what was written meanwhile, {replaced} rows were older than the copied ones, and {deleted} were deleted here or at the provider",
+            my_name()
+        );
+    }
+    Ok(())
 }
 
 struct Start {
@@ -228,6 +307,45 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         &key(task),
     )?;
     Ok(Some(start))
+}
+
+/// Say of the tables that wait for their turn that they are empty, as long as they are: other nodes' changes may come before their copy.
+fn begin_others(task: &Task) -> Result<(), PgError> {
+    let waiting = error::transaction(|| {
+        subscription::rows(
+            "select relation::oid::text from braid.subscription_table where subscription_id = $1 and relation <> $2::oid \
+             and state = 'waiting' and copy_began_at is null and not truncate_first",
+            &key(task),
+        )
+    })?;
+    // Whoever writes to one for long has not left it empty.
+    load::set(c"lock_timeout", "1s")?;
+    for relation in waiting
+        .iter()
+        .filter_map(|row| row.first()?.as_ref()?.parse().ok())
+    {
+        let noted = error::transaction(|| {
+            let other = Task {
+                relation,
+                ..task.clone()
+            };
+            if Target::lock(relation, Purpose::CheckEmpty)?.is_empty()? {
+                subscription::execute_counting(
+                    "update braid.subscription_table set copy_began_at = clock_timestamp() where subscription_id = $1 \
+                     and relation = $2::oid and state = 'waiting' and copy_began_at is null and not truncate_first",
+                    &key(&other),
+                )?;
+            }
+            Ok(())
+        });
+        // Dropped, or not to be had: its own copy says so.
+        if let Err(failure) = noted
+            && policy::for_apply(&failure.sqlstate) == policy::Policy::Reconnect
+        {
+            return Err(failure);
+        }
+    }
+    load::set(c"lock_timeout", "0")
 }
 
 fn record_plan(

@@ -1,7 +1,5 @@
 //! Rows of `braid.displacement`: deletions that this node tells the others of (`crate::apply`, `eviction`), with versions of their own.
 
-use std::ffi::CStr;
-
 use pgrx::pg_sys;
 
 use super::names;
@@ -18,21 +16,6 @@ pub(super) struct Displacement {
     pub(super) origin: String,
     /// The row; at least its key is there. Its header and bytes are in the memory in which it was read.
     pub(super) row: pg_sys::HeapTupleData,
-}
-
-/// Whether a relation is `braid.displacement`, of the extension itself.
-///
-/// # Safety
-/// In a transaction with a historic snapshot; the relation is valid.
-pub(super) unsafe fn is_table(relation: pg_sys::Relation) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        let form = &*(*relation).rd_rel;
-        CStr::from_ptr(form.relname.data.as_ptr()) == c"displacement"
-            && form.relnamespace == pg_sys::get_namespace_oid(c"braid".as_ptr(), true)
-            && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, (*relation).rd_id)
-                != pg_sys::InvalidOid
-    }
 }
 
 /// Read a row of it. `None` when it is not one of ours after all. What is allocated is in the current memory context.

@@ -30,6 +30,7 @@ mod key;
 pub(crate) mod names;
 mod node;
 mod outgoing;
+mod own_table;
 mod paced;
 pub(crate) mod page_read;
 mod plugin;

@@ -9,8 +9,8 @@ use std::ffi::CStr;
 use std::ops::ControlFlow;
 
 use braid_decoder::{
-    FrameSink, Options, OriginPolicy, Outbox, Publication, SchemaBook, Shape, classify,
-    to_unix_micros,
+    FrameSink, Options, OriginPolicy, Outbox, Publication, RULE_PREFIX, SchemaBook, Shape,
+    classify, to_unix_micros,
 };
 use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -21,6 +21,7 @@ use super::format::{Author, Change, Context, Format, LogicalMessage, Preparation
 use super::held::{self, Held};
 use super::invalidation;
 use super::node::Identity;
+use super::own_table::{self, OwnTable};
 use super::relation::{Compiled, Hashed};
 use super::report::{self, or_raise};
 use super::row_change::RowChange;
@@ -49,8 +50,8 @@ struct Entry {
     hashed: Option<Hashed>,
     /// The relation has other keys than before, so hashes from before and after do not meet: the next change is a barrier.
     fence: bool,
-    /// Its deletions are those of rows of other relations.
-    displaces: bool,
+    /// It is one of the extension, and tells something.
+    own: Option<OwnTable>,
 }
 
 /// Reports progress within a large transaction of which nothing is sent, where the reorder buffer does not do it.
@@ -443,7 +444,10 @@ impl Stream {
         let entry = relations.entry(oid).or_default();
         entry.stale = false;
         // SAFETY: as for `refresh`.
-        entry.displaces = compiled.is_none() && unsafe { displacement::is_table(relation) };
+        entry.own = match compiled {
+            Some(_) => None,
+            None => unsafe { OwnTable::of(relation) },
+        };
         if let Some(before) = std::mem::replace(&mut entry.compiled, compiled) {
             before.release();
         }
@@ -486,9 +490,14 @@ impl Stream {
         let Some(entry) = relations.get_mut(&oid) else {
             return false;
         };
-        if entry.displaces {
+        if let Some(own) = entry.own {
             // SAFETY: as the caller says.
-            return unsafe { self.put_displacement(change) };
+            return unsafe {
+                match own {
+                    OwnTable::Displacement => self.put_displacement(change),
+                    OwnTable::RuleChange => self.put_rule_change(change),
+                }
+            };
         }
         let Some(compiled) = &entry.compiled else {
             return false;
@@ -595,6 +604,35 @@ impl Stream {
             pg_sys::RelationClose(relation);
             written
         }
+    }
+
+    /// Write the message that a new row of `braid.rule_change` is, to another node. Returns whether something was written.
+    ///
+    /// # Safety
+    /// As for `put_row`; the change is one of that table.
+    #[cold]
+    unsafe fn put_rule_change(&mut self, change: &Change) -> bool {
+        if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
+            || change.new.is_null()
+            || self.options.node.is_none()
+        {
+            return false;
+        }
+        // SAFETY: as the caller says.
+        let read = || unsafe { own_table::message(change.relation, change.new) };
+        let Some(content) = self.tools.scratch.run(read) else {
+            return false;
+        };
+        // SAFETY: as the caller says.
+        unsafe { self.ensure_header() };
+        or_raise(self.outbox.ensure_begun(change.author.xid));
+        or_raise(self.outbox.writer().message(&Message {
+            transactional: true,
+            lsn: change.lsn,
+            prefix: RULE_PREFIX,
+            content: content.as_bytes(),
+        }));
+        true
     }
 
     /// Write a truncate of those relations that are published. Returns whether there is one.

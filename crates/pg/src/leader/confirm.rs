@@ -152,7 +152,7 @@ impl Stream {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let entry = self.entry;
         let transactions = load(&entry.transactions);
-        let rows = load(&entry.inserts) + load(&entry.updates) + load(&entry.deletes);
+        let rows = entry.rows();
         #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
         let per_second =
             |now: u64, before: u64| now.saturating_sub(before) as f64 / elapsed.as_secs_f64();

@@ -16,6 +16,7 @@ mod schedule;
 mod segments;
 mod skew;
 pub(crate) mod spool;
+mod spread;
 mod stream;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::table_order::TableOrder;
+use braid_decoder::RULE_PREFIX;
 use braid_gir::{Begin, Commit, Reader, Record, Tag};
 use braid_ring::{Complete, EDGES};
 
@@ -72,10 +73,10 @@ impl Stream {
                 Tag::Truncate | Tag::Message if self.segments.is_open() => {}
                 Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
                 Tag::Truncate => self.truncate(tag, body)?,
+                Tag::Message if self.in_hand.is_some() => self.transactional_message(tag, body)?,
                 Tag::Message => {
                     if let Record::Message(message) = Record::read(tag, body)?
                         && !message.transactional
-                        && self.in_hand.is_none()
                     {
                         // What is confirmed is never sent again: nothing beyond what was read can have been sent.
                         if message.lsn > read {
@@ -205,6 +206,7 @@ impl Stream {
             split: half_applied.is_some(),
             streamed: false,
             two_phase: None,
+            has_rule: false,
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -291,6 +293,22 @@ impl Stream {
             if !ready {
                 in_hand.blocked_on.insert(schema.0);
             }
+        }
+        Ok(())
+    }
+
+    /// A rule for conflicts counts for what comes after it, and for nothing before.
+    pub(super) fn transactional_message(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        let Record::Message(message) = Record::read(tag, body)? else {
+            return Err(out_of_order());
+        };
+        if let Some(in_hand) = self.in_hand.as_mut()
+            && message.transactional
+            && message.prefix == RULE_PREFIX
+            && !in_hand.discard
+        {
+            in_hand.has_rule = true;
+            self.tracker.barrier_for_all();
         }
         Ok(())
     }
@@ -438,7 +456,7 @@ impl Stream {
                 skip,
                 split,
                 wide: in_hand.streamed,
-                alone: in_hand.two_phase.is_some(),
+                alone: in_hand.two_phase.is_some() || in_hand.has_rule,
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;

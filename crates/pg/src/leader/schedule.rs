@@ -86,6 +86,8 @@ impl Stream {
 
     /// The same before a sleep of unknown length.
     pub(super) fn publish_schedule_now(&mut self) {
+        let taking = self.group.ring.takers().len() as u64;
+        self.entry.schedule.taking.store(taking, Ordering::Relaxed);
         let now = self.tracker.statistics();
         let before = self.schedule.published;
         if now == before && self.schedule.at_rest {

@@ -174,6 +174,7 @@ impl Stream {
                 match tag {
                     Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
                     Tag::Truncate => self.truncate(tag, body)?,
+                    Tag::Message => self.transactional_message(tag, body)?,
                     _ => {}
                 }
             }

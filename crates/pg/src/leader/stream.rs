@@ -16,6 +16,7 @@ use super::provider::check_provider;
 use super::schedule::Schedule;
 use super::segments::Segments;
 use super::skew::ClockWatch;
+use super::spread::Spread;
 use crate::applier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
@@ -45,6 +46,8 @@ pub(super) struct InHand {
     pub(super) streamed: bool,
     /// It is prepared here, or what was is finished: applied alone, and what stands for it if its content is to be left out.
     pub(super) two_phase: Option<Vec<u8>>,
+    /// It sets a rule for conflicts.
+    pub(super) has_rule: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -65,6 +68,7 @@ pub(super) struct Stream {
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
     pub(super) appliers: Appliers,
+    pub(super) spread: Spread,
     /// Name of each schema's relation, by number.
     pub(super) schemas: Vec<(String, String)>,
     pub(super) header_seen: bool,
@@ -181,7 +185,7 @@ impl Stream {
         .map_err(|error| End::Transient(error, 0))?;
         let now = Instant::now();
         let stream = Self {
-            grain: applier::grain(&subscription.apply_mode),
+            grain: applier::grain(&subscription.apply_mode, false),
             durability: Durability::parse(&subscription.synchronous_commit),
             subscription: subscription.clone(),
             local_node,
@@ -196,6 +200,7 @@ impl Stream {
             schedule: Schedule::new(),
             progress: Progress::new(start, applied_up_to),
             appliers,
+            spread: Spread::new(subscription.relaxed),
             schemas: Vec::new(),
             header_seen: false,
             start,
@@ -307,6 +312,7 @@ impl Stream {
         worker::reload_settings();
         self.check_appliers()?;
         self.appliers.tend();
+        self.spread_transactions();
         self.collect();
         let catalog_version = self.entry.catalog_version.load(Ordering::Acquire);
         if catalog_version != self.catalog_version {

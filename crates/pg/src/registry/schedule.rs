@@ -54,6 +54,12 @@ pub struct ScheduleCounters {
     pub consolidated: AtomicU64,
     /// Local commits of a part of a transaction, but for the last of each.
     pub pieces: AtomicU64,
+    /// Now: appliers that take transactions.
+    pub taking: AtomicU64,
+    /// Rows and transactions per second with one of them and with all, as tried last: bits of an f64, 0 before.
+    pub rate_one: AtomicU64,
+    /// See `rate_one`.
+    pub rate_all: AtomicU64,
 }
 
 impl ScheduleCounters {
@@ -82,6 +88,9 @@ impl ScheduleCounters {
             batch_max,
             consolidated,
             pieces,
+            taking,
+            rate_one,
+            rate_all,
         } = self;
         for counter in [
             scheduled,
@@ -107,6 +116,9 @@ impl ScheduleCounters {
             batch_max,
             consolidated,
             pieces,
+            taking,
+            rate_one,
+            rate_all,
         ] {
             counter.store(0, Ordering::Relaxed);
         }

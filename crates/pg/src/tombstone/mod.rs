@@ -16,12 +16,14 @@
 pub mod collector;
 pub mod drop_database;
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
 
 use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
+use crate::local_version::commit_data;
 use crate::registry;
 use crate::subscription::execute;
 use crate::table_scan::{self, By, Row, Sees, int8, low};
@@ -48,15 +50,11 @@ pub const AT_COMMIT: i64 = 0;
 
 /// The time of what this transaction has deleted, which was prepared; `None` when it is the one in hand, or its time is forgotten.
 fn committed_at(writer: pg_sys::TransactionId) -> Option<i64> {
-    let mut timestamp = 0;
-    let mut origin = 0;
-    // SAFETY: plain look-ups; a transaction id that is not normal has no commit data.
-    let known = unsafe {
-        writer.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
-            && !pg_sys::TransactionIdIsCurrentTransactionId(writer)
-            && pg_sys::TransactionIdGetCommitTsData(writer, &raw mut timestamp, &raw mut origin)
-    };
-    known.then(|| timestamp.saturating_add(EPOCH_DIFFERENCE))
+    // SAFETY: looks at the transaction in hand.
+    if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(writer) } {
+        return None;
+    }
+    commit_data(writer).map(|(timestamp, _)| timestamp.saturating_add(EPOCH_DIFFERENCE))
 }
 
 fn lock(mode: u32) -> i32 {
@@ -211,6 +209,21 @@ fn newest(
         }
     })?;
     Ok(newest)
+}
+
+/// Hashes of rows of a table that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn received(relation: u32, since: i64) -> Result<HashSet<u64>, PgError> {
+    let mut hashes = HashSet::new();
+    each(Known::Deletions, None, Seen::Committed, |tombstone| {
+        pgrx::check_for_interrupts!();
+        if tombstone.relation == relation && tombstone.origin != 0 && tombstone.timestamp > since {
+            hashes.insert(tombstone.hash);
+        }
+    })?;
+    Ok(hashes)
 }
 
 /// Tell shared memory of all tombstones that there are, after the server was started. In a transaction of the caller's.

@@ -129,6 +129,7 @@ struct Producer<'a> {
     leader: Leader,
     latches: &'a Latches,
     collected: u64,
+    random: Random,
 }
 
 impl Producer<'_> {
@@ -186,6 +187,10 @@ impl Producer<'_> {
         let open = self.leader.is_open();
         self.leader.publish(complete);
         let ring = self.leader.ring();
+        if self.random.index(20) == 0 {
+            ring.set_taking(1 + self.random.index(4));
+            self.latches.set(&ring.all_appliers());
+        }
         self.latches.set(&if open {
             ring.all_appliers()
         } else {
@@ -256,6 +261,9 @@ impl Applier<'_> {
             if let Some(transaction) = self.ring.claim(self.number) {
                 self.ring.applier_awake(self.number);
                 return Some(transaction);
+            }
+            if !self.ring.takers().contains(&self.number) {
+                self.latches.set(&self.ring.left_behind());
             }
             self.latches.sleep();
             self.ring.applier_awake(self.number);
@@ -345,6 +353,7 @@ fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool) -> u64 {
                 leader,
                 latches: &latches,
                 collected: 0,
+                random: Random::from_seed(seed),
             };
             let buffer = usize::try_from(geometry.buffer).unwrap();
             let (start, mut number) = (Instant::now(), 0);
@@ -466,6 +475,7 @@ fn an_open_transaction_several_times_the_ring_streams_through() {
             leader: Leader::new(view),
             latches,
             collected: 0,
+            random: Random::from_seed(1),
         };
         // Frames of 100 bytes to four times the ring.
         let mut frames = Vec::new();

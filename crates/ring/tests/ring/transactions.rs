@@ -1,6 +1,6 @@
 //! Transactions from the leader to an applier, one step at a time.
 
-use braid_ring::{Complete, EDGES, FrameRead, Geometry, Grain, Ring, Run};
+use braid_ring::{Complete, EDGES, FrameRead, Geometry, Grain, Ring, Run, Wakes};
 
 use crate::memory::{Random, frames, ring, small, store};
 
@@ -171,6 +171,39 @@ fn i5_transactions_are_taken_in_order_by_who_may() {
         (ring.published(), ring.claimed(), ring.committed()),
         (4, 3, 1)
     );
+}
+
+#[test]
+fn those_that_are_to_wait_take_nothing_and_pass_on_what_is_left() {
+    let (_memory, mut leader) = ring(Geometry::new(3, 0, 16));
+    let ring = leader.ring();
+    let woken = |wakes: Wakes| wakes.iter().collect::<Vec<_>>();
+    for applier in 0..3 {
+        ring.applier_will_wait(applier, u64::MAX - 1);
+    }
+    leader.publish(&complete(1));
+    ring.applier_awake(0);
+    assert_eq!(ring.claim(0).unwrap().sequence, 1);
+    ring.set_taking(1);
+    assert_eq!((ring.takers(), ring.active_appliers()), (2..3, 3));
+    assert!(woken(ring.left_behind()).is_empty());
+    leader.publish(&complete(2));
+    let grain = Grain { run: 8, small: 2 };
+    assert!(
+        woken(ring.idle_appliers(grain)).is_empty(),
+        "one is busy, and would take it"
+    );
+    let _ = ring.commit(0, 1, 1, 0);
+    assert!(ring.claim(0).is_none() && ring.claim(1).is_none());
+    assert_eq!(woken(ring.left_behind()), [4], "but it may not");
+    assert_eq!(ring.claim(2).unwrap().sequence, 2);
+    let _ = ring.commit(2, 2, 1, 0);
+    ring.set_taking(0);
+    assert_eq!(ring.takers(), 2..3);
+    ring.set_active_appliers(2);
+    assert_eq!(ring.takers(), 1..2);
+    ring.set_taking(usize::MAX);
+    assert_eq!(ring.takers(), 0..2);
 }
 
 #[test]

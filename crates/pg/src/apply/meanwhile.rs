@@ -1,0 +1,207 @@
+//! What other nodes' changes have done to a table while a copy filled it. Run by the copy workers.
+//!
+//! Such a change does not see the copy's rows, nor what came along with them (`crate::copy::versions`), before the copy has committed;
+//! and the copy does not look whether a row was deleted here. So once all is there, and before it is committed, nobody may write, and
+//! all rows are looked at:
+//!
+//! | row | leaves when |
+//! |---|---|
+//! | copied | a change that came here meanwhile has deleted it, and is newer |
+//! | another node's | the provider had another version of it, or its deletion, that is newer |
+//!
+//! A copied row of no known version is as old as what no change is older than any more.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use braid_bgworker::conflict::Version;
+use pgrx::pg_sys;
+
+use super::copied::{self, From, hasher, version_in, with_table};
+use super::lookup::writer;
+use super::scan;
+use super::version::OriginNames;
+use crate::error::PgError;
+use crate::tombstone;
+
+/// Rows of a table that are to leave, by their places.
+#[derive(Debug, Default)]
+pub struct Leaving {
+    /// Copied, and deleted meanwhile; or written meanwhile, and deleted by what the copy has brought.
+    pub deleted: Vec<String>,
+    /// Written meanwhile, and older than what the copy has of them.
+    pub replaced: Vec<String>,
+}
+
+/// Rows of an ordinary table that are to leave. Nothing that comes from another node is older than `since`, microseconds since 1970-01-01
+/// UTC. `copied_to` is the table that was filled: this one, or that of which it is a partition. `node` is this one's name.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn leaving(table: u32, copied_to: u32, since: i64, node: &str) -> Result<Leaving, PgError> {
+    let from: Vec<From> = copied::tables(copied_to.into())?;
+    let deleted_here = tombstone::received(table, since)?;
+    let names = OriginNames::new(node);
+    with_table(table.into(), |relation| {
+        let look = Look {
+            relation,
+            from,
+            deleted_here,
+            names: RefCell::new(names),
+            since,
+        };
+        // SAFETY: the table is open and locked; in a transaction.
+        unsafe { look.at_all() }
+    })
+}
+
+struct Look {
+    relation: pg_sys::Relation,
+    from: Vec<From>,
+    /// By the hash that a key has here.
+    deleted_here: HashSet<u64>,
+    names: RefCell<OriginNames>,
+    since: i64,
+}
+
+impl Look {
+    /// # Safety
+    /// The table is open and locked against writers.
+    unsafe fn at_all(&self) -> Result<Leaving, PgError> {
+        // SAFETY: as the caller says. The snapshot is registered, and the scan ended, unless an error ends the transaction.
+        unsafe {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let slot = pg_sys::table_slot_create(self.relation, std::ptr::null_mut());
+            let rows = scan::begin(self.relation, snapshot)?;
+            // A table may have any number of rows.
+            let memory = super::memory_context(c"braid rows beside a copy");
+            let mut leaving = Leaving::default();
+            while scan::next(self.relation, rows, slot) {
+                pgrx::check_for_interrupts!();
+                let is_copied = pg_sys::TransactionIdIsCurrentTransactionId(writer(slot));
+                if is_copied && self.deleted_here.is_empty() {
+                    continue;
+                }
+                let before = pg_sys::MemoryContextSwitchTo(memory);
+                let fate = if is_copied {
+                    self.copied(slot)
+                } else {
+                    self.written(slot)
+                };
+                pg_sys::MemoryContextSwitchTo(before);
+                pg_sys::MemoryContextReset(memory);
+                match fate? {
+                    Fate::Stays => {}
+                    Fate::Deleted => leaving.deleted.push(place(slot)),
+                    Fate::Replaced => leaving.replaced.push(place(slot)),
+                }
+            }
+            pg_sys::MemoryContextDelete(memory);
+            scan::end(self.relation, rows);
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            pg_sys::UnregisterSnapshot(snapshot);
+            Ok(leaving)
+        }
+    }
+
+    fn version(&self, (timestamp, origin): (i64, pg_sys::RepOriginId)) -> (i64, String) {
+        (timestamp, self.names.borrow_mut().node(origin).to_owned())
+    }
+
+    /// # Safety
+    /// The slot holds a row of the table.
+    unsafe fn copied(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
+        // SAFETY: as the caller says.
+        let hash_as = unsafe { hasher(self.relation, slot) };
+        let Some(here) = hash_as(self.oid()).filter(|hash| self.deleted_here.contains(hash)) else {
+            return Ok(Fate::Stays);
+        };
+        let deleted = tombstone::find(here, tombstone::Seen::Committed)?;
+        let brought = self.newest(&hash_as, tombstone::find_copied)?;
+        let is_newer = |deleted| match brought {
+            Some(brought) => newer(&self.version(deleted), &self.version(brought)),
+            None => deleted.0 > self.since,
+        };
+        Ok(if deleted.is_some_and(is_newer) {
+            Fate::Deleted
+        } else {
+            Fate::Stays
+        })
+    }
+
+    /// # Safety
+    /// The slot holds a row of the table.
+    unsafe fn written(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
+        // SAFETY: as the caller says.
+        let (row, hash_as) = unsafe {
+            (
+                version_in(self.relation, slot)?,
+                hasher(self.relation, slot),
+            )
+        };
+        let is_newer = |found: &(i64, pg_sys::RepOriginId)| match &row {
+            Some(row) => newer(&self.version(*found), &(row.timestamp, row.node.clone())),
+            None => found.0 > self.since,
+        };
+        let brought = self.newest(&hash_as, tombstone::find_copied)?;
+        let deleted = self.newest(&hash_as, |hash| {
+            tombstone::find(hash, tombstone::Seen::Committed)
+        })?;
+        let (brought, deleted) = (brought.filter(is_newer), deleted.filter(is_newer));
+        Ok(match (brought, deleted) {
+            (None, None) => Fate::Stays,
+            (Some(_), None) => Fate::Replaced,
+            (None, Some(_)) => Fate::Deleted,
+            (Some(brought), Some(deleted)) => {
+                if newer(&self.version(deleted), &self.version(brought)) {
+                    Fate::Deleted
+                } else {
+                    Fate::Replaced
+                }
+            }
+        })
+    }
+
+    /// The newest that the copy has brought for a row's key.
+    fn newest(
+        &self,
+        hash_as: &impl Fn(u32) -> Option<u64>,
+        find: impl Fn(u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError>,
+    ) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+        let mut newest = None;
+        for from in &self.from {
+            let Some(hash) = from.hash(hash_as) else {
+                continue;
+            };
+            let found = find(hash)?;
+            newest = newest.max(found);
+        }
+        Ok(newest)
+    }
+
+    fn oid(&self) -> u32 {
+        // SAFETY: the table is open as long as this value is there.
+        unsafe { (*self.relation).rd_id }.to_u32()
+    }
+}
+
+enum Fate {
+    Stays,
+    Deleted,
+    Replaced,
+}
+
+fn newer(one: &(i64, String), than: &(i64, String)) -> bool {
+    let version = |timestamp, origin| Version { timestamp, origin };
+    version(one.0, one.1.as_str()) > version(than.0, than.1.as_str())
+}
+
+/// As a tid is written.
+///
+/// # Safety
+/// The slot holds a row of a table.
+unsafe fn place(slot: *mut pg_sys::TupleTableSlot) -> String {
+    // SAFETY: as the caller says.
+    let (block, offset) = pgrx::itemptr::item_pointer_get_both(unsafe { (*slot).tts_tid });
+    format!("({block},{offset})")
+}
