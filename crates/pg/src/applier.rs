@@ -1120,11 +1120,7 @@ impl Applier {
             latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
         let committed = error::transaction(|| {
-            // SAFETY: read when this transaction commits.
-            unsafe {
-                pg_sys::replorigin_session_origin_lsn = end_lsn;
-                pg_sys::replorigin_session_origin_timestamp = 0;
-            }
+            origin::stands_for(end_lsn, 0);
             subscription::execute(
                 "update braid.subscription set skip_lsn = null where subscription_id = $1",
                 &[id.into()],

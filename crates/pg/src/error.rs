@@ -188,7 +188,7 @@ pub fn abort() {
     // SAFETY: AbortOutOfAnyTransaction is right in any transaction state. Interrupts are held as PostgreSQL's own error
     // handlers hold them.
     unsafe {
-        // A commit that failed has left its position here, and from 16 on an abort moves the origin to it as well.
+        // A commit that failed may have left its position here (`origin::stands_for`).
         pg_sys::replorigin_session_origin_lsn = 0;
         pg_sys::InterruptHoldoffCount += 1;
         pg_sys::AbortOutOfAnyTransaction();

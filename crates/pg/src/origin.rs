@@ -4,7 +4,9 @@
 //! advance an origin that no other process holds, and because all databases of a server share one list of origins. Commits are in the provider's order, and so are their WAL records: the largest position of a
 //! subscription's origins is where it stands, also after a crash (I1).
 
-use std::ffi::CString;
+use std::cell::Cell;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::pg_sys;
 
@@ -197,5 +199,61 @@ pub fn use_for_commits(origin: OriginId) {
         }
         compat::replorigin_session_setup(origin.0);
         pg_sys::replorigin_session_origin = origin.0;
+    }
+}
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Where that ends at the provider for which the transaction in hand stands; 0 while it stands for nothing.
+    static ENDS_AT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Have the transaction in hand stand for what ends at `end_lsn` at the provider, where it was committed at `timestamp` (`TimestampTz`): its
+/// commit, or its PREPARE, moves the origin of this process there.
+///
+/// The position is put in its place only when no code of users' runs any more, and taken away before anything is rolled back. From 16 on, PostgreSQL
+/// moves the origin with whatever is rolled back too (`RecordTransactionAbort` of src/backend/access/transam/xact.c), a subtransaction,
+/// and what was open in a process that is told to end, included: what was not applied would be taken for applied (I1).
+pub fn stands_for(end_lsn: u64, timestamp: i64) {
+    if !WATCHED.swap(true, Ordering::Relaxed) {
+        // SAFETY: functions of this library, which is never unloaded. The process is connected to its database: what is registered later for its exit
+        // is called earlier, so before the transaction in hand is rolled back.
+        unsafe {
+            pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
+            pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::null());
+        }
+    }
+    ENDS_AT.set(end_lsn);
+    // SAFETY: a variable of the process, read when the transaction commits.
+    unsafe { pg_sys::replorigin_session_origin_timestamp = timestamp };
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    let position = match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT | pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
+            ENDS_AT.get()
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT
+        | pg_sys::XactEvent::XACT_EVENT_ABORT
+        | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            ENDS_AT.set(0);
+            0
+        }
+        _ => return,
+    };
+    // SAFETY: a variable of the process, read by the record that is written next.
+    unsafe { pg_sys::replorigin_session_origin_lsn = position };
+}
+
+/// The process ends, perhaps in the middle of a transaction.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_exit(_code: i32, _argument: pg_sys::Datum) {
+    ENDS_AT.set(0);
+    // SAFETY: variables of the process. The origin itself is let go of by PostgreSQL.
+    unsafe {
+        pg_sys::replorigin_session_origin = 0;
+        pg_sys::replorigin_session_origin_lsn = 0;
     }
 }

@@ -9,6 +9,7 @@
 
 use std::ffi::CString;
 
+use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
@@ -81,18 +82,23 @@ pub(crate) fn noted(
     if numbers.is_empty() {
         return Ok(numbers);
     }
-    // The position after the look: what is over by then has ended before it.
-    let prepared = provider.query(
-        "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()",
-    )?;
+    // The position after the look: what is over by then has ended before it. Not by `pg_prepared_xacts`, which does not show yet what was prepared
+    // this very moment.
+    let snapshot = provider
+        .query("SELECT pg_catalog.pg_current_snapshot()")?
+        .get(0, 0)
+        .and_then(ProviderSnapshot::parse)
+        .ok_or_else(|| {
+            PgError::new(
+                "08P01",
+                "the provider has sent something else than a snapshot",
+            )
+        })?;
     let position = provider.query("SELECT pg_catalog.pg_current_wal_insert_lsn()")?;
-    let still: Vec<&str> = (0..prepared.len())
-        .filter_map(|row| prepared.get(row, 0))
-        .collect();
     let over: Vec<&str> = numbers
         .iter()
         .map(String::as_str)
-        .filter(|number| !still.contains(number))
+        .filter(|number| number.parse().is_ok_and(|xid| snapshot.sees(xid)))
         .collect();
     if !over.is_empty() {
         error::transaction(|| {

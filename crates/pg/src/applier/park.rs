@@ -373,11 +373,7 @@ impl Applier {
             let preamble = self.preamble(schemas.into_iter())?;
             parked::add(id, &mut 0, &preamble)?;
             parked::insert(&self.subscription, id, &content.note, &touch, why)?;
-            // SAFETY: read when this transaction commits.
-            unsafe {
-                pg_sys::replorigin_session_origin_lsn = content.note.end_lsn;
-                pg_sys::replorigin_session_origin_timestamp = 0;
-            }
+            origin::stands_for(content.note.end_lsn, 0);
             Ok(id)
         })?;
         // SAFETY: set by the commit above.
@@ -487,11 +483,7 @@ impl Applier {
         self.stamp_as_provider()?;
         let end_lsn = content.note.end_lsn;
         let id = error::transaction(|| {
-            // SAFETY: read when this transaction commits.
-            unsafe {
-                pg_sys::replorigin_session_origin_lsn = end_lsn;
-                pg_sys::replorigin_session_origin_timestamp = 0;
-            }
+            origin::stands_for(end_lsn, 0);
             let id = parked::next_id()?;
             parked::insert(&self.subscription, id, &content.note, &touch, why)?;
             let mut part = 0;

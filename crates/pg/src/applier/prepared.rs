@@ -15,7 +15,7 @@ use super::{Applier, Trouble, set_latches};
 use crate::apply::{EPOCH_DIFFERENCE, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::wait::Wait;
-use crate::{clock, ffi, latch, prepared, subscription, tombstone};
+use crate::{clock, ffi, latch, origin, prepared, subscription, tombstone};
 
 /// What the transaction in hand is, if it is not an ordinary one.
 pub(super) enum Step {
@@ -175,12 +175,10 @@ impl Applier {
     /// Go past a transaction that can't be prepared, and note down that it is to come whole.
     fn leave_unprepared(&self, left: &ToPrepare, reason: &str) -> Result<PgError, PgError> {
         error::transaction(|| {
-            // SAFETY: read when this transaction commits.
-            unsafe {
-                pg_sys::replorigin_session_origin_lsn = left.end_lsn;
-                pg_sys::replorigin_session_origin_timestamp =
-                    left.timestamp.saturating_sub(EPOCH_DIFFERENCE);
-            }
+            origin::stands_for(
+                left.end_lsn,
+                left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+            );
             prepared::note(self.subscription.id, left.xid, left.end_lsn, reason)
         })?;
         let subscription = &self.subscription.name;
@@ -274,9 +272,10 @@ fn prepare_nothing(left: &ToPrepare) -> Result<(), PgError> {
             pg_sys::StartTransactionCommand();
             pg_sys::BeginTransactionBlock();
             pg_sys::CommitTransactionCommand();
-            pg_sys::replorigin_session_origin_lsn = left.end_lsn;
-            pg_sys::replorigin_session_origin_timestamp =
-                left.timestamp.saturating_sub(EPOCH_DIFFERENCE);
+            origin::stands_for(
+                left.end_lsn,
+                left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+            );
             pg_sys::PrepareTransactionBlock(left.gid.as_ptr());
             pg_sys::CommitTransactionCommand();
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
@@ -288,11 +287,11 @@ fn prepare_nothing(left: &ToPrepare) -> Result<(), PgError> {
 impl Finish {
     fn run(&self, commit: bool) -> Result<(), PgError> {
         error::transaction(|| {
-            // SAFETY: in a transaction that does nothing else. The values are read by the record that is written.
+            // For the exit of a process that is told to end before it has come to the record.
+            origin::stands_for(self.end_lsn, self.timestamp.saturating_sub(EPOCH_DIFFERENCE));
+            // SAFETY: in a transaction that does nothing else. The position is read by the record that is written, ahead of the commit.
             unsafe {
                 pg_sys::replorigin_session_origin_lsn = self.end_lsn;
-                pg_sys::replorigin_session_origin_timestamp =
-                    self.timestamp.saturating_sub(EPOCH_DIFFERENCE);
                 ffi::finish_prepared_transaction(&self.gid, commit);
             }
             Ok(())

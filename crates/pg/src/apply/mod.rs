@@ -50,15 +50,15 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use braid_bgworker::conflict::{self, Version};
-use braid_bgworker::copy_snapshot::CopySnapshot;
 use braid_bgworker::parked::Touch;
+use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
 use crate::clock;
 use crate::error::PgError;
-use crate::origin::OriginId;
+use crate::origin::{self, OriginId};
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::tombstone::Tombstone;
 use batch::Batches;
@@ -161,7 +161,7 @@ struct Route {
     /// Changes of transactions that committed before this are in the copy; `None`: the table is not part of the subscription.
     from_lsn: Option<u64>,
     /// What of those that were prepared before it is in the copy; `None`: everything.
-    snapshot: Option<Rc<CopySnapshot>>,
+    snapshot: Option<Rc<ProviderSnapshot>>,
 }
 
 impl Route {
@@ -598,12 +598,9 @@ impl Session {
     fn commit_at(&mut self, end_lsn: u64, timestamp: i64) -> u64 {
         let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
         clock::seen(timestamp);
-        // SAFETY: the origin is set up for this process. The values are read by RecordTransactionCommit.
-        unsafe {
-            pg_sys::replorigin_session_origin_lsn = end_lsn;
-            pg_sys::replorigin_session_origin_timestamp = timestamp;
-            pg_sys::XactLastCommitEnd = 0;
-        }
+        origin::stands_for(end_lsn, timestamp);
+        // SAFETY: a variable of the process, set by the commit.
+        unsafe { pg_sys::XactLastCommitEnd = 0 };
         self.end();
         // SAFETY: reads a variable of the process.
         unsafe { pg_sys::XactLastCommitEnd }
@@ -645,15 +642,13 @@ impl Session {
     pub fn prepare_transaction(&mut self, gid: &CStr, end_lsn: u64) -> Result<(), PgError> {
         self.finish()?;
         let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        origin::stands_for(end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE));
         // SAFETY: the transaction was opened in `begin`; the steps are those of PostgreSQL's own worker (apply_handle_prepare_internal of
-        // src/backend/replication/logical/worker.c, 15 to 18). The origin is set up for this process; EndPrepare reads the values.
+        // src/backend/replication/logical/worker.c, 15 to 18).
         unsafe {
             pg_sys::PopActiveSnapshot();
             pg_sys::BeginTransactionBlock();
             pg_sys::CommitTransactionCommand();
-            pg_sys::replorigin_session_origin_lsn = end_lsn;
-            pg_sys::replorigin_session_origin_timestamp =
-                timestamp.saturating_sub(EPOCH_DIFFERENCE);
             pg_sys::PrepareTransactionBlock(gid.as_ptr());
             pg_sys::CommitTransactionCommand();
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
@@ -945,7 +940,7 @@ impl Session {
 fn table_position(
     subscription_id: u32,
     oid: pg_sys::Oid,
-) -> Result<(Option<u64>, Option<CopySnapshot>), PgError> {
+) -> Result<(Option<u64>, Option<ProviderSnapshot>), PgError> {
     let subscription = i64::from(subscription_id);
     let relation = i64::from(oid.to_u32());
     pgrx::Spi::connect(|client| {
@@ -961,7 +956,7 @@ fn table_position(
         let snapshot: Option<String> = row.get(2)?;
         Ok((
             Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)),
-            snapshot.and_then(|text| CopySnapshot::parse(&text)),
+            snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
         ))
     })
     .map_err(|error: pgrx::spi::SpiError| {

@@ -1,12 +1,14 @@
-//! Which prepared transactions a table's copy has seen.
+//! Which transactions of the provider have ended.
 //!
-//! Of a transaction that has committed, its position tells: the copy has what committed before its own. One that was prepared before the
-//! copy's position may have committed before it or after it, which is not known yet when it is applied. The provider's snapshot, under which
-//! the table was copied, knows: what ran then is not in the copy. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
+//! Of one that has committed, its position tells what a table's copy has of it: the copy has what committed before its own. One that was
+//! prepared before the copy's position may have committed before it or after it, which is not known yet when it is applied. The provider's
+//! snapshot, under which the table was copied, knows: what ran then is not in the copy. A transaction is in progress from when it has its id
+//! until the record of its end is written, without a gap; `pg_prepared_xacts` shows it only from some time after its PREPARE was written, which
+//! may have been decoded by then. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
 
 /// A snapshot of the provider's, from the text form of `pg_snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopySnapshot {
+pub struct ProviderSnapshot {
     xmin: u32,
     xmax: u32,
     running: Vec<u32>,
@@ -22,7 +24,7 @@ fn precedes(one: u32, other: u32) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }
 
-impl CopySnapshot {
+impl ProviderSnapshot {
     /// From `xmin:xmax:xip_list`; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -41,7 +43,7 @@ impl CopySnapshot {
         })
     }
 
-    /// Whether this transaction had ended when the table was copied.
+    /// Whether this transaction had ended when the snapshot was taken: the record of its end was written.
     #[must_use]
     pub fn sees(&self, xid: u32) -> bool {
         precedes(xid, self.xmin) || (precedes(xid, self.xmax) && !self.running.contains(&xid))
@@ -50,11 +52,11 @@ impl CopySnapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::CopySnapshot;
+    use super::ProviderSnapshot;
 
     #[test]
     fn what_ran_is_not_seen() {
-        let snapshot = CopySnapshot::parse("10:20:10,14,15").unwrap();
+        let snapshot = ProviderSnapshot::parse("10:20:10,14,15").unwrap();
         for (xid, seen) in [
             (9, true),
             (10, false),
@@ -72,7 +74,7 @@ mod tests {
     #[test]
     fn ids_wrap_around() {
         // 2^32 + 5 is 5 in the stream.
-        let snapshot = CopySnapshot::parse("4294967290:4294967301:4294967295").unwrap();
+        let snapshot = ProviderSnapshot::parse("4294967290:4294967301:4294967295").unwrap();
         assert!(snapshot.sees(4_294_967_289));
         assert!(!snapshot.sees(u32::MAX));
         assert!(snapshot.sees(4));
@@ -81,9 +83,9 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        assert!(CopySnapshot::parse("3:3:").is_some());
+        assert!(ProviderSnapshot::parse("3:3:").is_some());
         for text in ["", "1", "1:2", "a:2:", "1:2:x", "1:2:3,,x", "-1:2:"] {
-            assert_eq!(CopySnapshot::parse(text), None, "{text}");
+            assert_eq!(ProviderSnapshot::parse(text), None, "{text}");
         }
     }
 }
