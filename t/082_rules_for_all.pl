@@ -139,6 +139,28 @@ all_have('account insert_exists function larger(account,account,account,braid.co
 sql($tokyo, q[select braid.set_conflict_resolution('account', 'insert_exists', null, on_all_nodes => true)]);
 all_have('none', 'and are without it again');
 
+# A node that joins is told which ones count on all nodes, and which were removed; what is for one node stays there. What it has itself and is older gives way.
+my $lima = new_node('lima', conf => $conf);
+sql($lima, q[create table account (id int primary key, owner text, balance int not null default 0); create table tokyos_own (id int primary key)]);
+sql($lima, q[select braid.set_conflict_resolution('account', 'insert_exists', 'keep_local')]);
+sql($tokyo, q[select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'later', on_all_nodes => true)]);
+sql($tokyo, q[select braid.set_conflict_resolution('account', 'insert_exists', null, on_all_nodes => true)]);
+sql($tokyo, q[select braid.set_conflict_resolution('account', 'update_missing', 'keep_local')]);
+is(sql($tokyo, q[select string_agg(kind || ' ' || on_all_nodes, ', ') from braid.conflict_resolutions]), 'update_missing false, update_origin_differs true', 'which are for all is shown');
+subscribe($lima, $tokyo, wait => 0);
+ok(wait_until(sub { status($lima, 'lima_from_tokyo')->{state} eq 'error' }, 30), 'without its function the subscription stops');
+like(status($lima, 'lima_from_tokyo')->{last_error}, qr/there is no conflict function public\.later for table public\.account here/, 'and says which one is missing');
+sql($lima, q[create function later(l account, r account, b account, i braid.conflict) returns account language sql immutable
+	as $$ select case when $1.balance > $2.balance then $1 else $2 end $$]);
+sql($lima, q[select braid.enable_subscription('lima_from_tokyo')]);
+caught_up($lima, $tokyo);
+is(rules($lima), 'account update_origin_differs function later(account,account,account,braid.conflict) f', 'it has what counts on all');
+is($tokyo->safe_psql('postgres', q[select count(*) from pg_replication_slots where slot_name like '%lima%']), '1', 'one slot for it');
+sql($lima, q[select braid.drop_subscription('lima_from_tokyo')]);
+sql($tokyo, q[select braid.set_conflict_resolution('account', 'update_missing', null)]);
+sql($tokyo, q[select braid.set_conflict_resolution('account', 'update_origin_differs', null, on_all_nodes => true)]);
+all_have('none', 'and the others have none again');
+
 # A message of that name that anybody may write is not sent.
 sql($tokyo, q[create role somebody]);
 sql($tokyo, q[set role somebody; select pg_logical_emit_message(true, 'braid.conflict_rule', encode(convert_to(

@@ -435,6 +435,8 @@ create table braid.conflict_rule (
     -- When and at which node it was set: of two that are set for all nodes the newer one counts on all of them.
     set_at timestamptz,
     set_by name collate "C",
+    -- It counts on all nodes, or the word that there is none does: a node that joins is told.
+    on_all_nodes boolean not null default false,
     unique nulls not distinct (relation, kind),
     check ((resolution = 'function') = (function_id is not null))
 );
@@ -632,11 +634,28 @@ create function braid.set_conflict_resolution(
 comment on function braid.set_conflict_resolution is
     'what is done about conflicts here, or on all nodes: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
 
--- What an applier does with such a rule of another node: JSON in UTF-8, as hexadecimal digits.
+-- What an applier, and a leader, does with such a rule of another node: JSON in UTF-8, as hexadecimal digits.
 create function braid.take_conflict_resolution(content text) returns void
     language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'take_conflict_resolution_wrapper';
 comment on function braid.take_conflict_resolution is 'sets a rule for conflicts that another node has set for all of them, unless a newer one is there';
+
+-- As they are told, and asked for.
+create function braid.rules_for_all_nodes(out relation regclass, out kind text, out content text) returns setof record
+    language sql stable security definer set search_path = pg_catalog, pg_temp
+begin atomic
+    select r.relation, r.kind, encode(convert_to(jsonb_build_object('schema', n.nspname, 'table', c.relname, 'kind', r.kind, 'resolution', r.resolution,
+               'function_schema', m.nspname, 'function', p.proname, 'replicate', r.replicates,
+               'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'), 'set_by', r.set_by)::text, 'UTF8'), 'hex')
+      from braid.conflict_rule r
+      left join pg_class c on c.oid = r.relation
+      left join pg_namespace n on n.oid = c.relnamespace
+      left join pg_proc p on p.oid = r.function_id
+      left join pg_namespace m on m.oid = p.pronamespace
+     where r.on_all_nodes and (r.relation is null or c.oid is not null)
+     order by r.set_at, r.rule_id;
+end;
+comment on function braid.rules_for_all_nodes is 'the rules for conflicts that count on all nodes, and which of them were removed, as a node that joins is told';
 
 create function braid.set_column_rule(relation regclass, column_name name, rule text) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -1422,7 +1441,8 @@ select r.relation,
        r.resolution,
        r.function_id::regprocedure as function,
        case p.provolatile when 'i' then 'immutable' when 's' then 'stable' when 'v' then 'volatile' end as volatility,
-       case when r.function_id is not null then r.replicates end as replicates
+       case when r.function_id is not null then r.replicates end as replicates,
+       r.on_all_nodes
   from braid.conflict_rule r
   left join pg_class c on c.oid = r.relation
   left join pg_proc p on p.oid = r.function_id
@@ -1821,6 +1841,7 @@ grant execute on function
     braid.row_version,
     braid.commit_timestamp,
     braid.copied_deletions,
+    braid.rules_for_all_nodes,
     braid.parked_records,
     braid.compare_activity
     to braid_admin, braid_monitor;

@@ -48,6 +48,7 @@ fn set_conflict_resolution(
             replicates: replicate.unwrap_or(false),
             set_at: None,
             set_by: node.as_ref().map_or("", |node| &node.name),
+            on_all_nodes: everywhere,
         };
         set(&rule);
         if everywhere {
@@ -110,6 +111,7 @@ fn take_conflict_resolution(content: &str) {
             replicates: cell(6) == Some("true"),
             set_at: cell(7),
             set_by: node,
+            on_all_nodes: true,
         };
         if !set(&rule) {
             return Ok(());
@@ -145,6 +147,8 @@ struct Rule<'a> {
     /// When and at which node it was set; `None`: now.
     set_at: Option<&'a str>,
     set_by: &'a str,
+    /// It was set for all nodes, here or elsewhere.
+    on_all_nodes: bool,
 }
 
 pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -295,14 +299,15 @@ fn set(rule: &Rule<'_>) -> bool {
         "delete from braid.conflict_rule r where r.relation is not null and not exists (select from pg_class c where c.oid = r.relation)",
         &[],
     );
-    let replicates = if rule.replicates { "true" } else { "false" };
+    let text = |value: bool| if value { "true" } else { "false" };
     let set = query(
-        "insert into braid.conflict_rule as r (relation, kind, resolution, function_id, replicates, has_asked, set_at, set_by) \
+        "insert into braid.conflict_rule as r (relation, kind, resolution, function_id, replicates, has_asked, set_at, set_by, on_all_nodes) \
          values ($1::oid, $2, $3, $4::oid, $5::boolean, $4 is not null, coalesce($6::timestamptz, \
             (select greatest(clock_timestamp(), max(o.set_at) + interval '1 microsecond') from braid.conflict_rule o \
-              where o.relation is not distinct from $1::oid and o.kind is not distinct from $2)), $7::name) \
+              where o.relation is not distinct from $1::oid and o.kind is not distinct from $2)), $7::name, $8::boolean) \
          on conflict (relation, kind) do update set resolution = excluded.resolution, function_id = excluded.function_id, \
-             replicates = excluded.replicates, has_asked = r.has_asked or excluded.has_asked, set_at = excluded.set_at, set_by = excluded.set_by \
+             replicates = excluded.replicates, has_asked = r.has_asked or excluded.has_asked, set_at = excluded.set_at, set_by = excluded.set_by, \
+             on_all_nodes = excluded.on_all_nodes \
           where r.set_at is null or (r.set_at, r.set_by) < (excluded.set_at, excluded.set_by) \
          returning 1",
         &[
@@ -310,9 +315,10 @@ fn set(rule: &Rule<'_>) -> bool {
             rule.kind,
             rule.resolution,
             rule.function,
-            Some(replicates),
+            Some(text(rule.replicates)),
             rule.set_at,
             Some(rule.set_by),
+            Some(text(rule.on_all_nodes)),
         ],
     );
     set.get(0, 0).is_some()
@@ -321,12 +327,7 @@ fn set(rule: &Rule<'_>) -> bool {
 /// Tell the other nodes of a rule that was just set here.
 fn tell(rule: &Rule<'_>) {
     let rows = query(
-        "select encode(convert_to(jsonb_build_object('schema', n.nspname, 'table', c.relname, 'kind', r.kind, 'resolution', r.resolution, \
-                'function_schema', m.nspname, 'function', p.proname, 'replicate', r.replicates, \
-                'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US\"+00\"'), 'set_by', r.set_by)::text, 'UTF8'), 'hex') \
-           from braid.conflict_rule r \
-           left join pg_class c on c.oid = r.relation left join pg_namespace n on n.oid = c.relnamespace \
-           left join pg_proc p on p.oid = r.function_id left join pg_namespace m on m.oid = p.pronamespace \
+        "select content from braid.rules_for_all_nodes() r \
           where r.relation is not distinct from $1::oid and r.kind is not distinct from $2",
         &[rule.relation, rule.kind],
     );

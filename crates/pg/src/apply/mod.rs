@@ -85,7 +85,7 @@ pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub use key_hash::{copied_hash, key_hash_of_row, table_hash};
 pub use relation::find as find_table;
-pub use rules::announce as announce_rules;
+pub use rules::{announce as announce_rules, take_rule};
 pub use version::{COPIED, OriginNames, node_of_origin};
 
 /// Grows with each relcache invalidation.

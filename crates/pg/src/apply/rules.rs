@@ -68,12 +68,19 @@ impl Session {
     /// 42883 where its function is not here; what else setting it can end with.
     pub fn take_rule(&mut self, content: &[u8]) -> Result<(), PgError> {
         self.flush()?;
-        let content = String::from_utf8_lossy(content);
-        execute(
-            "select braid.take_conflict_resolution($1)",
-            &[content.as_ref().into()],
-        )
+        take_rule(&String::from_utf8_lossy(content))
     }
+}
+
+/// Set a rule that was set at another node for all of them, unless a newer one is here. In a transaction of the caller's.
+///
+/// # Errors
+/// 42883 where its function is not here; what else setting it can end with.
+pub fn take_rule(content: &str) -> Result<(), PgError> {
+    execute(
+        "select braid.take_conflict_resolution($1)",
+        &[content.into()],
+    )
 }
 
 /// Rules were changed by the transaction in hand: once it has committed, every process that applies reads them again.

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use braid_bgworker::policy::{self, Policy};
 use pgrx::pg_sys;
 
+use crate::apply::take_rule;
 use crate::copy::Coordinator;
 use crate::error::{self, PgError};
 use crate::libpq::{self, Connection, Mode};
@@ -32,7 +33,7 @@ use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription;
 use crate::wait::{self, Wait};
 use crate::{latch, prepared as local, worker};
-use provider::{create_slot, published_tables};
+use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 
 /// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
@@ -197,8 +198,14 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
         // Tables that were published between the look at the provider and the slot would be in neither.
-        let published = published_tables(&subscription)?;
+        let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+        let published = published_tables(&mut asked, &subscription)?;
+        let rules = rules_for_all_nodes(&mut asked)?;
+        drop(asked);
         error::transaction(|| {
+            for content in &rules {
+                take_rule(content)?;
+            }
             for (namespace, name) in &published {
                 subscription::add_table(id, namespace, name, subscription.copy_data)?;
             }

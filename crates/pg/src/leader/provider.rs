@@ -5,7 +5,7 @@ use pgrx::pg_sys;
 
 use super::End;
 use crate::error::{self, PgError};
-use crate::libpq::{self, Connection, Mode, quote_identifier, quote_literal};
+use crate::libpq::{self, Connection, quote_identifier, quote_literal};
 use crate::subscription::{self, Subscription, parse_lsn};
 
 /// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
@@ -87,8 +87,10 @@ pub(super) fn create_slot(
 }
 
 /// What the publications publish now.
-pub(super) fn published_tables(subscription: &Subscription) -> Result<Vec<(String, String)>, End> {
-    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+pub(super) fn published_tables(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<Vec<(String, String)>, End> {
     let names = subscription::publication_literals(&subscription.publications);
     let rows = connection.query(&format!(
         "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) \
@@ -96,6 +98,28 @@ pub(super) fn published_tables(subscription: &Subscription) -> Result<Vec<(Strin
     ))?;
     Ok((0..rows.len())
         .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
+        .collect())
+}
+
+/// The rules for conflicts that count on all nodes, as the provider knows them: what was set before the slot is not in the stream. Asked for when there
+/// is a slot; what is set meanwhile comes twice, which does no harm.
+pub(super) fn rules_for_all_nodes(connection: &mut Connection) -> Result<Vec<String>, End> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = to_regprocedure('braid.rules_for_all_nodes()') \
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege('braid', 'usage')",
+    )?;
+    if may.is_empty() {
+        PgError::new(
+            "01000",
+            "rules for conflicts that were set on all nodes before now do not come along: the role that connects to the provider may not ask for them",
+        )
+        .with_hint("Grant braid_monitor to it there, or set here what braid.conflict_resolutions shows at the provider.")
+        .warn();
+        return Ok(Vec::new());
+    }
+    let rows = connection.query("SELECT content FROM braid.rules_for_all_nodes()")?;
+    Ok((0..rows.len())
+        .filter_map(|row| rows.get(row, 0).map(str::to_owned))
         .collect())
 }
 
