@@ -145,7 +145,7 @@ def reconcile(stage, system, rows, inserts, shared):
         level_s = level(beats.series, healed, LEVEL)
         ended = moments.monotonic["end"]
         settled = min(healed + (level_s or 0), ended)
-        after = sorted(max(lags) for moment, *lags in beats.series if settled <= moment <= ended)
+        after = lags_between(beats.series, settled, ended)
         return {
             "equal_s": moments.between("healed", "equal"),
             "level_s": level_s and round(max(level_s, moments.monotonic["equal"] - healed), 3),
@@ -161,6 +161,12 @@ def reconcile(stage, system, rows, inserts, shared):
                 for name, (begin, end) in PHASES.items()},
             "load_before": round(load_before, 2),
         }
+
+
+def lags_between(series, begin, end):
+    """Seconds that the further node was behind at each look in this time, sorted; the last one before its end where there was none."""
+    looks = [(moment, max(lags)) for moment, *lags in series if moment <= end]
+    return sorted(lag for moment, lag in looks if moment >= begin) or [lag for _, lag in looks[-1:]]
 
 
 def arrived(pair, beats):

@@ -49,6 +49,11 @@ class Reconciliation(unittest.TestCase):
         self.assertEqual(beats.level(series, 4.0, 1.0), 3.0)
         self.assertIsNone(beats.level(series[:3], 4.0, 1.0))
 
+    def test_lags_of_a_time_without_a_look(self):
+        series = [(1.0, 0.0, 3.0), (2.0, 0.2, 0.1), (3.0, 0.5, 0.4)]
+        self.assertEqual(reconcile.lags_between(series, 1.5, 3.0), [0.2, 0.5])
+        self.assertEqual(reconcile.lags_between(series, 2.5, 2.9), [0.2])
+
     def test_stable(self):
         def judged(lag, reached=(100, 100)):
             return beats.verdict([(t / 10, 0.0, lag(t / 10)) for t in range(301)], 0.0, 30.0, reached, 100)
