@@ -134,11 +134,17 @@ for my $other ($paris, $oslo)
 	$tokyo->safe_psql('postgres', sprintf q[select braid.wait_for_event('%s', '%s', '60s')], $other->name, $position);
 }
 sleep 1;
-subscribe($lima, $tokyo);
-sleep 1;
+subscribe($lima, $tokyo, wait => 0);
+# The others' changes come while it copies, one time in two; as soon as it is known that the tables were empty.
+ok(wait_until(sub {
+	$lima->safe_psql('postgres', q[select count(*) filter (where copy_began_at is not null or state = 'ready') from braid.subscription_table join braid.subscription using (subscription_id)
+		where subscription_name = 'lima_from_tokyo']) eq '3';
+}, 30), 'it is noted that the tables are empty');
+$lima->safe_psql('postgres', q[select braid.wait_for_subscription('lima_from_tokyo')]) if rand(2) < 1;
 $lima->safe_psql('postgres', "select braid.enable_subscription('$_'); select braid.wait_for_subscription('$_')") for @disabled;
 sleep 1;
 stop_load();
+$lima->safe_psql('postgres', q[select braid.wait_for_subscription('lima_from_tokyo')]);
 converged(@old, $lima);
 cmp_ok($lima->safe_psql('postgres', 'select count(*) from braid.copied_version'), '>', 0, 'versions came along');
 same_tables([ @old, $lima ], qw(account hot));

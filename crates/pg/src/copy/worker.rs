@@ -120,10 +120,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     let Some(start) = error::transaction(|| begin(task))? else {
         return Ok(());
     };
-    let others_write = error::transaction(|| versions::others_write(task.subscription))?;
-    if others_write {
-        begin_others(task)?;
-    }
+    begin_others(task)?;
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
     let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
     let since = match &start.began_at {
@@ -191,9 +188,9 @@ fn run(task: &Task) -> Result<(), PgError> {
     let Err(met) = outcome else {
         return Ok(());
     };
-    let may_pass = others_write
-        && filled.get() == Some(Filling::Empty)
+    let may_pass = filled.get() == Some(Filling::Empty)
         && is_in_the_way(&met.sqlstate)
+        && error::transaction(|| versions::others_write(task.subscription))?
         && error::transaction(|| Target::lock(task.relation, Purpose::Fill)?.is_empty())
             .is_ok_and(|is_empty| !is_empty);
     if !may_pass {
@@ -309,9 +306,14 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     Ok(Some(start))
 }
 
-/// Say of the tables that wait for their turn that they are empty, as long as they are: other nodes' changes may come before their copy.
+/// Say of the tables that wait for their turn that they are empty, as long as they are: other nodes' changes may come before their copy, also by
+/// a subscription that is yet to be made.
 fn begin_others(task: &Task) -> Result<(), PgError> {
     let waiting = error::transaction(|| {
+        // One worker does it for all, and keeps others from it for as long as it runs.
+        if !try_lock(task.subscription, 0, true) {
+            return Ok(Vec::new());
+        }
         subscription::rows(
             "select relation::oid::text from braid.subscription_table where subscription_id = $1 and relation <> $2::oid \
              and state = 'waiting' and copy_began_at is null and not truncate_first",
