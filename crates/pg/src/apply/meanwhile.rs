@@ -14,7 +14,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-use braid_bgworker::conflict::Version;
+use braid_bgworker::compare::as_version;
 use pgrx::pg_sys;
 
 use super::copied::{self, From, hasher, version_in, with_table};
@@ -119,7 +119,9 @@ impl Look {
         let deleted = tombstone::find(here, tombstone::Seen::Committed)?;
         let brought = self.newest(&hash_as, tombstone::find_copied)?;
         let is_newer = |deleted| match brought {
-            Some(brought) => newer(&self.version(deleted), &self.version(brought)),
+            Some(brought) => {
+                as_version(&self.version(deleted)) > as_version(&self.version(brought))
+            }
             None => deleted.0 > self.since,
         };
         Ok(if deleted.is_some_and(is_newer) {
@@ -140,7 +142,9 @@ impl Look {
             )
         };
         let is_newer = |found: &(i64, pg_sys::RepOriginId)| match &row {
-            Some(row) => newer(&self.version(*found), &(row.timestamp, row.node.clone())),
+            Some(row) => {
+                as_version(&self.version(*found)) > as_version(&(row.timestamp, row.node.clone()))
+            }
             None => found.0 > self.since,
         };
         let brought = self.newest(&hash_as, tombstone::find_copied)?;
@@ -153,7 +157,7 @@ impl Look {
             (Some(_), None) => Fate::Replaced,
             (None, Some(_)) => Fate::Deleted,
             (Some(brought), Some(deleted)) => {
-                if newer(&self.version(deleted), &self.version(brought)) {
+                if as_version(&self.version(deleted)) > as_version(&self.version(brought)) {
                     Fate::Deleted
                 } else {
                     Fate::Replaced
@@ -189,11 +193,6 @@ enum Fate {
     Stays,
     Deleted,
     Replaced,
-}
-
-fn newer(one: &(i64, String), than: &(i64, String)) -> bool {
-    let version = |timestamp, origin| Version { timestamp, origin };
-    version(one.0, one.1.as_str()) > version(than.0, than.1.as_str())
 }
 
 /// As a tid is written.

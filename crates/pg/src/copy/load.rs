@@ -2,7 +2,7 @@
 //! transaction that also makes the table ready.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use pgrx::pg_sys;
@@ -695,23 +695,4 @@ impl Feed {
         self.message = Some(message);
         self.taken = 0;
     }
-}
-
-/// A setting of this process for as long as it runs.
-///
-/// # Errors
-/// 22023 when the text has a zero byte.
-pub fn set(name: &CStr, value: &str) -> Result<(), PgError> {
-    let value =
-        CString::new(value).map_err(|_| PgError::new("22023", "setting with a zero byte"))?;
-    // SAFETY: both strings are copied.
-    unsafe {
-        pg_sys::SetConfigOption(
-            name.as_ptr(),
-            value.as_ptr(),
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
-        );
-    }
-    Ok(())
 }

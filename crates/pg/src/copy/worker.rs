@@ -8,7 +8,7 @@ use braid_bgworker::policy;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use super::load::{self, Copied, Filled, Filling, Purpose, Target};
+use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::{OwnRows, Published, Source};
 use super::{is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
@@ -88,30 +88,29 @@ fn my_name() -> String {
 }
 
 /// What makes text forms, triggers and names independent of this server's settings, as the provider's side does.
-fn pin_settings() -> Result<(), PgError> {
+fn pin_settings() {
     for (name, value) in [
-        (c"session_replication_role", "replica"),
-        (c"search_path", "pg_catalog"),
-        (c"datestyle", "ISO"),
-        (c"intervalstyle", "postgres"),
-        (c"extra_float_digits", "3"),
-        (c"lc_monetary", "C"),
-        (c"bytea_output", "hex"),
-        (c"xmloption", "content"),
-        (c"statement_timeout", "0"),
-        (c"lock_timeout", "0"),
+        ("session_replication_role", "replica"),
+        ("search_path", "pg_catalog"),
+        ("datestyle", "ISO"),
+        ("intervalstyle", "postgres"),
+        ("extra_float_digits", "3"),
+        ("lc_monetary", "C"),
+        ("bytea_output", "hex"),
+        ("xmloption", "content"),
+        ("statement_timeout", "0"),
+        ("lock_timeout", "0"),
         // Of two that wait for each other an applier, or a session, gives way: it has less to do again.
-        (c"deadlock_timeout", "10s"),
+        ("deadlock_timeout", "10s"),
         // Nothing before the last commit needs to last: a table that is not ready is copied again.
-        (c"synchronous_commit", "off"),
+        ("synchronous_commit", "off"),
     ] {
-        load::set(name, value)?;
+        worker::set(name, value);
     }
-    Ok(())
 }
 
 fn run(task: &Task) -> Result<(), PgError> {
-    pin_settings()?;
+    pin_settings();
     let counters = registry::table(task.subscription, task.relation);
     if let Some(counters) = counters {
         counters.copy_rows.store(0, Ordering::Relaxed);
@@ -142,7 +141,7 @@ fn run(task: &Task) -> Result<(), PgError> {
             start.first_lsn.is_none().then_some(&*snapshot),
         )
     })?;
-    load::set(c"synchronous_commit", "local")?;
+    worker::set("synchronous_commit", "local");
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
@@ -321,7 +320,7 @@ fn begin_others(task: &Task) -> Result<(), PgError> {
         )
     })?;
     // Whoever writes to one for long has not left it empty.
-    load::set(c"lock_timeout", "1s")?;
+    worker::set("lock_timeout", "1s");
     for relation in waiting
         .iter()
         .filter_map(|row| row.first()?.as_ref()?.parse().ok())
@@ -347,7 +346,8 @@ fn begin_others(task: &Task) -> Result<(), PgError> {
             return Err(failure);
         }
     }
-    load::set(c"lock_timeout", "0")
+    worker::set("lock_timeout", "0");
+    Ok(())
 }
 
 fn record_plan(
