@@ -34,10 +34,21 @@ def merge(files):
         merged["limits"].update(found["limits"])
         merged["machine"], merged["at"] = found["machine"], found["at"]
         merged["plan"]["runs"] = min(merged["plan"]["runs"], found["plan"]["runs"])
+        keep_beside_native(merged["drains"], found["drains"])
         for part, keys in IDENTITY.items():
             entries = {tuple(e[k] for k in keys): e for e in [*merged.get(part, ()), *found.get(part, ())]}
             merged[part] = list(entries.values())
     return merged
+
+
+def keep_beside_native(before, later):
+    """What is not measured again keeps the samples of native that were taken in turn with its own: `native` of its entry."""
+    again = {(e["workload"], e["variant"], e["commit"]) for e in later}
+    native = {(e["workload"], e["commit"]): e["samples"] for e in before if e["variant"] == "native"}
+    for entry in before:
+        workload, variant, commit = entry["workload"], entry["variant"], entry["commit"]
+        if (workload, "native", commit) in again and (workload, variant, commit) not in again:
+            entry.setdefault("native", native.get((workload, commit), []))
 
 
 def markdown(rows, right=()):

@@ -32,6 +32,14 @@ def drained(results, workload, variant, commit):
     return []
 
 
+def beside(results, workload, variant, commit):
+    """The samples of native that were taken in turn with those of a variant."""
+    for entry in results.get("drains", ()):
+        if (entry["workload"], entry["variant"], entry["commit"]) == (workload, variant, commit) and "native" in entry:
+            return [s for s in entry["native"] if "void" not in s]
+    return drained(results, workload, "native", commit)
+
+
 def median(samples, measure):
     return statistics.median(MEASURES[measure](s) for s in samples)
 
@@ -46,7 +54,7 @@ def ratio(results, workload, variant, commit, measure):
         return link(results, workload, variant)
     if measure in (goals.STANDBY, goals.STANDBY_NATIVE):
         return standby(results, variant, "serial" if measure == goals.STANDBY else "native")
-    ours, theirs = drained(results, workload, variant, commit), drained(results, workload, "native", commit)
+    ours, theirs = drained(results, workload, variant, commit), beside(results, workload, variant, commit)
     if not ours or not theirs:
         return None
     of = MEASURES[measure]

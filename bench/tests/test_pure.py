@@ -1,10 +1,12 @@
 """What the bench computes, without a server: `make bench-check`."""
 
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import unittest.mock
@@ -274,6 +276,16 @@ class Drawings(unittest.TestCase):
 
 
 class Report(unittest.TestCase):
+    def test_what_is_not_measured_again_keeps_its_native(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = pathlib.Path(folder, "1.json"), pathlib.Path(folder, "2.json")
+            first.write_text(json.dumps(results(drains=[
+                drained("single", "native", [2.0]), drained("single", "parallel", [1.0]), drained("single", "batch", [0.5])])))
+            second.write_text(json.dumps(results(drains=[drained("single", "native", [4.0]), drained("single", "parallel", [1.0])])))
+            merged = report.merge([first, second, second])
+        ratios = [summary.ratio(merged, "single", variant, "off", goals.THROUGHPUT).value for variant in ("parallel", "batch")]
+        self.assertEqual(ratios, [4.0, 4.0])
+
     def test_the_document_has_every_mark(self):
         text = report.DOCUMENT.read_text()
         r = results(drains=[drained("single", "native", [2] * 3)],
