@@ -126,6 +126,8 @@ subscribe($lima, $paris, copy_data => 'false');
 subscribe($lima, $tokyo);
 is(sql($lima, q[select v.committed_at from item i, braid.row_version(i.tableoid, i.ctid) v where id = 5]), sql($tokyo, q[select braid.commit_timestamp(xmin) from item where id = 5]), 'a copy brings them along');
 sql($lima, "select braid.drop_subscription('lima_from_$_')") for qw(tokyo paris);
+# The slots go in the background; one that stays would hold what is to be forgotten below.
+ok(wait_until(sub { sql($lima, 'select count(*) from braid.pending_cleanup') eq '0' && sql($tokyo, q[select count(*) from pg_replication_slots where slot_name like '%lima%']) eq '0' }, 60), 'its slots are gone');
 $lima->stop;
 sql($tokyo, q[select pg_drop_replication_slot('json')]);
 
