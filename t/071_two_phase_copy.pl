@@ -72,12 +72,20 @@ sql($paris, "select braid.wait_for_subscription('$name')");
 caught_up($paris, $tokyo);
 is(gids($paris), '0', 'what was prepared before the slot was there is not prepared here');
 is(sql($paris, 'select v from item where id in (1, 2) order by id'), "before\nold", 'what had been committed is copied');
+# Its commit is later than what has come from a clock that is ahead.
+on_all('create table ahead (id int primary key)', @nodes);
+sql($tokyo, q[
+	select * from braid.ingest(jsonb_build_object('operation', 'insert', 'after', '{"id": 1}'::jsonb,
+		'transaction', jsonb_build_object('lsn', '0/10', 'commit_time', to_char((now() + '5 s') at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')),
+		'schema', '{"namespace": "public", "table": "ahead", "columns": [{"name": "id", "type": "int4", "identity": true}]}'::jsonb), 'ahead')]);
 sql($tokyo, q[commit prepared 'straddles']);
 sql($tokyo, q[rollback prepared 'rolled back']);
 caught_up($paris, $tokyo);
 same_tables(\@nodes, 'item');
-my $times = q[select pg_xact_commit_timestamp(xmin) from item where id in (2, 102)];
+my $times = q[select braid.commit_timestamp(xmin) from item where id in (2, 102)];
 is(sql($paris, $times), sql($tokyo, $times), 'it came as a whole when it was committed, with that time');
+is(sql($tokyo, q[select braid.commit_timestamp(xmin) > pg_xact_commit_timestamp(xmin) + interval '1 s' from item where id = 2]), 't', 'or that of its version, rather');
+ok($tokyo->poll_query_until('postgres', q[select behind = '0' from braid.clock_status]), 'which is past');
 
 # The same while a table is copied anew, when such transactions come prepared: of each the snapshot says whether it is in the copy.
 sql($paris, 'truncate item');

@@ -12,7 +12,7 @@
 //! clocks do, like those of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ops::{ControlFlow, Range};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +26,7 @@ use crate::latch;
 use crate::local_version;
 use crate::registry::{self, ManagerEntry};
 use crate::settings::{self, BehindAction};
+use crate::subscription::rows;
 use crate::table_scan::{self, Sees, low};
 use crate::wait::Wait;
 
@@ -184,7 +185,12 @@ unsafe extern "C-unwind" fn utility(
                 == pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED
             && pg_sys::replorigin_session_origin == 0
         {
-            before_commit_prepared();
+            let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+            // Elsewhere it is about to be refused.
+            if !pg_sys::IsInTransactionBlock(top_level) {
+                let name = (*node.cast::<pg_sys::TransactionStmt>()).gid;
+                before_commit_prepared(CStr::from_ptr(name));
+            }
         }
         match PREVIOUS_UTILITY.get() {
             Some(Some(previous)) => pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -222,34 +228,96 @@ pub fn before_own_commit() {
     match wait_until_past(entry) {
         Clock::Past => return,
         Clock::Behind => {}
-        Clock::FarBehind(now, behind) => exceeded(
-            entry,
-            now,
-            behind,
-            "The transaction gets a version that follows that change, whatever the clock says: what is written at other nodes until then may lose to it.",
-        ),
+        Clock::FarBehind(now, behind) => exceeded(entry, now, behind),
     }
+    local_version::assign(next_version(entry));
+}
+
+/// A version after all that this database has seen, which it has seen then (TimestampTz).
+fn next_version(entry: &ManagerEntry) -> i64 {
     let now = registry::now();
     let next = |newest: i64| Some(newest.saturating_add(1).max(now));
     let newest = &entry.newest;
-    let version = match newest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
+    match newest.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
         Ok(newest) | Err(newest) => newest.saturating_add(1).max(now),
-    };
-    local_version::assign(version);
+    }
 }
 
-/// As [`before_own_commit`] for a transaction that was prepared: what it has written can't be added to.
-fn before_commit_prepared() {
+/// As [`before_own_commit`] for a transaction that was prepared. What it has written can't be added to: its version is written by the
+/// transaction in hand, which is COMMIT PREPARED's own and is committed for that, and the next one is begun. If the server ends in between, or COMMIT PREPARED
+/// fails, there is a version of a transaction that is still prepared; whoever commits it then gives it another, whatever the clock says, for much may have
+/// come after the first.
+///
+/// # Safety
+/// In the transaction of a command that commits by itself.
+unsafe fn before_commit_prepared(name: &CStr) {
+    // SAFETY: a read of shared memory.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        return;
+    }
     let Some(entry) = entry() else {
         return;
     };
-    if let Clock::FarBehind(now, behind) = wait_until_past(entry) {
-        exceeded(
-            entry,
-            now,
-            behind,
-            "Rows of a prepared transaction can lose to older values of theirs then, and nodes can come to differ.",
-        );
+    let past = match wait_until_past(entry) {
+        Clock::Past => true,
+        Clock::Behind => false,
+        Clock::FarBehind(now, behind) => {
+            exceeded(entry, now, behind);
+            false
+        }
+    };
+    if past && !local_version::may_be() {
+        return;
+    }
+    // SAFETY: the snapshot is taken off again; a command that commits by itself is in no block, and one that does so within goes on in another
+    // transaction, as VACUUM does.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let prepared = may_commit(name);
+        let written = prepared.is_some_and(|full| {
+            (!past || local_version::written_for(full).is_some())
+                && local_version::assign_to(full, next_version(entry))
+        });
+        pg_sys::PopActiveSnapshot();
+        if written {
+            let _own = Exempt::now();
+            pg_sys::CommitTransactionCommand();
+            pg_sys::StartTransactionCommand();
+        }
+    }
+}
+
+/// The full id of the transaction that is prepared under this name, if the user may commit it in this database (LockGXact of
+/// src/backend/access/transam/twophase.c). In a transaction with a snapshot.
+fn may_commit(name: &CStr) -> Option<u64> {
+    let rows = rows(
+        "select transaction::text from pg_catalog.pg_prepared_xact() \
+         where gid operator(pg_catalog.=) $1 and dbid operator(pg_catalog.=) $2 and (ownerid operator(pg_catalog.=) $3 or $4)",
+        &[
+            name.to_string_lossy().into_owned().into(),
+            // SAFETY: reads of variables of the process, and of a catalog.
+            unsafe { pg_sys::MyDatabaseId }.into(),
+            unsafe { pg_sys::GetUserId() }.into(),
+            unsafe { pg_sys::superuser() }.into(),
+        ],
+    )
+    .unwrap_or_else(|error| error.raise());
+    let xid: u32 = rows.into_iter().next()?.into_iter().next()??.parse().ok()?;
+    Some(local_version::full(pg_sys::TransactionId::from_inner(xid)))
+}
+
+/// Commits of this process do not wait, for a while.
+struct Exempt(bool);
+
+impl Exempt {
+    fn now() -> Self {
+        Self(EXEMPT.swap(true, Ordering::Relaxed))
+    }
+}
+
+impl Drop for Exempt {
+    fn drop(&mut self) {
+        EXEMPT.store(self.0, Ordering::Relaxed);
     }
 }
 
@@ -310,8 +378,7 @@ fn wait_until_past(entry: &ManagerEntry) -> Clock {
     }
 }
 
-/// `consequence` is what becomes of the transaction nevertheless.
-fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration, consequence: &str) {
+fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration) {
     entry.clock_exceeded.fetch_add(1, Ordering::Relaxed);
     let error = PgError::new(
         "55000",
@@ -334,5 +401,7 @@ fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration, consequence: &str)
     {
         return;
     }
-    error.with_detail(consequence).warn();
+    error
+        .with_detail("The transaction gets a version that follows that change, whatever the clock says: what is written at other nodes until then may lose to it.")
+        .warn();
 }

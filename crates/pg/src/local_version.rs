@@ -2,7 +2,9 @@
 //! than they may wait (`clock.rs`), read by whoever wants a row's version, and by the output plugin.
 //!
 //! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of `braid.local_version`, written by the
-//! transaction itself as the last thing that it does, tells the version by its transaction id.
+//! transaction itself as the last thing that it does, tells the version by its transaction id. For one that was prepared, which nothing can be
+//! added to, another transaction writes it just before COMMIT PREPARED (`clock.rs`); where that is not carried out then, the next attempt writes one
+//! more, and the newest counts.
 //! The plugin sends that as the time of the commit (`decoding/version.rs`); what is subscribed elsewhere never sees the other one.
 //!
 //! As there are none usually, shared memory says whether there may be any:
@@ -11,7 +13,7 @@
 //! |---|---|
 //! | `UNKNOWN` | since the server was started: who asks, the manager at the latest, looks at the table |
 //! | `NONE` | there were none when somebody looked |
-//! | `SOME` | there were some, or set by who writes one, before that; never taken back while the server runs |
+//! | `SOME` | there were some, or set by who writes one, before that; never taken back while the server runs. Beside it stands from which to which transaction they are, so that all is as cheap as before once the clock is right |
 //!
 //! Who has looked takes the place of `UNKNOWN` only, so `NONE` can't hide one that was written meanwhile. Who asks for the version of a
 //! transaction does so after its commit, hence after `SOME`.
@@ -27,7 +29,7 @@ use pgrx::pg_sys;
 
 use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
-use crate::registry;
+use crate::registry::{self, ManagerEntry};
 use crate::table_scan::{self, By, Sees, int8};
 
 const UNKNOWN: u32 = 0;
@@ -65,10 +67,25 @@ fn table() -> Option<pg_sys::Oid> {
     find_table("braid", "local_version").ok().flatten()
 }
 
-/// Whether it is known that no transaction has a version of its own.
+/// Whether it is known that this transaction has no version of its own. Without a look at the table.
 #[must_use]
-pub fn is_none() -> bool {
-    registry::my_manager().is_some_and(|entry| entry.local_versions.load(Ordering::SeqCst) == NONE)
+pub fn has_none(xid: pg_sys::TransactionId) -> bool {
+    registry::my_manager().is_some_and(|entry| match entry.local_versions.load(Ordering::SeqCst) {
+        NONE => true,
+        SOME => is_outside(entry, full(xid)),
+        _ => false,
+    })
+}
+
+fn is_outside(entry: &ManagerEntry, full: u64) -> bool {
+    full < entry.local_versions_from.load(Ordering::SeqCst)
+        || full > entry.local_versions_to.load(Ordering::SeqCst)
+}
+
+/// A transaction has a version of its own, or is about to.
+fn include(entry: &ManagerEntry, full: u64) {
+    entry.local_versions_from.fetch_min(full, Ordering::SeqCst);
+    entry.local_versions_to.fetch_max(full, Ordering::SeqCst);
 }
 
 /// Whether any transaction may have one. Asks the table where nobody knows. In a transaction without a historic snapshot.
@@ -85,12 +102,13 @@ pub fn may_be() -> bool {
         unsafe {
             table_scan::each::<COLUMNS>(table, None, Sees::Running, |row| {
                 let [xid, _] = row.values;
-                found = int8(xid) != 0;
-                if found {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
+                if let Ok(full @ 1..) = u64::try_from(int8(xid)) {
+                    found = true;
+                    if let Some(entry) = entry {
+                        include(entry, full);
+                    }
                 }
+                ControlFlow::Continue(())
             });
         }
     }
@@ -106,13 +124,27 @@ pub fn may_be() -> bool {
 /// transaction without a historic snapshot.
 #[must_use]
 pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
-    if !may_be() {
+    if !may_be() || has_none(xid) {
         return None;
     }
     let full = full(xid);
     if let Some(known) = KNOWN.with_borrow(|known| known.get(&full).copied()) {
         return known;
     }
+    let version = written_for(full);
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(full, version);
+    });
+    version
+}
+
+/// What is written down for a transaction, whether it has committed or is prepared, microseconds since 1970-01-01 UTC. In a transaction without a
+/// historic snapshot.
+#[must_use]
+pub fn written_for(full: u64) -> Option<i64> {
     let mut version: Option<i64> = None;
     let (table, index) = (table()?, find_table("braid", "local_version_xid").ok()??);
     let by = By {
@@ -128,12 +160,6 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
             ControlFlow::Continue(())
         });
     }
-    KNOWN.with_borrow_mut(|known| {
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        known.insert(full, version);
-    });
     version
 }
 
@@ -161,15 +187,23 @@ pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOrigin
 /// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the
 /// extension is dropped.
 pub fn assign(timestamp: i64) -> bool {
+    // SAFETY: in a transaction.
+    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value;
+    assign_to(xid, timestamp)
+}
+
+/// As [`assign`] for another transaction, which is prepared: counts once the one in hand has committed.
+pub fn assign_to(full: u64, timestamp: i64) -> bool {
     let Some(table) = table() else {
         return false;
     };
+    // What there was before is to be known, then.
+    may_be();
     if let Some(entry) = registry::my_manager() {
+        include(entry, full);
         entry.local_versions.store(SOME, Ordering::SeqCst);
     }
-    // SAFETY: in a transaction.
-    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value;
-    write(table, i64::try_from(xid).unwrap_or(i64::MAX), timestamp);
+    write(table, i64::try_from(full).unwrap_or(i64::MAX), timestamp);
     true
 }
 

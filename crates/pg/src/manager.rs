@@ -202,10 +202,11 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.batch where newest < $1",
         &[before.into()],
     )?;
-    // What is still to be decoded has to be told by its version.
+    // What is still to be decoded has to be told by its version, and so does what is prepared, and may be committed under it this moment.
     execute_counting(
         "delete from braid.local_version where case when xid = 0 then committed_at < $1 else \
-         xid < (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint - coalesce(max(age(catalog_xmin)), 0) - 1000 \
+         xid < (select least(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, \
+         pg_snapshot_xmax(pg_current_snapshot())::text::bigint - coalesce(max(age(catalog_xmin)), 0) - 1000) \
          from pg_replication_slots where database = current_database()) \
          and (committed_at < $1 or pg_xact_commit_timestamp((xid & 4294967295)::text::xid) is null) end",
         &[before.into()],

@@ -69,6 +69,10 @@ pub struct ManagerEntry {
     pub newest_written: AtomicI64,
     /// Whether transactions of this node have versions of their own: `crate::local_version`.
     pub local_versions: AtomicU32,
+    /// The first of these transactions, by its full id; the largest number where there is none.
+    pub local_versions_from: AtomicU64,
+    /// The last of them.
+    pub local_versions_to: AtomicU64,
     /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
     pub remembers_deletions: AtomicBool,
     /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
@@ -543,6 +547,8 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.remembers_newest.store(false, Ordering::SeqCst);
         free.newest_written.store(0, Ordering::SeqCst);
         free.local_versions.store(0, Ordering::SeqCst);
+        free.local_versions_from.store(u64::MAX, Ordering::SeqCst);
+        free.local_versions_to.store(0, Ordering::SeqCst);
         free.remembers_deletions.store(false, Ordering::SeqCst);
         free.knows_tombstones.store(false, Ordering::SeqCst);
         free.newest_tombstone.store(0, Ordering::SeqCst);

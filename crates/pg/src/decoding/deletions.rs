@@ -273,11 +273,11 @@ impl Format for Deletions {
         origin != 0
     }
 
-    unsafe fn begin(&mut self, _ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+    unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
         self.in_hand.clear();
         self.file = None;
         // SAFETY: as the caller says.
-        self.version = unsafe { version::of(txn) };
+        self.version = unsafe { version::of(ctx, txn) };
     }
 
     unsafe fn row_changed(

@@ -30,7 +30,6 @@ use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
 use super::{names, publications, version};
 use crate::compat;
-use crate::local_version;
 use crate::table_scan::{self, Sees, low};
 
 /// How many relations are remembered. Beyond it all are forgotten and compiled anew when they come, which costs a schema
@@ -341,7 +340,11 @@ impl Stream {
     ) -> bool {
         let left_out = self.start_transaction(txn, origin);
         // SAFETY: as the caller says.
-        let gid = unsafe { names::from_server(txn.gid) };
+        let (gid, version) = unsafe {
+            let committed = !matches!(preparation, Preparation::Now);
+            let version = committed.then(|| version::written_down(txn)).flatten();
+            (names::from_server(txn.gid), version)
+        };
         let transaction = self.outbox.start();
         match preparation {
             Preparation::Now => {
@@ -354,7 +357,7 @@ impl Stream {
                 commit_time,
             } => {
                 transaction.commit_lsn = commit_lsn;
-                transaction.commit_timestamp = to_unix_micros(commit_time);
+                transaction.commit_timestamp = version.unwrap_or(to_unix_micros(commit_time));
                 self.whole = Some(end_lsn);
             }
         }
@@ -700,7 +703,7 @@ impl Format for Stream {
         let origin = unsafe { self.origin_name(txn.origin_id) };
         self.skip = self.start_transaction(txn, &origin);
         // SAFETY: as the caller says.
-        if let Some(version) = unsafe { version::of(txn) } {
+        if let Some(version) = unsafe { version::of(ctx, txn) } {
             self.outbox.transaction().commit_timestamp = version;
         }
     }
@@ -803,7 +806,14 @@ impl Format for Stream {
             };
             if !left_out {
                 // SAFETY: as the caller says.
-                unsafe { self.ensure_header() };
+                unsafe {
+                    self.ensure_header();
+                    if rolled_back.is_none()
+                        && let Some(version) = version::written_down(txn)
+                    {
+                        self.outbox.transaction().commit_timestamp = version;
+                    }
+                }
                 let delivery = &mut *self.delivery;
                 or_raise(self.outbox.finish_prepared(
                     rolled_back.map(|(end_lsn, time)| (end_lsn, to_unix_micros(time))),
@@ -846,11 +856,9 @@ impl Format for Stream {
         // SAFETY: as the caller says.
         let origin = unsafe { self.origin_name_outside(txn.origin_id) };
         let left_out = self.start_transaction(txn, &origin);
-        if txn.origin_id == no_origin() && !local_version::is_none() {
-            // SAFETY: as the caller says.
-            if let Some(version) = unsafe { in_transaction(|| local_version::of(txn.xid)) } {
-                self.outbox.transaction().commit_timestamp = version;
-            }
+        // SAFETY: as the caller says.
+        if let Some(version) = unsafe { version::written_down(txn) } {
+            self.outbox.transaction().commit_timestamp = version;
         }
         self.tools.scratch.reset();
         let delivery = &mut *self.delivery;
@@ -990,7 +998,7 @@ unsafe fn origin_of_any_time(origin: pg_sys::RepOriginId) -> Option<String> {
 ///
 /// # Safety
 /// In a callback of the decoding context.
-unsafe fn in_transaction<T>(work: impl FnOnce() -> T) -> T {
+pub(super) unsafe fn in_transaction<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: as the caller says.
     unsafe {
         if pg_sys::IsTransactionState() {

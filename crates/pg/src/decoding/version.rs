@@ -3,12 +3,15 @@
 //! It stands in a row that the transaction wrote as the last thing that it did. The table can't be asked under a historic snapshot: a table
 //! of a user's is where it was then, and what has rewritten it since (VACUUM FULL, REINDEX) has removed its files. So the row is
 //! taken from the changes that the reorder buffer has in hand. Only where they are not all in memory any more, or the table
-//! was rewritten while the transaction ran, the historic snapshot is put aside, with all that is cached under it.
+//! was rewritten while the transaction ran, the historic snapshot is put aside, with all that is cached under it. So it is for a transaction that was
+//! prepared: its row was written by another one, which committed just before COMMIT PREPARED.
 
 use std::mem::offset_of;
 
 use pgrx::pg_sys;
 
+use super::format::Context;
+use super::stream::{in_transaction, no_origin};
 use crate::apply::find_table;
 use crate::compat;
 use crate::local_version;
@@ -17,18 +20,55 @@ use crate::local_version;
 ///
 /// # Safety
 /// In a begin callback, under the transaction's historic snapshot.
-pub(super) unsafe fn of(txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
-    if txn.origin_id != super::stream::no_origin() || local_version::is_none() {
+pub(super) unsafe fn of(ctx: Context, txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
+    if has_none(txn) {
         return None;
     }
+    let complete = txn.txn_flags & pg_sys::RBTXN_IS_SERIALIZED == 0;
     // SAFETY: as the caller says.
     unsafe {
         match in_memory(txn) {
             Found::Version(version) => Some(version),
-            Found::Nothing if txn.txn_flags & pg_sys::RBTXN_IS_SERIALIZED == 0 => None,
+            Found::Nothing if complete && !was_prepared(ctx) => None,
             Found::Nothing | Found::Likely => outside_of_history(|| local_version::of(txn.xid)),
         }
     }
+}
+
+/// As [`of`], but asks the table in any case.
+///
+/// # Safety
+/// In a callback, in no transaction or in one, with or without a historic snapshot.
+pub(super) unsafe fn written_down(txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
+    if has_none(txn) {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    unsafe {
+        if pg_sys::HistoricSnapshotActive() {
+            return outside_of_history(|| local_version::of(txn.xid));
+        }
+        // What is cached is from history all the same.
+        pg_sys::InvalidateSystemCaches();
+        let version = in_transaction(|| local_version::of(txn.xid));
+        pg_sys::InvalidateSystemCaches();
+        version
+    }
+}
+
+/// Whether it is certain, without a look, that the time of its commit is its version.
+fn has_none(txn: &pg_sys::ReorderBufferTXN) -> bool {
+    txn.origin_id != no_origin() || local_version::has_none(txn.xid)
+}
+
+/// Whether what is decoded is COMMIT PREPARED: what says its version was written by another transaction, just before.
+///
+/// # Safety
+/// A record of a transaction's end is being decoded.
+unsafe fn was_prepared(ctx: Context) -> bool {
+    // SAFETY: as the caller says.
+    let info = unsafe { (*(*(*ctx).reader).record).header.xl_info };
+    u32::from(info) & pg_sys::XLOG_XACT_OPMASK == pg_sys::XLOG_XACT_COMMIT_PREPARED
 }
 
 enum Found {
