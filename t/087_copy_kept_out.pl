@@ -7,7 +7,7 @@ use warnings;
 use Braid;
 use Test::More;
 
-my ($tokyo, $paris, $oslo) = map { new_node($_) } qw(tokyo paris oslo);
+my ($tokyo, $paris, $oslo) = map { new_node($_, conf => "braid.retry_interval = 50ms\nbraid.retry_interval_max = 100ms\n") } qw(tokyo paris oslo);
 on_all('create table account (id int primary key, code int)', $tokyo, $paris, $oslo);
 $oslo->safe_psql('postgres', q[
 	alter table account add unique (code);

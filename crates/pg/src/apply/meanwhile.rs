@@ -34,13 +34,19 @@ pub struct Leaving {
 }
 
 /// Rows of an ordinary table that are to leave. Nothing that comes from another node is older than `since`, microseconds since 1970-01-01
-/// UTC. `copied_to` is the table that was filled: this one, or that of which it is a partition. `node` is this one's name.
+/// UTC. `copied_to` is the table that was filled: this one, or that of which it is a partition. `deleted_here` has what others have deleted in this one
+/// ([`tombstone::received`]). `node` is this one's name.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn leaving(table: u32, copied_to: u32, since: i64, node: &str) -> Result<Leaving, PgError> {
+pub fn leaving(
+    table: u32,
+    copied_to: u32,
+    deleted_here: &HashSet<u64>,
+    since: i64,
+    node: &str,
+) -> Result<Leaving, PgError> {
     let from: Vec<From> = copied::tables(copied_to.into())?;
-    let deleted_here = tombstone::received(table, since)?;
     let names = OriginNames::new(node);
     with_table(table.into(), |relation| {
         let look = Look {
@@ -55,16 +61,16 @@ pub fn leaving(table: u32, copied_to: u32, since: i64, node: &str) -> Result<Lea
     })
 }
 
-struct Look {
+struct Look<'a> {
     relation: pg_sys::Relation,
     from: Vec<From>,
     /// By the hash that a key has here.
-    deleted_here: HashSet<u64>,
+    deleted_here: &'a HashSet<u64>,
     names: RefCell<OriginNames>,
     since: i64,
 }
 
-impl Look {
+impl Look<'_> {
     /// # Safety
     /// The table is open and locked against writers.
     unsafe fn at_all(&self) -> Result<Leaving, PgError> {

@@ -383,6 +383,7 @@ impl Coordinator {
                 .map(|adopted| adopted.snapshot.clone())
                 .unwrap_or_default(),
             lsn: adopted.map_or(0, |adopted| adopted.lsn),
+            failures: table.failures,
         };
         worker::start(&Worker {
             name: &format!(

@@ -16,6 +16,7 @@ use crate::error::{self, PgError};
 use crate::rate_limit::Limiter;
 use crate::registry;
 use crate::subscription::{self, Subscription, lsn_text, parse_lsn};
+use crate::tombstone;
 use crate::worker::{self, Extra};
 
 /// What a worker is to do.
@@ -29,7 +30,13 @@ pub struct Task {
     pub snapshot: String,
     /// Position that belongs to the snapshot.
     pub lsn: u64,
+    /// How often the table's copy has failed in a row.
+    pub failures: u32,
 }
+
+/// Where another node's row keeps one of the provider's out, the two will meet on these nodes too, and one leaves. The table is copied again
+/// until its copy has failed so often.
+const UNTIL_THEY_MEET: u32 = 6;
 
 impl Task {
     /// As a worker's `bgw_extra`.
@@ -39,6 +46,7 @@ impl Task {
             u64::from(self.subscription),
             u64::from(self.relation),
             self.lsn,
+            u64::from(self.failures),
         ];
         Extra::pack_with_text(words, &self.snapshot)
     }
@@ -49,7 +57,8 @@ impl Task {
             subscription: number(0),
             relation: number(1),
             lsn: extra.word(2),
-            snapshot: extra.text::<3>(),
+            failures: number(3),
+            snapshot: extra.text::<4>(),
         }
     }
 }
@@ -175,7 +184,9 @@ fn run(task: &Task) -> Result<(), PgError> {
         if filling == Filling::Beside {
             // What was in the way of one may be gone again.
             done.copied.rows += target.merge_again(&done.columns, run_as)?;
-            target.check_all_came()?;
+            target
+                .check_all_came()
+                .map_err(|missing| kept_out(task, missing))?;
         }
         if let Some(since) = reaches.filter(|_| filling != Filling::Truncate) {
             settle(task, &target, filling, (since, run_as), &mut done)?;
@@ -203,6 +214,16 @@ fn run(task: &Task) -> Result<(), PgError> {
     )
 }
 
+/// Rows of the provider's are kept out by others that are here. Where these came from other nodes, the provider hears of them as well.
+fn kept_out(task: &Task, missing: PgError) -> PgError {
+    if !is_in_the_way(&missing.sqlstate) || task.failures >= UNTIL_THEY_MEET {
+        return missing;
+    }
+    PgError::new("40001", missing.message).with_hint(
+        "The table is copied again by itself: one of two such rows leaves as soon as the nodes that wrote them know of both.",
+    )
+}
+
 /// What other nodes' changes have done here while the table was filled meets what was copied: of each row the newest version stays. Nobody
 /// else writes to the table now.
 fn settle(
@@ -213,11 +234,13 @@ fn settle(
     filled: &mut Filled,
 ) -> Result<(), PgError> {
     let node = subscription::local_node()?.unwrap_or_default();
+    let leaves = target.leaves()?;
+    let deleted_here = tombstone::received(&leaves, since)?;
     let (mut deleted, mut replaced) = (0, 0);
     loop {
         let mut again = false;
-        for leaf in target.leaves()? {
-            let leaving = meanwhile::leaving(leaf, task.relation, since, &node)?;
+        for (&leaf, deleted_here) in &deleted_here {
+            let leaving = meanwhile::leaving(leaf, task.relation, deleted_here, since, &node)?;
             target.remove(leaf, &leaving.deleted)?;
             target.remove(leaf, &leaving.replaced)?;
             deleted += leaving.deleted.len();

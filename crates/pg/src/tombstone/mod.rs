@@ -16,7 +16,7 @@
 pub mod collector;
 pub mod drop_database;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
@@ -211,15 +211,21 @@ fn newest(
     Ok(newest)
 }
 
-/// Hashes of rows of a table that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
+/// By table, hashes of rows that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn received(relation: u32, since: i64) -> Result<HashSet<u64>, PgError> {
-    let mut hashes = HashSet::new();
+pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>>, PgError> {
+    let mut hashes: BTreeMap<u32, HashSet<u64>> = tables
+        .iter()
+        .map(|table| (*table, HashSet::new()))
+        .collect();
     each(Known::Deletions, None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
-        if tombstone.relation == relation && tombstone.origin != 0 && tombstone.timestamp > since {
+        if tombstone.origin != 0
+            && tombstone.timestamp > since
+            && let Some(hashes) = hashes.get_mut(&tombstone.relation)
+        {
             hashes.insert(tombstone.hash);
         }
     })?;
