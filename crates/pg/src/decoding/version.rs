@@ -156,7 +156,8 @@ unsafe fn outside_of_history<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: as the caller says. What catalogs were seen to say is forgotten with either snapshot, as the reorder buffer does it. An error
     // ends the decoding, which tears the historic snapshot down by itself.
     unsafe {
-        let snapshot = pg_sys::GetTransactionSnapshot();
+        // Not GetTransactionSnapshot, which asserts that the transaction has no other: a SQL function's has.
+        let snapshot = pg_sys::GetCatalogSnapshot(pg_sys::InvalidOid);
         let combos = pg_sys::HistoricSnapshotGetTupleCids();
         pg_sys::TeardownHistoricSnapshot(false);
         pg_sys::InvalidateSystemCaches();
