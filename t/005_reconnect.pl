@@ -62,4 +62,16 @@ $paris->start;
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
+# An idle connection is no silent one, however short the time that silence may last.
+$paris->append_conf('postgresql.conf', "wal_receiver_timeout = 1s\n");
+$paris->reload;
+my ($leader) = wait_for_worker($paris, 'braid leader');
+$log_start = -s $paris->logfile;
+sleep 5;
+is_deeply([ worker_pids($paris, 'braid leader') ], [$leader], 'while nothing happens for five times wal_receiver_timeout, the connection stays');
+unlike(slurp_file($paris->logfile, $log_start), qr/silent for longer than wal_receiver_timeout/, 'and nobody says that the provider is silent');
+$tokyo->safe_psql('postgres', q[insert into item values (103, 'at last')]);
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], 'item');
+
 done_testing();

@@ -21,6 +21,8 @@ const EAGER_FLUSH_INTERVAL: Duration = Duration::from_millis(1);
 /// While the rate limit holds the stream back, positions are reported at least this often: well within any wal_sender_timeout.
 const HELD_STATUS_INTERVAL: Duration = Duration::from_millis(500);
 const RATE_INTERVAL: Duration = Duration::from_secs(2);
+/// By which what is due after some time is looked at when that is over.
+const A_MOMENT: Duration = Duration::from_millis(1);
 
 pub(super) struct Rate {
     pub(super) at: Instant,
@@ -211,11 +213,19 @@ impl Stream {
         if self.collected < until && self.group.ring.committed() >= until {
             return None;
         }
-        Some(if self.in_flight() || self.progress.unflushed().is_some() {
-            self.durability.flush_interval()
-        } else {
-            RATE_INTERVAL
-        })
+        if self.in_flight() || self.progress.unflushed().is_some() {
+            return Some(self.durability.flush_interval());
+        }
+        // Neither a sign of life, nor asking for one, may come late.
+        let since_message = self.last_message.elapsed();
+        let silence = receiver_timeout().map(|timeout| {
+            let limit = if self.ping_sent { timeout } else { timeout / 2 };
+            limit.saturating_sub(since_message)
+        });
+        let status =
+            status_interval().map(|interval| interval.saturating_sub(self.last_feedback.elapsed()));
+        let due = silence.into_iter().chain(status).min();
+        Some(due.map_or(RATE_INTERVAL, |due| (due + A_MOMENT).min(RATE_INTERVAL)))
     }
 }
 
