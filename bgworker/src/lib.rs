@@ -12,6 +12,7 @@ pub mod compare;
 pub mod conflict;
 pub mod consolidate;
 pub mod dependency;
+pub mod lock_circle;
 pub mod merge;
 pub mod parked;
 pub mod policy;

@@ -297,8 +297,8 @@ create table braid.parked_record (
 alter table braid.parked_record alter column records set storage external;
 comment on table braid.parked_record is 'records of parked transactions';
 
--- Transactions that are prepared at the provider and could not be prepared here: they come once more when they have committed there.
--- Written with the position of their PREPARE; the leader asks the provider for them by number, and removes them when they are over.
+-- Transactions that are prepared at the provider and could not be prepared here, or could not stay so: they come once more when they have committed there.
+-- Written with the position of their PREPARE, 0/0 for those that were prepared; the leader asks the provider for them by number, and removes them when they are over.
 create table braid.unprepared (
     subscription_id integer not null references braid.subscription on delete cascade,
     -- The transaction's id at the provider.

@@ -28,7 +28,7 @@
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
 #   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
-#                           two_phase. With two nodes only: streams of several may wait for one another's prepared transactions
+#                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
 #   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
 #   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the

@@ -6,13 +6,20 @@
 //! What can't be prepared, because what it meets is decided by its commit, is noted down in `braid.unprepared`, with the position of its
 //! PREPARE; the provider is asked for it by number, and sends it whole when it has committed. A note that stays for too long does no harm: a
 //! transaction that has the number again would come whole, too. It must not go too early: its commit would come without it.
+//!
+//! What is prepared can be given up as well, when it is in the way of what comes before its end (`in_a_circle`): it is noted down, and the leader starts anew.
+//! What is noted down and prepared here nevertheless is rolled back before anything is received (`noted`), so it does not matter where that was cut off.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
+use std::sync::atomic::Ordering;
 
+use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
+use crate::ffi;
 use crate::libpq::Connection;
 use crate::registry;
 use crate::subscription::{Subscription, execute, lsn_text, rows};
@@ -82,6 +89,7 @@ pub(crate) fn noted(
     if numbers.is_empty() {
         return Ok(numbers);
     }
+    roll_back(subscription.id, &numbers)?;
     // The position after the look: what is over by then has ended before it. Not by `pg_prepared_xacts`, which does not show yet what was prepared
     // this very moment.
     let snapshot = provider
@@ -110,6 +118,79 @@ pub(crate) fn noted(
         })?;
     }
     Ok(numbers)
+}
+
+/// Roll back what is prepared here of the transactions with these numbers.
+fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
+    let names = error::transaction(|| {
+        rows(
+            "select gid from pg_catalog.pg_prepared_xacts where database = current_database() \
+             and gid in (select $1 || xid from unnest(string_to_array($2, ',')) xid)",
+            &[prefix(subscription_id).into(), numbers.join(",").into()],
+        )
+    })?;
+    for name in names.into_iter().flatten().flatten() {
+        let name = CString::new(name).unwrap_or_default();
+        error::transaction(|| {
+            // SAFETY: in a transaction that does nothing else, of a process without an origin: no position moves by that.
+            unsafe { ffi::finish_prepared_transaction(&name, false) };
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Transactions that are prepared here for the subscription, and that what comes before their ends waits for, by their ids at the provider. In a
+/// transaction.
+///
+/// # Errors
+/// Whatever SPI says.
+pub(crate) fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
+    // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that of its own id says which it is.
+    let found = rows(
+        "select w.pid::text, b.pid::text, null \
+         from (select distinct pid from pg_catalog.pg_locks where not granted) w, unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid) where b.pid <> 0 \
+         union all \
+         select w.pid::text, null, p.gid \
+         from pg_catalog.pg_locks w \
+         join pg_catalog.pg_locks h on h.granted and h.pid is null and h.locktype = w.locktype \
+           and (h.database, h.relation, h.page, h.tuple, h.virtualxid, h.transactionid, h.classid, h.objid, h.objsubid) is not distinct from \
+               (w.database, w.relation, w.page, w.tuple, w.virtualxid, w.transactionid, w.classid, w.objid, w.objsubid) \
+         join pg_catalog.pg_locks x on x.pid is null and x.virtualtransaction = h.virtualtransaction and x.locktype = 'transactionid' \
+         join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid \
+         where not w.granted and 0 = any (pg_catalog.pg_blocking_pids(w.pid))",
+        &[],
+    )?;
+    let waits: Vec<Wait> = found.iter().filter_map(|row| read_wait(row)).collect();
+    Ok(lock_circle::through_own(
+        subscription_id,
+        &waits,
+        |subscription| {
+            registry::subscription(subscription).map_or_else(Vec::new, |entry| {
+                let pid = |applier: &registry::ApplierEntry| applier.pid.load(Ordering::Acquire);
+                entry
+                    .appliers
+                    .iter()
+                    .map(pid)
+                    .filter(|pid| *pid != 0)
+                    .collect()
+            })
+        },
+    ))
+}
+
+/// `None` for what somebody else has prepared: nobody here can end that.
+fn read_wait(row: &[Option<String>]) -> Option<Wait> {
+    let text = |index: usize| row.get(index)?.as_deref();
+    let process = text(0)?.parse().ok()?;
+    let holder = if let Some(holder) = text(1) {
+        Holder::Process(holder.parse().ok()?)
+    } else {
+        let start = format!("braid_{}_", registry::my_database());
+        let (subscription, xid) = text(2)?.strip_prefix(&start)?.split_once('_')?;
+        Holder::Prepared(subscription.parse().ok()?, xid.parse().ok()?)
+    };
+    Some(Wait { process, holder })
 }
 
 /// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which is flushed with it.

@@ -18,6 +18,7 @@ mod skew;
 pub(crate) mod spool;
 mod spread;
 mod stream;
+mod untangle;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};

@@ -17,6 +17,7 @@ use super::schedule::Schedule;
 use super::segments::Segments;
 use super::skew::ClockWatch;
 use super::spread::Spread;
+use super::untangle::Tangle;
 use crate::applier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
@@ -99,6 +100,7 @@ pub(super) struct Stream {
     pub(super) ping_sent: bool,
     pub(super) reply_wanted: bool,
     pub(super) rate: Rate,
+    pub(super) tangle: Tangle,
 }
 
 /// Have the provider send what it has from `start` on.
@@ -226,6 +228,7 @@ impl Stream {
                 transactions: 0,
                 rows: 0,
             },
+            tangle: Tangle::new(),
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
@@ -334,6 +337,7 @@ impl Stream {
         }
         self.confirm()?;
         self.check_silence()?;
+        self.untangle()?;
         self.measure();
         self.publish_schedule();
         Ok(())
