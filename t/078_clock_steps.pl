@@ -5,28 +5,18 @@ use strict;
 use warnings;
 
 use Braid;
-use FakeClock;
+use Clocks;
 use IPC::Run ();
-use Kill;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
-my @clocks = map { FakeClock->new or plan skip_all => 'there is no C compiler to make a clock with' } 1 .. 3;
-my $conf = "wal_sender_timeout = 0\nbraid.max_clock_wait = 10ms\nbraid.clock_skew_warning = 0\nlogical_decoding_work_mem = 64kB\n";
-my @names = qw(tokyo paris oslo);
-my @nodes = map { my $i = $_; $clocks[$i]->over(sub { new_node($names[$i], conf => $conf) }) } 0 .. 2;
+my ($clocks, @nodes) = nodes_on_clocks('');
+my @clocks = @$clocks;
 my ($tokyo, $paris, $oslo) = @nodes;
-sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub on_clock { my ($i, $seconds, $sql) = @_; $clocks[$i]->set($seconds); return sql($nodes[$i], $sql); }
-on_all('create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)', @nodes);
-for my $node (@nodes) { subscribe($node, $_, copy_data => 'false') for grep { $_ != $node } @nodes; }
-sql($tokyo, q[insert into item select i, 'old' from generate_series(1, 2000) i]);
-converged(@nodes);
 
 # At random: rows of few keys are written everywhere, while clocks are set forth and back.
-kill_seed();
-start_load($_, sprintf(q[
+write_while_clocks_step($clocks, \@nodes, q[
 \set k random(1, 40)
 \set what random(1, 4)
 \if :what = 4
@@ -34,23 +24,10 @@ delete from hot where k = :k;
 \else
 insert into hot values (:k, 1, '%s') on conflict (k) do update set n = hot.n + 1, who = excluded.who;
 \endif
-], $_->name) => '-c 2 -R 80') for @nodes;
-my $until = time + ($ENV{BRAID_TEST_SECONDS} // 15);
-while (time < $until)
-{
-	$clocks[ int rand 3 ]->set(rand(6) - 3);
-	sleep 0.3;
-}
-stop_load();
-converged(@nodes);
-same_tables(\@nodes, qw(hot));
-cmp_ok(sql($_, 'select count(*) from braid.local_version where xid <> 0'), '>', 20, 'clocks were behind at ' . $_->name) for @nodes;
-$_->set(0) for @clocks;
-ok($_->poll_query_until('postgres', "select behind = '0' from braid.clock_status"), 'its time comes at ' . $_->name) for @nodes;
+], 15);
 sql($_, 'delete from braid.local_version') for @nodes;
 
 # Tokyo writes in a minute, and again, now. In between, paris has written, and knows of neither. Oslo gets tokyo's first.
-sub link_up { my ($node, $from, $up) = @_; my $do = $up ? 'enable' : 'disable'; sql($node, "select braid.${do}_subscription('" . $node->name . '_from_' . $from->name . "')"); return; }
 link_up($paris, $tokyo, 0);
 link_up($_, $paris, 0) for $tokyo, $oslo;
 on_clock(0, 60, q[update item set v = 'first' where id in (1, 4); delete from item where id = 2; truncate hot]);
@@ -120,7 +97,7 @@ is(sql($tokyo, q[select extract(epoch from (data::jsonb ->> 'timestamp')::timest
 	$clock, 'wal2json the time of the commit');
 
 # What was copied from a node with such versions has them.
-my $lima = new_node('lima', conf => $conf);
+my $lima = new_node('lima', conf => "braid.max_clock_wait = 10ms\n");
 sql($lima, 'create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)');
 subscribe($lima, $paris, copy_data => 'false');
 subscribe($lima, $tokyo);

@@ -6,28 +6,18 @@ use strict;
 use warnings;
 
 use Braid;
-use FakeClock;
-use Kill;
+use Clocks;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
-my @clocks = map { FakeClock->new or plan skip_all => 'there is no C compiler to make a clock with' } 1 .. 3;
-my $conf = "max_prepared_transactions = 50\nwal_sender_timeout = 0\nbraid.max_clock_wait = 10ms\nbraid.clock_skew_warning = 0\nlogical_decoding_work_mem = 64kB\n";
-my @names = qw(tokyo paris oslo);
-my @nodes = map { my $i = $_; $clocks[$i]->over(sub { new_node($names[$i], conf => $conf) }) } 0 .. 2;
+my ($clocks, @nodes) = nodes_on_clocks("max_prepared_transactions = 50\n");
+my @clocks = @$clocks;
 my ($tokyo, $paris, $oslo) = @nodes;
-sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub on_clock { my ($i, $seconds, $sql) = @_; $clocks[$i]->set($seconds); return sql($nodes[$i], $sql); }
 sub written { return sql($tokyo, 'select count(*) from braid.local_version where xid <> 0'); }
-on_all('create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)', @nodes);
-for my $node (@nodes) { subscribe($node, $_, copy_data => 'false') for grep { $_ != $node } @nodes; }
-sql($tokyo, q[insert into item select i, 'old' from generate_series(1, 1000) i]);
-converged(@nodes);
 
 # At random: rows of few keys are written everywhere, half of them by prepared transactions, while clocks are set forth and back.
-kill_seed();
-start_load($_, sprintf(q[
+write_while_clocks_step($clocks, \@nodes, q[
 \set k random(1, 40)
 \set what random(1, 6)
 \set r random(1, 1000000000)
@@ -43,24 +33,11 @@ commit prepared 'load :client_id :r';
 \else
 commit;
 \endif
-], $_->name) => '-c 2 -R 60') for @nodes;
-my $until = time + ($ENV{BRAID_TEST_SECONDS} // 12);
-while (time < $until)
-{
-	$clocks[ int rand 3 ]->set(rand(6) - 3);
-	sleep 0.3;
-}
-stop_load();
-converged(@nodes);
-same_tables(\@nodes, qw(hot));
-cmp_ok(sql($_, 'select count(*) from braid.local_version where xid <> 0'), '>', 10, 'clocks were behind at ' . $_->name) for @nodes;
-$_->set(0) for @clocks;
-ok($_->poll_query_until('postgres', "select behind = '0' from braid.clock_status"), 'its time comes at ' . $_->name) for @nodes;
+], 12);
 
 # From here on paris has tokyo's prepared transactions prepared; oslo gets them whole.
 sql($paris, q[select braid.drop_subscription('paris_from_tokyo')]);
 subscribe($paris, $tokyo, copy_data => 'false', two_phase => 'true');
-sub link_up { my ($node, $from, $up) = @_; my $do = $up ? 'enable' : 'disable'; sql($node, "select braid.${do}_subscription('" . $node->name . '_from_' . $from->name . "')"); return; }
 # What tokyo, or another node's commit record, says of the rows' version.
 my $versions = sub { return "select id, braid.commit_timestamp(xmin) from item where id in ($_[0]) order by 1" };
 
@@ -68,18 +45,18 @@ my $versions = sub { return "select id, braid.commit_timestamp(xmin) from item w
 link_up($_, $paris, 0) for $tokyo, $oslo;
 link_up($paris, $tokyo, 0);
 on_clock(0, 60, q[update item set v = 'first' where id in (1, 4)]);
-sql($tokyo, q[begin; update item set v = 'second' where id in (1, 4); insert into item values (1001, 'second'); delete from item where id = 3; prepare transaction 'second']);
+sql($tokyo, q[begin; update item set v = 'second' where id in (1, 4); insert into item values (5001, 'second'); delete from item where id = 3; prepare transaction 'second']);
 my $before = written();
 on_clock(0, 0, q[commit prepared 'second']);
 is(written(), $before + 1, 'one version is written down');
-is(sql($tokyo, q[select count(distinct braid.commit_timestamp(xmin)) || ' ' || min(braid.commit_timestamp(xmin) - pg_xact_commit_timestamp(xmin)) between '1 00:00:05' and '1 00:01:01' from item where id in (1, 4, 1001)]),
+is(sql($tokyo, q[select count(distinct braid.commit_timestamp(xmin)) || ' ' || min(braid.commit_timestamp(xmin) - pg_xact_commit_timestamp(xmin)) between '1 00:00:05' and '1 00:01:01' from item where id in (1, 4, 5001)]),
 	't', 'which is that of its rows');
 on_clock(1, 10, q[update item set v = 'paris' where id <= 4]);
 # Whatever becomes of the table's files before that is decoded.
 sql($tokyo, 'vacuum full braid.local_version; reindex table braid.local_version');
 caught_up($oslo, $tokyo);
 is(sql($oslo, q[select string_agg(v, ' ' order by id) from item where id in (1, 2, 3, 4)]), 'second old second', 'oslo has what tokyo wrote last');
-is(sql($oslo, $versions->('1, 4, 1001')), sql($tokyo, $versions->('1, 4, 1001')), 'under that version');
+is(sql($oslo, $versions->('1, 4, 5001')), sql($tokyo, $versions->('1, 4, 5001')), 'under that version');
 link_up($_, $paris, 1) for $tokyo, $oslo;
 caught_up($_, $paris) for $tokyo, $oslo;
 link_up($paris, $tokyo, 1);
