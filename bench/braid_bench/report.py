@@ -1,6 +1,7 @@
 """`bench/report`: charts and the tables of docs/PERFORMANCE.md from results files. Several complete each other; of what is in more
 than one, the later counts. Without arguments: the newest in bench/results. What was reported is kept as bench/results/pgNN.json, which
-can be completed in the same way. Results of `make bench-reconcile` fill marks of their own, and are kept as bench/results/reconcile-pgNN.json.
+can be completed in the same way. Results of `make bench-reconcile` fill marks of their own, and are kept as bench/results/reconcile-pgNN.json,
+those of its steady test alone as steady-pgNN.json.
 """
 
 import json
@@ -92,7 +93,9 @@ def fill(text, name, content):
 def reconciliation(files, text):
     """The document with the newest of them in it; they don't complete each other."""
     results = json.loads(files[-1].read_text())
-    kept = RESULTS / f"reconcile-pg{results['machine']['postgresql'].split('.')[0]}.json"
+    # The steady test alone, which may have been made elsewhere, or later, takes nothing away.
+    name = "reconcile" if results["reconciliations"] else "steady"
+    kept = RESULTS / f"{name}-pg{results['machine']['postgresql'].split('.')[0]}.json"
     for name, content in reconcile_sections(results, kept):
         text = fill(text, name, content)
     kept.write_text(json.dumps(results, indent=1) + "\n")
