@@ -115,6 +115,20 @@ converged(values %node) for 1 .. 2;
 same_tables([values %node], 'doc');
 is(run($paris, 'select big = ' . big('start') . ' from doc where id = 60'), 't', 'and left where it had not');
 
+# What the winner had taken from a third node, by an update that left it alone there, and that comes late; of several also some that it brings.
+links('down', $link{paris}{quito}, $link{tokyo}{paris});
+run($quito, 'update doc set big = ' . big('quito') . q[ where id = 62; update two set one = repeat('3', 9000), other = repeat('4', 9000)]);
+caught_up($tokyo, $quito);
+run($paris, q[update doc set n = 62 where id = 62; update two set n = 2 where id = 1; update two set n = 2, one = repeat('5', 9000) where id = 2; update two set n = 2, other = repeat('6', 9000) where id = 3]);
+caught_up($quito, $paris);
+run($quito, q[update doc set v = 'third' where id = 62; update two set n = 3]);
+caught_up($tokyo, $quito);
+is(run($tokyo, 'select n, v, big = ' . big('quito') . ' from doc where id = 62'), '62|third|t', 'what another node has left alone is taken where it had it');
+links('up', $link{paris}{quito}, $link{tokyo}{paris});
+converged(values %node) for 1 .. 2;
+same_tables([values %node], qw(doc two));
+is(run($tokyo, 'select n, v, big = ' . big('start') . ' from doc where id = 62'), '62|third|t', 'an update that comes late tells of large values that it has left alone');
+
 # Gone there meanwhile: the record that says so follows.
 apart('deleted', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 70', $paris, 'update doc set n = 70 where id = 70', $paris, 'delete from doc where id = 70');
 is(run($tokyo, 'select count(*) from doc where id = 70'), '0', 'a row that is gone at the winner goes');

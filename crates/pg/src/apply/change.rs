@@ -629,14 +629,7 @@ impl Session {
             let incoming = Incoming::inserted(after);
             let written = session.write_row(key, remote, current, found, decision, incoming)?;
             if written == Written::Done {
-                session.settle_late(
-                    key,
-                    remote,
-                    current,
-                    found,
-                    decision,
-                    (after, after, false),
-                )?;
+                session.settle_late(key, remote, current, found, decision, (after, after))?;
             }
             Ok(written)
         };
@@ -877,7 +870,7 @@ impl Session {
                 return Ok(written);
             }
             if !moved {
-                session.settle_late(key, remote, current, found, decision, (after, old, false))?;
+                session.settle_late(key, remote, current, found, decision, (after, old))?;
             }
             if room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
                 return Ok(written);
@@ -977,7 +970,7 @@ impl Session {
             self.record(key, remote, current, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            self.settle_late(key, remote, current, found, decision, (after, after, true))?;
+            self.settle_late(key, remote, current, found, decision, (after, after))?;
             return Ok(Room::Taken);
         }
         if exists {

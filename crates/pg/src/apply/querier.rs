@@ -8,8 +8,8 @@
 //! standby that may be long). Only where the key has changed it matters which of both is seen.
 //!
 //! Not all is known when a change comes. A value may have been put into the row at a third node, and come from there later: then it
-//! loses here against what was made of it. So what loses with large values of its own is a reason to ask as well: the node whose
-//! version of the row is here.
+//! loses here against what was made of it. So what loses with large values of its own, or with some left as they were, which its
+//! writer may have had others of, is a reason to ask as well: the node whose version of the row is here.
 //!
 //! A row that nobody knows any more was deleted or given another key there since, and that change is on its way. The row is then
 //! written with what is here, and remembered as one that was merged: whatever changes it next does not take its columns for granted.
@@ -317,8 +317,9 @@ impl Session {
         })
     }
 
-    /// A change has lost against the row that was found, which is locked. It brings, for the first time, large values which may be those
-    /// that the row's writer had and left as they were: see that the row has what it has there. `sought` has its key.
+    /// A change has lost against the row that was found, which is locked. It brings, for the first time, large values, or leaves some
+    /// alone that only its own node has: they may be those that the row's writer had and left as they were. See that the row has what
+    /// it has there. `sought` has its key.
     pub(super) fn settle_late(
         &mut self,
         key: Key,
@@ -326,7 +327,7 @@ impl Session {
         current: &Current,
         found: Found,
         decision: Decision,
-        (after, sought, moved): (&RowValues, &RowValues, bool),
+        (after, sought): (&RowValues, &RowValues),
     ) -> Result<(), PgError> {
         let (timestamp, origin) = match found {
             Found::Row(Stamp::Known(timestamp, origin)) => (timestamp, origin),
@@ -348,7 +349,7 @@ impl Session {
         if self.target(key)?.plan.rules.of(kind) != Resolution::LastUpdateWins {
             return Ok(());
         }
-        let places = self.late_columns(key, after, moved)?;
+        let places = self.late_columns(key, after)?;
         if places.is_empty() || self.identity.subscription_id == NO_SUBSCRIPTION {
             return Ok(());
         }
@@ -393,14 +394,9 @@ impl Session {
         self.doubt(key, (timestamp, origin))
     }
 
-    /// Places in the plan's columns of large values that a row brings: those that another node may have left as they were, and
-    /// that are not what is here. Of one that comes to a new key also those that came with it as they were.
-    fn late_columns(
-        &mut self,
-        key: Key,
-        after: &RowValues,
-        moved: bool,
-    ) -> Result<Vec<usize>, PgError> {
+    /// Places in the plan's columns of large values that another node may have left as they were: those that a row brings, if they are
+    /// not what is here, and those that it leaves as they were at its own node.
+    fn late_columns(&mut self, key: Key, after: &RowValues) -> Result<Vec<usize>, PgError> {
         let target = self.target(key)?;
         let Some(table) = &target.table else {
             return Ok(Vec::new());
@@ -432,11 +428,8 @@ impl Session {
                     }
                     Some(None) => {}
                     None => {
-                        size += SHORTEST;
-                        if moved {
-                            size += ROW_TARGET;
-                            places.push(place);
-                        }
+                        size += ROW_TARGET;
+                        places.push(place);
                     }
                 }
             }
