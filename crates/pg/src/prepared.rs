@@ -12,7 +12,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::sync::atomic::Ordering;
 
 use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
@@ -166,15 +165,8 @@ pub(crate) fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError
         subscription_id,
         &waits,
         |subscription| {
-            registry::subscription(subscription).map_or_else(Vec::new, |entry| {
-                let pid = |applier: &registry::ApplierEntry| applier.pid.load(Ordering::Acquire);
-                entry
-                    .appliers
-                    .iter()
-                    .map(pid)
-                    .filter(|pid| *pid != 0)
-                    .collect()
-            })
+            registry::subscription(subscription)
+                .map_or_else(Vec::new, registry::SubscriptionEntry::applier_pids)
         },
     ))
 }

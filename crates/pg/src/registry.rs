@@ -783,6 +783,16 @@ impl SubscriptionEntry {
             .sum()
     }
 
+    /// Ids of the applier processes that there are, also of those that an earlier leader started.
+    #[must_use]
+    pub fn applier_pids(&self) -> Vec<i32> {
+        let pids = self
+            .appliers
+            .iter()
+            .map(|applier| applier.pid.load(Ordering::Acquire));
+        pids.filter(|pid| *pid != 0).collect()
+    }
+
     /// Read the entry with `read`. `None` when it was given back, or became another subscription's, meanwhile.
     #[must_use]
     pub fn consistent<T>(&self, read: impl FnOnce(&Self) -> T) -> Option<T> {

@@ -341,8 +341,8 @@ impl Stream {
         let left_out = self.start_transaction(txn, origin);
         // SAFETY: as the caller says.
         let (gid, version) = unsafe {
-            let committed = !matches!(preparation, Preparation::Now);
-            let version = committed.then(|| version::written_down(txn)).flatten();
+            let is_sent = !left_out && !matches!(preparation, Preparation::Now);
+            let version = is_sent.then(|| version::written_down(txn)).flatten();
             (names::from_server(txn.gid), version)
         };
         let transaction = self.outbox.start();

@@ -255,12 +255,7 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
     fence(Ordering::SeqCst);
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let alive: Vec<i32> = entry
-            .appliers
-            .iter()
-            .map(|applier| applier.pid.load(Ordering::Acquire))
-            .filter(|pid| *pid != 0)
-            .collect();
+        let alive = entry.applier_pids();
         if alive.is_empty() {
             return Ok(());
         }
