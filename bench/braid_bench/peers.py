@@ -52,6 +52,7 @@ BRAID = {
         _braid("aggregate", "Braid, aggregate", apply_mode="'aggregate'"),
         _braid("consolidate", "Braid, default with consolidate", consolidate="true"),
         _braid("batch+consolidate", "Braid, batch with consolidate", apply_mode="'batch'", consolidate="true"),
+        _braid("streaming", "Braid, what is large sent while it runs", streaming="'on'"),
         _braid("relaxed", "Braid, relaxed commit order", relaxed=True, commit_order="'relaxed'"),
         _braid("batch+relaxed", "Braid, batch in relaxed commit order", relaxed=True, apply_mode="'batch'",
                commit_order="'relaxed'"),
