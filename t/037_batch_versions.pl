@@ -19,6 +19,7 @@ on_all(q[
 	create table changed (k int primary key, v text);
 	create table named (a text, b numeric, v text, primary key (a, b));
 	create table gone (k int primary key, v text);
+	create table moved (k int primary key, v text);
 	create table gate (k int primary key, v int);
 	create table filler (k int primary key, v int);
 ], @nodes);
@@ -69,7 +70,7 @@ sub round
 	my @early = map { $base + $_ } 1 .. 5;
 	my @late = map { $base + $_ } 11 .. 15;
 	my @never = map { $base + $_ } 21 .. 25;
-	value($tokyo, apart(map { ("insert into changed values ($_, 'first')", "insert into gone values ($_, 'first')", "insert into named values ('n $_', $_.50, 'first')") } @early, @late, @never));
+	value($tokyo, apart(map { ("insert into changed values ($_, 'first')", "insert into gone values ($_, 'first')", "insert into moved values ($_, 'first')", "insert into named values ('n $_', $_.50, 'first')") } @early, @late, @never));
 	value($tokyo, "insert into gate values ($round, 0)");
 	converged(@nodes);
 
@@ -89,9 +90,9 @@ sub round
 	# Older than the batch's rows.
 	value($lima, apart($change->('lima early', @early), map { "update gone set v = 'lima early' where k = $_" } @early));
 	# The rows of the batch.
-	value($tokyo, apart($change->('tokyo', @early, @late, @never), map { "delete from gone where k = $_" } @early, @late, @never));
+	value($tokyo, apart($change->('tokyo', @early, @late, @never), map { ("delete from gone where k = $_", "update moved set k = k + 5000 where k = $_") } @early, @late, @never));
 	# Newer than they.
-	value($lima, apart($change->('lima late', @late), map { "update gone set v = 'lima late' where k = $_" } @late));
+	value($lima, apart($change->('lima late', @late), map { ("update gone set v = 'lima late' where k = $_", "update moved set v = 'lima late' where k = $_") } @late));
 	# And what makes the batch newer than that.
 	value($tokyo, apart(map { "insert into filler values ($_, 0)" } $base .. $base + 20));
 	has_received($paris, $tokyo);
@@ -123,6 +124,8 @@ sub round
 			"$what: with a key of text and number, $at");
 		is(value($node, "select string_agg(k || v, ',' order by k) from gone where $where"), join(',', map { "${_}lima late" } @late),
 			"$what: deletions lose and win, $at");
+		is(value($node, "select string_agg(k || v, ',' order by k) from moved where k - 5000 between $base and $base + 99 or $where"),
+			join(',', (map { "${_}lima late" } @late), (map { $_ + 5000 . 'first' } @early, @late, @never)), "$what: so do rows that leave their key, $at");
 	}
 	return;
 }
@@ -131,7 +134,7 @@ round('as it is', sub { });
 round('table rewritten', sub { value($paris, 'vacuum full changed'); value($paris, 'vacuum full named'); });
 round('server restarted', sub { $paris->restart; });
 round('rewritten and restarted', sub { value($paris, 'cluster changed using changed_pkey'); $paris->stop('immediate'); $paris->start; });
-same_tables(\@nodes, qw(changed named gone filler));
+same_tables(\@nodes, qw(changed named gone moved filler));
 is(value($paris, q[select count(*) from braid.subscription_status where last_error <> '']), '0', 'no error on the way');
 
 done_testing();

@@ -96,6 +96,11 @@ impl Batches {
         if !self.merged.is_empty() {
             self.merged.remove(&hash);
         }
+        self.note_gone(hash, timestamp);
+    }
+
+    /// The row that had this hash has another key now, by a transaction of this time.
+    pub fn note_gone(&mut self, hash: u64, timestamp: i64) {
         if let Some(making) = self.making.as_mut() {
             making.push((hash, timestamp));
         }

@@ -893,8 +893,13 @@ impl Session {
             (ask, act),
         )?;
         if moved {
-            // Nor may an older change bring a row back under the key that it has left.
+            // Nor may an older change bring a row back under the key that it has left, or the time of a whole batch keep out a newer one.
             self.remember_absence(key, current.timestamp, old)?;
+            if self.batches.is_making()
+                && let Some(hash) = self.hash(key, old)
+            {
+                self.batches.note_gone(hash, current.timestamp);
+            }
         }
         Ok(())
     }

@@ -141,7 +141,7 @@ impl Session {
         self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
     }
 
-    fn hash(&self, key: Key, values: &RowValues) -> Option<u64> {
+    pub(super) fn hash(&self, key: Key, values: &RowValues) -> Option<u64> {
         self.hash_as(key, None, values)
     }
 
