@@ -90,11 +90,6 @@ fn subscription_activity() -> TableIterator<
 > {
     let rows = subscriptions(|id, entry| {
         let leader = process(entry.leader_pid.load(Ordering::Acquire));
-        let appliers: Vec<i32> = entry
-            .appliers
-            .iter()
-            .filter_map(|applier| process(applier.pid.load(Ordering::Acquire)))
-            .collect();
         // A rate belongs to a process that runs.
         let rate = |bits: &AtomicU64| {
             if leader.is_some() {
@@ -109,7 +104,7 @@ fn subscription_activity() -> TableIterator<
             id,
             entry.activity().name(),
             leader,
-            appliers,
+            entry.applier_pids(),
             position(&entry.received_lsn),
             position(&entry.applied_lsn),
             position(&entry.flushed_lsn),
