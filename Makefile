@@ -148,7 +148,8 @@ bench-decode-installed: install
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test --locked -p braid-ring --release --test loom
 
-# Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default 60) each target.
+# Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default 60) each target, and a fifth of that
+# with large inputs.
 .PHONY: fuzz
 fuzz:
 	scripts/fuzz

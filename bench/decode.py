@@ -4,6 +4,9 @@ A sample: pg_recvlogical decodes a stretch of WAL through one plugin and format,
 position, and take turns, so that what else the machine does falls on all alike. Part of the time is PostgreSQL's own: the floor
 is pgoutput with a publication that holds none of the tables, which reads and reorders all changes and sends none. What counts
 is the time above it. CPU seconds are those of the walsender, as the postmaster has reaped them.
+
+The exit status is 1 when a goal is missed at full size (BENCH_SCALE of 1 or more); a smaller run only says so, for its times are too
+short to tell. Goals against what is not installed or not among BENCH_FORMATS are not looked at.
 """
 
 import argparse
@@ -142,10 +145,13 @@ def wanted_formats(server, wal2json):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for name in ("prefix", "bindir", "directory", "port", "wal2json"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--results", required=True, type=pathlib.Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prefix", required=True, help="command before each of the server's programs, to run them as its user; may be empty")
+    parser.add_argument("--bindir", required=True, help="where these programs are")
+    parser.add_argument("--directory", required=True, help="of the server's socket, with its data in 'server' below")
+    parser.add_argument("--port", required=True)
+    parser.add_argument("--wal2json", required=True, choices=("yes", "no"), help="whether wal2json is installed")
+    parser.add_argument("--results", required=True, type=pathlib.Path, help="directory for samples and chart")
     arguments = parser.parse_args()
     server = Server(arguments)
     version = server.ask("show server_version").split()[0]
@@ -188,8 +194,20 @@ def main():
     chart = path.with_suffix(".svg")
     chart.write_text(decode_chart.draw(result))
     print(f"\nsamples: {os.path.relpath(path)}, chart: {os.path.relpath(chart)}")
-    missed = [f"{case}: {name}" for case, of in result["ratios"].items() for name, r in of.items() if r["above_floor"] > GOALS[name][1] or r["total"] > 1]
-    print(f"goals missed: {', '.join(missed)}" if missed else "all goals reached")
+    text, status = verdict(result["ratios"], SCALE)
+    print(text)
+    return status
+
+
+def verdict(by_case, scale):
+    """What to say of the goals, and the exit status."""
+    looked_at = [(case, name, r) for case, of in by_case.items() for name, r in of.items()]
+    missed = [f"{case}: {name}" for case, name, r in looked_at if r["above_floor"] > GOALS[name][1] or r["total"] > 1]
+    if not missed:
+        return "all goals reached" if looked_at else "no goal could be looked at", 0
+    if scale < 1:
+        return f"goals missed, at less than full size: {', '.join(missed)}", 0
+    return f"goals missed: {', '.join(missed)}", 1
 
 
 def medians_of(taken):

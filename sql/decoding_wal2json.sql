@@ -92,6 +92,11 @@ select roident as origin from pg_replication_origin where roname = 'dec_w2j' \gs
 select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'filter-origins', :'origin');
 select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format', 'wal2json', 'origin', 'any');
 
+-- A list that is given again is added to, but for add-tables.
+select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'include-transaction', '0', 'filter-tables', '*.t', 'filter-tables', '*.nokey');
+select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'include-transaction', '0', 'filter-origins', :'origin', 'filter-origins', '');
+select count(*) from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'include-transaction', '0', 'add-tables', '*.t', 'add-tables', '*.nokey');
+
 -- Errors.
 \set SHOW_CONTEXT never
 \set attempt :abs_srcdir '/sql/include/try_options.sql'

@@ -46,6 +46,7 @@ commit;
 ] => '-c 2 -R 300');
 }
 
+start_checkpoints(@nodes);
 kill_processes('both write', between => \@nodes, rounds => $kills,
 	kinds => [ map { my $node = $_; map { [ $node, $_ ] } 'braid leader', 'braid applier', 'walsender', 'braid manager', 'postmaster', 'braid supervisor' } @nodes ]);
 sleep 1;

@@ -43,6 +43,19 @@ my $load = IPC::Run::start(
 	[ 'sh', '-c', "while [ ! -e $dir/stop ]; do pgbench -n -c 2 -R 300 -T 1 --max-tries=1000 -h " . $tokyo->host . ' -p ' . $tokyo->port . " -f $dir/load.sql postgres; done" ],
 	'<', \undef, '>', '/dev/null', '2>', '/dev/null');
 
+# What the log says then, of the subscription or of a statement that it sent to the provider. Garbage may look like anything to libpq, and to the reader of records.
+my %said = (
+	garbage => qr/connection to the provider: |from the provider|silent for longer than wal_receiver_timeout/,
+	cut => qr/connection to the provider: .*(?:closed the connection unexpectedly|reset by peer|unexpected answer)/,
+	stall => qr/silent for longer than wal_receiver_timeout|timeout expired/,
+);
+
+# Of the subscription since then, without what comes of ending its walsender, which is not the fault.
+sub errors
+{
+	my ($offset) = @_;
+	return join "\n", grep { !/due to administrator command/ } slurp_file($paris->logfile, $offset) =~ /"$name" will be tried again: (.*)/g;
+}
 my %happened;
 for my $round (1 .. $rounds)
 {
@@ -51,12 +64,15 @@ for my $round (1 .. $rounds)
 		# A stall takes as long as its discovery.
 		next if $how eq 'stall' && $round % 4 != 2;
 		my $before = $proxy->faults;
+		my $offset = -s $paris->logfile;
 		$proxy->behave($how);
 		# For the connection that there is, as if the network had let it go.
 		$tokyo->safe_psql('postgres', 'select pg_terminate_backend(pid) from pg_stat_replication');
 		my $met = wait_until(sub { $proxy->faults > $before }, 20);
 		ok($met, "$how $round") or diag($paris->safe_psql('postgres', "select * from braid.subscription_status"));
 		$happened{$how}++ if $met;
+		ok(!$met || wait_until(sub { errors($offset) =~ $said{$how} }, 20), "the subscriber has said what went wrong: $how $round") or diag(errors($offset));
+		note(errors($offset));
 		$proxy->behave('pass');
 		ok(wait_until(sub { status($paris, $name)->{state} =~ /streaming|catching up/ || status($paris, $name)->{state} eq 'error' }, 20)
 			&& status($paris, $name)->{state} ne 'error', "it goes on after $how $round")

@@ -6,13 +6,14 @@ use warnings;
 
 use Braid;
 use IPC::Run ();
+use JSON::PP ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $gir_tail = $ENV{GIR_TAIL} or die "GIR_TAIL names the program";
-my $node = new_node('tokyo');
+my $node = new_node('tokyo', conf => "max_prepared_transactions = 5\nlogical_decoding_work_mem = 64kB\n");
 our $dsn = $node->connstr('postgres');
 my $dir = $node->basedir;
 $node->safe_psql('postgres', q[
@@ -99,7 +100,16 @@ like($python, qr/"b": 0, "i8": -1, "f8": "nan", "f4": "-inf", "n": "NaN", "v": "
 like($python, qr/"before": \{"id": 3, "note": \{"none": true\}\}, "before_kind": "key"/, 'and what is not available');
 my $broken = substr($frames, 0, 80);
 IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$broken, '>', \$out, '2>', \$err);
-like($err, qr/Malformed: \d+ bytes wanted at \d+/, 'it says where bytes end that are cut');
+like($err, qr/^Malformed: \d+ bytes wanted, \d+ left, at \d+ of frame 1$/, 'it says where bytes end that are cut');
+for my $bad ([ "\\x4\n", 'an odd digit' ], [ "\xff\n", 'no text' ])
+{
+	IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$bad->[0], '>', \$out, '2>', \$err);
+	like($err, qr/^Malformed: bytea that is not in hexadecimal digits at 0 of frame 1$/, "and $bad->[1]");
+}
+# Frames of every kind of value, and changes of their bytes.
+my $mutated = '';
+ok(IPC::Run::run([ 'python3', "$ENV{TESTDIR}/t/gir_reader_mutations.py" ], '<', \$frames, '>', \$mutated, '2>', \$err), "all bytes that are changed are refused or read: $mutated$err");
+note($mutated);
 
 # Killed again and again under load, the server restarted once: each row at least once, none missing.
 my $rows = $ENV{BRAID_TEST_ROWS} // 3000;
@@ -160,6 +170,141 @@ for my $version (1, 2)
 	is($out, $wanted, 'what the server writes');
 	($status, $out, $err) = tail('--slot', "wal2json$version", '--format', 'wal2json', '-o', "format-version=$version", '--until-lsn', lsn());
 	is($out, '', 'and once');
+}
+
+# What was confirmed is in the file, however the program ends: SIGTERM, kill -9, a lost connection, a position to end at.
+sub confirmed
+{
+	my ($slot) = @_;
+	my $lsn = lsn();
+	return wait_until(sub { $node->safe_psql('postgres', "select confirmed_flush_lsn >= '$lsn' from pg_replication_slots where slot_name = '$slot'") eq 't' }, 60);
+}
+
+sub free
+{
+	my ($slot) = @_;
+	return wait_until(sub { $node->safe_psql('postgres', "select not active from pg_replication_slots where slot_name = '$slot'") eq 't' }, 60);
+}
+
+# Objects of a file; with pieces put together.
+sub objects
+{
+	my ($text) = @_;
+	my $parser = JSON::PP->new->utf8;
+	return eval { $parser->incr_parse($text) };
+}
+
+my $next_id = 1_000_000;
+my %forms = (
+	v1 => { arguments => [ '--format', 'wal2json' ], lines => 1 },
+	v1_pretty => { arguments => [ '--format', 'wal2json', '-o', 'pretty-print=on' ] },
+	v1_chunks => { arguments => [ '--format', 'wal2json', '-o', 'write-in-chunks=on' ] },
+	v1_pieces => { arguments => [ '--format', 'wal2json', '-o', 'max-message-size=8kB' ] },
+	v2 => { arguments => [ '--format', 'wal2json', '-o', 'format-version=2' ], lines => 1, boundaries => 1 },
+	v2_rows => { arguments => [ '--format', 'wal2json', '-o', 'format-version=2', '-o', 'include-transaction=off' ], lines => 1 },
+	json => { arguments => [ '--format', 'json', '-p', 'braid', '--messages' ], lines => 1 },
+	text => { arguments => [ '-p', 'braid', '--messages' ], text => 1 },
+);
+for my $name (sort keys %forms)
+{
+	my $form = $forms{$name};
+	my $slot = "kept_$name";
+	my $file = "$dir/$slot";
+	my @command = ($gir_tail, '-d', $dsn, '--slot', $slot, '--file', $file, '-s', '1', @{ $form->{arguments} });
+	$node->safe_psql('postgres', "select pg_create_logical_replication_slot('$slot', 'braid')");
+	my (@rows, @notes);
+	# A transaction of so many rows, and behind it a message that is part of none.
+	my $write = sub {
+		my ($count) = @_;
+		my $first = $next_id;
+		$next_id += $count;
+		push @rows, $first .. $next_id - 1;
+		push @notes, "note-$first.";
+		$node->safe_psql('postgres', "insert into items select i, repeat('k', 90) from generate_series($first, $next_id - 1) i; select pg_logical_emit_message(false, 'p', 'note-$first.')");
+	};
+	my $check = sub {
+		my ($ending) = @_;
+		my $text = slurp_file($file);
+		my %there = map { $_ => 1 } $text =~ /\b(\d{7})\b/g;
+		is(scalar(grep { !$there{$_} } @rows), 0, "$name, $ending: all rows are there");
+		is(scalar(grep { index($text, $_) < 0 } @notes), 0, "$name, $ending: all messages are there");
+		return if $form->{text};
+		ok(scalar(objects($text)), "$name, $ending: it is JSON");
+		is(scalar(grep { !defined objects($_) } lines($file)), 0, "$name, $ending: in each line") if $form->{lines};
+		is(scalar(() = $text =~ /"action":"B"/g), scalar(() = $text =~ /"action":"C"/g), "$name, $ending: no transaction is torn") if $form->{boundaries};
+	};
+
+	my $tail = IPC::Run::start(\@command, '2>>', $log);
+	$write->($_) for (1, 300, 1);
+	ok(confirmed($slot), "$name: it is confirmed");
+	$tail->signal('TERM');
+	$tail->finish;
+	$check->('SIGTERM');
+
+	ok(free($slot), "$name: nobody follows the slot");
+	$tail = IPC::Run::start(\@command, '2>>', $log);
+	$write->($_) for (1, 300, 1);
+	ok(confirmed($slot), "$name: it is confirmed");
+	$tail->signal('KILL');
+	eval { $tail->finish };
+	$check->('kill -9');
+
+	ok(free($slot), "$name: nobody follows the slot");
+	$tail = IPC::Run::start(\@command, '2>>', $log);
+	$write->($_) for (1, 300, 1);
+	ok(confirmed($slot), "$name: it is confirmed");
+	my $size = -s $file;
+	$node->safe_psql('postgres', "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '$slot'");
+	# A large transaction, which another lost connection tears.
+	$write->(6000);
+	ok(wait_until(sub { -s $file > $size + 200000 }, 60), "$name: it has connected again");
+	$node->safe_psql('postgres', "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '$slot'");
+	$write->(1);
+	ok(confirmed($slot), "$name: it is confirmed");
+	$node->safe_psql('postgres', "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '$slot'");
+	sleep(0.3);
+	$check->('lost connection');
+	$tail->signal('TERM');
+	$tail->finish;
+
+	ok(free($slot), "$name: nobody follows the slot");
+	$write->($_) for (1, 300, 1);
+	my ($status, $out, $err) = tail('--slot', $slot, '--file', $file, @{ $form->{arguments} }, '--until-lsn', lsn());
+	is($status, 0, "$name: it ends at a position: $err");
+	$check->('until a position');
+	$node->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
+}
+
+# Transactions that still run, and such as are prepared, come as text too, and what is confirmed of them is kept.
+{
+	my $file = "$dir/running";
+	$node->safe_psql('postgres', q[select pg_create_logical_replication_slot('running', 'braid')]);
+	my @command = ($gir_tail, '-d', $dsn, '--slot', 'running', '-p', 'braid', '--file', $file, '-s', '1', '-o', 'streaming=on', '-o', 'two_phase=on');
+	my $tail = IPC::Run::start(\@command, '2>>', $log);
+	$node->safe_psql('postgres', q[
+		begin; insert into items select i, repeat('r', 100) from generate_series(2000001, 2005000) i; rollback;
+		begin; insert into items select i, repeat('r', 100) from generate_series(2010001, 2015000) i; commit;
+	]);
+	ok(confirmed('running'), 'a transaction that came in segments is confirmed');
+	$tail->signal('TERM');
+	$tail->finish;
+	like((lines($file))[-1], qr/^STREAMED xid=\d+ BEGIN .* COMMIT /, 'and its commit is kept');
+	is(scalar(grep { /^INSERT .*id=201\d{4},/ } lines($file)), 5000, 'with all of its rows');
+	ok(free('running'), 'nobody follows the slot');
+	$tail = IPC::Run::start(\@command, '2>>', $log);
+	$node->safe_psql('postgres', q[begin; insert into items values (2020001, 'prepared'); prepare transaction 'one']);
+	ok(confirmed('running'), 'a prepared transaction is confirmed');
+	$tail->signal('TERM');
+	$tail->finish;
+	is(join(' ', map { /^(BEGIN PREPARED 'one'|INSERT|PREPARE) / } (lines($file))[-5 .. -1]), "BEGIN PREPARED 'one' INSERT PREPARE", 'and kept');
+	ok(free('running'), 'nobody follows the slot');
+	$tail = IPC::Run::start(\@command, '2>>', $log);
+	$node->safe_psql('postgres', q[commit prepared 'one']);
+	ok(confirmed('running'), 'so is what became of it');
+	$tail->signal('TERM');
+	$tail->finish;
+	like((lines($file))[-1], qr/^COMMIT PREPARED 'one'/, 'which is kept');
+	$node->safe_psql('postgres', q[select pg_drop_replication_slot('running')]);
 }
 
 # Large values that were not changed are fetched on the way.

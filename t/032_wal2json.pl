@@ -25,6 +25,8 @@ sub pick { return $_[ int rand @_ ]; }
 sub chance { return rand() < $_[0]; }
 
 my $conf = "max_replication_slots = 20\nmax_wal_senders = 20\nlogical_decoding_work_mem = 64kB\n";
+# Nothing may commit between one slot's turn and the other's.
+$conf .= "autovacuum = off\n";
 $conf .= "output_plugin_libraries = 'braid, wal2json'\n"
   if slurp_file($ENV{BRAID_NODE_CONF}) =~ /output_plugin_libraries/;
 my $node = new_server('node', conf => $conf);
@@ -33,6 +35,8 @@ $node->safe_psql('postgres', <<'SQL');
 create schema "s 1"; create schema "S,2";
 create type public.mood as enum ('sad', 'o"k', 'hap\py');
 create type "s 1"."Odd "" type" as (a int, b text);
+create type public."Mixed" as enum ('a', 'B c');
+create type "s 1".plain as enum ('p');
 create domain public.dom_text as varchar(20) default 'dt';
 create domain public.dom_int as int not null default 3;
 create domain public.dom_dom as public.dom_text;
@@ -109,6 +113,11 @@ my %types = (
 	'public.mood' => [ "'sad'", q['o"k'], q['hap\\py'] ],
 	'public.mood[]' => [ q['{sad,"o\\"k"}'] ],
 	'"s 1"."Odd "" type"' => [ q[row(1, 'x "y"')], 'row(null, null)' ],
+	'"s 1"."Odd "" type"[]' => [ q['{"(1,x)",null}'], "'{}'" ],
+	'"Mixed"' => [ "'a'", "'B c'" ],
+	'"Mixed"[]' => [ q['{a,"B c"}'], "'{}'" ],
+	'"s 1".plain' => ["'p'"],
+	'"s 1".plain[]' => ["'{p,p}'"],
 	'public.dom_text' => [ "'dt'", qq['q"'] ],
 	'public.dom_int' => [ 1, -5 ],
 	'public.dom_dom' => ["'dd'"],
@@ -121,7 +130,7 @@ my %types = (
 	'public.dom_text[]' => ["'{a,b}'"],
 );
 my @types = sort keys %types;
-my @key_types = ('int', 'bigint', 'text', 'uuid', 'timestamptz', 'numeric', 'varchar(30)', 'public.mood', 'date', 'bool', 'oid', 'char(7)', 'public.dom_int', 'bytea');
+my @key_types = ('int', 'bigint', 'text', 'uuid', 'timestamptz', 'numeric', 'varchar(30)', 'public.mood', 'date', 'bool', 'oid', 'char(7)', 'public.dom_int', 'bytea', '"Mixed"', '"Mixed"[]');
 
 my @column_names = ('a', 'b c', 'C"q', 'd\\e', 'naïve', 'select', "tab\tbed", 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm');
 sub quoted { my ($name) = @_; $name =~ s/"/""/g; return qq["$name"]; }
@@ -173,7 +182,8 @@ sub make_table
 	my $has_key = $identity =~ /^(default|nothing|full with key|index with key|key as index|deferred)$/;
 	push @definitions, "constraint " . quoted("key$number") . " primary key ($keys)" . ($identity eq 'deferred' ? ' deferrable' : '')
 	  if $has_key;
-	push @sql, "create table $full (" . join(', ', @definitions) . ')';
+	my $tree = chance(0.15) ? 'partitioned' : chance(0.15) ? 'inherited' : '';
+	push @sql, "create table $full (" . join(', ', @definitions) . ')' . ($tree eq 'partitioned' ? ' partition by range (id)' : '');
 	push @sql, "alter table $full drop column dropped";
 	push @sql, "alter table $full replica identity full" if $identity =~ /^full/;
 	push @sql, "alter table $full replica identity nothing" if $identity eq 'nothing';
@@ -185,7 +195,18 @@ sub make_table
 		push @sql, "alter table $full alter column " . quoted($column->{name}) . " set storage external"
 		  if $column->{type} =~ /^(text|bytea|json)$/ && chance(0.5);
 	}
-	return { schema => $schema, name => $name, full => $full, columns => \@columns, next => 1, keyed => $has_key };
+	# What is below another table has columns at other positions than that, and an identity of its own. Rows move between partitions.
+	my @below;
+	if ($tree)
+	{
+		@below = ("${name}low", "${name}rest");
+		my ($low, $rest) = map { quoted($schema) . '.' . quoted($_) } @below;
+		push @sql, $tree eq 'partitioned'
+		  ? ("create table $low partition of $full for values from (minvalue) to (4)", "create table $rest partition of $full default")
+		  : ("create table $low (more int) inherits ($full)", "create table $rest (like $full including all)", "alter table $rest inherit $full");
+		push @sql, "alter table " . pick($low, $rest) . ' replica identity ' . pick('full', 'nothing') if chance(0.5);
+	}
+	return { schema => $schema, name => $name, full => $full, columns => \@columns, next => 1, keyed => $has_key, tree => $tree, below => \@below };
 }
 
 sub change
@@ -203,7 +224,9 @@ sub change
 			my $id = $table->{next}++;
 			push @rows, '(' . join(', ', map { $_->{name} eq 'id' ? $id : $_->{default} && chance(0.3) ? 'default' : nullable($_) } @columns) . ')';
 		}
-		return "insert into $table->{full} (" . join(', ', map { quoted($_->{name}) } @columns) . ') values ' . join(', ', @rows);
+		# Partitions get their rows through the table that they are of, children only by themselves.
+		my $into = $table->{tree} eq 'inherited' ? pick($table->{full}, map { quoted($table->{schema}) . '.' . quoted($_) } @{ $table->{below} }) : $table->{full};
+		return "insert into $into (" . join(', ', map { quoted($_->{name}) } @columns) . ') values ' . join(', ', @rows);
 	}
 	return "delete from $table->{full} $some" if $what eq 'delete';
 	if ($what eq 'large')
@@ -303,15 +326,15 @@ sub run_all
 	return $err;
 }
 
-# What a slot says, warnings included.
-sub peek
+# What a slot says, warnings included. The binary functions give the same bytes.
+sub ask
 {
-	my ($slot, $settings, @options) = @_;
+	my ($function, $slot, $most, $settings, @options) = @_;
 	my $list = join '', map { ', $o$' . $_ . '$o$' } @options;
+	my $data = $function =~ /binary/ ? q[convert_from(data, 'UTF8') as data] : 'data';
 	my ($out, $err) = ('', '');
-	my $function = pick('pg_logical_slot_peek_changes') ;
 	$node->psql(
-		'postgres', "$settings; select lsn, xid, data from $function(\$o\$$slot\$o\$, null, null$list)",
+		'postgres', "$settings; select lsn, xid, $data from pg_logical_slot_${function}_changes(\$o\$$slot\$o\$, null, $most$list)",
 		stdout => \$out, stderr => \$err, on_error_stop => 0, on_error_die => 0,
 		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	# Where in whose source, and in which callback; the hint is Braid's own.
@@ -320,17 +343,26 @@ sub peek
 	return ($out, $err);
 }
 
+sub peek
+{
+	my ($slot, $settings, @options) = @_;
+	return ask(pick('peek', 'peek_binary'), $slot, 'null', $settings, @options);
+}
+
 # wal2json 2.5 puts a comma before a message that is not transactional, if the transaction before had several changes, and
-# writes names of types that start with a quote as they are.
+# writes names of types that start with a quote as they are (but for arrays, if not in the list of a primary key).
 sub repaired
 {
 	my ($text) = @_;
+	$text =~ s/(?<=[\[,:])( ?)"Mixed"\[\]/$1"\\"Mixed\\"[]"/g;
+	$text =~ s/(?<=[\[,:])( ?)"s 1"\.plain(?=[\],\}])/$1"\\"s 1\\".plain"/g;
 	$text =~ s/(?<=[\[,:])( ?)"s 1"\."Odd "" type"/$1"\\"s 1\\".\\"Odd \\"\\" type\\""/g;
 	$text =~ s/(?<=[\[,:])( ?)"Odd "" type"/$1"\\"Odd \\"\\" type\\""/g;
 	$text =~ s/("change": ?\[\n?\t*),(\{\s*"kind": ?"message",\s*"transactional": ?false)/$1$2/g;
 	return $text;
 }
 
+my $records = 0;
 my $shown = 0;
 
 sub first_difference
@@ -350,8 +382,6 @@ sub first_difference
 		return;
 	}
 }
-
-my $records = 0;
 
 sub same
 {
@@ -378,7 +408,7 @@ sub table_list
 	for (1 .. 1 + int rand 4)
 	{
 		my $table = pick(@tables);
-		my ($schema, $name) = map { my $part = $_; $part =~ s/([ '",.*\\])/\\$1/g; $part } @$table{ 'schema', 'name' };
+		my ($schema, $name) = map { my $part = $_; $part =~ s/([ '",.*\\])/\\$1/g; $part } $table->{schema}, pick($table->{name}, @{ $table->{below} });
 		push @members, pick("$schema.$name", "$schema.$name", "*.$name", "$schema.*", 'public.nothing');
 	}
 	return join pick(',', ', '), @members;
@@ -391,13 +421,96 @@ sub some_options
 	{
 		push @options, $switch, pick('1', '0', 'true', 'off', 'yes') if chance(0.3);
 	}
-	push @options, 'actions', pick('insert', 'update, delete', 'truncate', 'insert,truncate', '') if chance(0.2);
-	push @options, 'filter-tables', table_list() if chance(0.2);
-	push @options, 'add-tables', table_list() if chance(0.2);
-	push @options, 'filter-origins', pick('1', '2', '1,2', '3', '2,', ' , 1', 'x') if chance(0.2);
-	push @options, 'filter-msg-prefixes', pick('p', 'wal2json, p', 'a\\ b', 'nothing') if chance(0.2);
-	push @options, 'add-msg-prefixes', pick('p', 'wal2json, p', '', 'nothing') if chance(0.2);
-	return @options;
+	push @options, list_option() while chance(0.6);
+	return @options if chance(0.5);
+	# In any order, and some of them again, with another value.
+	my @pairs = map { [ splice @options, 0, 2 ] } 1 .. @options / 2;
+	for my $pair (@pairs[ 0 .. $#pairs ])
+	{
+		push @pairs, [ $pair->[0], $pair->[0] eq 'format-version' ? pick(1, 2) : pick('0', '1') ] if $pair->[0] =~ /^(include|pretty|write|format)/ && chance(0.2);
+	}
+	return map { @$_ } sort { rand() <=> 0.5 } @pairs;
+}
+
+# An option that is a list. Those that come several times are the ones whose members add up, or not.
+sub list_option
+{
+	my $option = pick('actions', 'filter-tables', 'filter-tables', 'add-tables', 'filter-origins', 'filter-msg-prefixes', 'add-msg-prefixes');
+	return ($option, pick('insert', 'update, delete', 'truncate', "insert,\x0btruncate", '')) if $option eq 'actions';
+	return ($option, chance(0.05) ? '' : table_list()) if $option =~ /tables/;
+	return ($option, pick('1', '2', '1,2', '3', '2,', ' , 1', 'x', '', '++1', '+1', '4294967297', '-4294967294', '18446744073709551617', "\x0b1\x0b,\f2")) if $option eq 'filter-origins';
+	return ($option, pick('p', 'wal2json, p', 'a\\ b', '', 'nothing', "\x0bp\x0b"));
+}
+
+# What pg_recvlogical makes of options, some of which have no value.
+sub arguments
+{
+	my (@options) = @_;
+	my @arguments;
+	while (my ($name, $value) = splice @options, 0, 2)
+	{
+		push @arguments, '-o', defined $value ? "$name=$value" : $name;
+	}
+	return @arguments;
+}
+
+# All there is up to a position, through the replication protocol, as pg_recvlogical writes it.
+sub received
+{
+	my ($slot, $end, @options) = @_;
+	$node->safe_psql('postgres', "select pg_copy_logical_replication_slot('$slot', 'copied')");
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/$slot.json";
+	unlink $file;
+	my @format = $slot eq 'ours' ? ('-o', 'format=wal2json') : ();
+	my ($out, $err) = ('', '');
+	IPC::Run::run([ 'pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-E', $end, '-f', $file, @format, arguments(@options) ],
+		'>', \$out, '2>', \$err, IPC::Run::timeout(120));
+	$node->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name = 'copied'");
+	$node->safe_psql('postgres', "select pg_drop_replication_slot('copied')");
+	return (-e $file ? slurp_file($file) : '', $err);
+}
+
+sub same_received
+{
+	my ($end, @options) = @_;
+	my (%text, %warned);
+	($text{$_}, $warned{$_}) = received($_, $end, @options) for 'theirs', 'ours';
+	$text{theirs} = repaired($text{theirs});
+	my $count = () = $text{theirs} =~ /\n/g;
+	$records += $count;
+	# Equal errors are not what is wanted here.
+	my $equal = $text{theirs} eq $text{ours} && $warned{theirs} eq $warned{ours} && $warned{ours} !~ /error:/;
+	ok($equal, 'pg_recvlogical ' . join(' ', arguments(@options)) . ": $count lines") or do {
+		first_difference($text{theirs}, $text{ours});
+		first_difference($warned{theirs}, $warned{ours});
+	};
+	return;
+}
+
+# What is taken from a slot, in pieces, is gone from it; both are then at the same position.
+sub same_taken
+{
+	my ($function, @options) = @_;
+	my (%text, %positions);
+	for my $slot ('theirs', 'ours')
+	{
+		$node->safe_psql('postgres', "select pg_copy_logical_replication_slot('$slot', 'copied')");
+		my @format = $slot eq 'ours' ? (format => 'wal2json') : ();
+		for (1 .. 100)
+		{
+			my ($piece) = ask($function, 'copied', 150, 'set search_path = public', @format, @options);
+			last if $piece eq '';
+			$text{$slot} .= "$piece\n";
+			push @{ $positions{$slot} }, $node->safe_psql('postgres', q[select confirmed_flush_lsn from pg_replication_slots where slot_name = 'copied']);
+		}
+		$node->safe_psql('postgres', "select pg_drop_replication_slot('copied')");
+	}
+	$text{theirs} = repaired($text{theirs});
+	my $count = () = $text{theirs} =~ /\n/g;
+	$records += $count;
+	ok($text{theirs} eq $text{ours}, "$function, @options: $count lines in " . scalar(@{ $positions{theirs} }) . ' pieces') or first_difference($text{theirs}, $text{ours});
+	is("@{ $positions{ours} }", "@{ $positions{theirs} }", 'the slots move alike');
+	return;
 }
 
 my @settings = (
@@ -454,7 +567,9 @@ for my $round (1 .. $rounds)
 		same("@options ($settings)", $settings, @options);
 	}
 
-	# Through the replication protocol, as pg_recvlogical writes it.
+	same_taken('get', 'format-version', 2, 'filter-tables', table_list());
+	same_taken('get_binary', 'pretty-print', 1, 'include-lsn', 1);
+
 	my $end = $node->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
 	$node->safe_psql('postgres', 'select pg_switch_wal()');
 	for my $options (
@@ -462,30 +577,20 @@ for my $round (1 .. $rounds)
 		[ 'write-in-chunks' => 1, 'pretty-print' => 1, 'include-xids' => 1 ],
 		[ 'format-version' => undef ], [ 'add-tables' => undef ], [ 'include-lsn' => undef, 'include-timestamp' => undef, 'include-pk' => undef ])
 	{
-		my @arguments;
-		for (my $index = 0; $index < @$options; $index += 2)
-		{
-			push @arguments, '-o', defined $options->[ $index + 1 ] ? "$options->[$index]=$options->[ $index + 1 ]" : $options->[$index];
-		}
-		my %text;
-		for my $slot ('theirs', 'ours')
-		{
-			$node->safe_psql('postgres', "select pg_copy_logical_replication_slot('$slot', 'copied')");
-			my $file = "$PostgreSQL::Test::Utils::tmp_check/$slot.json";
-			unlink $file;
-			my @format = $slot eq 'ours' ? ('-o', 'format=wal2json') : ();
-			IPC::Run::run([ 'pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-E', $end, '-f', $file, @format, @arguments ],
-				'>', \my $out, '2>', \my $err, IPC::Run::timeout(120))
-			  or diag $err;
-			$text{$slot} = -e $file ? slurp_file($file) : "(nothing)";
-			$node->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name = 'copied'");
-			$node->safe_psql('postgres', "select pg_drop_replication_slot('copied')");
-		}
-		$text{theirs} = repaired($text{theirs});
-		my $count = () = $text{theirs} =~ /\n/g;
-		$records += $count;
-		ok($text{theirs} eq $text{ours}, "pg_recvlogical @arguments: $count lines") or first_difference($text{theirs}, $text{ours});
+		same_received($end, @$options);
 	}
+	next if $round < $rounds;
+	# Given again, with another value, an empty one, or none.
+	for my $options (
+		(map { [ 'format-version' => 2, $_ => table_list(), $_ => pick(table_list(), '') ], [ $_ => table_list(), $_ => table_list(), $_ => undef ] } 'filter-tables', 'add-tables'),
+		(map { [ 'format-version' => 2, $_ => 'p', $_ => pick('a\\ b', 'wal2json', '') ], [ 'format-version' => 2, $_ => 'p', $_ => undef ] } 'filter-msg-prefixes', 'add-msg-prefixes'),
+		[ 'filter-origins' => 1, 'filter-origins' => pick(2, '') ], [ 'filter-origins' => '1,2', 'filter-origins' => undef ],
+		[ 'actions' => 'insert', 'actions' => undef ], [ 'actions' => 'insert', 'actions' => 'update' ],
+		[ 'pretty-print' => 1, 'pretty-print' => 0 ], [ 'format-version' => 1, 'format-version' => undef ], [ 'write-in-chunks' => undef, 'write-in-chunks' => 0 ])
+	{
+		same_received($end, @$options);
+	}
+	same_received($end, 'format-version' => pick(1, 2), $_ => 0, $_ => undef) for @switches;
 }
 cmp_ok($records, '>', 5_000, "records compared: $records");
 
@@ -513,5 +618,19 @@ for my $options (@wrong)
 	push @different, "@$options\n  $theirs  $ours" if $theirs ne $ours || ($theirs eq '' && "@$options" !~ /2\.4/);
 }
 is(join("\n", @different), '', scalar(@wrong) . ' wrong options are refused alike');
+
+# And through the replication protocol, where options can be without a value.
+@wrong = (
+	[ 'foo' => undef ], [ 'foo' => 'bar' ], [ 'include-unchanged-toast' => undef ], [ 'format-version' => '3' ], [ 'format-version' => '0' ], [ 'format-version' => '' ],
+	[ 'actions' => 'insert,x' ], [ 'actions' => 'insert update' ], [ 'filter-origins' => '1 2' ], [ 'filter-msg-prefixes' => 'a,' ], [ 'add-msg-prefixes' => 'a b' ],
+	[ 'filter-tables' => 't' ], [ 'add-tables' => 'a.b,' ], [ 'filter-tables' => 't', 'filter-tables' => undef ], [ 'filter-tables' => undef, 'filter-tables' => 't' ],
+	[ 'include-xids' => undef, 'foo' => undef, 'include-lsn' => 'bad' ], map { [ $_ => pick('bad', '', '2') ] } @switches);
+@different = ();
+for my $options (@wrong)
+{
+	my ($theirs, $ours) = map { my (undef, $err) = received($_, '0/0', @$options); $err =~ /(ERROR: .*)/ ? $1 : "no error: $err" } 'theirs', 'ours';
+	push @different, join(' ', arguments(@$options)) . "\n  $theirs\n  $ours" if $theirs ne $ours || $theirs !~ /^ERROR/;
+}
+is(join("\n", @different), '', scalar(@wrong) . ' wrong options are refused alike by pg_recvlogical');
 
 done_testing();

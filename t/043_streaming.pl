@@ -28,7 +28,7 @@ $tokyo->safe_psql('postgres', q[
 	insert into wide select i, 0, repeat(md5(i::text), 200) from generate_series(1, 50) i;
 ]);
 my $name = subscribe($paris, $tokyo, streaming => "'on'");
-is($paris->safe_psql('postgres', "select streaming from braid.subscription_detail where name = '$name'"), 'on', 'large transactions are streamed by default');
+is($paris->safe_psql('postgres', "select streaming from braid.subscription_detail where name = '$name'"), 'on', 'the option is shown');
 
 sub stats
 {

@@ -27,22 +27,6 @@ for my $subscriber (@nodes)
 	}
 }
 
-sub by_hand
-{
-	my ($node, $sql, $at) = @_;
-	$at //= q[now() - interval '1 hour'];
-	$node->safe_psql('postgres', q[select pg_replication_origin_create('by hand') where not exists (select from pg_replication_origin where roname = 'by hand')]);
-	$node->safe_psql('postgres', qq[
-		select pg_replication_origin_session_setup('by hand');
-		set session_replication_role = replica;
-		begin;
-		select pg_replication_origin_xact_setup('0/1', $at);
-		$sql;
-		commit;
-	]);
-	return;
-}
-
 my %from = (paris => 'paris_from_tokyo', tokyo => 'tokyo_from_paris', quito => 'quito_from_tokyo');
 sub compare { my ($node, $table) = @_; return (split /\|/, $node->safe_psql('postgres', "call braid.compare('$from{ $node->name }', '$table')"))[1]; }
 
@@ -75,11 +59,11 @@ on_all('truncate fired', @nodes);
 converged(@nodes);
 my $before = versions($tokyo, 'account');
 
-by_hand($paris, q[update account set balance = -1, note = null where id = 1]);
-by_hand($paris, q[delete from account where id in (2, 20, 30)]);
-by_hand($paris, q[insert into account (id, owner, balance) values (99, 'o99', 0)]);
-by_hand($paris, q[update entry set big = 'short', d = 'infinity', b = null where id = 3]);
-by_hand($paris, q[delete from entry where id = 4]);
+write_by_hand($paris, q[update account set balance = -1, note = null where id = 1]);
+write_by_hand($paris, q[delete from account where id in (2, 20, 30)]);
+write_by_hand($paris, q[insert into account (id, owner, balance) values (99, 'o99', 0)]);
+write_by_hand($paris, q[update entry set big = 'short', d = 'infinity', b = null where id = 3]);
+write_by_hand($paris, q[delete from entry where id = 4]);
 
 # Said first, done then.
 is(compare($paris, 'account'), 5, 'five rows of one table differ');
@@ -116,8 +100,8 @@ converged(@nodes);
 is($tokyo->safe_psql('postgres', 'select balance from account where id = 1'), '55', 'which has gone to the others');
 is(repair($paris, 'account', q[, side => 'provider', keys => '[{"id": 99}]']), '1 0', 'the provider is right about one row');
 is($paris->safe_psql('postgres', q[select action, local_row->>'owner', provider_row is null from braid.repair_log order by done_at desc limit 1]), 'deleted|o99|t', 'which goes, and is kept in the log');
-by_hand($paris, q[update account set balance = -7 where id in (5, 21)]);
-by_hand($paris, q[update account set note = 'mine' where id = 1], 'now()');
+write_by_hand($paris, q[update account set balance = -7 where id in (5, 21)]);
+write_by_hand($paris, q[update account set note = 'mine' where id = 1], 'now()');
 is(compare($paris, 'account'), 3, 'the note of one row, and two balances');
 is($paris->safe_psql('postgres', q[select key->'id', columns, local_origin from braid.differences where relation = 'account'::regclass order by 1]), "1|{note}|by hand\n5|{balance}|by hand\n21|{balance}|by hand",
 	'what differs');
@@ -139,14 +123,14 @@ is($_->safe_psql('postgres', q[select coalesce(note, 'nothing') from account whe
 is($quito->safe_psql('postgres', q[select count(*) from braid.conflict_history where not key @> '{"id": 1}']), '0', 'the third node has heard nothing of it');
 
 # A row that can't be written does not hold up the others.
-by_hand($paris, q[delete from account where id in (6, 7)]);
-by_hand($paris, q[insert into account (id, owner, balance) values (106, 'o6', 0)]);
+write_by_hand($paris, q[delete from account where id in (6, 7)]);
+write_by_hand($paris, q[insert into account (id, owner, balance) values (106, 'o6', 0)]);
 is(compare($paris, 'account'), 3, 'a row in the way of another');
 is(repair($paris, 'account'), '1 2', 'the others are repaired') or diag($paris->safe_psql('postgres', 'select * from braid.repair_log order by done_at desc limit 3'));
 
 # A trigger that appliers fire fires here too.
 $paris->safe_psql('postgres', 'alter table entry enable replica trigger always');
-by_hand($paris, q[delete from entry where id = 9]);
+write_by_hand($paris, q[delete from entry where id = 9]);
 $paris->safe_psql('postgres', 'truncate fired');
 is(compare($paris, 'entry'), 1, 'one is gone');
 is(repair($paris, 'entry'), '1 0', 'repaired');
@@ -163,7 +147,7 @@ is($paris->safe_psql('postgres', 'select balance from account where id = 2'), '1
 $tokyo->safe_psql('postgres', "select braid.disable_subscription('tokyo_from_paris')");
 $paris->safe_psql('postgres', 'delete from entry where account in (8, 9); delete from account where id in (8, 9)');
 ok($paris->poll_query_until('postgres', 'select bool_and(collected_lsn >= pg_current_wal_flush_lsn()) from braid.deletions'), 'what was deleted is collected');
-by_hand($paris, q[delete from account where id = 10]);
+write_by_hand($paris, q[delete from account where id = 10]);
 is(compare($paris, 'account'), 5, 'two are deleted here only, one was lost, one is in the way of another');
 is(repair($paris, 'account', ', dry_run => true'), '1 4', 'one would be repaired');
 is(repair($paris, 'account'), '1 4', 'and is');

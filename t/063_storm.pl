@@ -7,7 +7,6 @@ use warnings;
 
 use Storm;
 use Test::More;
-use Time::HiRes qw(time);
 
 my %storm;
 # One after the other, by seed.
@@ -16,21 +15,10 @@ my @kinds = (
 	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast)], seconds => 6, large => 300))->run(@_, mode => 'batch') },
 	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast)], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
 	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast)], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
-	sub { ($storm{two} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete key unique toast)], seconds => 6))->run(@_) },
+	sub { ($storm{two} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete key unique toast)], seconds => 6, large => 60, stream => 1))->run(@_) },
 	sub { ($storm{emptied} //= Storm->new(nodes => [qw(havana riga minsk)], with => [qw(plain delete key toast truncate)], seconds => 6))->run(@_) },
 	sub { ($storm{prepared} //= Storm->new(nodes => [qw(lima sofia)], with => [qw(plain delete key)], seconds => 6, prepare => 4))->run(@_) },
 );
-@kinds = $kinds[0] if $ENV{BRAID_STORM};
-if (my $seconds = $ENV{BRAID_TEST_SECONDS})
-{
-	# A soak: new seeds for as long as it goes.
-	my $end = time + $seconds;
-	my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
-	while (time < $end) { $kinds[ $seed % @kinds ]->($seed) or last; $seed++; }
-}
-else
-{
-	$kinds[ $_ % @kinds ]->($_) for defined $ENV{BRAID_TEST_SEED} ? split ' ', $ENV{BRAID_TEST_SEED} : 1 .. 7;
-}
+Storm::storms(7, @kinds);
 
 done_testing();

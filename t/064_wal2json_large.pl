@@ -1,6 +1,6 @@
 # A transaction whose wal2json text is larger than any message of PostgreSQL's can be, in format version 1, through pg_recvlogical: the
-# pieces are one object, and the memory of the walsender does not grow with it. And columns that an update left as they were are named
-# when they are asked for.
+# pieces are one object, and the memory of the walsender does not grow with it; nor does it in version 2 and in gir-json. And columns
+# that an update left as they were are named when they are asked for.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB; a soak takes larger ones, and pieces as large as can be.
 
@@ -32,7 +32,8 @@ sub copy_slot
 	return;
 }
 
-sub recvlogical { return ('pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-F', '0', '-f', '-', map { ('-o', $_) } 'format=wal2json', @_); }
+sub recvlogical_as { return ('pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-F', '0', '-f', '-', map { ('-o', $_) } @_); }
+sub recvlogical { return recvlogical_as('format=wal2json', @_); }
 
 # Memory of the walsender in MB: its own now, and the most of all that it had, with the shared buffers that it used.
 sub memory
@@ -44,13 +45,20 @@ sub memory
 	return map { $status =~ /^$_:\s+(\d+) kB/m ? $1 / 1024 : 0 } qw(RssAnon VmHWM);
 }
 
-# Read one large transaction as it comes, without keeping it. What there was of it, and of the walsender's memory.
+# Read one large transaction as it comes, without keeping it. What there was of it, and of the walsender's memory. It is over when so
+# many bytes have come, line ends not counted, or what the pattern finds in the last 200.
 sub follow
 {
 	my ($expected, @options) = @_;
+	return follow_to($expected, qr/(?!)/, '{"kind":"insert"', recvlogical(@options));
+}
+
+sub follow_to
+{
+	my ($expected, $end, $change, @command) = @_;
 	copy_slot();
 	my $start = time;
-	my $pid = open my $text, '-|', recvlogical(@options) or die "cannot run pg_recvlogical: $!";
+	my $pid = open my $text, '-|', @command or die "cannot run pg_recvlogical: $!";
 	my %seen = (bytes => 0, lines => 0, changes => 0, rss => 0, first => '', last => '');
 	my $tail = '';
 	my $looked = 0;
@@ -62,17 +70,17 @@ sub follow
 		$seen{bytes} += length($piece) - $lines;
 		my $window = $tail . $piece;
 		my $at = -1;
-		$seen{changes}++ while ($at = index $window, '{"kind":"insert"', $at + 1) >= 0;
+		$seen{changes}++ while ($at = index $window, $change, $at + 1) >= 0;
 		# Shorter than what is looked for, so that nothing counts twice.
-		$tail = substr $window, -15;
+		$tail = substr $window, 1 - length $change;
 		if (time - $looked > 0.2)
 		{
 			$looked = time;
 			my ($rss) = memory();
 			$seen{rss} = $rss if ($rss // 0) > $seen{rss};
 		}
-		$seen{last} = length $piece < 20 ? substr($seen{last} . $piece, -20) : substr $piece, -20;
-		last if $seen{bytes} >= $expected;
+		$seen{last} = length $piece < 200 ? substr($seen{last} . $piece, -200) : substr $piece, -200;
+		last if $seen{bytes} >= $expected || $seen{last} =~ $end;
 	}
 	$seen{seconds} = time - $start;
 	s/\n//g for @seen{qw(first last)};
@@ -130,6 +138,25 @@ for my $way (@ways)
 	cmp_ok($seen->{peak}, '<', $limit, sprintf '%s: %d messages in %.1f s; at most %.0f MB of memory, %.0f of its own', $what, $seen->{lines}, @$seen{qw(seconds peak rss)});
 }
 note(sprintf 'the small one: at most %.0f MB, %.0f of its own', @$base{qw(peak rss)});
+
+# What writes a message for each row holds one row at a time, however large the transaction is: the other formats, with a smaller one.
+my $fewer = $soak ? 1500 : 300;
+$node->safe_psql('postgres', q[
+	create table next (like big including all);
+	create publication next for table next;
+	select pg_replication_slot_advance('feed', pg_current_wal_insert_lsn());
+]);
+$node->safe_psql('postgres', "insert into next select i, v from one, generate_series(1, $fewer) i");
+for my $way (
+	[ 'version 2', qr/\{"action":"C"\}\s*$/, '{"action":"I"', 'format=wal2json', 'format-version=2', 'add-tables=public.next' ],
+	[ 'gir-json', qr/\{"operation":"commit"[^\n]*\}\s*$/, '{"operation":"insert"', 'format=gir-json', 'publication_names=next' ])
+{
+	my ($format, $end, $change, @options) = @$way;
+	my $seen = follow_to($fewer * 2_000_000, $end, $change, recvlogical_as(@options));
+	is($seen->{changes}, $fewer, "$format: every change once");
+	cmp_ok($seen->{bytes}, '>', $fewer * 1_000_000, "$format: and whole");
+	cmp_ok($seen->{peak}, '<', $base->{peak} + 40, sprintf '%s: %d messages in %.1f s; at most %.0f MB of memory, %.0f of its own', $format, $seen->{lines}, @$seen{qw(seconds peak rss)});
+}
 
 # Columns that an update has left as they were.
 $node->safe_psql('postgres', q[

@@ -8,8 +8,6 @@ use Storm;
 use Test::More;
 
 my $storm = Storm->new(with => [qw(unique deferred range delete)], seconds => 6);
-my @kinds = ([], [ mode => 'batch' ], [ order => 'relaxed' ]);
-my @seeds = defined $ENV{BRAID_TEST_SEED} ? split ' ', $ENV{BRAID_TEST_SEED} : 1 .. 3;
-$storm->run($_, @{ $kinds[ $_ % @kinds ] }) for @seeds;
+Storm::storms(3, map { my $options = $_; sub { $storm->run(@_, @$options) } } [], [ mode => 'batch' ], [ order => 'relaxed' ]);
 
 done_testing();

@@ -14,6 +14,7 @@ from . import limits as limit
 from . import plan as planning
 from . import profile as profiling
 from . import scene as scenes
+from . import wakeups
 from .drain import Void, sample
 from .link import proxy
 from .plan import Installation, Mistake
@@ -35,6 +36,10 @@ def variants(plan, name, commit):
     chosen = [peers.NATIVE[n] for n in plan.native if n == "best" or commit == "off"]
     modes = plan.modes or [m for m in goals.MODES[name] if commit == "off" or m in goals.MODES_COMMIT_ON]
     return chosen + [peers.BRAID[m] for m in modes]
+
+
+def latency_variants(plan):
+    return [peers.NATIVE["best"], *(peers.BRAID[m] for m in plan.modes or ("parallel",))]
 
 
 def warm_up(scene):
@@ -158,8 +163,7 @@ class Run:
         scene = scenes.Scene(self.stage, timing.Beat("latency", "single-row inserts at a steady rate", 0, 0), self.major)
         say(f"\nlatency: commit to visible, {seconds:g} s each")
         scene.prepare()
-        modes = [peers.BRAID[m] for m in plan.modes or ("parallel",)]
-        entries = self.entries("latency", scene, [(v, {"rate": rate}) for rate in plan.rates for v in [peers.NATIVE["best"], *modes]])
+        entries = self.entries("latency", scene, [(v, {"rate": rate}) for rate in plan.rates for v in latency_variants(plan)])
         for _ in range(plan.runs):
             for variant, entry in entries:
                 self.taken(entry, lambda v=variant, e=entry: timing.sample(scene, v, e["rate"], seconds))
@@ -219,7 +223,7 @@ def measure(stage, plan):
 
 
 def profile(stage, plan):
-    """One drain of each variant under perf."""
+    """One drain of each variant under perf, and the latency under it."""
     if reason := profiling.missing():
         say(f"bench: {reason}")
         return
@@ -241,11 +245,29 @@ def profile(stage, plan):
                 say(profiling.report(observer, directory, label))
                 say(f"{describe(made)} (under perf)\n")
         scene.close()
+    if "latency" in plan.parts:
+        profile_latency(stage, plan, major, directory)
     say(f"stacks, drawings and these summaries: {os.path.relpath(directory)}")
 
 
+def profile_latency(stage, plan, major, directory):
+    """Which process wakes which, and when that runs, at each rate."""
+    if reason := wakeups.missing():
+        say(f"bench: {reason}")
+        return
+    scene = scenes.Scene(stage, timing.Beat("latency", "single-row inserts at a steady rate", 0, 0), major).prepare()
+    for rate in plan.rates:
+        for variant in latency_variants(plan):
+            label = f"latency {rate} a second {variant.name}"
+            observer = wakeups.Observer(stage, stage.directory / "perf.data")
+            made = timing.sample(scene, variant, rate, plan.seconds, observer=observer)
+            say(wakeups.report(observer, directory, label, made["commits"]))
+            say(f"{describe(made)} (under perf)\n")
+    scene.close()
+
+
 HELP = f"""make bench: native logical replication and Braid in turn, between servers of their own on this machine.
-make bench-profile: one drain of each variant under perf.
+make bench-profile: one drain of each variant under perf; for the latency, which process wakes which, and when that runs.
 
 {planning.USAGE}
 

@@ -92,7 +92,7 @@ def quantile(ordered, share):
     return ordered[min(math.ceil(share * len(ordered)), len(ordered)) - 1]
 
 
-def sample(scene, variant, rate, seconds):
+def sample(scene, variant, rate, seconds, observer=None):
     cluster = scene.subscriber(variant)
     stage = scene.stage
     try:
@@ -111,6 +111,8 @@ def sample(scene, variant, rate, seconds):
             watch.begin()
         script = stage.directory / "beat.sql"
         script.write_text("insert into beat (filler) values ('a row whose journey is timed');\n")
+        if observer:
+            observer.begin(cluster, scene)
         load = stage.start(
             [stage.installation.program("pgbench"), "-h", stage.directory, "-p", scene.provider.port, "-U", "postgres", "-n",
              "-M", "prepared", "-c", CLIENTS, "-j", 1, "-T", math.ceil(seconds), "-R", rate, f"--random-seed={SEED}", "-f", script,
@@ -118,7 +120,11 @@ def sample(scene, variant, rate, seconds):
         looks = Snapshots()
         while load.poll() is None:
             looks.look(session)
+            if observer:
+                observer.look()
             time.sleep(0.01)
+        if observer:
+            observer.end()
         said = load.communicate()[0]
         if load.returncode:
             raise Failed(f"pgbench: {said}")

@@ -29,9 +29,14 @@ def missing():
     """Why there is nothing to profile with, or None."""
     if not shutil.which("perf"):
         return "perf is not installed (Debian: linux-perf): no profile"
-    tried = subprocess.run(["perf", "record", "-o", "/dev/null", "-e", RECORD[-1], "true"], capture_output=True, text=True)
+    return refused(["-e", RECORD[-1]], "here")
+
+
+def refused(options, what):
+    """Why perf does not record with these options, or None."""
+    tried = subprocess.run(["perf", "record", "-q", "-o", "/dev/null", *options, "true"], capture_output=True, text=True)
     if tried.returncode:
-        return f"perf can't record here: {(tried.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+        return f"perf can't record {what}: {(tried.stderr.strip().splitlines() or ['no reason given'])[-1]}"
     return None
 
 

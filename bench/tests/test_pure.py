@@ -12,7 +12,8 @@ import unittest
 import unittest.mock
 import xml.etree.ElementTree as xml
 
-from braid_bench import beats, charts, goals, inserters, latency, limits, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg
+import decode
+from braid_bench import beats, charts, goals, inserters, latency, limits, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg, wakeups
 
 
 def drained(workload, variant, seconds, cpu=(1.0, 1.0), commit="off"):
@@ -39,6 +40,29 @@ def met_again():
         {"system": "bucardo", "title": "Bucardo 5.6", **size, "samples": [], "not_available": "it is not there"}],
         steady=[{"system": "parallel", "title": "Braid, default settings", "rates": [
             {**rate, "rate": 250, "unstable": ""}, {**rate, "rate": 500, "unstable": ""}, {**rate, "rate": 1000, "unstable": "6.0 s behind"}]}])
+
+
+class Wakeups(unittest.TestCase):
+    def test_hops(self):
+        def switch(at, left, state, entered):
+            return (f"  {left}  {at / 1e6:.6f}: sched:sched_switch: prev_comm=a b prev_pid={left} prev_prio=120 prev_state={state} ==> "
+                    f"next_comm=c next_pid={entered} next_prio=120")
+
+        def waking(at, waker, pid):
+            return f"  {waker}  {at / 1e6:.6f}: sched:sched_waking: comm=c pid={pid} prio=120 target_cpu=001"
+
+        hops = wakeups.follow([
+            "no event", switch(1000, 0, "R", 1), waking(1010, 1, 2), switch(1015, 0, "R", 2),
+            # Preempted, not asleep; and who is awake can't be woken.
+            switch(1020, 2, "R+", 9), waking(1022, 1, 2), switch(1030, 9, "S", 2), switch(1045, 2, "S", 0), switch(1050, 1, "S", 0),
+            # By something that is not followed.
+            waking(1100, 9, 2), switch(1107, 0, "R", 2)], {1: "leader", 2: "applier"})
+        self.assertEqual({hop: [round(t) for t in times] for hop, times in hops.delay.items()},
+                         {("leader", "applier"): [5], ("else", "applier"): [7]})
+        self.assertEqual([round(t) for t in hops.before[("leader", "applier")]], [10])
+        self.assertEqual({name: [round(t) for t in times] for name, times in hops.ran.items()}, {"applier": [30], "leader": [50]})
+        shown = wakeups.text(hops, "label", 1).splitlines()
+        self.assertEqual(shown[2].split(), ["leader", "applier", "1", "10", "10", "5", "5", "30", "30"])
 
 
 class Reconciliation(unittest.TestCase):
@@ -141,6 +165,19 @@ class Ratios(unittest.TestCase):
         far["samples"][0]["first_row_s"] = 1.0
         r = results(link=[{**far, "delay_ms": 20}, {**near, "delay_ms": 0}])
         self.assertAlmostEqual(summary.ratio(r, "single", "parallel", "off", goals.LINK).value, 1.0)
+
+
+class DecodingGoals(unittest.TestCase):
+    def test_a_goal_that_is_missed_at_full_size_is_a_failure(self):
+        def ratio(above_floor, total):
+            return {"against": "another", "above_floor": above_floor, "cpu_above_floor": 9, "total": total}
+        reached = {"single": {"braid gir": ratio(1.0, 0.9)}, "wide": {"braid wal2json v1": ratio(0.5, 1.0)}}
+        self.assertEqual(decode.verdict(reached, 1), ("all goals reached", 0))
+        self.assertEqual(decode.verdict({"single": {}}, 1), ("no goal could be looked at", 0))
+        for missed in (ratio(0.51, 0.5), ratio(0.1, 1.01)):
+            by_case = reached | {"large": {"braid wal2json v2": missed}}
+            self.assertEqual(decode.verdict(by_case, 1), ("goals missed: large: braid wal2json v2", 1))
+            self.assertEqual(decode.verdict(by_case, 0.5), ("goals missed, at less than full size: large: braid wal2json v2", 0))
 
 
 class Latency(unittest.TestCase):

@@ -8,7 +8,6 @@ Frames come as psql prints bytea, one a line:
 """
 
 import datetime
-import decimal
 import json
 import struct
 import sys
@@ -17,64 +16,95 @@ import uuid
 CODECS = {"UTF8": "utf-8", "SQL_ASCII": "ascii", "LATIN1": "latin-1", "WIN1252": "cp1252", "EUC_JP": "euc_jp"}
 IDENTITY = {b"d": "default", b"i": "index", b"f": "full", b"n": "nothing"}
 COLUMN_FLAGS = ("identity", "primary_key", "not_null", "generated")
+# Wider integers are shown as bytes: their digits take time that grows with the square, and Python refuses them from some size on.
+WIDEST_INTEGER = 1024
 
 
 class Malformed(Exception):
-    pass
+    """What is wrong and where. No other exception comes of a frame's bytes, whatever they are."""
+
+    def __init__(self, what, at):
+        super().__init__(f"{what} at {at}")
+        self.what, self.at = what, at
 
 
 class Cursor:
-    def __init__(self, data):
-        self.data, self.at = data, 0
+    """Bytes from `at` to `end` of a frame; positions in errors are the frame's."""
+
+    def __init__(self, data, at=0, end=None):
+        self.data, self.at, self.end = data, at, len(data) if end is None else end
 
     def take(self, count):
-        if count > len(self.data) - self.at:
-            raise Malformed(f"{count} bytes wanted at {self.at}, {len(self.data) - self.at} left")
+        left = self.end - self.at
+        if count > left:
+            raise Malformed(f"{count} bytes wanted, {left} left,", self.at)
         self.at += count
         return self.data[self.at - count : self.at]
 
+    def part(self, count):
+        """The next bytes, to be read as something of their own."""
+        start = self.at
+        self.take(count)
+        return Cursor(self.data, start, self.at)
+
     def number(self, form):
-        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
+        form = "<" + form
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def varint(self):
+        start = self.at
         value = shift = 0
         while True:
             byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if value >> 64 or (byte == 0 and shift):
-                    raise Malformed(f"varint before {self.at} is too large or not in its shortest form")
+                    raise Malformed("varint too large or not in its shortest form", start)
                 return value
             shift += 7
             if shift > 63:
-                raise Malformed(f"varint before {self.at} is too long")
+                raise Malformed("varint too long", start)
 
-    def zigzag(self):
+    def zigzag(self, bits=64):
+        start = self.at
         n = self.varint()
-        return (n >> 1) ^ -(n & 1)
+        n = (n >> 1) ^ -(n & 1)
+        if not -(1 << bits - 1) <= n < 1 << bits - 1:
+            raise Malformed(f"number of more than {bits} bits", start)
+        return n
 
     def bytes(self):
         return self.take(self.varint())
 
     def name(self):
-        name = self.bytes().decode("utf-8")
+        start = self.at
+        try:
+            name = self.bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            raise Malformed("name that is not UTF-8", start) from None
         if "\0" in name:
-            raise Malformed(f"name before {self.at} has a zero byte")
+            raise Malformed("name with a zero byte", start)
         return name
-
-    def lsn(self):
-        n = self.number("Q")
-        return f"{n >> 32:X}/{n & 0xFFFFFFFF:X}"
 
     def flags(self, known):
         flags = self.number("B")
         if flags & ~known:
-            raise Malformed(f"unknown flags {flags:#x} before {self.at}")
+            raise Malformed(f"unknown flags {flags:#x}", self.at - 1)
         return flags
 
-    def end(self):
-        if self.at != len(self.data):
-            raise Malformed(f"{len(self.data) - self.at} bytes left over")
+    def choice(self, known, what):
+        byte = self.take(1)
+        if byte not in known:
+            raise Malformed(f"unknown {what} {byte!r}", self.at - 1)
+        return known[byte]
+
+    def finish(self):
+        if self.at != self.end:
+            raise Malformed(f"{self.end - self.at} bytes left over", self.at)
+
+
+def lsn_text(n):
+    return f"{n >> 32:X}/{n & 0xFFFFFFFF:X}"
 
 
 def timestamp(micros):
@@ -85,32 +115,37 @@ def timestamp(micros):
         return f"{micros} us since 1970"
 
 
-def numeric(data):
-    count, weight, sign, scale = struct.unpack(">HhHH", data[:8])
+def numeric(cursor):
+    start = cursor.at
+    count, weight, sign, scale = struct.unpack(">HhHH", cursor.take(8))
+    digits = struct.unpack(f">{count}H", cursor.take(2 * count))
+    cursor.finish()
     special = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
-    if sign in special:
+    if sign in special and not count:
         return special[sign]
-    if len(data) != 8 + 2 * count or sign not in (0x0000, 0x4000):
-        raise Malformed("decimal")
-    value = 0
-    for digit in struct.unpack(f">{count}H", data[8:]):
-        value = value * 10000 + digit
-    with decimal.localcontext() as context:
-        context.prec, context.Emax, context.Emin = 200_000, 400_000, -400_000
-        number = decimal.Decimal(value).scaleb(4 * (weight - count + 1)).quantize(decimal.Decimal(1).scaleb(-scale))
-        return ("-" if sign else "") + f"{number:f}"
+    if sign not in (0x0000, 0x4000) or scale > 16383 or any(digit > 9999 for digit in digits):
+        raise Malformed("decimal out of range", start)
+    # The point stands behind so many of the digits, or before so many zeros that are not there.
+    point = 4 * (weight + 1)
+    text = "".join(f"{digit:04}" for digit in digits)
+    whole = text[: max(point, 0)].ljust(max(point, 0), "0").lstrip("0")
+    fraction = text[point:] if point >= 0 else "0" * min(-point, scale) + text
+    fraction = fraction[:scale].ljust(scale, "0")
+    minus = "-" if sign and (whole + fraction).strip("0") else ""
+    return minus + (whole or "0") + ("." if scale else "") + fraction
 
 
 def date_time(cursor):
+    start = cursor.at
     tag = cursor.number("B")
     kind = tag & 0x0F
     if tag & 0xE0 or kind > 2:
-        raise Malformed(f"date and time kind {tag:#x}")
+        raise Malformed(f"date and time of kind {tag:#x}", start)
     text = ("", "infinity", "-infinity")[kind]
     if kind == 0:
-        days, micros = cursor.zigzag(), cursor.varint()
+        days, micros = cursor.zigzag(32), cursor.varint()
         if micros > 86_400_000_000:
-            raise Malformed("time of day")
+            raise Malformed("time of day after 24:00", start)
         seconds, fraction = divmod(micros, 1_000_000)
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{fraction:06}" if fraction else "")
         try:
@@ -118,14 +153,16 @@ def date_time(cursor):
         except OverflowError:
             text = f"day {days} T{clock}"
     if tag & 0x10:
-        offset = cursor.zigzag()
+        offset = cursor.zigzag(32)
         text += f"{'-' if offset < 0 else '+'}{abs(offset) // 3600:02}:{abs(offset) // 60 % 60:02}"
     return text
 
 
 class Stream:
     def __init__(self):
-        self.charset, self.schemas, self.open = None, {}, False
+        self.charset, self.schemas = None, {}
+        # LSN of the open transaction, and end of the one before.
+        self.open, self.end = None, 0
 
     def text(self, data):
         try:
@@ -142,13 +179,16 @@ class Stream:
         if tag == 2:
             return cursor.zigzag()
         if tag == 3:
-            return int.from_bytes(cursor.bytes(), "little", signed=True)
+            integer = cursor.bytes()
+            if len(integer) > WIDEST_INTEGER:
+                return {"big_integer_bytes": integer.hex()}
+            return int.from_bytes(integer, "little", signed=True)
         if tag == 4:
             return repr(cursor.number("d"))
         if tag == 5:
             return f"{cursor.number('f'):.9g}"
         if tag == 6:
-            return numeric(cursor.bytes())
+            return numeric(cursor.part(cursor.varint()))
         if tag == 7:
             return timestamp(cursor.number("q"))
         if tag == 8:
@@ -159,91 +199,137 @@ class Stream:
             return {"binary": cursor.bytes().hex()}
         if tag == 11:
             return {"text": self.text(cursor.bytes())}
-        raise Malformed(f"unknown value tag {tag}")
+        raise Malformed(f"unknown value tag {tag}", cursor.at - 1)
 
     def image(self, cursor, schema):
+        start = cursor.at
         count = cursor.number("H")
         if count != len(schema["columns"]):
-            raise Malformed(f"image of {count} columns")
+            raise Malformed(f"image of {count} columns, where its schema has {len(schema['columns'])},", start)
         return {column["name"]: self.value(cursor) for column in schema["columns"]}
 
-    def schema(self, number):
+    def known_schema(self, cursor):
+        start = cursor.at
+        number = cursor.number("I")
         if number not in self.schemas:
-            raise Malformed(f"schema {number} was not announced")
+            raise Malformed(f"schema {number}, which was not announced,", start)
         return self.schemas[number]
 
-    def record(self, tag, c):
+    def stream_header(self, c):
+        start = c.at
+        if c.take(4) != b"GIR\n" or c.number("H") != 1:
+            raise Malformed("not GIR, version 1,", start)
+        out = {"record": "stream", "node_id": str(uuid.UUID(bytes=bytes(c.take(16)))), "system_identifier": c.number("Q"),
+               "server_version": c.number("I"), "node": c.name(), "database": c.name()}
+        self.charset = out["charset"] = c.name()
+        return out
+
+    def schema(self, c):
+        start = c.at
+        number = c.number("I")
+        if number != len(self.schemas):
+            raise Malformed(f"schema {number} where {len(self.schemas)} comes next", start)
+        out = {"record": "schema", "number": number, "oid": c.number("I"), "identity": c.choice(IDENTITY, "replica identity"),
+               "namespace": c.name(), "table": c.name(), "columns": []}
+        for _ in range(c.number("H")):
+            flags, type_oid, modifier = c.flags(15), c.number("I"), c.number("i")
+            column = {"name": c.name(), "type_namespace": c.name(), "type": c.name(), "type_oid": type_oid, "type_modifier": modifier}
+            column["flags"] = [name for bit, name in enumerate(COLUMN_FLAGS) if flags >> bit & 1]
+            out["columns"].append(column)
+        out["keys"] = [self.key(c, out["columns"]) for _ in range(c.number("B"))]
+        self.schemas[number] = out
+        return out
+
+    def key(self, c, known):
+        nulls_equal, columns = bool(c.flags(1)), []
+        for _ in range(c.number("H")):
+            index = c.number("H")
+            if index >= len(known):
+                raise Malformed(f"key with column {index} of {len(known)}", c.at - 2)
+            columns.append((known[index]["name"], c.name()))
+        return {"nulls_equal": nulls_equal, "columns": columns}
+
+    def begin(self, c):
+        start, lsn = c.at, c.number("Q")
+        if self.open is not None:
+            raise Malformed("transaction inside another", start)
+        if lsn < self.end:
+            raise Malformed(f"transaction of {lsn_text(lsn)} after one that ends at {lsn_text(self.end)}", start)
+        self.open = lsn
+        return {"record": "begin", "lsn": lsn_text(lsn), "commit_time": timestamp(c.number("q")), "xid": c.number("I"),
+                "origin": c.name(), "origin_lsn": lsn_text(c.number("Q"))}
+
+    def commit(self, c):
+        start, lsn = c.at, c.number("Q")
+        if self.open != lsn:
+            raise Malformed(f"end of the transaction {lsn_text(lsn)}, which is not open,", start)
+        self.open, self.end = None, c.number("Q")
+        return {"record": "commit", "lsn": lsn_text(lsn), "end_lsn": lsn_text(self.end), "commit_time": timestamp(c.number("q"))}
+
+    def change(self, tag, c):
+        schema, flags = self.known_schema(c), c.flags(7)
+        kind = flags & 3
+        if kind == 3 or (tag == b"I" and kind) or (tag == b"D" and not kind):
+            raise Malformed(f"before image of kind {kind}", c.at - 1)
+        keys = [c.number("Q") for _ in range(c.number("B"))]
+        out = {"record": {b"I": "insert", b"U": "update", b"D": "delete"}[tag],
+               "table": f"{schema['namespace']}.{schema['table']}", "keys": len(keys), "barrier": bool(flags & 4)}
+        if kind:
+            out["before"] = self.image(c, schema)
+            out["before_kind"] = ("key", "row")[kind - 1]
+        if tag != b"D":
+            out["after"] = self.image(c, schema)
+        return out
+
+    def truncate(self, c):
+        flags = c.flags(3)
+        tables = [self.known_schema(c) for _ in range(c.number("H"))]
+        return {"record": "truncate", "cascade": bool(flags & 1), "restart_identity": bool(flags & 2),
+                "tables": [f"{table['namespace']}.{table['table']}" for table in tables]}
+
+    def message(self, c):
+        start, transactional = c.at, bool(c.flags(1))
+        if transactional and self.open is None:
+            raise Malformed("transactional message outside of a transaction", start)
+        return {"record": "message", "transactional": transactional, "lsn": lsn_text(c.number("Q")), "prefix": c.name(), "content": c.bytes().hex()}
+
+    def record(self, tag, c, start):
         if (self.charset is None) != (tag == b"H"):
-            raise Malformed("a stream starts with its header, which does not come again")
-        if tag == b"H":
-            if c.take(4) != b"GIR\n" or c.number("H") != 1:
-                raise Malformed("not GIR, version 1")
-            out = {"record": "stream", "node_id": str(uuid.UUID(bytes=bytes(c.take(16)))), "system_identifier": c.number("Q"),
-                   "server_version": c.number("I"), "node": c.name(), "database": c.name()}
-            self.charset = out["charset"] = c.name()
-        elif tag == b"S":
-            number, oid, identity = c.number("I"), c.number("I"), c.take(1)
-            out = {"record": "schema", "number": number, "oid": oid, "identity": IDENTITY[identity],
-                   "namespace": c.name(), "table": c.name(), "columns": []}
-            for _ in range(c.number("H")):
-                flags, type_oid, modifier = c.flags(15), c.number("I"), c.number("i")
-                column = {"name": c.name(), "type_namespace": c.name(), "type": c.name(), "type_oid": type_oid, "type_modifier": modifier}
-                column["flags"] = [name for bit, name in enumerate(COLUMN_FLAGS) if flags >> bit & 1]
-                out["columns"].append(column)
-            out["keys"] = []
-            for _ in range(c.number("B")):
-                nulls_equal = bool(c.flags(1))
-                columns = [(out["columns"][c.number("H")]["name"], c.name()) for _ in range(c.number("H"))]
-                out["keys"].append({"nulls_equal": nulls_equal, "columns": columns})
-            self.schemas[number] = out
-        elif tag == b"B":
-            if self.open:
-                raise Malformed("transaction inside another")
-            self.open = True
-            out = {"record": "begin", "lsn": c.lsn(), "commit_time": timestamp(c.number("q")), "xid": c.number("I"),
-                   "origin": c.name(), "origin_lsn": c.lsn()}
-        elif tag == b"C":
-            if not self.open:
-                raise Malformed("end without a begin")
-            self.open = False
-            out = {"record": "commit", "lsn": c.lsn(), "end_lsn": c.lsn(), "commit_time": timestamp(c.number("q"))}
-        elif tag in (b"I", b"U", b"D"):
-            schema, flags = self.schema(c.number("I")), c.flags(7)
-            keys = [f"{c.number('Q'):016x}" for _ in range(c.number("B"))]
-            kind = flags & 3
-            if kind == 3 or (tag == b"I" and kind) or (tag == b"D" and not kind):
-                raise Malformed(f"before image of kind {kind}")
-            out = {"record": {b"I": "insert", b"U": "update", b"D": "delete"}[tag],
-                   "table": f"{schema['namespace']}.{schema['table']}", "keys": len(keys), "barrier": bool(flags & 4)}
-            if kind:
-                out["before"] = self.image(c, schema)
-                out["before_kind"] = ("key", "row")[kind - 1]
-            if tag != b"D":
-                out["after"] = self.image(c, schema)
-        elif tag == b"T":
-            flags = c.flags(3)
-            tables = [self.schema(c.number("I")) for _ in range(c.number("H"))]
-            out = {"record": "truncate", "cascade": bool(flags & 1), "restart_identity": bool(flags & 2),
-                   "tables": [f"{table['namespace']}.{table['table']}" for table in tables]}
-        elif tag == b"M":
-            out = {"record": "message", "transactional": bool(c.flags(1)), "lsn": c.lsn(), "prefix": c.name(), "content": c.bytes().hex()}
+            raise Malformed("a stream starts with its header, which does not come again: another record", start)
+        if tag in b"IUDT" and self.open is None:
+            raise Malformed("change outside of a transaction", start)
+        if tag in b"IUD":
+            out = self.change(tag, c)
         else:
-            raise Malformed(f"unknown record tag {tag!r}")
-        c.end()
+            readers = {b"H": self.stream_header, b"S": self.schema, b"B": self.begin, b"C": self.commit, b"T": self.truncate, b"M": self.message}
+            if tag not in readers:
+                raise Malformed(f"unknown record tag {tag!r}", start)
+            out = readers[tag](c)
+        c.finish()
         return out
 
     def frame(self, data):
-        cursor = Cursor(data)
-        while cursor.at < len(data):
+        """The records of a frame. After Malformed the stream can't be read on."""
+        cursor = Cursor(bytes(data))
+        while cursor.at < cursor.end:
+            start = cursor.at
             tag, length = cursor.take(1), cursor.number("I")
-            yield self.record(tag, Cursor(cursor.take(length)))
+            yield self.record(tag, cursor.part(length), start)
 
 
 def main():
+    sys.stdout.reconfigure(encoding="utf-8")
     stream = Stream()
-    for line in sys.stdin:
-        for record in stream.frame(bytes.fromhex(line.strip().removeprefix("\\x"))):
-            print(json.dumps(record, ensure_ascii=False))
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            try:
+                frame = bytes.fromhex(line.decode("ascii").strip().removeprefix("\\x"))
+            except ValueError:
+                raise Malformed("bytea that is not in hexadecimal digits", 0) from None
+            for record in stream.frame(frame):
+                print(json.dumps(record, ensure_ascii=False))
+        except Malformed as error:
+            sys.exit(f"Malformed: {error} of frame {number}")
 
 
 if __name__ == "__main__":

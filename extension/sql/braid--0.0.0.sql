@@ -175,7 +175,8 @@ create index local_version_xid on braid.local_version (xid);
 alter table braid.local_version replica identity full;
 comment on table braid.local_version is 'versions of transactions of this node, where the clock was behind what they may have seen';
 
--- Rows that were deleted: "key_hash" is a hash of table and key, "deleted_at" the commit timestamp of the deletion at its origin in
+-- Rows that were deleted: "key_hash" is a hash of table and key (one that equal keys share; where that may be another one elsewhere, that of the
+-- stored bytes has a row of its own), "deleted_at" the commit timestamp of the deletion at its origin in
 -- microseconds since 1970-01-01 UTC (0: the time at which the transaction that wrote the row has committed here, which was prepared),
 -- "origin_id" that origin, 0 for this node. Of several for one row the newest counts. Purged when
 -- nothing older can arrive any more.
@@ -192,7 +193,7 @@ alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
 
 -- Versions of rows that an initial copy has brought, which its commit does not tell, as far as older changes of them may still arrive: by a hash of
--- the table here and of the hash that the row's key has where it was copied from. "version_at" is microseconds since 1970-01-01 UTC, "origin_id" the origin that stands for the
+-- the table here and of the hashes that the row's key has where it was copied from (as in braid.tombstone, one or two). "version_at" is microseconds since 1970-01-01 UTC, "origin_id" the origin that stands for the
 -- node that wrote it, 0 for this one. A copy brings deletions along, too: into braid.tombstone.
 create table braid.copied_version (
     key_hash bigint not null,
@@ -1037,14 +1038,14 @@ create function braid.subscription_activity() returns table (
     transactions_per_second double precision, rows_per_second double precision, is_throttled boolean, started_at timestamptz,
     stats_since timestamptz,
     last_error_sqlstate text, last_error text, last_error_detail text, last_error_hint text, last_error_lsn pg_lsn,
-    last_error_at timestamptz, failures integer, leader_wait text
+    last_error_at timestamptz, failures integer, leader_wait text, caught_up_at timestamptz
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
 comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
 
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
-    retries bigint, busy_fraction double precision, wait text
+    retries bigint, busy_fraction double precision, wait text, taken_at timestamptz
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'applier_activity_wrapper';
 comment on function braid.applier_activity is 'what each applier is doing';
@@ -1091,7 +1092,7 @@ create function braid.deletion_activity() returns table (
     as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
 comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
 
-create function braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text)
+create function braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint)
     language c stable strict parallel restricted rows 1 set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'row_version_wrapper';
 comment on function braid.row_version is 'the version of a row, given its tableoid and ctid: when and at which node it was last written';
@@ -1131,9 +1132,9 @@ select s.subscription_name as name,
             else coalesce(a.state, 'starting') end as state,
        case when a.provider_lsn is not null and a.applied_lsn is not null
             then greatest(a.provider_lsn - a.applied_lsn, 0)::bigint end as lag_bytes,
-       case when a.applied_lsn >= a.provider_lsn then interval '0'
-            when a.last_commit_at is not null
-            then date_trunc('milliseconds', greatest(clock_timestamp() - a.last_commit_at, interval '0')) end as lag_time,
+       case when r.follows and a.applied_lsn >= a.provider_lsn then interval '0'
+            when r.reached is not null
+            then date_trunc('milliseconds', greatest(clock_timestamp() - r.reached, interval '0')) end as lag_time,
        (select count(*) filter (where t.state = 'ready') || '/' || count(*)
           from braid.subscription_table t where t.subscription_id = s.subscription_id) as tables,
        round(a.transactions_per_second)::bigint as tx_per_s,
@@ -1148,7 +1149,9 @@ select s.subscription_name as name,
          where p.subscription_id = s.subscription_id and p.state <> 'skipped') as parked
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
- cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming') as r (is_retrying)
+ cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming',
+                            s.enabled and s.error_sqlstate is null and s.given_up_at is null and a.state = 'streaming',
+                            greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at)) as r (is_retrying, follows, reached)
  order by s.subscription_name;
 comment on view braid.subscription_status is 'state, lag and last error of each subscription';
 
@@ -1188,6 +1191,7 @@ select s.subscription_id,
        a.provider_lsn,
        a.last_message_at,
        a.last_commit_at,
+       greatest(a.caught_up_at, s.caught_up_at) as caught_up_at,
        c.offset_micros * interval '1 microsecond' as clock_offset,
        c.error_micros * interval '1 microsecond' as clock_error,
        c.measured_at as clock_measured_at,
@@ -1295,14 +1299,15 @@ select s.subscription_name as subscription,
        w.changes,
        w.retries,
        w.commit_lsn,
+       w.taken_at,
        w.wait as wait_event
   from (select subscription_id, 0 as number, 'leader' as worker, leader_pid as pid, state, null::integer as busy_percent,
                transactions, inserts + updates + deletes + truncates as changes, retries, applied_lsn as commit_lsn,
-               leader_wait as wait
+               null::timestamptz as taken_at, leader_wait as wait
           from braid.subscription_activity()
          union all
         select subscription_id, number, 'applier ' || number, pid, state, round(busy_fraction * 100)::integer,
-               transactions, changes, retries, commit_lsn, wait
+               transactions, changes, retries, commit_lsn, taken_at, wait
           from braid.applier_activity()) w
   join braid.subscription s on s.subscription_id = w.subscription_id
  order by s.subscription_name, w.worker <> 'leader', w.number;

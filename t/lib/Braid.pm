@@ -19,7 +19,7 @@ our @EXPORT = qw(
   digest same_tables
   worker_pids wait_for_worker
   start_pgbench finish_pgbench
-  wait_until attempt restart_crashed
+  wait_until attempt restart_crashed write_by_hand
 );
 
 # Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
@@ -166,11 +166,11 @@ sub diag_difference
 	return;
 }
 
-# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor', 'walsender'.
+# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor', 'walsender'; not the session that asks.
 sub worker_pids
 {
 	my ($node, $type) = @_;
-	my ($status, $out) = attempt($node, "select pid from pg_stat_activity where backend_type = '$type' order by pid");
+	my ($status, $out) = attempt($node, "select pid from pg_stat_activity where backend_type = '$type' and pid <> pg_backend_pid() order by pid");
 	return $status == 0 ? split /\n/, $out : ();
 }
 
@@ -285,6 +285,24 @@ END
 		}
 	}
 	$? = $status;
+}
+
+# Change rows on one node in a way that no other node ever hears of, as though another one had written them at a time: an SQL expression; an hour ago
+# unless it is said.
+sub write_by_hand
+{
+	my ($node, $sql, $at) = @_;
+	$at //= q[now() - interval '1 hour'];
+	$node->safe_psql('postgres', q[select pg_replication_origin_create('by hand') where not exists (select from pg_replication_origin where roname = 'by hand')]);
+	$node->safe_psql('postgres', qq[
+		select pg_replication_origin_session_setup('by hand');
+		set session_replication_role = replica;
+		begin;
+		select pg_replication_origin_xact_setup('0/1', $at);
+		$sql;
+		commit;
+	]);
+	return;
 }
 
 1;

@@ -17,7 +17,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(kill_seed ledger_tables start_load start_loop hold_up stop_load kill_one kill_processes goes_on each_once kill_in_mode);
+our @EXPORT = qw(kill_seed ledger_tables start_load start_loop start_checkpoints hold_up stop_load kill_one kill_processes every_kind start_tally look applied goes_on each_once kill_in_mode);
 
 my %script = (
 	small => q[
@@ -124,6 +124,14 @@ sub hold_up
 	return;
 }
 
+# Checkpoints all the time. Where a walsender starts to read moves only with what a checkpoint writes, or a server that has lived for 15 seconds:
+# without them each connection would read all WAL of the test again, and be killed before it has come to what is new.
+sub start_checkpoints
+{
+	start_loop(sprintf 'psql -qX -h %s -p %s -c checkpoint postgres; sleep 1', $_->host, $_->port) for @_;
+	return;
+}
+
 sub stop_load
 {
 	return unless @loops;
@@ -150,15 +158,30 @@ sub kill_one
 		restart_crashed($node);
 		return 1;
 	}
-	my @pids = wait_for_worker($node, $kind) or return 0;
-	my $pid = $pids[ int rand @pids ];
-	note("process $pid");
-	kill 9, $pid;
-	return 1;
+	# It may have ended by itself since it was asked for.
+	return wait_until(sub {
+		my @pids = worker_pids($node, $kind) or return 0;
+		my $pid = $pids[ int rand @pids ];
+		note("process $pid");
+		return kill 9, $pid;
+	}, 20);
 }
 
-# kill -9 of one process after the other: so many `rounds`, or for so many `seconds`. `kinds` are pairs of a node and a kind of
-# process, or 'postmaster', of either by default; each comes as often as it is there, in random order. Returns how many were killed.
+# Every kind of process of either server, for kill_processes(): those that make the subscription go, more often those that work, and what any
+# server has, which brings as much down as a postmaster that is killed. There has to be a session at each all the time.
+sub every_kind
+{
+	my ($provider, $subscriber) = @_;
+	return [
+		(map { [ $subscriber, "braid $_" ] } qw(applier applier applier leader leader manager supervisor)),
+		(map { [ $provider, 'walsender' ] } 1 .. 3),
+		(map { ([ $_, 'postmaster' ], [ $_, 'client backend', 'checkpointer', 'walwriter' ]) } $provider, $subscriber),
+	];
+}
+
+# kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until there were `at_least` so many, which is tested, and
+# `enough` is true, but for no more than four times as long. `kinds` are lists of a node and of kinds of process, or 'postmaster', one of
+# which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
 sub kill_processes
 {
 	my ($label, %opt) = @_;
@@ -167,23 +190,84 @@ sub kill_processes
 		[ $subscriber, 'braid applier' ], [ $subscriber, 'braid leader' ], [ $provider, 'walsender' ],
 		[ $subscriber, 'postmaster' ], [ $subscriber, 'braid applier' ], [ $provider, 'postmaster' ]
 	];
-	my $end = time + ($opt{seconds} // 86400);
+	my $seconds = $opt{seconds} // 86400;
+	my ($end, $limit) = (time + $seconds, time + 4 * $seconds);
 	my $rounds = $opt{rounds} // 1_000_000;
-	my ($round, $missed, %killed, @next) = (0, 0);
-	while (time < $end && $round++ < $rounds)
+	my $enough = $opt{enough} // sub { 1 };
+	my ($round, $all, $missed, %killed, @next) = (0, 0, 0);
+	while ($round < $rounds && (time < $end || (time < $limit && ($all < ($opt{at_least} // 0) || !$enough->()))))
 	{
+		$round++;
 		sleep 0.2 + rand 0.8;
 		@next = shuffle @$kinds if !@next;
-		my ($node, $kind) = @{ shift @next };
+		my ($node, @of) = @{ shift @next };
+		my $kind = $of[ int rand @of ];
+		# Mostly something has been applied since the last kill, so that it is work that is interrupted; now and then what is just starting.
+		if ($opt{tally})
+		{
+			my $before = applied($opt{tally});
+			my $until = rand() < 0.75 ? 5 : 0;
+			wait_until(sub { look($opt{tally}); applied($opt{tally}) > $before }, $until);
+		}
 		note("$label: kill -9 $kind of " . $node->name);
 		if (!kill_one($node, $kind)) { diag("no $kind on " . $node->name . " within 20 s"); $missed++; next; }
 		$killed{"$kind of " . $node->name}++;
+		$all++;
 	}
 	is($missed, 0, "every kind of process came back each time, $label");
-	note("$label: " . join '; ', map { "$_: $killed{$_}" } sort keys %killed);
-	my $all = 0;
-	$all += $_ for values %killed;
+	cmp_ok($all, '>=', $opt{at_least}, "$all were killed, $label") if $opt{at_least};
+	note("$label: $all killed in " . int(time - $end + $seconds) . ' s: ' . join '; ', map { "$_: $killed{$_}" } sort keys %killed);
 	return $all;
+}
+
+# What a subscription has done from now on, added up over the restarts of its server, each of which empties the counters of the views: nearly every
+# kill of a process there brings one. What was done between the last look and a restart is not in it.
+sub start_tally
+{
+	my ($subscriber, $name) = @_;
+	my $tally = { node => $subscriber, name => $name, since => '', last => {}, sum => {}, most => 0 };
+	wait_until(sub { look($tally) }, 30) or die "$name has no statistics";
+	$tally->{sum} = {};
+	$tally->{most} = 0;
+	return $tally;
+}
+
+# How many transactions the tally has.
+sub applied
+{
+	my ($tally) = @_;
+	my $all = 0;
+	$all += $tally->{sum}{$_} for grep { /^applier/ } keys %{ $tally->{sum} };
+	return $all;
+}
+
+# Add what is new. False when there is nobody to ask.
+sub look
+{
+	my ($tally) = @_;
+	my ($status, $out) = attempt($tally->{node}, qq[
+		select 'since', extract(epoch from stats_since)::text from braid.dependency_stats where subscription = '$tally->{name}'
+		union all
+		select key, value::text from braid.dependency_stats d,
+			lateral (values ('batches', batches), ('batched', round(batches * batch_mean)), ('most', batch_max), ('consolidated', consolidated)) v (key, value)
+			where subscription = '$tally->{name}'
+		union all
+		select worker, transactions::text from braid.apply_workers where subscription = '$tally->{name}' and worker <> 'leader'
+	]);
+	my %now = map { /^(.+)\|(.*)$/ ? ($1 => $2 || 0) : () } split /\n/, $out;
+	return 0 if $status != 0 || !defined $now{since};
+	my ($since, $most) = delete @now{qw(since most)};
+	# Counters that started anew. An applier's may, while the others go on.
+	$tally->{last} = {} if $since ne $tally->{since};
+	$tally->{since} = $since;
+	$tally->{most} = $most if $most > $tally->{most};
+	for (keys %now)
+	{
+		my $last = $tally->{last}{$_} // 0;
+		$tally->{sum}{$_} += $now{$_} - ($now{$_} >= $last ? $last : 0);
+	}
+	$tally->{last} = \%now;
+	return 1;
 }
 
 # It gets through without help.
@@ -214,25 +298,74 @@ sub each_once
 	return;
 }
 
+# What has to show in the counters of a subscription in that apply mode: a name, and whether it does.
+sub expected_of
+{
+	my ($mode, $opt, $tally) = @_;
+	my $sum = sub { $tally->{sum}{ $_[0] } // 0 };
+	# One that takes over while others start, or are tried, has a few too.
+	my @busy = grep { $_ > 100 && $_ > applied($tally) / 10 } map { $sum->($_) } grep { /^applier/ } keys %{ $tally->{sum} };
+	my $join = $mode eq 'batch' || $mode eq 'aggregate';
+	my @expected;
+	push @expected, [ 'several appliers have applied transactions', scalar @busy > 1 ] if $mode eq 'parallel' && $opt->{parallel_apply} eq 'always';
+	push @expected, [ 'one applier has applied transactions', scalar @busy == 1 ] if $mode eq 'serial';
+	push @expected, $join
+	  ? [ 'transactions were joined in batches', $sum->('batches') > 50 && $sum->('batched') > 500 && $tally->{most} > 20 ]
+	  : [ 'no transactions were joined', $sum->('batches') == 0 ];
+	my $consolidates = $mode eq 'aggregate' || ($opt->{consolidate} // '') eq 'true';
+	push @expected, $consolidates
+	  ? [ 'changes of one row were joined', $sum->('consolidated') > 100 ]
+	  : [ 'no changes of one row were joined', $sum->('consolidated') == 0 ];
+	return @expected;
+}
+
 # A minute of kills while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
-# setting parallel_apply.
+# setting parallel_apply; of two values in a list the first one counts for half of the time and the second one for the other half.
 sub kill_in_mode
 {
 	my ($mode, $order, %opt) = @_;
 	my $relaxed = $order eq 'relaxed';
-	my $spread = delete $opt{parallel_apply} // 'always';
+	$opt{parallel_apply} //= 'always';
+	my ($changes) = grep { ref $opt{$_} } keys %opt;
+	my @values = $changes ? @{ $opt{$changes} } : ();
+	$opt{$changes} = $values[0] if $changes;
 	kill_seed();
 	# A small buffer: what is large is applied while it comes. More appliers have more ahead of the mark.
 	my $tokyo = new_node('tokyo');
-	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nbraid.parallel_apply = $spread\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
+	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nbraid.parallel_apply = $opt{parallel_apply}\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
 	ledger_tables($tokyo, $paris);
-	my $name = subscribe($paris, $tokyo, apply_mode => "'$mode'", commit_order => "'$order'", %opt);
+	my %options = %opt;
+	delete $options{parallel_apply};
+	my $name = subscribe($paris, $tokyo, apply_mode => "'$mode'", commit_order => "'$order'", %options);
 	start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');
 	hold_up($paris) if $relaxed;
+	start_checkpoints($tokyo);
+	# Somebody reads at the subscriber all the time, and is killed too.
+	start_load($paris, 'select count(*), sum(n) from counter;' => '-c 1 -R 20');
 
 	my $label = "$mode, $order";
-	my $killed = kill_processes($label, between => [ $tokyo, $paris ], seconds => $ENV{BRAID_TEST_SECONDS} // 60);
-	cmp_ok($killed, '>', 5, "$killed were killed");
+	my $seconds = $ENV{BRAID_TEST_SECONDS} // 60;
+	for my $value ($changes ? @values : undef)
+	{
+		my $what = $label;
+		if ($changes)
+		{
+			$what .= ", $changes => $value";
+			$opt{$changes} = $value;
+			my $sql = $changes eq 'parallel_apply' ? "alter system set braid.parallel_apply = $value" : "select braid.alter_subscription('$name', $changes => $value)";
+			wait_until(sub { (attempt($paris, $sql))[0] == 0 }, 30) or die "cannot change $changes";
+			# A server that is just starting anew reads the file by itself.
+			wait_until(sub { (attempt($paris, 'select pg_reload_conf()'))[0] == 0 }, 30) or die 'cannot reload';
+		}
+		my $part = $seconds / (@values || 1);
+		my $tally = start_tally($paris, $name);
+		# A kill and what follows it take one to two seconds; where a machine takes longer, the kills do.
+		my $least = int($part / 3);
+		kill_processes($what, between => [ $tokyo, $paris ], kinds => every_kind($tokyo, $paris), seconds => $part, at_least => $least, tally => $tally,
+			enough => sub { !grep { !$_->[1] } expected_of($mode, \%opt, $tally) });
+		note("$what: at most $tally->{most} in a batch; " . join '; ', map { "$_: $tally->{sum}{$_}" } sort keys %{ $tally->{sum} });
+		ok($_->[1], "$_->[0], $what") for expected_of($mode, \%opt, $tally);
+	}
 	goes_on($label, $name, $tokyo, $paris);
 	is($paris->safe_psql('postgres', "select apply_mode || ', ' || commit_order from braid.subscription where subscription_name = '$name'"), $label, 'in its mode');
 	stop_load();

@@ -6,6 +6,9 @@
 #   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut
 #   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes
 #   $proxy->faults                               how many connections have come to their bad end so far
+#   Proxy->new($provider, lies => 1)             one that can also change what the stream says
+#   $proxy->lie('unknown_tag')                   once, with what the provider sends next that it fits (Liar.pm); 'always unknown_tag': until told ''
+#   $proxy->lies                                 those that were told
 #   $proxy->stop
 
 package Proxy;
@@ -16,6 +19,7 @@ use warnings;
 use IO::Select;
 use IO::Socket::INET;
 use IO::Socket::UNIX;
+use Liar;
 use POSIX ();
 use PostgreSQL::Test::Utils;
 use Time::HiRes qw(sleep time);
@@ -29,6 +33,7 @@ sub new
 	my $self = bless { port => $listener->sockport, dir => $dir, name => $provider->name }, $class;
 	$self->behave('pass');
 	$self->link('up');
+	$self->lie('');
 	my $socket = $provider->host . '/.s.PGSQL.' . $provider->port;
 	# The child is told before it can listen, perhaps.
 	local $SIG{USR1} = 'IGNORE';
@@ -36,7 +41,7 @@ sub new
 	if ($pid == 0)
 	{
 		# Not a test: leaves without running anybody's END.
-		eval { serve($listener, $socket, $dir, $opt{seed} // 1, $opt{within} // 60_000); 1 } or print STDERR "# proxy: $@";
+		eval { serve($listener, $socket, $dir, $opt{seed} // 1, $opt{within} // 60_000, $opt{lies}); 1 } or print STDERR "# proxy: $@";
 		POSIX::_exit(0);
 	}
 	$self->{pid} = $pid;
@@ -58,6 +63,21 @@ sub link
 	$self->tell('link', $state);
 	kill 'USR1', $self->{pid} if $self->{pid};
 	return;
+}
+
+sub lie
+{
+	my ($self, $lie) = @_;
+	$self->tell('lie', $lie);
+	kill 'USR1', $self->{pid} if $self->{pid};
+	return;
+}
+
+sub lies
+{
+	my ($self) = @_;
+	my @lies = -e "$self->{dir}/lies" ? split /\n/, PostgreSQL::Test::Utils::slurp_file("$self->{dir}/lies") : ();
+	return @lies;
 }
 
 sub tell
@@ -92,11 +112,11 @@ sub DESTROY { local $?; $_[0]->stop; return; }
 # One process; each connection is a pair with what is left to go before it misbehaves.
 sub serve
 {
-	my ($listener, $socket, $dir, $seed, $within) = @_;
+	my ($listener, $socket, $dir, $seed, $within, $lies) = @_;
 	srand $seed;
 	$SIG{PIPE} = 'IGNORE';
 	$SIG{TERM} = sub { POSIX::_exit(0) };
-	my ($told, $link) = (1, 'up');
+	my ($told, $link, $lie) = (1, 'up', '');
 	$SIG{USR1} = sub { $told = 1 };
 	my $select = IO::Select->new($listener);
 	my %pair;
@@ -113,6 +133,7 @@ sub serve
 		{
 			$told = 0;
 			$link = PostgreSQL::Test::Utils::slurp_file("$dir/link");
+			$lie = PostgreSQL::Test::Utils::slurp_file("$dir/lie");
 			if ($link eq 'down')
 			{
 				my %each = map { $_ => $_ } values %pair;
@@ -128,6 +149,7 @@ sub serve
 				my $server = IO::Socket::UNIX->new(Peer => $socket) or do { close $client; next };
 				my $how = PostgreSQL::Test::Utils::slurp_file("$dir/how");
 				my $new = { client => $client, server => $server, how => $how, left => int(rand $within), more => 300_000 };
+				$new->{liar} = Liar->new if $lies;
 				$pair{$_} = $new for $client, $server;
 				$select->add($client, $server);
 				next;
@@ -137,6 +159,13 @@ sub serve
 			if (!$n) { $close->($pair); next; }
 			next if $pair->{stalled};
 			my $to_client = $end == $pair->{server};
+			if ($to_client && $pair->{liar})
+			{
+				$bytes = $pair->{liar}->pass($bytes, \$lie);
+				my $said = $pair->{liar}->said;
+				if (defined $said) { open my $file, '>>', "$dir/lies" or die $!; print $file "$said\n"; close $file; }
+				$n = length $bytes or next;
+			}
 			my $fault = 0;
 			if ($to_client && $pair->{how} ne 'pass')
 			{

@@ -27,6 +27,7 @@
 #   writers => 2            sessions that write, for each node
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
+#   stream => 0             transactions of more than 64 kB are sent while they run (streaming => 'on'), before their end is known
 #   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
 #                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
@@ -74,6 +75,7 @@ my %default = (
 	writers => 2,
 	pause => 15,
 	large => 0,
+	stream => 0,
 	prepare => 0,
 	keep_dead => 0,
 	mode => 'parallel',
@@ -115,7 +117,8 @@ sub start
 	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
 	my @nodes = map {
 		new_node($_, publication => '', conf => "max_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
-			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : ''))
+			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : '')
+			  . ($self->{stream} ? "logical_decoding_work_mem = '64kB'\n" : ''))
 	} @{ $self->{nodes} };
 	on_all(qq[
 		$tables;
@@ -129,9 +132,29 @@ sub start
 			next if $subscriber == $provider;
 			my $proxy = Proxy->new($provider);
 			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'),
-				$self->{prepare} ? (two_phase => 'true') : ());
+				$self->{prepare} ? (two_phase => 'true') : (), $self->{stream} ? (streaming => "'on'") : ());
 			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
 		}
+	}
+	return;
+}
+
+# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as
+# long as it goes, until one fails; or those that somebody wants to repeat.
+sub storms
+{
+	my ($count, @kinds) = @_;
+	@kinds = $kinds[0] if $ENV{BRAID_STORM};
+	my $seeds = $ENV{BRAID_TEST_SEED};
+	if (my $seconds = $ENV{BRAID_TEST_SECONDS})
+	{
+		my $end = time + $seconds;
+		my $seed = $seeds // int(rand(1_000_000));
+		while (time < $end) { $kinds[ $seed % @kinds ]->($seed) or last; $seed++; }
+	}
+	else
+	{
+		$kinds[ $_ % @kinds ]->($_) for defined $seeds ? split ' ', $seeds : 1 .. $count;
 	}
 	return;
 }

@@ -144,6 +144,10 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, Str
     if options.plugin.iter().any(joins) {
         return Err("option \"join_transactions\" is not for this program".to_owned());
     }
+    // What comes is read as the format that was asked for here, and confirmed by it.
+    if options.plugin.iter().any(|(name, _)| name == "format") {
+        return Err("option \"format\" is what --format is for".to_owned());
+    }
     if drop_slot {
         return Ok(Command::DropSlot(options));
     }
@@ -241,6 +245,10 @@ mod tests {
             (
                 "-S s -p a -o join_transactions=on",
                 "option \"join_transactions\" is not for this program",
+            ),
+            (
+                "-S s -p a -o format=wal2json",
+                "option \"format\" is what --format is for",
             ),
             ("-S s --bogus", "unrecognized option \"--bogus\""),
             ("-S s --no-loop=1", "unrecognized option \"--no-loop\""),

@@ -1,11 +1,14 @@
 //! Where lines go: a file or standard output.
 //!
 //! In a file a crash can leave half a line, and a lost connection half a transaction; both are cut off before more is written, for the
-//! server sends them again.
+//! server sends them again. What is confirmed is never cut: `format` marks where nothing is open, a cut goes back no further than to
+//! the last such mark, and `tail` confirms a position only where all that was written is so marked.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
+
+use crate::format::Lines;
 
 /// Bytes that are gathered before they are written.
 const BUFFER: usize = 256 * 1024;
@@ -25,7 +28,7 @@ pub struct Output {
     target: Target,
     /// Bytes of the file.
     len: u64,
-    /// Where the last whole transaction ended.
+    /// As far as nothing was open: a cut leaves this.
     whole: u64,
 }
 
@@ -63,18 +66,9 @@ impl Output {
         })
     }
 
-    /// Append bytes.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.len += u64::try_from(bytes.len()).unwrap_or_default();
-        match &mut self.target {
-            Target::Stdout(out) => out.write_all(bytes),
-            Target::File { file, .. } => file.write_all(bytes),
-        }
-    }
-
-    /// A transaction ends here.
-    pub fn mark_whole(&mut self) {
-        self.whole = self.len;
+    /// Whether a cut would leave all that was written.
+    pub fn is_whole(&self) -> bool {
+        self.whole == self.len
     }
 
     /// What was written survives from here on: on disk, or in the hands of who reads.
@@ -91,7 +85,7 @@ impl Output {
         }
     }
 
-    /// Forget what came after the last whole transaction, where that is possible.
+    /// Forget what is open, where that is possible.
     pub fn cut(&mut self) -> io::Result<()> {
         match &mut self.target {
             Target::File {
@@ -100,16 +94,22 @@ impl Output {
                 ..
             } => {
                 file.flush()?;
-                file.get_ref().set_len(self.whole)?;
-                self.len = self.whole;
-                Ok(())
+                let found = file.get_ref().metadata()?.len();
+                if found == self.len {
+                    file.get_ref().set_len(self.whole)?;
+                } else {
+                    // Somebody else has cut the file or written to it, so what is counted here says nothing of where it was open.
+                    self.whole = found;
+                }
             }
-            Target::File { file, .. } => file.flush(),
-            Target::Stdout(out) => out.flush(),
+            Target::File { file, .. } => file.flush()?,
+            Target::Stdout(out) => out.flush()?,
         }
+        self.len = self.whole;
+        Ok(())
     }
 
-    /// Open the file anew under its name: somebody has moved it away.
+    /// Open the file anew under its name: somebody has moved it away. For where nothing is open, so that no transaction is in two files.
     pub fn reopen(&mut self) -> io::Result<()> {
         self.flush()?;
         if let Target::File { path, .. } = &self.target {
@@ -117,6 +117,20 @@ impl Output {
             *self = Self::open(Some(&path))?;
         }
         Ok(())
+    }
+}
+
+impl Lines for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.len += u64::try_from(bytes.len()).unwrap_or_default();
+        match &mut self.target {
+            Target::Stdout(out) => out.write_all(bytes),
+            Target::File { file, .. } => file.write_all(bytes),
+        }
+    }
+
+    fn mark_whole(&mut self) {
+        self.whole = self.len;
     }
 }
 
@@ -159,7 +173,9 @@ mod tests {
         out.write(b"begin\n").unwrap();
         out.write(b"commit\n").unwrap();
         out.mark_whole();
+        assert!(out.is_whole());
         out.write(b"begin\n").unwrap();
+        assert!(!out.is_whole());
         out.flush().unwrap();
         assert_eq!(
             std::fs::read(&path).unwrap(),
@@ -179,6 +195,24 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"new\n");
         std::fs::remove_file(&path).unwrap();
         std::fs::remove_file(format!("{path}.1")).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_another_has_cut_is_not_cut() {
+        let path = path("other");
+        let mut out = Output::open(Some(&path)).unwrap();
+        out.write(b"whole\n").unwrap();
+        out.mark_whole();
+        out.flush().unwrap();
+        File::create(&path).unwrap();
+        out.write(b"begin\n").unwrap();
+        out.cut().unwrap();
+        assert!(out.is_whole());
+        assert_eq!(std::fs::read(&path).unwrap(), b"begin\n");
+        out.write(b"again\n").unwrap();
+        out.cut().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"begin\n");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::connection::{self, Connection, Received};
-use crate::format::Renderer;
+use crate::format::{self, Renderer};
 use crate::options::{Format, Options, lsn_text};
 use crate::output::Output;
 use crate::protocol::{self, Message};
@@ -27,12 +27,9 @@ pub enum Error {
     /// The output.
     #[error("could not write: {0}")]
     Output(#[from] std::io::Error),
-    /// What came is not GIR.
-    #[error("invalid data from the server: {0}")]
-    Gir(#[from] braid_gir::Error),
-    /// What came is not gir-json.
-    #[error("invalid JSON from the server: {0}")]
-    Json(#[from] braid_gir::JsonError),
+    /// What came is not as it should be, or could not be written.
+    #[error(transparent)]
+    Format(#[from] format::Error),
     /// What came is not of the replication protocol.
     #[error("invalid message from the server")]
     Message,
@@ -46,7 +43,7 @@ impl Error {
         match self {
             Self::Connection(error) => error.may_pass(),
             Self::Ended => true,
-            Self::Output(_) | Self::Gir(_) | Self::Json(_) | Self::Message => false,
+            Self::Output(_) | Self::Format(_) | Self::Message => false,
         }
     }
 }
@@ -134,6 +131,14 @@ struct Progress {
 }
 
 impl Progress {
+    /// Everything before `lsn` was written. A position is taken only where all that was written is whole, so that nothing that is
+    /// confirmed can be cut. While something is open the one before stands: nothing is lost by confirming late.
+    fn reach(&mut self, lsn: u64, output: &Output) {
+        if output.is_whole() {
+            self.complete = self.complete.max(lsn);
+        }
+    }
+
     /// Make safe what was written and say so.
     fn report(&mut self, output: &mut Output, connection: &mut Connection) -> Result<(), Error> {
         output.flush()?;
@@ -168,7 +173,7 @@ fn follow(
         if signals.stops() {
             break;
         }
-        if signals.reopen.swap(false, Ordering::Relaxed) {
+        if output.is_whole() && signals.reopen.swap(false, Ordering::Relaxed) {
             output.reopen()?;
         }
         if reported.elapsed() >= options.status_interval {
@@ -190,14 +195,9 @@ fn follow(
         };
         match protocol::read(&message).ok_or(Error::Message)? {
             Message::Data { lsn, body } => {
-                let outcome = renderer.message(lsn, body, options.until, |line| {
-                    output.write(line).map_err(Error::from)
-                })?;
-                if outcome.whole {
-                    output.mark_whole();
-                }
+                let outcome = renderer.message(lsn, body, options.until, output)?;
                 if let Some(complete) = outcome.complete {
-                    progress.complete = progress.complete.max(complete);
+                    progress.reach(complete, output);
                 }
                 if outcome.past_end {
                     break;
@@ -205,7 +205,7 @@ fn follow(
             }
             Message::Keepalive { lsn, reply } => {
                 // Keepalives also come inside of a large transaction; their position lies before it then.
-                progress.complete = progress.complete.max(lsn);
+                progress.reach(lsn, output);
                 if reply {
                     progress.report(output, &mut connection)?;
                     reported = Instant::now();
@@ -273,4 +273,30 @@ fn start_command(options: &Options) -> String {
 fn quoted(text: &str, quote: char) -> String {
     let doubled = text.replace(quote, &format!("{quote}{quote}"));
     format!("{quote}{doubled}{quote}")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "test code")]
+mod tests {
+    use super::*;
+    use crate::format::Lines as _;
+
+    #[test]
+    fn no_position_is_reached_past_what_a_cut_would_take() {
+        let mut output = Output::open(None).unwrap();
+        let mut progress = Progress::default();
+        progress.reach(10, &output);
+        assert_eq!(progress.complete, 10);
+        output.write(b"").unwrap();
+        progress.reach(20, &output);
+        assert_eq!(progress.complete, 20);
+        output.write(b"\n").unwrap();
+        progress.reach(30, &output);
+        assert_eq!(progress.complete, 20);
+        output.mark_whole();
+        progress.reach(15, &output);
+        assert_eq!(progress.complete, 20);
+        progress.reach(30, &output);
+        assert_eq!(progress.complete, 30);
+    }
 }

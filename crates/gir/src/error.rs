@@ -3,7 +3,7 @@
 /// Result of reading GIR.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why bytes are not valid GIR. Offsets are not given: a record is the unit that is accepted or refused.
+/// Why bytes are not valid GIR. A record is the unit that is accepted or refused; [`crate::Reader::position`] says which it was.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The input ends inside an item.

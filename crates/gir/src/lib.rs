@@ -58,6 +58,32 @@
 //! # Ok::<(), braid_gir::Error>(())
 //! ```
 //!
+//! An [`Error`] says what is wrong with a record, [`Reader::position`] which one it is. Whether records come in the order that they
+//! have to is [`StreamOrder`]'s to say:
+//!
+//! ```
+//! use braid_gir::{Reader, StreamOrder};
+//!
+//! /// Refuses what no server sends, and says where.
+//! fn check(frame: &[u8], order: &mut StreamOrder) -> Result<(), String> {
+//!     let mut reader = Reader::new(frame);
+//!     loop {
+//!         match reader.next_record() {
+//!             Ok(Some(record)) => order
+//!                 .see(&record)
+//!                 .map_err(|error| reader.position().error(error).to_string())?,
+//!             Ok(None) => return Ok(()),
+//!             Err(error) => return Err(reader.position().error(error).to_string()),
+//!         }
+//!     }
+//! }
+//!
+//! let error = check(b"C\x02\0\0\0\0\0", &mut StreamOrder::new()).unwrap_err();
+//! assert_eq!(error, "record 1 (Commit, at byte 0): record ends inside commit lsn");
+//! let error = check(b"E\0\0\0\0", &mut StreamOrder::new()).unwrap_err();
+//! assert_eq!(error, "record 1 (Segment end, at byte 0): Segment end where the stream header was expected");
+//! ```
+//!
 //! # JSON
 //!
 //! [`JsonWriter`] writes a stream's records as JSON objects, [`JsonReader`] reads them back, or such as were written elsewhere
@@ -93,7 +119,7 @@
 //!
 //! # Text
 //!
-//! [`render()`] shows a record as a line of text, and [`Value::to_text`] gives a value the text that PostgreSQL's input functions
+//! [`render()`] shows a record as a line of text, [`render_to`] writes it piece by piece, and [`Value::to_text`] gives a value the text that PostgreSQL's input functions
 //! take.
 //!
 //! Not for: deciding anything about a change. What to emit is `decoder`'s, what to do with it `bgworker`'s.
@@ -105,6 +131,8 @@ mod error;
 mod image;
 mod json;
 mod message;
+mod order;
+mod position;
 mod prepared;
 mod record;
 mod render;
@@ -124,9 +152,11 @@ pub use json::{
     Decoder, JsonError, JsonErrorKind, JsonOptions, JsonReader, JsonWriter, SchemaDetail,
 };
 pub use message::Message;
+pub use order::{OrderError, StreamOrder};
+pub use position::{Located, Position};
 pub use prepared::{Prepared, RollbackPrepared};
 pub use record::{Reader, Record, Tag, Writer};
-pub use render::{Detail, Schemas, render, render_frame};
+pub use render::{Detail, Schemas, render, render_frame, render_to};
 pub use schema::{
     Column, ColumnFlags, Columns, ReplicaIdentity, Schema, SchemaKey, SchemaKeyColumn,
     SchemaKeyColumns, SchemaKeys, SchemaNumber, WrittenKey,

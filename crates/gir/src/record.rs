@@ -7,6 +7,7 @@ use crate::change::{BeforeKind, Change, ChangeHeader, Operation, check_before};
 use crate::error::{Error, Result};
 use crate::image::ImageWriter;
 use crate::message::Message;
+use crate::position::Position;
 use crate::prepared::{Prepared, RollbackPrepared};
 use crate::schema::{Column, ReplicaIdentity, Schema, SchemaNumber, WrittenKey};
 use crate::segment::{Abort, SegmentStart, StreamedCommit};
@@ -63,7 +64,33 @@ pub enum Tag {
 }
 
 impl Tag {
-    fn from_byte(tag: u8) -> Result<Self> {
+    /// As docs/PROTOCOL.md calls such a record.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StreamHeader => "Stream header",
+            Self::Schema => "Schema",
+            Self::Begin => "Begin",
+            Self::Commit => "Commit",
+            Self::Insert => "Insert",
+            Self::Update => "Update",
+            Self::Delete => "Delete",
+            Self::Truncate => "Truncate",
+            Self::Message => "Message",
+            Self::SegmentStart => "Segment start",
+            Self::SegmentStop => "Segment end",
+            Self::Subtransaction => "Subtransaction",
+            Self::Abort => "Abort",
+            Self::StreamedCommit => "Streamed commit",
+            Self::BeginPrepared => "Begin prepared",
+            Self::Prepare => "Prepare",
+            Self::StreamedPrepare => "Streamed prepare",
+            Self::CommitPrepared => "Commit prepared",
+            Self::RollbackPrepared => "Rollback prepared",
+        }
+    }
+
+    pub(crate) fn from_byte(tag: u8) -> Result<Self> {
         Ok(match tag {
             b'H' => Self::StreamHeader,
             b'S' => Self::Schema,
@@ -136,7 +163,12 @@ pub enum Record<'a> {
 /// Reads a frame record by record.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
+    frame: &'a [u8],
     cursor: Cursor<'a>,
+    /// Bytes from the start of the record that was read last to the end of the frame.
+    from: usize,
+    /// Records that were read, one that was refused included.
+    records: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -144,7 +176,10 @@ impl<'a> Reader<'a> {
     #[must_use]
     pub fn new(frame: &'a [u8]) -> Self {
         Self {
+            frame,
             cursor: Cursor::new(frame),
+            from: frame.len(),
+            records: 0,
         }
     }
 
@@ -160,6 +195,18 @@ impl<'a> Reader<'a> {
         self.cursor.rest().len()
     }
 
+    /// Where the record stands that was read last, or refused. [`Position::error`] makes an error say so.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        let offset = self.frame.len() - self.from;
+        let tag = self.frame.get(offset).filter(|_| self.records > 0);
+        Position {
+            record: self.records,
+            offset,
+            tag: tag.copied(),
+        }
+    }
+
     /// Tag and body of the next record, the body unchecked. `None` at the end of the frame.
     ///
     /// # Errors
@@ -169,6 +216,8 @@ impl<'a> Reader<'a> {
         if self.cursor.is_empty() {
             return Ok(None);
         }
+        self.from = self.cursor.rest().len();
+        self.records += 1;
         let tag = Tag::from_byte(self.cursor.u8("record tag")?)?;
         let len = self.cursor.u32("record length")?;
         let len = usize::try_from(len).map_err(|_| Error::Truncated("record"))?;
@@ -178,7 +227,7 @@ impl<'a> Reader<'a> {
     /// The next record, checked to its last byte. `None` at the end of the frame.
     ///
     /// # Errors
-    /// Any [`Error`] that the record's bytes deserve.
+    /// Any [`Error`] that the record's bytes deserve; [`Reader::position`] says of which record it is.
     #[inline]
     pub fn next_record(&mut self) -> Result<Option<Record<'a>>> {
         match self.next_raw()? {
@@ -189,6 +238,34 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Record<'a> {
+    /// Its kind.
+    #[must_use]
+    pub fn tag(&self) -> Tag {
+        match self {
+            Self::StreamHeader(_) => Tag::StreamHeader,
+            Self::Schema(_) => Tag::Schema,
+            Self::Begin(_) => Tag::Begin,
+            Self::Commit(_) => Tag::Commit,
+            Self::Change(change) => match change.operation {
+                Operation::Insert => Tag::Insert,
+                Operation::Update => Tag::Update,
+                Operation::Delete => Tag::Delete,
+            },
+            Self::Truncate(_) => Tag::Truncate,
+            Self::Message(_) => Tag::Message,
+            Self::SegmentStart(_) => Tag::SegmentStart,
+            Self::SegmentStop => Tag::SegmentStop,
+            Self::Subtransaction(_) => Tag::Subtransaction,
+            Self::Abort(_) => Tag::Abort,
+            Self::StreamedCommit(_) => Tag::StreamedCommit,
+            Self::BeginPrepared(_) => Tag::BeginPrepared,
+            Self::Prepare(_) => Tag::Prepare,
+            Self::StreamedPrepare(_) => Tag::StreamedPrepare,
+            Self::CommitPrepared(_) => Tag::CommitPrepared,
+            Self::RollbackPrepared(_) => Tag::RollbackPrepared,
+        }
+    }
+
     /// Read a record's body.
     ///
     /// # Errors
@@ -609,11 +686,7 @@ impl Writer {
     }
 
     fn copy_change(&mut self, change: &Change<'_>) -> Result<()> {
-        let tag = match change.operation {
-            Operation::Insert => Tag::Insert,
-            Operation::Update => Tag::Update,
-            Operation::Delete => Tag::Delete,
-        };
+        let tag = Record::Change(*change).tag();
         let header = change.header;
         let keys: Vec<_> = header.writeset.hashes().collect();
         self.change(

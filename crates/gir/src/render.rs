@@ -4,7 +4,7 @@
 //! [`Detail::Stable`] the same changes give the same lines on every server.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use crate::change::{BeforeKind, Change, Operation};
 use crate::error::Result;
@@ -101,8 +101,26 @@ pub fn render_frame(frame: &[u8], schemas: &mut Schemas, detail: Detail) -> Resu
 /// numbered from 1.
 #[must_use]
 pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String {
+    let mut text = String::new();
+    // Writing to a String can't fail.
+    let _ = render_to(record, schemas, detail, &mut text);
+    text
+}
+
+/// The same, written to `out` piece by piece: a line names columns and relations as often as the record refers to them, so it may be
+/// much longer than the record. No piece is longer than a few times what it is made of.
+///
+/// # Errors
+/// That of `out`.
+pub fn render_to(
+    record: &Record<'_>,
+    schemas: &Schemas,
+    detail: Detail,
+    out: &mut dyn fmt::Write,
+) -> fmt::Result {
     let mut line = Line {
-        text: String::new(),
+        out,
+        written: Ok(()),
         detail,
     };
     match record {
@@ -139,26 +157,31 @@ pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String 
             line.detail("prepared_at", &literal(prepared_at.as_bytes()));
         }
     }
-    line.text
+    line.written
 }
 
-struct Line {
-    text: String,
+struct Line<'o> {
+    out: &'o mut dyn fmt::Write,
+    /// After an error nothing more is written.
+    written: fmt::Result,
     detail: Detail,
 }
 
-impl Line {
+impl Line<'_> {
     fn is_full(&self) -> bool {
         self.detail == Detail::Full
     }
 
     fn put(&mut self, text: &str) {
-        self.text.push_str(text);
+        if self.written.is_ok() {
+            self.written = self.out.write_str(text);
+        }
     }
 
-    /// Writing to a String can't fail.
-    fn print(&mut self, text: std::fmt::Arguments<'_>) {
-        let _ = self.text.write_fmt(text);
+    fn print(&mut self, text: fmt::Arguments<'_>) {
+        if self.written.is_ok() {
+            self.written = self.out.write_fmt(text);
+        }
     }
 
     /// ` name=value`, only when everything is asked for.
@@ -342,6 +365,9 @@ impl Line {
                 Some(text) => self.put(&String::from_utf8_lossy(&text)),
                 None => self.print(format_args!("<integer of {} bytes>", bytes.len())),
             },
+            Value::Decimal(decimal) if !decimal.has_short_text() => {
+                self.put(&decimal.to_scientific_text());
+            }
             _ => self.put(&String::from_utf8_lossy(
                 &value.to_text().unwrap_or_default(),
             )),

@@ -223,6 +223,68 @@ impl Decimal<'_> {
     }
 }
 
+impl Decimal<'_> {
+    /// How long [`Decimal::to_text`] may be, whatever the value's own length.
+    const SHORT_TEXT: usize = 1024;
+
+    /// Whether [`Decimal::to_text`] is not much longer than the value itself. Else it is mostly zeros that nobody sent: ten bytes can
+    /// stand for 147,000 of them, and a record can have many such values. Whoever shows values of others goes by this.
+    #[must_use]
+    pub fn has_short_text(&self) -> bool {
+        let Some((weight, _, scale, _)) = self.finite() else {
+            return true;
+        };
+        let whole = usize::try_from(weight + 1).unwrap_or(0) * 4;
+        // Sign, a zero before the point, the point.
+        let text = whole + scale + 3;
+        text <= Self::SHORT_TEXT || text <= self.as_bytes().len() * 4
+    }
+
+    /// The same number as [`Decimal::to_text`] writes, with an exponent instead of zeros at either end: `1.5e-70`, `-2e+1000`, `0e-16383`.
+    /// At most two bytes for each of the value's, and 20. `numeric_in` takes it, though it may show fewer decimal places.
+    #[must_use]
+    pub fn to_scientific_text(&self) -> String {
+        let Some((weight, minus, scale, groups)) = self.finite() else {
+            return self.to_text();
+        };
+        let mut digits = String::with_capacity(groups.len() * 4 + 20);
+        for raw in groups {
+            let _ = write!(digits, "{:04}", u16::from_be_bytes(*raw));
+        }
+        // Digits before the point, and as many as are shown after it: the rest is not part of the number.
+        let places = i64::from(weight + 1) * 4;
+        let shown = places + i64::try_from(scale).unwrap_or_default();
+        digits.truncate(usize::try_from(shown).unwrap_or(0));
+        let leading = digits.len() - digits.trim_start_matches('0').len();
+        let exponent = places - 1 - i64::try_from(leading).unwrap_or_default();
+        match digits.trim_matches('0').split_at_checked(1) {
+            None if scale == 0 => "0".to_owned(),
+            None => format!("0e-{scale}"),
+            Some((first, rest)) => {
+                let sign = if minus { "-" } else { "" };
+                let point = if rest.is_empty() { "" } else { "." };
+                format!("{sign}{first}{point}{rest}e{exponent:+}")
+            }
+        }
+    }
+
+    /// Weight, whether it is negative, scale and digits; `None` for NaN and the infinities.
+    fn finite(&self) -> Option<(i32, bool, usize, &[[u8; 2]])> {
+        let (fields, _) = self.as_bytes().as_chunks::<2>();
+        let [_, weight, sign, scale, digits @ ..] = fields else {
+            return None;
+        };
+        let minus = match u16::from_be_bytes(*sign) {
+            0x0000 => false,
+            0x4000 => true,
+            _ => return None,
+        };
+        let weight = i32::from(i16::from_be_bytes(*weight));
+        let scale = usize::from(u16::from_be_bytes(*scale));
+        Some((weight, minus, scale, digits))
+    }
+}
+
 /// Decimal digits of a two's complement little-endian integer, by dividing by 10^9 again and again.
 fn big_integer_text(bytes: &[u8]) -> Option<String> {
     let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);

@@ -14,7 +14,11 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use braid_gir::{Image, JsonReader, Reader, Record, Schemas, Value, Writer};
+use braid_gir::{
+    Column, ColumnFlags, Decimal, Detail, Image, JsonOptions, JsonReader, JsonWriter, Reader,
+    Record, ReplicaIdentity, SchemaKeyColumn, SchemaNumber, Schemas, Value, Writer, render,
+    render_to,
+};
 use braid_testing::Random;
 
 /// Every allocation of this thread, by size.
@@ -183,7 +187,7 @@ fn records_are_read_without_allocation() {
 #[test]
 fn a_record_with_any_length_is_read_without_allocation() {
     let claims = [u32::MAX, u32::MAX / 2, 0x7fff_fffe, 1 << 30, 65_536, 1];
-    for tag in b"HSBCIUDTMGEXAF" {
+    for tag in b"HSBCIUDTMGEXAFPQJKR" {
         for claim in claims {
             for filler in [0x00, 0x01, 0x09, 0x7f, 0x80, 0xff] {
                 for len in [0, 1, 7, 64, 4096] {
@@ -331,4 +335,130 @@ fn a_wide_schema_does_not_make_short_changes_dear() {
         .map(|i| format!(r#"{{"operation":"schema","schema":{{"namespace":"s","table":"t{i}","columns":[{{"name":"c","type":"x"}}]}}}}"#))
         .collect();
     check_json(schemas.join("\n").as_bytes());
+}
+
+/// A schema of `columns` columns of this name, with keys of `keys` columns each, all of them the first one.
+fn put_schema(writer: &mut Writer, name: &str, columns: usize, keys: &[usize]) {
+    let column = Column {
+        flags: ColumnFlags(0),
+        type_oid: 1700,
+        type_modifier: -1,
+        name,
+        type_namespace: "pg_catalog",
+        type_name: "numeric",
+    };
+    // JSON refuses columns of one name.
+    let names: Vec<_> = (0..columns).map(|i| format!("{name}{i}")).collect();
+    let columns: Vec<_> = names.iter().map(|name| Column { name, ..column }).collect();
+    let first = SchemaKeyColumn {
+        column: 0,
+        comparison: "",
+    };
+    let keys: Vec<_> = keys.iter().map(|count| vec![first; *count]).collect();
+    let keys: Vec<_> = keys.iter().map(|key| (false, key.as_slice())).collect();
+    let identity = ReplicaIdentity::Full;
+    writer
+        .schema(SchemaNumber(0), 1, identity, ("s", name), (&columns, &keys))
+        .unwrap();
+}
+
+/// Takes text and keeps none of it.
+#[derive(Default)]
+struct Length(usize);
+
+impl std::fmt::Write for Length {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 += text.len();
+        Ok(())
+    }
+}
+
+/// A row of as many such decimals as a frame of a walsender has room for.
+fn decimals(weight: i16, scale: u16, digits: &[u16]) -> Writer {
+    let count = u16::try_from(digits.len()).unwrap();
+    let head = [count, weight.cast_unsigned(), 0x4000, scale];
+    let bytes: Vec<u8> = head
+        .iter()
+        .chain(digits)
+        .flat_map(|field| field.to_be_bytes())
+        .collect();
+    let value = Value::Decimal(Decimal::new(&bytes).unwrap());
+    let values = 256 * 1024 / bytes.len();
+    let mut writer = Writer::new();
+    put_schema(&mut writer, "n", values, &[]);
+    writer
+        .insert::<braid_gir::Error>(SchemaNumber(0), false, &[], |image| {
+            (0..values).for_each(|_| image.put(&value));
+            Ok(())
+        })
+        .unwrap();
+    writer
+}
+
+#[test]
+fn text_and_json_of_decimals_are_made_within_a_multiple_of_their_length() {
+    let long = vec![1_234; 5_000];
+    let shapes: [(i16, u16, &[u16]); 7] = [
+        (i16::MAX, 0, &[1]),
+        (i16::MAX, Decimal::MAX_SCALE, &[9_999]),
+        (i16::MIN, Decimal::MAX_SCALE, &[1]),
+        (0, Decimal::MAX_SCALE, &[]),
+        (254, 0, &[1]),
+        (i16::MAX, Decimal::MAX_SCALE, &long),
+        (4_999, 0, &long),
+    ];
+    for (weight, scale, digits) in shapes {
+        let frame = decimals(weight, scale, digits);
+        let (_, held) = held_by(|| {
+            let mut schemas = Schemas::new();
+            let mut json = JsonWriter::new(JsonOptions::default());
+            let mut reader = Reader::new(frame.frame());
+            while let Some(record) = reader.next_record().unwrap() {
+                if let Record::Schema(schema) = &record {
+                    schemas.remember(schema);
+                }
+                assert!(!render(&record, &schemas, Detail::Full).is_empty());
+                let mut line = String::new();
+                json.record(&record, &mut line).unwrap();
+            }
+        });
+        // 1,024 digits for 8 bytes, and what grows doubles.
+        assert!(
+            held <= 300 * frame.len(),
+            "{held} bytes for {} of a frame, weight {weight}, scale {scale}",
+            frame.len()
+        );
+    }
+}
+
+#[test]
+fn text_is_written_within_a_multiple_of_the_frame() {
+    let long = "x".repeat(100_000);
+    let mut keys = Writer::new();
+    put_schema(&mut keys, &long, 1, &[200; 3]);
+    let mut truncate = Writer::new();
+    put_schema(&mut truncate, &long, 1, &[]);
+    truncate
+        .truncate(false, false, &[SchemaNumber(0); 600])
+        .unwrap();
+    let row = decimals(i16::MAX, Decimal::MAX_SCALE, &[1]);
+    for frame in [keys, truncate, row] {
+        let (written, held) = held_by(|| {
+            let mut schemas = Schemas::new();
+            let mut reader = Reader::new(frame.frame());
+            let mut out = Length::default();
+            while let Some(record) = reader.next_record().unwrap() {
+                if let Record::Schema(schema) = &record {
+                    schemas.remember(schema);
+                }
+                render_to(&record, &schemas, Detail::Full, &mut out).unwrap();
+            }
+            out.0
+        });
+        assert!(
+            held <= 24 * frame.len() + 4096,
+            "{held} bytes for {} of a frame, {written} of text",
+            frame.len()
+        );
+    }
 }

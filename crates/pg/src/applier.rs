@@ -292,6 +292,7 @@ pub fn main(argument: pg_sys::Datum) {
 fn enter(own: &'static ApplierEntry) {
     own.pid.store(registry::my_pid(), Ordering::Release);
     own.started_at.store(registry::now(), Ordering::Relaxed);
+    own.taken_at.store(0, Ordering::Relaxed);
     own.busy_micros.store(0, Ordering::Relaxed);
     own.wait.store(0, Ordering::Relaxed);
     wait::show_in(&own.wait);
@@ -362,7 +363,9 @@ impl Applier {
                 return;
             };
             let started = Instant::now();
+            self.own.taken_at.store(registry::now(), Ordering::Relaxed);
             let done = self.apply_run(run);
+            self.own.taken_at.store(0, Ordering::Relaxed);
             let busy = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
             self.own.busy_micros.fetch_add(busy, Ordering::Relaxed);
             if !done {
@@ -395,6 +398,12 @@ impl Applier {
     fn show(&self, state: ApplierState) {
         self.ring.set_state(self.number, state);
         self.own.state.store(state.as_u32(), Ordering::Relaxed);
+    }
+
+    fn show_in_hand(&self, transaction: &Transaction) {
+        self.own
+            .commit_lsn
+            .store(transaction.commit_lsn(), Ordering::Relaxed);
     }
 
     /// Serve interrupts and the configuration. False when it is time to end.
@@ -527,7 +536,6 @@ impl Applier {
     /// Commit what is applied of `run`, whose last transaction ends at `end_lsn`: in the provider's order when it is its turn, else
     /// now. Returns the end of the commit record.
     fn commit(&mut self, run: Run, end_lsn: u64) -> Result<u64, Trouble> {
-        self.own.commit_lsn.store(end_lsn, Ordering::Relaxed);
         let mut position = end_lsn;
         let mut applied = None;
         if self.relaxed {
@@ -612,6 +620,7 @@ impl Applier {
 
     /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False when it is time to end.
     fn apply_until_done(&mut self, mut transaction: Transaction, next: u64) -> bool {
+        self.show_in_hand(&transaction);
         let sequence = transaction.sequence;
         let mut at_turn = 0;
         let mut violations = 0;

@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 
+use crate::encoding;
 use crate::libpq::Rows;
 
 /// Which rights a piece of work has.
@@ -23,7 +24,7 @@ pub enum Rights {
 ///
 /// Raises PostgreSQL's own error if the statement fails.
 pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
-    let sql = server_string(sql);
+    let sql = encoding::statement(sql);
     // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between unwinds and PostgreSQL's abort
     // cleans SPI up. The parameter arrays have one entry a parameter and outlive the call.
     unsafe {
@@ -33,7 +34,7 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
         let mut nulls: Vec<c_char> = Vec::with_capacity(parameters.len());
         for parameter in parameters {
             let datum = parameter.and_then(|text| {
-                let text = server_string(text);
+                let text = encoding::statement(text);
                 pg_sys::Datum::from(pg_sys::cstring_to_text(text.as_ptr())).into_datum()
             });
             nulls.push(if datum.is_some() {
@@ -73,7 +74,7 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
 ///
 /// # Safety
 /// SPI is connected and `SPI_tuptable` is not null.
-unsafe fn collect() -> Rows {
+pub(crate) unsafe fn collect() -> Rows {
     // SAFETY: SPI says that `vals` has SPI_processed tuples of the shape `tupdesc`.
     unsafe {
         let table = pg_sys::SPI_tuptable;
@@ -95,26 +96,8 @@ unsafe fn collect() -> Rows {
 /// Text in the database's encoding as UTF-8.
 #[must_use]
 pub fn utf8_string(text: &CStr) -> String {
-    let len = c_int::try_from(text.to_bytes().len()).unwrap_or(0);
-    // SAFETY: the function reads `len` bytes and returns its argument or a NUL-terminated string of its own.
-    unsafe {
-        let converted =
-            pg_sys::pg_server_to_any(text.as_ptr(), len, pg_sys::pg_enc::PG_UTF8.cast_signed());
-        CStr::from_ptr(converted).to_string_lossy().into_owned()
-    }
-}
-
-/// UTF-8 as text in the database's encoding. Zero bytes, which text can't have, end it.
-fn server_string(text: &str) -> CString {
-    let text = text.split('\0').next().unwrap_or_default();
-    let text = CString::new(text).unwrap_or_default();
-    let len = c_int::try_from(text.as_bytes().len()).unwrap_or(0);
-    // SAFETY: as in `utf8_string`.
-    unsafe {
-        let converted =
-            pg_sys::pg_any_to_server(text.as_ptr(), len, pg_sys::pg_enc::PG_UTF8.cast_signed());
-        CStr::from_ptr(converted).to_owned()
-    }
+    // SAFETY: a C string.
+    unsafe { encoding::from_server(text.as_ptr()) }
 }
 
 /// The role that statements run as now.

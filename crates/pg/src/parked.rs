@@ -12,7 +12,7 @@ use braid_bgworker::parked::{Parked, Touch};
 use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag};
 
 use crate::decoding::gir_json::to_ascii;
-use crate::decoding::names;
+use crate::encoding;
 use crate::error::PgError;
 use crate::registry;
 use crate::settings;
@@ -390,7 +390,7 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
             let mut line = String::new();
             writer.record(&record, &mut line).map_err(corrupt)?;
             if !known && !matches!(record, Record::Begin(_) | Record::Commit(_)) {
-                lines.push(if names::is_utf8() {
+                lines.push(if encoding::is_utf8() {
                     line
                 } else {
                     to_ascii(&line)

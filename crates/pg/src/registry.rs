@@ -147,8 +147,10 @@ pub struct ApplierEntry {
     pub state: AtomicU32,
     /// [`crate::wait::Wait`] that it sleeps in.
     pub wait: AtomicU32,
-    /// End of the transaction in hand.
+    /// Commit of the transaction in hand, at the provider; the first of a batch's.
     pub commit_lsn: AtomicU64,
+    /// When it or what came with it was taken (TimestampTz); 0 when nothing is in hand.
+    pub taken_at: AtomicI64,
     /// Transactions committed.
     pub transactions: AtomicU64,
     /// Changes applied.
@@ -174,6 +176,7 @@ impl ApplierEntry {
             state,
             wait,
             commit_lsn,
+            taken_at,
             transactions,
             changes,
             retries,
@@ -186,7 +189,9 @@ impl ApplierEntry {
         pid.store(0, Ordering::Relaxed);
         state.store(0, Ordering::Relaxed);
         wait.store(0, Ordering::Relaxed);
-        started_at.store(0, Ordering::Relaxed);
+        for moment in [taken_at, started_at] {
+            moment.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -698,18 +703,14 @@ pub fn subscriptions() -> &'static [SubscriptionEntry] {
 #[must_use]
 pub fn waited_for_by(pid: i32) -> Vec<i32> {
     let of = |entry: &SubscriptionEntry| {
-        let pid_of = |applier: &ApplierEntry| applier.pid.load(Ordering::Acquire);
-        let asked = entry
-            .appliers
-            .iter()
-            .find(|applier| pid_of(applier) == pid)?;
-        let waits = asked.state() == ApplierState::WaitingForTurn;
-        let others = entry.appliers.iter().map(pid_of);
-        Some(
-            others
-                .filter(|other| waits && *other > 0 && *other != pid)
-                .collect(),
-        )
+        let mut appliers = entry.appliers.iter();
+        let asked = appliers.find(|applier| applier.pid.load(Ordering::Acquire) == pid)?;
+        let mut others = Vec::new();
+        if asked.state() == ApplierState::WaitingForTurn {
+            others = entry.applier_pids();
+            others.retain(|other| *other != pid);
+        }
+        Some(others)
     };
     subscriptions().iter().find_map(of).unwrap_or_default()
 }

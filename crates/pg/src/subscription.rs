@@ -2,10 +2,12 @@
 //! call in a transaction of the caller's.
 
 use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
 use crate::error::PgError;
 use crate::libpq::{quote_identifier, quote_literal};
+use crate::{catalog, encoding};
 
 /// A row of `braid.subscription`, as its workers need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +85,9 @@ pub fn parse_lsn(text: &str) -> Option<u64> {
 /// Whatever SPI says; PostgreSQL's own errors unwind.
 pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError> {
     spi(pgrx::Spi::connect_mut(|client| {
-        client.update(sql, None, arguments).map(|_| ())
+        client
+            .update(sql, None, &encoding::arguments(arguments))
+            .map(|_| ())
     }))
 }
 
@@ -93,22 +97,22 @@ pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError>
 /// As [`execute`].
 pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
     spi(pgrx::Spi::connect_mut(|client| {
-        client.update(sql, None, arguments).map(|table| table.len())
+        client
+            .update(sql, None, &encoding::arguments(arguments))
+            .map(|table| table.len())
     }))
 }
 
-/// The rows of a result, as text.
-fn texts(table: pgrx::spi::SpiTupleTable<'_>) -> Result<Vec<Vec<Option<String>>>, SpiError> {
-    let columns = table.columns()?;
-    let mut rows = Vec::new();
-    for row in table {
-        let mut cells = Vec::with_capacity(columns);
-        for column in 1..=columns {
-            cells.push(row.get::<String>(column)?);
+/// The rows of the result that SPI holds, as text.
+fn texts(_held: &pgrx::spi::SpiTupleTable<'_>) -> Result<Vec<Vec<Option<String>>>, SpiError> {
+    // SAFETY: SPI is connected; a statement without rows has left no table.
+    let found = unsafe {
+        if pg_sys::SPI_tuptable.is_null() {
+            return Ok(Vec::new());
         }
-        rows.push(cells);
-    }
-    Ok(rows)
+        catalog::collect()
+    };
+    Ok(found.iter().map(<[_]>::to_vec).collect())
 }
 
 /// Run one query and give its rows as text.
@@ -120,7 +124,11 @@ pub fn rows(
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
     spi(pgrx::Spi::connect(|client| {
-        texts(client.select(sql, None, arguments)?)
+        texts(&client.select(
+            encoding::statement(sql).as_c_str(),
+            None,
+            &encoding::arguments(arguments),
+        )?)
     }))
 }
 
@@ -133,7 +141,11 @@ pub fn rows_written(
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
     spi(pgrx::Spi::connect_mut(|client| {
-        texts(client.update(sql, None, arguments)?)
+        texts(&client.update(
+            encoding::statement(sql).as_c_str(),
+            None,
+            &encoding::arguments(arguments),
+        )?)
     }))
 }
 
@@ -238,7 +250,7 @@ pub fn is_empty(namespace: &str, name: &str) -> Result<bool, PgError> {
         return Ok(false);
     }
     let table = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
-    Ok(rows(&format!("select 1::text from {table} limit 1"), &[])?.is_empty())
+    Ok(catalog::query(&format!("select 1::text from {table} limit 1"), &[]).is_empty())
 }
 
 /// Make a table of this database part of a subscription, to be copied first or not. Entries of tables that are gone go. False

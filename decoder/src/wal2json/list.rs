@@ -1,8 +1,8 @@
 //! Lists in option values: separated by commas, with spaces around, a backslash before a character that means itself.
 
-/// White space between the members of a list.
-const fn is_space(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0c)
+/// What C's `isspace` takes for white space: the vertical tab (0x0b) too, which `u8::is_ascii_whitespace` leaves out.
+pub(super) const fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
 /// The members of a list, with their backslashes; `None` for what is no list: an empty member, or two words in one.
@@ -82,6 +82,8 @@ mod tests {
         assert_eq!(split(" \t\n").unwrap(), Vec::<&str>::new());
         assert_eq!(split("a").unwrap(), ["a"]);
         assert_eq!(split(" a , b\t,\nc ").unwrap(), ["a", "b", "c"]);
+        assert_eq!(split("\x0ba\x0b,\x0cb\r").unwrap(), ["a", "b"]);
+        assert_eq!(split("a\u{a0}b").unwrap(), ["a\u{a0}b"]);
         assert_eq!(split(r"a\,b,c\ d").unwrap(), [r"a\,b", r"c\ d"]);
         assert_eq!(split(r"a\").unwrap(), [r"a\"]);
         assert_eq!(split(r"\é,é").unwrap(), [r"\é", "é"]);

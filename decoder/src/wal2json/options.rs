@@ -214,7 +214,9 @@ impl Default for Wal2JsonOptions {
 }
 
 impl Wal2JsonOptions {
-    /// Read the options. The last one of a name counts; the first one that is wrong is the error.
+    /// Read the options; the first one that is wrong is the error. Of a name that is given several times the last counts, but
+    /// for what wal2json adds up: the members of `filter-tables`, `filter-origins`, `filter-msg-prefixes` and
+    /// `add-msg-prefixes` are put together, until one without a value clears the list, and `pretty-print` stays on.
     ///
     /// # Errors
     /// [`Error`].
@@ -228,38 +230,46 @@ impl Wal2JsonOptions {
 
     fn read(&mut self, name: &str, value: Option<&str>) -> Result<()> {
         if let Some((option, switch)) = self.switch(name) {
-            *switch = read_switch(option, value)?;
+            // wal2json never takes back the tabs and line ends that it has once been told to write.
+            let stays = *switch && option == "pretty-print";
+            *switch = read_switch(option, value)? || stays;
             return Ok(());
         }
         match (name, value) {
             ("include-unchanged-toast", _) => {
                 return Err(Error::Deprecated("include-unchanged-toast"));
             }
-            ("filter-origins", value) => {
-                let text = value.unwrap_or("");
+            ("filter-origins", None) => self.filter_origins.clear(),
+            ("filter-origins", Some(text)) => {
                 let members = read_list("filter-origins", text, list::split_loosely)?;
-                self.filter_origins = members.into_iter().map(leading_number).collect();
+                self.filter_origins
+                    .extend(members.into_iter().map(leading_number));
             }
-            ("filter-tables", value) => {
-                let text = value.unwrap_or("");
-                self.filter_tables = read_list("filter-tables", text, Patterns::parse)?;
+            ("filter-tables", None) => self.filter_tables = Patterns::default(),
+            ("filter-tables", Some(text)) => {
+                let more = read_list("filter-tables", text, Patterns::parse)?;
+                self.filter_tables.append(more);
             }
-            ("add-tables", value) => {
-                let text = value.unwrap_or("");
+            // No tables at all, which is not the same as not asking for any.
+            ("add-tables", None) => self.add_tables = Some(Patterns::default()),
+            ("add-tables", Some(text)) => {
                 self.add_tables = Some(read_list("add-tables", text, Patterns::parse)?);
             }
-            ("filter-msg-prefixes", value) => {
-                let text = value.unwrap_or("");
-                self.filter_prefixes = read_list("filter-msg-prefixes", text, Prefixes::parse)?;
+            ("filter-msg-prefixes", None) => self.filter_prefixes = Prefixes::default(),
+            ("filter-msg-prefixes", Some(text)) => {
+                let more = read_list("filter-msg-prefixes", text, Prefixes::parse)?;
+                self.filter_prefixes.append(more);
             }
-            ("add-msg-prefixes", value) => {
-                let text = value.unwrap_or("");
-                self.add_prefixes = read_list("add-msg-prefixes", text, Prefixes::parse)?;
+            ("add-msg-prefixes", None) => self.add_prefixes = Prefixes::default(),
+            ("add-msg-prefixes", Some(text)) => {
+                let more = read_list("add-msg-prefixes", text, Prefixes::parse)?;
+                self.add_prefixes.append(more);
             }
             // Without a value it asks for the latest.
             ("format-version", None) => self.version = Version::Two,
             ("format-version", Some(text)) => self.version = read_version(text)?,
-            ("actions", None) => self.actions = Actions::all(true),
+            // Leaves them as an earlier one has set them.
+            ("actions", None) => {}
             ("actions", Some(text)) => self.actions = read_actions(text)?,
             ("max-message-size", value) => {
                 self.max_message_bytes = read_size("max-message-size", value.unwrap_or(""))?;
@@ -418,22 +428,33 @@ fn read_size(option: &'static str, text: &str) -> Result<usize> {
         })
 }
 
-/// The number that a text starts with, 0 for none: what C's `strtoul` makes of it.
+/// The number that a text starts with, 0 for none: what C's `atoi` makes of it where a long has 64 bits, as the unsigned number
+/// of the same bits.
 fn leading_number(text: &str) -> u32 {
-    let digits = text.trim_start_matches('+');
-    let len = digits.bytes().take_while(u8::is_ascii_digit).count();
-    digits
-        .get(..len)
-        .and_then(|digits| digits.parse().ok())
-        .unwrap_or(0)
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let mut number = 0_i64;
+    for digit in digits.bytes().take_while(u8::is_ascii_digit) {
+        let digit = i64::from(digit - b'0');
+        let signed = if negative { -digit } else { digit };
+        // Beyond the range of a long it stays at its end.
+        number = number.saturating_mul(10).saturating_add(signed);
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "C keeps the lower 32 bits, too"
+    )]
+    let number = number as u32;
+    number
 }
 
 /// An integer as PostgreSQL reads it in a setting without a unit (`parse_int` of src/backend/utils/misc/guc.c, 15): decimal,
 /// octal after 0, hexadecimal after 0x, or a decimal fraction that is rounded; white space around.
 fn read_integer(text: &str) -> Option<i32> {
-    let is_space =
-        |character: char| matches!(character, ' ' | '\t' | '\n' | '\x0b' | '\x0c' | '\r');
-    let text = text.trim_matches(is_space);
+    let text = text.trim_matches(|character| u8::try_from(character).is_ok_and(list::is_space));
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -611,10 +632,103 @@ mod tests {
                 matches!(parse(&[(option, value)]), Err(Error::List { option: of, value: was }) if of == option && was == value)
             );
         }
-        let origins = parse(&[("filter-origins", "2, 1x,x")])
-            .unwrap()
-            .filter_origins;
-        assert_eq!(origins, [2, 1, 0]);
+    }
+
+    #[test]
+    fn origins() {
+        for (text, numbers) in [
+            ("2, 1x,x", vec![2, 1, 0]),
+            ("\x0b1\x0b,\t2", vec![1, 2]),
+            (",01,", vec![0, 1, 0]),
+            ("", vec![]),
+            ("+1,-1,++1,+-1,--1,+", vec![1, u32::MAX, 0, 0, 0, 0]),
+            // Modulo 2^32, up to what a long holds.
+            ("4294967297,-4294967295", vec![1, 1]),
+            (
+                "9223372036854775807,18446744073709551617",
+                vec![u32::MAX, u32::MAX],
+            ),
+            ("-9223372036854775808,-99999999999999999999", vec![0, 0]),
+            ("0x1,1e3,\\1", vec![0, 1, 0]),
+        ] {
+            let parsed = parse(&[("filter-origins", text)]).map(|options| options.filter_origins);
+            assert_eq!(parsed, Ok(numbers), "{text}");
+        }
+    }
+
+    /// Several of a name, as wal2json 2.5 takes them.
+    #[test]
+    fn repeated() {
+        let parse = |lines: &str| {
+            let given: Vec<_> = lines
+                .split(' ')
+                .map(|line| match line.split_once('=') {
+                    Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                    None => (line.to_owned(), None),
+                })
+                .collect();
+            Wal2JsonOptions::parse(&given)
+        };
+        let tables = |lines: &str| {
+            let options = parse(lines).unwrap();
+            let wanted = ["a", "b", "c"].map(|table| options.wants_table("s", table));
+            wanted.map(u8::from)
+        };
+        assert_eq!(tables("filter-tables=s.a filter-tables=s.b"), [0, 0, 1]);
+        assert_eq!(tables("filter-tables=s.a filter-tables="), [0, 1, 1]);
+        assert_eq!(tables("filter-tables=s.a filter-tables"), [1, 1, 1]);
+        assert_eq!(
+            tables("filter-tables=s.a filter-tables filter-tables=s.b"),
+            [1, 0, 1]
+        );
+        assert_eq!(tables("add-tables=s.a add-tables=s.b"), [0, 1, 0]);
+        assert_eq!(tables("add-tables=s.a add-tables="), [0, 0, 0]);
+        assert_eq!(tables("add-tables=s.a add-tables"), [0, 0, 0]);
+        assert_eq!(
+            tables("add-tables=*.* filter-tables=s.b add-tables=s.b,s.c"),
+            [0, 0, 1]
+        );
+        let prefixes = |lines: &str| {
+            let options = parse(lines).unwrap();
+            let wanted = ["p", "q", "r"].map(|prefix| options.wants_prefix(prefix.as_bytes()));
+            wanted.map(u8::from)
+        };
+        for (wanted, option) in [(1, "add-msg-prefixes"), (0, "filter-msg-prefixes")] {
+            let other = 1 - wanted;
+            let both = format!("{option}=p {option}=q");
+            assert_eq!(prefixes(&both), [wanted, wanted, other]);
+            let kept = format!("{option}=p {option}=");
+            assert_eq!(prefixes(&kept), [wanted, other, other]);
+            let cleared = format!("{option}=p {option}");
+            assert_eq!(prefixes(&cleared), [1, 1, 1]);
+        }
+        let origins = |lines: &str| parse(lines).unwrap().filter_origins;
+        assert_eq!(
+            origins("filter-origins=1 filter-origins=2,3 filter-origins="),
+            [1, 2, 3]
+        );
+        assert_eq!(
+            origins("filter-origins=1 filter-origins filter-origins=2"),
+            [2]
+        );
+        let actions = |lines: &str| parse(lines).unwrap().actions;
+        assert_eq!(
+            actions("actions=insert actions=update"),
+            actions("actions=update")
+        );
+        assert_eq!(actions("actions=insert actions"), actions("actions=insert"));
+        assert_eq!(actions("actions=insert actions="), Actions::all(false));
+        assert_eq!(actions("actions"), Actions::all(true));
+        let version = |lines: &str| parse(lines).unwrap().version;
+        assert_eq!(version("format-version=2 format-version=1"), Version::One);
+        assert_eq!(version("format-version=1 format-version"), Version::Two);
+        assert!(parse("pretty-print=1 pretty-print=0").unwrap().pretty);
+        assert!(parse("pretty-print=0 pretty-print").unwrap().pretty);
+        assert!(!parse("write-in-chunks write-in-chunks=0").unwrap().chunks);
+        // What is wrong is an error wherever it stands.
+        assert!(parse("filter-tables=t filter-tables").is_err());
+        assert!(parse("filter-tables=s.t filter-tables=t").is_err());
+        assert!(parse("pretty-print=1 pretty-print=x").is_err());
     }
 
     #[test]

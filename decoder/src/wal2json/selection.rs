@@ -45,6 +45,11 @@ impl Patterns {
         members.map(Self)
     }
 
+    /// Add the members of another list.
+    pub fn append(&mut self, mut more: Self) {
+        self.0.append(&mut more.0);
+    }
+
     /// Whether a table is in the list.
     #[must_use]
     pub fn matches(&self, schema: &str, table: &str) -> bool {
@@ -63,6 +68,11 @@ impl Prefixes {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         list::split(text).map(|members| Self(members.into_iter().map(str::to_owned).collect()))
+    }
+
+    /// Add the members of another list.
+    pub fn append(&mut self, mut more: Self) {
+        self.0.append(&mut more.0);
     }
 
     /// Whether there are none.

@@ -86,6 +86,7 @@ fn subscription_activity() -> TableIterator<
         name!(last_error_at, Option<i64>),
         name!(failures, i32),
         name!(leader_wait, Option<String>),
+        name!(caught_up_at, Option<i64>),
     ),
 > {
     let rows = subscriptions(|id, entry| {
@@ -135,6 +136,7 @@ fn subscription_activity() -> TableIterator<
             failure.map(|failure| failure.at),
             entry.failures.load(Ordering::Relaxed).cast_signed(),
             leader.and_then(|_| wait(&entry.leader_wait)),
+            time(&entry.caught_up_at),
         )
     });
     TableIterator::new(rows)
@@ -155,6 +157,7 @@ fn applier_activity() -> TableIterator<
         name!(retries, i64),
         name!(busy_fraction, Option<f64>),
         name!(wait, Option<String>),
+        name!(taken_at, Option<i64>),
     ),
 > {
     let now = registry::now();
@@ -165,20 +168,25 @@ fn applier_activity() -> TableIterator<
                 continue;
             };
             let lived = now.saturating_sub(applier.started_at.load(Ordering::Relaxed));
+            let taken_at = time(&applier.taken_at);
+            // What is in hand is added when it is done.
+            let in_hand = taken_at.map_or(0, |taken_at| now.saturating_sub(taken_at).max(0));
             #[expect(clippy::cast_precision_loss, reason = "a fraction for people")]
-            let busy = (lived > 0)
-                .then(|| (count(&applier.busy_micros) as f64 / lived as f64).clamp(0.0, 1.0));
+            let busy = (lived > 0).then(|| {
+                ((count(&applier.busy_micros) + in_hand) as f64 / lived as f64).clamp(0.0, 1.0)
+            });
             rows.push((
                 id,
                 i32::try_from(number).unwrap_or(0),
                 pid,
                 applier.state().name(),
-                position(&applier.commit_lsn),
+                taken_at.and_then(|_| position(&applier.commit_lsn)),
                 count(&applier.transactions),
                 count(&applier.changes),
                 count(&applier.retries),
                 busy,
                 wait(&applier.wait),
+                taken_at,
             ));
         }
         rows

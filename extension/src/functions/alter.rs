@@ -7,7 +7,9 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
+use super::options::{
+    Options, check_on_error, check_two_phase_with, flag, notice_idle_consolidate, texts,
+};
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::{leave_slot_to_manager, prepared_for};
@@ -192,8 +194,15 @@ fn alter(
             table_set::refresh(&subscription, &mut provider, subscription.copy_data)?;
         }
     }
+    store(&subscription.id, dsn, options, start_lsn.as_deref());
+    wake_manager();
+    Ok(())
+}
+
+/// Write down what is to change of the subscription with this id. `start_lsn`: where its new slot starts.
+fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>) {
     let publications = options.publications.as_deref().map(local::array_literal);
-    query(
+    let rows = query(
         "update braid.subscription set dsn = coalesce($2, dsn), publications = coalesce($3::text[], publications), \
                 slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
                 synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
@@ -204,9 +213,9 @@ fn alter(
                 split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
                 on_error = coalesce($15, on_error), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
-          where subscription_id = $1::integer",
+          where subscription_id = $1::integer returning consolidate::text, apply_mode",
         &[
-            Some(&subscription.id),
+            Some(id),
             dsn,
             publications.as_deref(),
             options.slot_name.as_deref(),
@@ -215,7 +224,7 @@ fn alter(
             options.run_as_owner.map(flag),
             options.disable_on_error.map(flag),
             options.apply_mode.as_deref(),
-            start_lsn.as_deref(),
+            start_lsn,
             options.consolidate.map(flag),
             options.commit_order.as_deref(),
             options.streaming.as_deref(),
@@ -226,6 +235,10 @@ fn alter(
             options.on_error.as_deref(),
         ],
     );
-    wake_manager();
-    Ok(())
+    if options.consolidate.is_some() || options.apply_mode.is_some() {
+        notice_idle_consolidate(
+            rows.get(0, 0) == Some("true"),
+            rows.get(0, 1).unwrap_or_default(),
+        );
+    }
 }

@@ -54,8 +54,27 @@ fn set_conflict_resolution(
         if everywhere {
             tell(&rule);
         }
+        warn_of_differences(kind, resolution);
         announce()
     });
+}
+
+/// What comes by a writer that has seen the row is a conflict, too: `Rules::resolve` has nothing but versions to go by.
+fn warn_of_differences(kind: Option<Kind>, resolution: Option<Resolution>) {
+    let changes = kind.is_none_or(|kind| {
+        matches!(
+            kind,
+            Kind::UpdateOriginDiffers | Kind::DeleteOriginDiffers | Kind::UpdateDeleted
+        )
+    });
+    if resolution == Some(Resolution::FirstUpdateWins) && changes {
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            "first_update_wins keeps updates and deletes of other nodes' rows from being applied, so nodes come to differ",
+        )
+        .hint("Use it for insert_exists, in tables whose rows are written once.")
+        .warn();
+    }
 }
 
 /// braid.take_conflict_resolution(content text)

@@ -7,7 +7,7 @@ use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;
 
-/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text)
+/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint)
 #[pg_extern(sql = false)]
 fn row_version(
     relation: pg_sys::Oid,
@@ -18,6 +18,7 @@ fn row_version(
         name!(key_hash, Option<i64>),
         name!(committed_at, i64),
         name!(node, String),
+        name!(other_hash, Option<i64>),
     ),
 > {
     let caller = current_role();
@@ -27,9 +28,12 @@ fn row_version(
     };
     TableIterator::new(found.map(|found| {
         (
-            found.hash.map(u64::cast_signed),
+            found.hashes.map(|hashes| hashes.equal.cast_signed()),
             found.timestamp.saturating_sub(EPOCH_DIFFERENCE),
             found.node,
+            found
+                .hashes
+                .and_then(|hashes| hashes.other().map(u64::cast_signed)),
         )
     }))
 }

@@ -396,15 +396,20 @@ impl JsonReader {
     fn commit(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<()> {
         members!(node, "operation" => _operation, "lsn" => lsn, "end_lsn" => end,
             "commit_time" => time);
-        if self.transaction.take_if(|open| !open.implied).is_none() {
+        let Some(open) = self.transaction.take_if(|open| !open.implied) else {
             return Err(node.error(JsonErrorKind::OutOfOrder("commit outside of a transaction")));
-        }
+        };
         let time = time.required(node, "commit_time")?;
+        let lsn = lsn.required(node, "lsn")?;
         let commit = Commit {
-            commit_lsn: read_lsn(&lsn.required(node, "lsn")?).inside("lsn")?,
+            commit_lsn: read_lsn(&lsn).inside("lsn")?,
             end_lsn: read_lsn(&end.required(node, "end_lsn")?).inside("end_lsn")?,
             commit_timestamp: read_timestamp(&time).inside("commit_time")?,
         };
+        if commit.commit_lsn != open.transaction.lsn {
+            let kind = JsonErrorKind::OutOfOrder("commit is of another transaction");
+            return Err(lsn.error(kind).inside("lsn"));
+        }
         out.commit(&commit)
             .map_err(|error| node.error(JsonErrorKind::Record(error)))
     }

@@ -52,7 +52,9 @@ pub(super) fn put_value(out: &mut String, value: &Value<'_>, charset: Charset) {
         },
         Value::Double(value) => put_float(out, "double", &Float::from(*value)),
         Value::Single(value) => put_float(out, "single", &Float::from(*value)),
-        Value::Decimal(decimal) if number::is_plain_decimal(decimal) => {
+        Value::Decimal(decimal)
+            if number::is_plain_decimal(decimal) && decimal.has_short_text() =>
+        {
             put_kind(out, "decimal", &decimal.to_text());
         }
         Value::Decimal(decimal) => put_hex(out, "decimal_bytes", decimal.as_bytes()),

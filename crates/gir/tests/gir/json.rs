@@ -54,7 +54,7 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
         names: ["tokyo".to_owned(), "sh\"op".to_owned(), "UTF8".to_owned()],
     }];
     let mut widths = Vec::new();
-    let mut open = false;
+    let mut open = None;
     for record in records {
         match record {
             OwnedRecord::StreamHeader { .. } => {}
@@ -80,14 +80,17 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
                     keys,
                 });
             }
-            OwnedRecord::Begin { .. } if open => {}
-            OwnedRecord::Commit { .. } if !open => {}
-            OwnedRecord::Begin { .. } | OwnedRecord::Commit { .. } => {
-                open = !open;
+            OwnedRecord::Begin { lsns, .. } if open.is_none() => {
+                open = Some(lsns.0);
                 stream.push(record);
             }
+            OwnedRecord::Commit { lsns, timestamp } if open.is_some() => {
+                let lsns = (open.take().unwrap(), lsns.1);
+                stream.push(OwnedRecord::Commit { lsns, timestamp });
+            }
+            OwnedRecord::Begin { .. } | OwnedRecord::Commit { .. } => {}
             OwnedRecord::Change(mut change) => {
-                if open && !widths.is_empty() {
+                if open.is_some() && !widths.is_empty() {
                     let index = usize::try_from(change.schema).unwrap() % widths.len();
                     change.schema = u32::try_from(index + 1).unwrap() * 7;
                     if change.kind == BeforeKind::Absent {
@@ -100,7 +103,7 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
                 }
             }
             OwnedRecord::Truncate { flags, schemas } => {
-                if open && !widths.is_empty() {
+                if open.is_some() && !widths.is_empty() {
                     let schemas = schemas
                         .iter()
                         .map(|n| (n % u32::try_from(widths.len()).unwrap() + 1) * 7)
@@ -118,15 +121,15 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
             | OwnedRecord::Prepare { .. }
             | OwnedRecord::RollbackPrepared(..) => {}
             OwnedRecord::Message { transactional, .. } => {
-                if open || !transactional {
+                if open.is_some() || !transactional {
                     stream.push(record);
                 }
             }
         }
     }
-    if open {
+    if let Some(lsn) = open {
         stream.push(OwnedRecord::Commit {
-            lsns: (1, 2),
+            lsns: (lsn, 2),
             timestamp: 3,
         });
     }
@@ -411,6 +414,7 @@ fn value_json(value: &Value<'_>) -> String {
 fn the_form_of_each_value() {
     let decimal = crate::model::decimal_bytes(1, 0x4000, 2, &[1, 2345, 6700]);
     let padded = crate::model::decimal_bytes(1, 0, 0, &[0, 1]);
+    let zeros = crate::model::decimal_bytes(500, 0, 0, &[1]);
     let moment = braid_gir::DateTime {
         kind: braid_gir::DateTimeKind::Finite,
         days: -735_160,
@@ -453,6 +457,10 @@ fn the_form_of_each_value() {
         (
             Value::Decimal(braid_gir::Decimal::new(&padded).unwrap()),
             r#"{"decimal_bytes":"000200010000000000000001"}"#,
+        ),
+        (
+            Value::Decimal(braid_gir::Decimal::new(&zeros).unwrap()),
+            r#"{"decimal_bytes":"000101f4000000000001"}"#,
         ),
         (
             Value::UnixTimestamp(-1),
@@ -599,7 +607,7 @@ fn values_that_were_fetched_or_are_in_the_before_image() {
         &format!(r#""after":{}"#, line.strip_suffix('}').unwrap()),
     );
     assert_ne!(lines[3], logged);
-    lines.push(r#"{"operation":"commit","lsn":"0/1","end_lsn":"0/1","commit_time":"2024-01-01T00:00:00Z"}"#.to_owned());
+    lines.push(r#"{"operation":"commit","lsn":"0/15618A0","end_lsn":"0/15618D0","commit_time":"2024-01-01T00:00:00Z"}"#.to_owned());
     let again = read(&lines);
     assert_eq!(&again.frame()[..frame.len()], frame.frame());
 }
@@ -735,6 +743,7 @@ fn errors_name_what_and_where() {
         (vec![good[0].clone(), good[0].clone()], "stream object is not the first one, at byte 0"),
         (vec![good[2].clone(), good[2].clone()], "transaction begins inside another, at byte 0"),
         (vec![good[2].clone()], "transaction has no end, at byte 0"),
+        (with(8, r#""lsn":"0/15618A0""#, r#""lsn":"0/15618A1""#), "commit is of another transaction, at byte 28 (/lsn)"),
         (vec![good[8].clone()], "commit outside of a transaction, at byte 0"),
         (vec![r#"{"operation":"insert","schema":{"number":3,"namespace":"a","table":"b"},"after":{}}"#.to_owned()], "schema 3 was not announced, at byte 31 (/schema)"),
         (vec![r#"{"operation":"insert","schema":{"namespace":"a","table":"b"},"after":{}}"#.to_owned()], "member \"columns\" is missing, at byte 31 (/schema)"),

@@ -10,6 +10,7 @@ mod frozen_bytes;
 mod json;
 mod model;
 mod mutation;
+mod order;
 mod rejection;
 mod rendering;
 mod round_trip;

@@ -123,6 +123,77 @@ fn the_extremes_of_decimals_are_bounded() {
     assert!(text.trim_matches('0') == ".");
 }
 
+/// Sign, digits without zeros at either end, and the place of the first one.
+fn number(text: &str) -> (bool, String, i64) {
+    let (minus, text) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = format!("{whole}{fraction}");
+    let leading = digits.len() - digits.trim_start_matches('0').len();
+    let place = i64::try_from(whole.len()).unwrap() - i64::try_from(leading).unwrap();
+    let digits = digits.trim_matches('0').to_owned();
+    if digits.is_empty() {
+        return (minus, digits, 0);
+    }
+    (minus, digits, place + exponent.parse::<i64>().unwrap())
+}
+
+#[test]
+fn decimals_that_are_mostly_zeros_have_a_short_text() {
+    let known: [(i16, u16, u16, &[u16], &str); 9] = [
+        (500, 0, 0, &[1], "1e+2000"),
+        (500, 0x4000, 0, &[12, 3400], "-1.234e+2001"),
+        (i16::MAX, 0, Decimal::MAX_SCALE, &[9999], "9.999e+131071"),
+        (-4096, 0, Decimal::MAX_SCALE, &[10], "1e-16383"),
+        (i16::MIN, 0, Decimal::MAX_SCALE, &[9999], "0e-16383"),
+        (0, 0x4000, Decimal::MAX_SCALE, &[], "0e-16383"),
+        (0, 0, Decimal::MAX_SCALE, &[15, 5000], "1.55e+1"),
+        (500, 0, 0, &[0, 7], "7e+1996"),
+        (-1, 0, 2, &[1234], "1.2e-1"),
+    ];
+    for (weight, sign, scale, digits, expected) in known {
+        let bytes = decimal_bytes(weight, sign, scale, digits);
+        let decimal = Decimal::new(&bytes).unwrap();
+        assert_eq!(decimal.to_scientific_text(), expected);
+        assert_eq!(decimal.has_short_text(), scale == 2, "{expected}");
+    }
+    // As long as a value of as many digits, or not long at all.
+    let dense = decimal_bytes(4_999, 0, 0, &[1_234; 5_000]);
+    assert!(Decimal::new(&dense).unwrap().has_short_text());
+    let short = decimal_bytes(250, 0, 0, &[123]);
+    assert!(Decimal::new(&short).unwrap().has_short_text());
+    for sign in [0xC000, 0xD000, 0xF000] {
+        let special = decimal_bytes(0, sign, 0, &[]);
+        let special = Decimal::new(&special).unwrap();
+        assert!(special.has_short_text());
+        assert_eq!(special.to_scientific_text(), special.to_text());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(300))]
+
+    #[test]
+    fn both_texts_of_a_decimal_are_the_same_number(
+        weight in prop_oneof![-5_i16..5, any::<i16>()],
+        sign in prop::sample::select(vec![0_u16, 0x4000]),
+        scale in prop_oneof![0_u16..12, 0..=Decimal::MAX_SCALE],
+        digits in prop::collection::vec(prop_oneof![0_u16..10_000, Just(0)], 0..6),
+    ) {
+        let bytes = decimal_bytes(weight, sign, scale, &digits);
+        let decimal = Decimal::new(&bytes).unwrap();
+        let (plain, short) = (decimal.to_text(), decimal.to_scientific_text());
+        prop_assert!(short.len() <= 2 * bytes.len() + 20);
+        if decimal.has_short_text() {
+            prop_assert!(plain.len() <= 1024.max(4 * bytes.len()));
+        }
+        prop_assert_eq!(number(&plain), number(&short), "{}", short);
+    }
+}
+
 #[test]
 fn integers_of_any_width() {
     assert_eq!(text(&Value::Integer(i64::MIN)), "-9223372036854775808");

@@ -34,6 +34,7 @@ impl Applier {
     pub(super) fn apply_batch(&mut self, run: Run) -> bool {
         let mut rest = run;
         while rest.first < rest.last {
+            self.show_in_hand(&self.ring.transaction(rest.first));
             match self.join(rest) {
                 Joined::Up(last, local_end) => {
                     let next = if last < rest.last { last + 1 } else { 0 };

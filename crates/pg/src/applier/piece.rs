@@ -122,9 +122,6 @@ impl Applier {
             )
             .into());
         }
-        self.own
-            .commit_lsn
-            .store(pieces.commit_lsn, Ordering::Relaxed);
         session.commit_piece(pieces.commit_lsn, entry)?;
         pieces.split.commit();
         entry.schedule.pieces.fetch_add(1, Ordering::Relaxed);

@@ -892,14 +892,14 @@ impl Session {
             decide_update,
             (ask, act),
         )?;
-        if moved {
+        if moved && let Some(gone) = self.key_hashes(key, old) {
             // Nor may an older change bring a row back under the key that it has left, or the time of a whole batch keep out a newer one.
-            self.remember_absence(key, current.timestamp, old)?;
-            if self.batches.is_making()
-                && let Some(hash) = self.hash(key, old)
-            {
-                self.batches.note_gone(hash, current.timestamp);
+            // A row that has another form of the same key has not left it.
+            let here = self.key_hashes(key, after).map(|here| here.equal);
+            if self.remembers(key) && here != Some(gone.equal) {
+                self.entomb_row(key, gone, (current.timestamp, session_origin()))?;
             }
+            self.batches.note_gone(gone.stored, current.timestamp);
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ use super::version::Stamp;
 use super::write::Written;
 use super::{Current, Session, Target};
 use crate::compat;
+use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
 use crate::subscription::rows;
@@ -195,9 +196,7 @@ pub unsafe fn load(
             continue;
         }
         // SAFETY: a name ends with a zero byte.
-        let column = unsafe { std::ffi::CStr::from_ptr(attribute.attname.data.as_ptr()) }
-            .to_string_lossy()
-            .into_owned();
+        let column = unsafe { encoding::from_server(attribute.attname.data.as_ptr()) };
         let why = match rule {
             ColumnRule::Delta if !adds_up(attribute.atttypid) => {
                 Some("Its type is not one whose values add up.")

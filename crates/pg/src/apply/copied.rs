@@ -1,8 +1,8 @@
 //! Versions of rows that an initial copy has brought (`crate::copy::versions` writes them down). The commit of the copy tells none; and a
 //! change of a third node that comes after it may be older than what was copied.
 //!
-//! A row is known by the hash that its key has in the table that it was copied from ([`From::hash`]): so deletions can be brought along
-//! too, of which the provider has nothing but the hash. Where keys are stored differently there (another encoding, an enum)
+//! A row is known by the hashes that its key has in the table that it was copied from ([`From::hashes`]): so deletions can be brought along
+//! too, of which the provider has nothing but these. Where keys are stored differently there (another encoding, an enum)
 //! nothing is found: then such a row is older than whatever comes.
 
 use std::cell::RefCell;
@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use pgrx::pg_sys;
 
 use super::batch::Batches;
-use super::key_hash::{copied_hash, key_hash_as, key_hash_of_row};
+use super::key_hash::{KeyHashes, copied_hash, key_hashes_as, key_hashes_of_row, table_hash};
 use super::lookup::writer;
 use super::relation::LocalRelation;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
-use crate::decoding::deletions::identity_columns;
+use crate::decoding::deletions::identity_key;
 use crate::error::PgError;
 use crate::subscription::{local_node, rows};
 use crate::tombstone;
@@ -30,9 +30,16 @@ pub struct From {
 }
 
 impl From {
-    /// What a copied row is known by here, of which `there` gives the hash in a table with that OID.
-    pub fn hash(self, there: impl FnOnce(u32) -> Option<u64>) -> Option<u64> {
-        there(self.table).map(|hash| copied_hash(self.relation, hash))
+    /// What a copied row is known by here, of which `there` gives the hashes in a table with that OID.
+    pub fn hashes(self, there: impl FnOnce(u32) -> Option<KeyHashes>) -> impl Iterator<Item = u64> {
+        let hashes = there(self.table).into_iter().flat_map(KeyHashes::each);
+        hashes.map(move |hash| copied_hash(self.relation, hash))
+    }
+
+    /// The same of all rows of the table.
+    #[must_use]
+    pub fn table_hash(self) -> u64 {
+        copied_hash(self.relation, table_hash(self.table))
     }
 }
 
@@ -74,14 +81,18 @@ pub unsafe fn refine(
     }
     let from = plan.copied_from.iter();
     // SAFETY: as the caller says.
-    find(from.map(|from| from.hash(|table| Some(unsafe { key_hash_as(table, plan, slot) }))))
+    find(
+        from.flat_map(|from| {
+            from.hashes(|table| Some(unsafe { key_hashes_as(table, plan, slot) }))
+        }),
+    )
 }
 
-fn find(hashes: impl Iterator<Item = Option<u64>>) -> Result<Stamp, PgError> {
+fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
     // SAFETY: in a transaction; what is allocated goes with it.
     let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
     let mut newest = Ok(None);
-    for hash in hashes.flatten() {
+    for hash in hashes {
         match tombstone::find_copied(hash) {
             Ok(found) => newest = newest.map(|newest: Option<_>| newest.max(found)),
             Err(error) => newest = Err(error),
@@ -97,8 +108,8 @@ fn find(hashes: impl Iterator<Item = Option<u64>>) -> Result<Stamp, PgError> {
 /// What is known of a row by its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowVersion {
-    /// Hash of its table and key; `None` where it has no key, or that is too large.
-    pub hash: Option<u64>,
+    /// Hashes of its table and key; `None` where it has no key, or that is too large.
+    pub hashes: Option<KeyHashes>,
     /// When its transaction was committed, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
     /// At which node.
@@ -165,14 +176,14 @@ pub fn row_version(
     })
 }
 
-/// The hash of the key of the row at a place of an ordinary table, also of one that was just written there. `None` where there is no such row, or it has no key.
+/// The hashes of the key of the row at a place of an ordinary table, also of one that was just written there. `None` where there is no such row, or it has no key.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn key_hash_at(
+pub fn key_hashes_at(
     relation: pg_sys::Oid,
     place: pg_sys::ItemPointerData,
-) -> Result<Option<u64>, PgError> {
+) -> Result<Option<KeyHashes>, PgError> {
     with_table(relation, |table| {
         // SAFETY: the table is open; in a transaction with a snapshot.
         unsafe {
@@ -235,10 +246,10 @@ pub(super) unsafe fn version_in(
     // SAFETY: as the caller says; one value and one mark a column.
     unsafe {
         let oid = (*table).rd_id;
-        let hash_as = hasher(table, slot);
-        let hash = hash_as(oid.to_u32());
+        let hashes_as = hasher(table, slot);
+        let hashes = hashes_as(oid.to_u32());
         let xid = writer(slot);
-        let stamp = match (stamp_of(xid), hash) {
+        let stamp = match (stamp_of(xid), hashes) {
             (Stamp::Unversioned, _) if is_copied(xid) => {
                 let copied_from = looked(|looked| match looked.tables.get(&oid) {
                     Some(known) => Ok(known.clone()),
@@ -248,10 +259,14 @@ pub(super) unsafe fn version_in(
                         Ok(found)
                     }
                 })?;
-                find(copied_from.into_iter().map(|from| from.hash(&hash_as)))?
+                find(
+                    copied_from
+                        .into_iter()
+                        .flat_map(|from| from.hashes(&hashes_as)),
+                )?
             }
-            (stamp @ Stamp::Known(_, origin), Some(hash)) if origin != 0 => {
-                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hash))?
+            (stamp @ Stamp::Known(_, origin), Some(hashes)) if origin != 0 => {
+                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hashes.stored))?
             }
             (stamp, _) => stamp,
         };
@@ -260,32 +275,37 @@ pub(super) unsafe fn version_in(
         };
         let node = looked(|looked| Ok(looked.names.node(origin).to_owned()))?;
         Ok(Some(RowVersion {
-            hash,
+            hashes,
             timestamp,
             node,
         }))
     }
 }
 
-/// The hash of a row's key, as of a row of the table with the given OID; the row is read once.
+/// The hashes of a row's key, as of a row of the table with the given OID; the row is read once.
 ///
 /// # Safety
-/// The slot holds a row of the table, which is open; both stay so as long as hashes are asked for.
+/// The slot holds a row of the table, which is open; both stay so as long as hashes are asked for. In a transaction.
 pub(super) unsafe fn hasher(
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
-) -> impl Fn(u32) -> Option<u64> {
+) -> impl Fn(u32) -> Option<KeyHashes> {
     // SAFETY: as the caller says; one value and one mark a column.
     unsafe {
         let descriptor = (*table).rd_att;
-        let columns = identity_columns(table);
+        let key = identity_key(table);
         let (values, nulls): (Vec<_>, Vec<_>) = super::image::fields(slot)
             .into_iter()
             .map(|value| (value.unwrap_or(pg_sys::Datum::null()), value.is_none()))
             .unzip();
         move |as_table| {
-            let columns = columns.as_deref()?;
-            key_hash_of_row(as_table.into(), descriptor, columns, &values, &nulls)
+            key_hashes_of_row(
+                as_table.into(),
+                descriptor,
+                key.as_deref()?,
+                &values,
+                &nulls,
+            )
         }
     }
 }

@@ -5,7 +5,7 @@ use braid_bgworker::conflict::Version;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
-use super::key_hash::{key_hash, key_hash_of_values, table_hash};
+use super::key_hash::{KeyHashes, key_hashes_as, key_hashes_of_values, table_hash};
 use super::lookup::Found;
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
@@ -39,18 +39,18 @@ impl Session {
         if !self.remembers(key) {
             return Ok(());
         }
-        let hash = match self.targets.get(&key) {
+        let hashes = match self.targets.get(&key) {
             Some(Target {
                 plan,
                 table: Some(table),
                 ..
             }) => {
                 // SAFETY: the slot holds the row.
-                unsafe { key_hash(plan, slot(table)) }
+                unsafe { key_hashes_as(plan.oid.to_u32(), plan, slot(table)) }
             }
             _ => return Ok(()),
         };
-        self.entomb(key, hash, version)
+        self.entomb_row(key, hashes, version)
     }
 
     /// There is no row with the key of these values any more, as a transaction of this time says.
@@ -63,8 +63,8 @@ impl Session {
         if !self.remembers(key) {
             return Ok(());
         }
-        match self.hash(key, values) {
-            Some(hash) => self.entomb(key, hash, (timestamp, session_origin())),
+        match self.key_hashes(key, values) {
+            Some(hashes) => self.entomb_row(key, hashes, (timestamp, session_origin())),
             None => Ok(()),
         }
     }
@@ -107,11 +107,15 @@ impl Session {
             return Ok(());
         }
         // SAFETY: the slot holds the row.
-        let hash = unsafe { key_hash(plan, slot) };
-        if !registry::may_have_tombstone(hash, current.timestamp) {
-            return Ok(());
+        let hashes = unsafe { key_hashes_as(plan.oid.to_u32(), plan, slot) };
+        let mut newest = None;
+        for hash in hashes.each() {
+            if registry::may_have_tombstone(hash, current.timestamp) {
+                let deletion = newest_deletion(hash, Seen::All)?;
+                newest = self.newer(newest, deletion);
+            }
         }
-        let Some((timestamp, origin)) = newest_deletion(hash, Seen::All)? else {
+        let Some((timestamp, origin)) = newest else {
             return Ok(());
         };
         let deleted = Version {
@@ -141,19 +145,20 @@ impl Session {
         self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
     }
 
-    pub(super) fn hash(&self, key: Key, values: &RowValues) -> Option<u64> {
-        self.hash_as(key, None, values)
+    /// The hashes of the row with these values.
+    pub(super) fn key_hashes(&self, key: Key, values: &RowValues) -> Option<KeyHashes> {
+        self.key_hashes_in(key, None, values)
     }
 
-    /// The hash in this table, or in the one with another OID.
-    fn hash_as(&self, key: Key, seed: Option<u32>, values: &RowValues) -> Option<u64> {
+    /// Those in this table, or in the one with another OID.
+    fn key_hashes_in(&self, key: Key, seed: Option<u32>, values: &RowValues) -> Option<KeyHashes> {
         let target = self.targets.get(&key)?;
         let table = target.table.as_ref()?;
         let seed = seed.unwrap_or(target.plan.oid.to_u32());
         // SAFETY: the table is open, and the values are of its columns.
         unsafe {
             let descriptor = (*table.relation).rd_att;
-            key_hash_of_values(seed, &target.plan, descriptor, values)
+            key_hashes_of_values(seed, &target.plan, descriptor, values)
         }
     }
 
@@ -166,8 +171,9 @@ impl Session {
         let copied = from
             .into_iter()
             .flatten()
-            .filter_map(|from| from.hash(|table| self.hash_as(key, Some(table), values)));
-        self.hash(key, values).into_iter().chain(copied).collect()
+            .flat_map(|from| from.hashes(|table| self.key_hashes_in(key, Some(table), values)));
+        let here = self.key_hashes(key, values).into_iter();
+        here.flat_map(KeyHashes::each).chain(copied).collect()
     }
 
     /// The same of truncations of the table.
@@ -176,11 +182,20 @@ impl Session {
             .targets
             .get(&key)
             .map(|target| &target.plan.copied_from);
-        let copied = from
-            .into_iter()
-            .flatten()
-            .filter_map(|from| from.hash(|table| Some(table_hash(table))));
+        let copied = from.into_iter().flatten().map(|from| from.table_hash());
         std::iter::once(table_hash(key.1)).chain(copied).collect()
+    }
+
+    /// The row with these hashes is gone.
+    pub(super) fn entomb_row(
+        &mut self,
+        key: Key,
+        hashes: KeyHashes,
+        version: (i64, pg_sys::RepOriginId),
+    ) -> Result<(), PgError> {
+        hashes
+            .each()
+            .try_for_each(|hash| self.entomb(key, hash, version))
     }
 
     fn entomb(

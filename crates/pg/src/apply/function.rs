@@ -7,13 +7,13 @@
 //!
 //! Who decides what its answer means is `braid_bgworker::merge`; `merge.rs` carries that out.
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use braid_bgworker::policy::{self, Policy};
 use pgrx::pg_sys;
 
+use crate::encoding;
 use crate::error::{self, PgError};
 use crate::subtransaction::Subtransaction;
 use crate::{ffi, settings};
@@ -91,11 +91,7 @@ impl Callee {
             found
         };
         // SAFETY: the function exists; the text is copied.
-        let name = unsafe {
-            CStr::from_ptr(pg_sys::format_procedure_qualified(oid))
-                .to_string_lossy()
-                .into_owned()
-        };
+        let name = unsafe { encoding::from_server(pg_sys::format_procedure_qualified(oid)) };
         let (owner, row_type, types, unusable, kind) = form;
         match types.as_slice() {
             [local, remote, before, info]

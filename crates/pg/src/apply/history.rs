@@ -17,6 +17,7 @@ use super::change::Rows;
 use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
+use crate::encoding;
 use crate::error::PgError;
 use crate::subscription::execute;
 
@@ -205,8 +206,8 @@ fn write_down(
         DatumWithOid::from(i64::from(local.oid.to_u32())),
         DatumWithOid::from(kind.name()),
         DatumWithOid::from(winner(entry.decision)),
-        DatumWithOid::from(format!("{}{}", entry.decision.reason, entry.words)),
-        DatumWithOid::from(key_names),
+        encoding::text_argument(&format!("{}{}", entry.decision.reason, entry.words)),
+        encoding::texts_argument(&key_names),
         DatumWithOid::from(local_version.as_ref().map(|(timestamp, _)| *timestamp)),
         DatumWithOid::from(entry.remote.0),
         DatumWithOid::from(local_version.map(|(_, origin)| origin)),

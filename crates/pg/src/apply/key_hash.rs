@@ -1,7 +1,19 @@
-//! The hash by which a row is remembered that has no place of its own: one of a batch, or one that was deleted. Of its table and
-//! the stored bytes of its key. Run by the appliers, and by the collector of deletions.
+//! The hashes by which a row is remembered that has no place of its own. Run by the appliers, by the collector of deletions, and by who
+//! copies or compares.
 //!
-//! The same stored row always gives the same hash; rows that are equal without being the same may give others.
+//! Two of them, both of its table and key:
+//!
+//! - *of the stored bytes*: the same stored row always gives the same. For what is known of rows as they stand here: those of batches.
+//! - *by equality*: rows with equal keys, as the index says that finds them, give the same, whatever their bytes. For deletions, which
+//!   another form of the key must meet (1.0 and 1.00), and for copied rows.
+//!
+//! Where no key has two forms these are one. Otherwise a value's hash is that of the type's own extended hash function, under the
+//! index's collation. It stays the same from release to release, as hash indexes and partitions do; but what a collation calls equal
+//! is made of the sort keys of a library, which another node, or this one tomorrow, may have in another version. So what is told by
+//! such a hash is told by that of the stored bytes as well ([`KeyHashes::each`]): then the same bytes are found everywhere, and another form of
+//! them wherever the library is the same.
+//!
+//! A type without such a function (tsvector, say), or an index with an equality of its own, has the bytes alone.
 
 use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
@@ -9,6 +21,9 @@ use pgrx::pg_sys;
 use super::relation::LocalRelation;
 use super::table::RowValues;
 use crate::compat;
+
+/// Types and collations below this OID come with PostgreSQL.
+const FIRST_OTHER_OID: u32 = 10_000;
 
 /// What stands for all rows of a table, where one of them would have its hash: the seed of no row's.
 #[must_use]
@@ -19,25 +34,256 @@ pub fn table_hash(relation: u32) -> u64 {
 /// Where hashes begin of rows that came from elsewhere: above all others.
 const COPIED_ROWS: u64 = 1 << 33;
 
-/// Hash of the row in `slot`: by its key's columns, by all where the table has no key.
+/// What stands for a hash that comes from elsewhere, of a row that was copied into the table with this OID: other than all hashes that are
+/// computed here, as tables elsewhere may well have the OIDs of other tables here.
+#[must_use]
+pub fn copied_hash(relation: u32, hash: u64) -> u64 {
+    let mut hasher = KeyHasher::new(COPIED_ROWS);
+    hasher.word(u64::from(relation));
+    hasher.word(hash);
+    hasher.finish()
+}
+
+/// When two values of a key's column are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Equality {
+    /// When their bytes are, or nothing is known that would tell.
+    Bytes,
+    /// When the type says so, which has a hash function for that.
+    Type {
+        /// The type; of a domain, what it is made of.
+        of: pg_sys::Oid,
+        /// The index's.
+        collation: pg_sys::Oid,
+        /// Another node with the same values has the same hashes.
+        everywhere: bool,
+    },
+}
+
+impl Equality {
+    /// That of values of type `declared` in the column at `position`, from 0, of an index.
+    ///
+    /// # Safety
+    /// The index is open, and has such a column; in a transaction with a snapshot for catalogs.
+    pub unsafe fn of(index: pg_sys::Relation, position: usize, declared: pg_sys::Oid) -> Self {
+        // SAFETY: as the caller says; an index has an operator family, an input type and a collation for each of its key columns.
+        unsafe {
+            let collation = *(*index).rd_indcollation.add(position);
+            let of = pg_sys::getBaseType(declared);
+            let is_deterministic =
+                collation == pg_sys::InvalidOid || pg_sys::get_collation_isdeterministic(collation);
+            if is_bytewise(of) && is_deterministic {
+                return Self::Bytes;
+            }
+            let family = *(*index).rd_opfamily.add(position);
+            let input = *(*index).rd_opcintype.add(position);
+            let strategy = i16::try_from(pg_sys::BTEqualStrategyNumber).unwrap_or(3);
+            let equal = pg_sys::get_opfamily_member(family, input, input, strategy);
+            let flags = pg_sys::TYPECACHE_EQ_OPR | HASH_FLAGS;
+            let known = pg_sys::lookup_type_cache(of, flags.cast_signed());
+            // The type cache has a hash function only where that agrees with the type's usual equality.
+            if equal == pg_sys::InvalidOid
+                || (*known).eq_opr != equal
+                || (*known).hash_extended_proc == pg_sys::InvalidOid
+            {
+                return Self::Bytes;
+            }
+            Self::Type {
+                of,
+                collation,
+                // What an extension's type, or one that is made of others, calls equal may hang on a collation, too.
+                everywhere: is_deterministic && of.to_u32() < FIRST_OTHER_OID,
+            }
+        }
+    }
+}
+
+const HASH_FLAGS: u32 =
+    pg_sys::TYPECACHE_HASH_EXTENDED_PROC | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
+
+/// Whether values of a built-in type are equal exactly if their bytes are, under a deterministic collation.
+fn is_bytewise(of: pg_sys::Oid) -> bool {
+    matches!(
+        of,
+        pg_sys::BOOLOID
+            | pg_sys::CHAROID
+            | pg_sys::INT2OID
+            | pg_sys::INT4OID
+            | pg_sys::INT8OID
+            | pg_sys::OIDOID
+            | pg_sys::DATEOID
+            | pg_sys::TIMEOID
+            | pg_sys::TIMESTAMPOID
+            | pg_sys::TIMESTAMPTZOID
+            | pg_sys::MONEYOID
+            | pg_sys::PG_LSNOID
+            | pg_sys::XID8OID
+            | pg_sys::MACADDROID
+            | pg_sys::MACADDR8OID
+            | pg_sys::UUIDOID
+            | pg_sys::TEXTOID
+            | pg_sys::VARCHAROID
+            | pg_sys::BYTEAOID
+            | pg_sys::NAMEOID
+    )
+}
+
+/// A column of the key by which rows are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyPart {
+    /// Its number in the table, from 1.
+    pub attribute: i16,
+    /// When its values are equal.
+    pub equality: Equality,
+}
+
+/// By what a row is known that has a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyHashes {
+    /// That of the stored bytes.
+    pub stored: u64,
+    /// The same for equal keys.
+    pub equal: u64,
+    everywhere: bool,
+}
+
+impl KeyHashes {
+    /// All by which what is to be found by an equal key is remembered, and looked for.
+    pub fn each(self) -> impl Iterator<Item = u64> {
+        let stored = (!self.everywhere).then_some(self.stored);
+        std::iter::once(self.equal).chain(stored)
+    }
+
+    /// Beside [`Self::equal`], the one that does not hang on this node; `None` where that is the only one.
+    #[must_use]
+    pub fn other(self) -> Option<u64> {
+        self.each().nth(1)
+    }
+}
+
+/// Both hashes in the making.
+struct Hashing {
+    stored: KeyHasher,
+    equal: KeyHasher,
+    everywhere: bool,
+}
+
+impl Hashing {
+    fn new(seed: u32) -> Self {
+        let hasher = KeyHasher::new(u64::from(seed));
+        Self {
+            stored: hasher,
+            equal: hasher,
+            everywhere: true,
+        }
+    }
+
+    /// # Safety
+    /// `value` is one of the column at `position`, from 0; in a transaction.
+    unsafe fn feed(
+        &mut self,
+        equality: Equality,
+        descriptor: pg_sys::TupleDesc,
+        position: usize,
+        value: Option<pg_sys::Datum>,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            feed(&mut self.stored, descriptor, position, value);
+            let hash = match (equality, value) {
+                (Equality::Type { of, collation, .. }, Some(value)) => {
+                    hash_of_value(of, collation, value)
+                }
+                _ => None,
+            };
+            match hash {
+                Some(hash) => self.equal.word(hash),
+                None => feed(&mut self.equal, descriptor, position, value),
+            }
+        }
+        self.everywhere &= !matches!(
+            equality,
+            Equality::Type {
+                everywhere: false,
+                ..
+            }
+        );
+    }
+
+    fn finish(self) -> KeyHashes {
+        KeyHashes {
+            stored: self.stored.finish(),
+            equal: self.equal.finish(),
+            everywhere: self.everywhere,
+        }
+    }
+}
+
+/// The type's own hash of a value, which is not null; `None` when the type has none any more.
+///
+/// # Safety
+/// The value is one of the type; in a transaction.
+unsafe fn hash_of_value(
+    of: pg_sys::Oid,
+    collation: pg_sys::Oid,
+    value: pg_sys::Datum,
+) -> Option<u64> {
+    // SAFETY: as the caller says. The entry lives as long as the process, and was brought up to date just now; a seed of 0.
+    unsafe {
+        let known = pg_sys::lookup_type_cache(of, HASH_FLAGS.cast_signed());
+        if (*known).hash_extended_proc_finfo.fn_oid == pg_sys::InvalidOid {
+            return None;
+        }
+        let function = &raw mut (*known).hash_extended_proc_finfo;
+        let hash =
+            pg_sys::FunctionCall2Coll(function, collation, value, pg_sys::Datum::from(0_i64));
+        Some(hash.value() as u64)
+    }
+}
+
+/// Hash of the stored bytes of the row in `slot`: of its key's columns, of all where the table has no key.
 ///
 /// # Safety
 /// The slot holds a row of the table of `plan`, which is open.
 pub unsafe fn key_hash(plan: &LocalRelation, slot: *mut pg_sys::TupleTableSlot) -> u64 {
+    let mut hasher = KeyHasher::new(u64::from(plan.oid.to_u32()));
     // SAFETY: as the caller says.
-    unsafe { key_hash_as(plan.oid.to_u32(), plan, slot) }
+    unsafe {
+        each_column(plan, slot, |_, descriptor, position, value| {
+            feed(&mut hasher, descriptor, position, value);
+        });
+    }
+    hasher.finish()
 }
 
-/// The same, as in the table with OID `seed`.
+/// Both hashes of the row in `slot`, as in the table with OID `seed`.
 ///
 /// # Safety
-/// As [`key_hash`].
-pub unsafe fn key_hash_as(
+/// As [`key_hash`]; in a transaction.
+pub unsafe fn key_hashes_as(
     seed: u32,
     plan: &LocalRelation,
     slot: *mut pg_sys::TupleTableSlot,
-) -> u64 {
-    let mut hasher = KeyHasher::new(u64::from(seed));
+) -> KeyHashes {
+    let mut hashing = Hashing::new(seed);
+    // SAFETY: as the caller says.
+    unsafe {
+        each_column(plan, slot, |equality, descriptor, position, value| {
+            hashing.feed(equality, descriptor, position, value);
+        });
+    }
+    hashing.finish()
+}
+
+/// Hand on the columns that are hashed.
+///
+/// # Safety
+/// As [`key_hash`].
+unsafe fn each_column(
+    plan: &LocalRelation,
+    slot: *mut pg_sys::TupleTableSlot,
+    mut hand_on: impl FnMut(Equality, pg_sys::TupleDesc, usize, Option<pg_sys::Datum>),
+) {
     // SAFETY: as the caller says; the columns' numbers are those of the table, and slots have its descriptor.
     unsafe {
         let descriptor = (*slot).tts_tupleDescriptor;
@@ -54,72 +300,62 @@ pub unsafe fn key_hash_as(
         if i32::from((*slot).tts_nvalid) < last {
             pg_sys::slot_getsomeattrs_int(slot, last);
         }
-        let mut column = |position: usize| {
+        let mut column = |equality, position: usize| {
             let is_null = *(*slot).tts_isnull.add(position);
             let value = (!is_null).then(|| *(*slot).tts_values.add(position));
-            feed(&mut hasher, descriptor, position, value);
+            hand_on(equality, descriptor, position, value);
         };
         match &plan.key {
             Some(key) => {
                 for place in &key.columns {
-                    column(usize::try_from(place.attribute - 1).unwrap_or(0));
+                    let position = usize::try_from(place.attribute - 1).unwrap_or(0);
+                    column(place.equality, position);
                 }
             }
             None => {
                 for position in 0..usize::try_from(natts).unwrap_or(0) {
-                    column(position);
+                    column(Equality::Bytes, position);
                 }
             }
         }
     }
-    hasher.finish()
-}
-
-/// What stands for a hash that comes from elsewhere, of a row that was copied into the table with this OID: other than all hashes that are
-/// computed here, as tables elsewhere may well have the OIDs of other tables here.
-#[must_use]
-pub fn copied_hash(relation: u32, hash: u64) -> u64 {
-    let mut hasher = KeyHasher::new(COPIED_ROWS);
-    hasher.word(u64::from(relation));
-    hasher.word(hash);
-    hasher.finish()
 }
 
 /// The same of the row that has these values, as in the table with OID `seed`. `None` where the table has no key, or the values lack some of it.
 ///
 /// # Safety
-/// The values are those of columns of the table of `plan`, whose descriptor this is.
-pub unsafe fn key_hash_of_values(
+/// The values are those of columns of the table of `plan`, whose descriptor this is; in a transaction.
+pub unsafe fn key_hashes_of_values(
     seed: u32,
     plan: &LocalRelation,
     descriptor: pg_sys::TupleDesc,
     values: &RowValues,
-) -> Option<u64> {
-    let mut hasher = KeyHasher::new(u64::from(seed));
+) -> Option<KeyHashes> {
+    let mut hashing = Hashing::new(seed);
     for place in &plan.key.as_ref()?.columns {
         let position = usize::try_from(place.attribute - 1).ok()?;
         let value = values.get(position).copied().flatten().flatten()?;
         // SAFETY: as the caller says.
-        unsafe { feed(&mut hasher, descriptor, position, Some(value)) };
+        unsafe { hashing.feed(place.equality, descriptor, position, Some(value)) };
     }
-    Some(hasher.finish())
+    Some(hashing.finish())
 }
 
-/// The same of a row that was taken apart. `key` is the numbers of its key's columns, in the order in which the index has them.
+/// The same of a row that was taken apart, by the columns of its key in the order in which the index has them.
 /// `None` where one of them is null, or not in the row but elsewhere.
 ///
 /// # Safety
-/// `values` and `nulls` are a row of the relation with this OID and descriptor.
-pub unsafe fn key_hash_of_row(
+/// `values` and `nulls` are a row of the relation with this OID and descriptor; in a transaction.
+pub unsafe fn key_hashes_of_row(
     relation: pg_sys::Oid,
     descriptor: pg_sys::TupleDesc,
-    key: &[i16],
+    key: &[KeyPart],
     values: &[pg_sys::Datum],
     nulls: &[bool],
-) -> Option<u64> {
-    let mut hasher = KeyHasher::new(u64::from(relation.to_u32()));
-    for attribute in key {
-        let position = usize::try_from(attribute - 1).ok()?;
+) -> Option<KeyHashes> {
+    let mut hashing = Hashing::new(relation.to_u32());
+    for part in key {
+        let position = usize::try_from(part.attribute - 1).ok()?;
         if *nulls.get(position)? {
             return None;
         }
@@ -130,10 +366,10 @@ pub unsafe fn key_hash_of_row(
             if is_varlena && pgrx::varatt_is_1b_e(value.cast_mut_ptr()) {
                 return None;
             }
-            feed(&mut hasher, descriptor, position, Some(value));
+            hashing.feed(part.equality, descriptor, position, Some(value));
         }
     }
-    Some(hasher.finish())
+    Some(hashing.finish())
 }
 
 /// # Safety

@@ -18,6 +18,7 @@ use braid_bgworker::compare::as_version;
 use pgrx::pg_sys;
 
 use super::copied::{self, From, hasher, version_in, with_table};
+use super::key_hash::KeyHashes;
 use super::lookup::writer;
 use super::scan;
 use super::version::OriginNames;
@@ -64,7 +65,7 @@ pub fn leaving(
 struct Look<'a> {
     relation: pg_sys::Relation,
     from: Vec<From>,
-    /// By the hash that a key has here.
+    /// By the hashes that a key has here.
     deleted_here: &'a HashSet<u64>,
     names: RefCell<OriginNames>,
     since: i64,
@@ -118,12 +119,16 @@ impl Look<'_> {
     /// The slot holds a row of the table.
     unsafe fn copied(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
         // SAFETY: as the caller says.
-        let hash_as = unsafe { hasher(self.relation, slot) };
-        let Some(here) = hash_as(self.oid()).filter(|hash| self.deleted_here.contains(hash)) else {
+        let hashes_as = unsafe { hasher(self.relation, slot) };
+        let hashes = hashes_as(self.oid()).into_iter().flat_map(KeyHashes::each);
+        let mut deleted = None;
+        for here in hashes.filter(|hash| self.deleted_here.contains(hash)) {
+            deleted = deleted.max(tombstone::find(here, tombstone::Seen::Committed)?);
+        }
+        if deleted.is_none() {
             return Ok(Fate::Stays);
-        };
-        let deleted = tombstone::find(here, tombstone::Seen::Committed)?;
-        let brought = self.newest(&hash_as, tombstone::find_copied)?;
+        }
+        let brought = self.newest(&hashes_as, tombstone::find_copied)?;
         let is_newer = |deleted| match brought {
             Some(brought) => {
                 as_version(&self.version(deleted)) > as_version(&self.version(brought))
@@ -141,7 +146,7 @@ impl Look<'_> {
     /// The slot holds a row of the table.
     unsafe fn written(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
         // SAFETY: as the caller says.
-        let (row, hash_as) = unsafe {
+        let (row, hashes_as) = unsafe {
             (
                 version_in(self.relation, slot)?,
                 hasher(self.relation, slot),
@@ -153,8 +158,8 @@ impl Look<'_> {
             }
             None => found.0 > self.since,
         };
-        let brought = self.newest(&hash_as, tombstone::find_copied)?;
-        let deleted = self.newest(&hash_as, |hash| {
+        let brought = self.newest(&hashes_as, tombstone::find_copied)?;
+        let deleted = self.newest(&hashes_as, |hash| {
             tombstone::find(hash, tombstone::Seen::Committed)
         })?;
         let (brought, deleted) = (brought.filter(is_newer), deleted.filter(is_newer));
@@ -175,16 +180,15 @@ impl Look<'_> {
     /// The newest that the copy has brought for a row's key.
     fn newest(
         &self,
-        hash_as: &impl Fn(u32) -> Option<u64>,
+        hashes_as: &impl Fn(u32) -> Option<KeyHashes>,
         find: impl Fn(u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError>,
     ) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
         let mut newest = None;
         for from in &self.from {
-            let Some(hash) = from.hash(hash_as) else {
-                continue;
-            };
-            let found = find(hash)?;
-            newest = newest.max(found);
+            for hash in from.hashes(hashes_as) {
+                let found = find(hash)?;
+                newest = newest.max(found);
+            }
         }
         Ok(newest)
     }

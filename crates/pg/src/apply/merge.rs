@@ -23,6 +23,7 @@ use super::table::{OpenTable, RowValues};
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, Target};
 use crate::compat;
+use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
 use crate::subscription::{execute, rows, rows_written};
@@ -393,7 +394,7 @@ impl Session {
         let found = rows(
             KEY,
             &[
-                DatumWithOid::from(key_names),
+                encoding::texts_argument(&key_names),
                 json(meeting.rows.local),
                 json(meeting.rows.remote),
             ],

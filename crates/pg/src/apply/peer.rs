@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
+use crate::encoding;
 use crate::error::PgError;
 use crate::libpq::{Cells, Connection, Mode, quote_identifier, quote_literal};
 use crate::wait::Wait;
@@ -319,36 +320,10 @@ impl Question<'_> {
 
 /// SQL in this database's encoding, which is that of the connection.
 fn in_local_encoding(sql: &str) -> Result<CString, PgError> {
-    let zero = |_| PgError::new("08P01", "name from the provider has a zero byte");
-    let utf8 = CString::new(sql).map_err(zero)?;
-    if sql.is_ascii() {
-        return Ok(utf8);
-    }
-    let length = i32::try_from(sql.len()).unwrap_or(i32::MAX);
-    let encoding = pg_sys::pg_enc::PG_UTF8.cast_signed();
-    // SAFETY: a string of that length; the answer is the same one or a new one that ends with a zero byte.
-    unsafe {
-        let converted = pg_sys::pg_any_to_server(utf8.as_ptr(), length, encoding);
-        if converted.is_null() {
-            return Ok(utf8);
-        }
-        Ok(CStr::from_ptr(converted).to_owned())
-    }
+    encoding::to_server(sql)
+        .ok_or_else(|| PgError::new("08P01", "name from the provider has a zero byte"))
 }
 
 fn from_local_encoding(bytes: &[u8]) -> String {
-    let plain = || String::from_utf8_lossy(bytes).into_owned();
-    let (true, Ok(text)) = (!bytes.is_ascii(), CString::new(bytes)) else {
-        return plain();
-    };
-    let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-    let encoding = pg_sys::pg_enc::PG_UTF8.cast_signed();
-    // SAFETY: as above.
-    unsafe {
-        let converted = pg_sys::pg_server_to_any(text.as_ptr(), length, encoding);
-        if converted.is_null() || converted.cast_const() == text.as_ptr() {
-            return plain();
-        }
-        CStr::from_ptr(converted).to_string_lossy().into_owned()
-    }
+    encoding::text_from_server(bytes).unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
 }

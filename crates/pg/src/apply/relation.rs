@@ -1,8 +1,6 @@
 //! How a relation of the stream maps to one of this database: columns by name, the index that finds its rows, how its
 //! values are converted. Built once for each schema record and local relation, and again after either changed.
 
-use std::ffi::{CStr, CString};
-
 use braid_bgworker::resolution::Rules;
 use braid_bgworker::table_order::HashedKey;
 use braid_gir::{ReplicaIdentity, Schema};
@@ -11,7 +9,9 @@ use pgrx::pg_sys;
 use super::column_rules::{self, ColumnRules};
 use super::copied;
 use super::decode::ColumnDecoder;
+use super::key_hash::Equality;
 use super::rules;
+use crate::encoding;
 use crate::error::PgError;
 use crate::table_order;
 
@@ -79,6 +79,8 @@ pub struct KeyColumn {
     pub equal: pg_sys::Oid,
     /// Collation of the index column.
     pub collation: pg_sys::Oid,
+    /// When its values are equal.
+    pub equality: Equality,
 }
 
 /// An index that finds one row by its key.
@@ -126,16 +128,21 @@ pub struct LocalRelation {
     pub copied_from: Vec<copied::From>,
 }
 
-fn c_string(text: &str) -> Result<CString, PgError> {
-    CString::new(text).map_err(|_| PgError::new("08P01", "name from the provider has a zero byte"))
-}
-
 /// OID of a relation by name; `None` when it does not exist.
 ///
 /// # Errors
 /// 08P01 for a name that is none.
 pub fn find(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError> {
-    let (namespace, name) = (c_string(namespace)?, c_string(name)?);
+    if namespace.contains('\0') || name.contains('\0') {
+        return Err(PgError::new(
+            "08P01",
+            "name from the provider has a zero byte",
+        ));
+    }
+    let (Some(namespace), Some(name)) = (encoding::name_here(namespace), encoding::name_here(name))
+    else {
+        return Ok(None);
+    };
     // SAFETY: catalog look-ups in a transaction with NUL-terminated names.
     unsafe {
         let schema = pg_sys::get_namespace_oid(namespace.as_ptr(), true);
@@ -167,9 +174,7 @@ unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
             .map(|index| {
                 let attribute = crate::compat::TupleDescAttr(descriptor, index);
                 Attribute {
-                    name: CStr::from_ptr((*attribute).attname.data.as_ptr())
-                        .to_string_lossy()
-                        .into_owned(),
+                    name: encoding::from_server((*attribute).attname.data.as_ptr()),
                     type_oid: (*attribute).atttypid.to_u32(),
                     type_modifier: (*attribute).atttypmod,
                     dropped: (*attribute).attisdropped,
@@ -313,7 +318,7 @@ unsafe fn find_key(
         for oid in candidates {
             let index =
                 pg_sys::index_open(oid, i32::try_from(pg_sys::AccessShareLock).unwrap_or(1));
-            let key = read_key(index, columns);
+            let key = read_key(index, (*relation).rd_att, columns);
             pg_sys::index_close(index, 0);
             let Some(key) = key else { continue };
             let same = !full
@@ -341,8 +346,12 @@ unsafe fn find_key(
 /// An index's columns, if it is a usable unique index on plain columns that the stream has.
 ///
 /// # Safety
-/// `index` is open.
-unsafe fn read_key(index: pg_sys::Relation, columns: &[LocalColumn]) -> Option<Key> {
+/// `index` is open, and of the open table with this descriptor.
+unsafe fn read_key(
+    index: pg_sys::Relation,
+    descriptor: pg_sys::TupleDesc,
+    columns: &[LocalColumn],
+) -> Option<Key> {
     // SAFETY: the caller keeps the index open; rd_index and its arrays belong to it.
     unsafe {
         let form = (*index).rd_index;
@@ -369,11 +378,13 @@ unsafe fn read_key(index: pg_sys::Relation, columns: &[LocalColumn]) -> Option<K
             if equal == pg_sys::InvalidOid {
                 return None;
             }
+            let declared = (*crate::compat::TupleDescAttr(descriptor, local)).atttypid;
             key.push(KeyColumn {
                 attribute: *attribute,
                 remote: column.remote,
                 equal,
                 collation: *(*index).rd_indcollation.add(position),
+                equality: Equality::of(index, position, declared),
             });
         }
         Some(Key {

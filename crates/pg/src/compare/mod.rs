@@ -133,12 +133,7 @@ thread_local! {
 pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgError> {
     COMPARISON.take();
     let table = with_settings(&SETTINGS, || {
-        Table::find(
-            &request.subscription,
-            request.relation,
-            &request.local_node,
-            &mut connection,
-        )
+        Table::find(&request.subscription, request.relation, &mut connection)
     })?;
     let gathered = match &request.keys {
         Some(keys) => store::keys(&table, keys)?,

@@ -10,8 +10,8 @@ use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
 use pgrx::pg_sys;
 
 use super::explained;
-use super::table::{At, Row, SETTINGS, Table};
-use crate::apply::{OriginNames, Versions, key_hash_at, table_hash};
+use super::table::{At, Row, SETTINGS, Table, read_place};
+use crate::apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::ingest::stamp;
@@ -107,12 +107,7 @@ pub fn start_repair(request: Repairing, mut connection: Connection) -> Result<i6
             .with_hint("Run call braid.compare(subscription_name, relation) first."));
     };
     let table = with_settings(&SETTINGS, || {
-        Table::find(
-            &request.subscription,
-            request.relation,
-            &request.local_node,
-            &mut connection,
-        )
+        Table::find(&request.subscription, request.relation, &mut connection)
     })?;
     let groups = groups(&table, &comparison, request.keys.as_deref());
     REPAIR.set(Some(State {
@@ -255,7 +250,7 @@ impl State {
                 let rows = self.table.whole(At::Here, &keys, &mut self.connection)?;
                 rows.into_iter().next().flatten()
             } else {
-                self.table.lock(&difference.key)
+                self.table.lock(&difference.key)?
             };
             let (action, reason) = self.mend_row(difference, here, there)?;
             self.log(difference, action, reason)?;
@@ -340,7 +335,7 @@ impl State {
             let Some((relation, place)) = rows
                 .get(0, 0)
                 .and_then(|oid| oid.parse::<u32>().ok())
-                .zip(rows.get(0, 1).and_then(parse_place))
+                .zip(rows.get(0, 1).and_then(read_place))
             else {
                 return Ok((("left", Some(KEPT_BY_TRIGGER)), false));
             };
@@ -364,13 +359,13 @@ impl State {
         relation: pg_sys::Oid,
         place: pg_sys::ItemPointerData,
     ) -> Result<Option<(i64, String)>, PgError> {
-        let hashes = [
-            key_hash_at(relation, place)?,
-            Some(table_hash(relation.to_u32())),
-        ];
+        let row = key_hashes_at(relation, place)?.into_iter();
+        let hashes = row
+            .flat_map(KeyHashes::each)
+            .chain([table_hash(relation.to_u32())]);
         let mut names = OriginNames::new(&self.request.local_node);
         let mut newest = None;
-        for hash in hashes.into_iter().flatten() {
+        for hash in hashes {
             let found = tombstone::find(hash, Seen::Committed)?;
             let found = found.map(|(at, origin)| (at, names.node(origin).to_owned()));
             newest = newest.max(found);
@@ -422,14 +417,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// Of the text `(block,number)`.
-fn parse_place(text: &str) -> Option<pg_sys::ItemPointerData> {
-    let (block, number) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
-    let mut place = pg_sys::ItemPointerData::default();
-    pgrx::itemptr::item_pointer_set_all(&mut place, block.parse().ok()?, number.parse().ok()?);
-    Some(place)
 }
 
 /// The provider's time.

@@ -10,7 +10,7 @@
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
 use pgrx::pg_sys;
 
-use crate::apply::{COPIED, node_of_origin};
+use crate::apply::row_version;
 use crate::catalog::{self, Rights, with_rights};
 use crate::copy::source::{Published, published};
 use crate::error::PgError;
@@ -19,6 +19,8 @@ use crate::subscription::Subscription;
 
 /// How many rows are asked for by key in one statement.
 const ASKED: usize = 50;
+/// Columns of what is seen of a row.
+const SEEN: usize = 3;
 /// A list that is as long as this is not whole.
 const LIST_LIMIT: u64 = 20 * LISTED;
 
@@ -73,8 +75,6 @@ pub struct Table {
     tables: [String; 2],
     /// True for the rows that are published.
     filter: String,
-    /// Names of the two nodes.
-    nodes: [String; 2],
     hash: String,
     search_path: String,
     /// Rows at the provider, by an estimate.
@@ -188,7 +188,6 @@ impl Table {
     pub fn find(
         subscription: &Subscription,
         relation: u32,
-        local_node: &str,
         connection: &mut Connection,
     ) -> Result<Self, PgError> {
         prepare(connection, "pg_catalog")?;
@@ -229,7 +228,6 @@ impl Table {
             key,
             tables,
             filter: there.filter().unwrap_or_else(|| "true".to_owned()),
-            nodes: [local_node.to_owned(), subscription.provider.clone()],
             hash: hash_expression(connection, &names)?,
             columns,
             ordered: orders.alike,
@@ -467,7 +465,7 @@ impl Table {
                     format!(
                         "(select {}, {}{columns} {} and {})",
                         part * ASKED + index,
-                        self.seen(),
+                        self.seen(at),
                         self.from(at),
                         self.is(key)
                     )
@@ -479,47 +477,68 @@ impl Table {
                     .first()
                     .and_then(|text| text.as_deref()?.parse::<usize>().ok());
                 if let Some(place) = index.and_then(|index| found.get_mut(index)) {
-                    let values = row.get(6..).unwrap_or_default().to_vec();
-                    *place = Some((self.as_seen(at, row.get(1..).unwrap_or_default()), values));
+                    let values = row.get(1 + SEEN..).unwrap_or_default().to_vec();
+                    let seen = self.as_seen(at, row.get(1..).unwrap_or_default())?;
+                    *place = Some((seen, values));
                 }
             }
         }
         Ok(found)
     }
 
-    /// What [`Table::as_seen`] reads.
-    fn seen(&self) -> String {
-        format!(
-            "xmin::text, {}, (extract(epoch from braid.commit_timestamp(xmin)) * 1000000)::bigint, \
-             (select v.roident::text from pg_xact_commit_timestamp_origin(xmin) v), \
-             (select o.roname from pg_xact_commit_timestamp_origin(xmin) v join pg_replication_origin o on o.roident = v.roident)",
-            self.hash
-        )
+    /// What [`Table::as_seen`] reads, [`SEEN`] columns. A row's version is not always that of the transaction that wrote it (batches, copies),
+    /// so it is asked for by the row's place: of the provider with the row, here afterwards, since that takes more rights than the
+    /// table's owner may have.
+    fn seen(&self, at: At) -> String {
+        let version = match at {
+            At::There => {
+                "(select (extract(epoch from v.committed_at) * 1000000)::bigint::text || ' ' || v.node \
+                 from braid.row_version(tableoid, ctid) v)"
+            }
+            At::Here => "tableoid::oid::text || ' ' || ctid::text",
+        };
+        format!("xmin::text, {}, {version}", self.hash)
     }
 
-    fn as_seen(&self, at: At, row: &[Option<String>]) -> Seen {
+    fn as_seen(&self, at: At, row: &[Option<String>]) -> Result<Seen, PgError> {
         let text = |index: usize| row.get(index).cloned().flatten();
-        let [here, there] = &self.nodes;
-        let own = match at {
-            At::Here => here,
-            At::There => there,
+        let version = match (at, text(2)) {
+            (_, None) => None,
+            (At::There, Some(version)) => read_version(&version),
+            (At::Here, Some(row)) => match row.split_once(' ') {
+                Some((relation, place)) => self.version_at(relation, place)?,
+                None => None,
+            },
         };
-        let timestamp = text(2).and_then(|text| text.parse::<i64>().ok());
-        let node = match (text(3).as_deref(), text(4)) {
-            (Some("0"), _) => Some(own.clone()),
-            (Some(number), None) if number == COPIED.to_string() => None,
-            (_, Some(name)) => Some(node_of_origin(&name).to_owned()),
-            (number, None) => number.map(str::to_owned),
-        };
-        Seen {
+        Ok(Seen {
             xid: text(0).unwrap_or_default(),
             hash: text(1).unwrap_or_default(),
-            version: timestamp.zip(node),
-        }
+            version,
+        })
+    }
+
+    /// The version of the row that is at a place here.
+    fn version_at(&self, relation: &str, place: &str) -> Result<Option<(i64, String)>, PgError> {
+        let (Ok(relation), Some(place)) = (relation.parse::<u32>(), read_place(place)) else {
+            return Ok(None);
+        };
+        let found = with_rights(Rights::ExtensionOwner, || {
+            // SAFETY: in a transaction; an error leaves the snapshot to the abort. That of the statement in hand may be older than the row.
+            unsafe {
+                pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+                let found = row_version(relation.into(), place, self.owner);
+                pg_sys::PopActiveSnapshot();
+                found
+            }
+        })?;
+        Ok(found.map(|version| (version.timestamp, version.node)))
     }
 
     /// The row here with a key, locked until the transaction ends.
-    pub fn lock(&self, key: &Key) -> Option<Row> {
+    ///
+    /// # Errors
+    /// Whatever looking for its version raises.
+    pub fn lock(&self, key: &Key) -> Result<Option<Row>, PgError> {
         let columns: Vec<String> = self
             .columns
             .iter()
@@ -527,14 +546,16 @@ impl Table {
             .collect();
         let rows = self.run_here(&format!(
             "select {}, {} {} and {} for update",
-            self.seen(),
+            self.seen(At::Here),
             columns.join(", "),
             self.from(At::Here),
             self.is(key),
         ));
-        let row = rows.iter().next()?;
-        let values = row.get(5..).unwrap_or_default().to_vec();
-        Some((self.as_seen(At::Here, row), values))
+        let Some(row) = rows.iter().next() else {
+            return Ok(None);
+        };
+        let values = row.get(SEEN..).unwrap_or_default().to_vec();
+        Ok(Some((self.as_seen(At::Here, row)?, values)))
     }
 
     /// Insert a row here, delete or change the one with a key.
@@ -584,6 +605,20 @@ impl Table {
             )
         })
     }
+}
+
+/// Of a time in microseconds and a node's name.
+fn read_version(text: &str) -> Option<(i64, String)> {
+    let (timestamp, node) = text.split_once(' ')?;
+    Some((timestamp.parse().ok()?, node.to_owned()))
+}
+
+/// Of the text `(block,number)`.
+pub(super) fn read_place(text: &str) -> Option<pg_sys::ItemPointerData> {
+    let (block, number) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+    let mut place = pg_sys::ItemPointerData::default();
+    pgrx::itemptr::item_pointer_set_all(&mut place, block.parse().ok()?, number.parse().ok()?);
+    Some(place)
 }
 
 fn literal(value: &Option<String>) -> String {

@@ -2,7 +2,7 @@
 //! transaction that also makes the table ready.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use pgrx::pg_sys;
@@ -10,7 +10,8 @@ use pgrx::pg_sys;
 use super::source::{Published, Source};
 use crate::apply::user::UserSwitch;
 use crate::compat;
-use crate::decoding::deletions::identity_columns;
+use crate::decoding::deletions::identity_key;
+use crate::encoding::from_server;
 use crate::error::PgError;
 use crate::libpq::{CopyData, CopyMessage, quote_identifier};
 use crate::rate_limit::Limiter;
@@ -91,20 +92,6 @@ thread_local! {
     static FEED: RefCell<Option<Feed>> = const { RefCell::new(None) };
 }
 
-/// Text in this database's encoding, as UTF-8.
-///
-/// # Safety
-/// `raw` is a valid C string in this database's encoding.
-unsafe fn utf8(raw: *const c_char) -> String {
-    // SAFETY: as the caller says; a converted copy is in the current memory context.
-    unsafe {
-        let len = c_int::try_from(CStr::from_ptr(raw).to_bytes().len()).unwrap_or(0);
-        let encoding = pg_sys::pg_enc::PG_UTF8;
-        let converted = pg_sys::pg_server_to_any(raw, len, c_int::try_from(encoding).unwrap_or(6));
-        CStr::from_ptr(converted).to_string_lossy().into_owned()
-    }
-}
-
 fn quoted_list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
     quoted.join(", ")
@@ -143,8 +130,8 @@ impl Target {
             }
             let target = Self {
                 oid,
-                namespace: utf8(namespace),
-                name: utf8((*form).relname.data.as_ptr()),
+                namespace: from_server(namespace),
+                name: from_server((*form).relname.data.as_ptr()),
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
             };
@@ -463,15 +450,16 @@ impl Target {
     /// The columns of the key that identifies its rows.
     fn identity(&self) -> Result<Option<Vec<String>>, PgError> {
         // SAFETY: the table is locked since `lock`.
-        let columns = unsafe {
+        let key = unsafe {
             let relation = pg_sys::relation_open(self.oid, NO_LOCK);
-            let columns = identity_columns(relation);
+            let key = identity_key(relation);
             pg_sys::relation_close(relation, NO_LOCK);
-            columns
+            key
         };
-        let Some(columns) = columns else {
+        let Some(key) = key else {
             return Ok(None);
         };
+        let columns: Vec<i16> = key.iter().map(|part| part.attribute).collect();
         let found = subscription::rows(
             "select attname::text from pg_attribute where attrelid = $1::oid and attnum = any ($2::int2[])",
             &[
@@ -521,7 +509,7 @@ impl Target {
             for index in 0..usize::try_from((*descriptor).natts).unwrap_or(0) {
                 let attribute = compat::TupleDescAttr(descriptor, index);
                 if !(*attribute).attisdropped {
-                    here.push((utf8((*attribute).attname.data.as_ptr()), attribute));
+                    here.push((from_server((*attribute).attname.data.as_ptr()), attribute));
                 }
             }
             let mut columns = Vec::with_capacity(published.len());

@@ -297,16 +297,17 @@ impl Published {
         )
     }
 
-    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key,
-    /// microseconds since then, node.
+    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key, each
+    /// of them where there are two, microseconds since then, node.
     pub(crate) fn versions_command(&self, since: i64) -> String {
         let table = self.qualified();
         let lately = format!("braid.commit_timestamp({table}.xmin) >= to_timestamp({since})");
         let rows = self.rows_clause_with(Some(lately));
         format!(
-            "copy (select v.key_hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
+            "copy (select h.hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
              from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows}) as r, \
-             lateral braid.row_version(r.tableoid, r.ctid) as v where v.key_hash is not null) to stdout (encoding 'UTF8')"
+             lateral braid.row_version(r.tableoid, r.ctid) as v, \
+             lateral (values (v.key_hash), (v.other_hash)) as h (hash) where h.hash is not null) to stdout (encoding 'UTF8')"
         )
     }
 

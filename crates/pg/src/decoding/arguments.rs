@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys;
 
-use super::names;
+use crate::encoding;
 
 /// The options of the decoding context.
 ///
@@ -28,8 +28,8 @@ pub unsafe fn given_options(
                 let value = (!element.arg.is_null()
                     && (*element.arg).type_ == pg_sys::NodeTag::T_String)
                     .then(|| (*element.arg.cast::<pg_sys::String>()).sval);
-                let value = value.map(|text| names::from_server(text));
-                (names::from_server(element.defname), value)
+                let value = value.map(|text| encoding::from_server(text));
+                (encoding::from_server(element.defname), value)
             })
             .collect()
     }
@@ -37,7 +37,7 @@ pub unsafe fn given_options(
 
 /// A list of identifiers, as SQL reads it.
 pub fn split_identifiers(list: &str) -> Option<Vec<String>> {
-    let text = names::to_server(list)?;
+    let text = encoding::to_server(list)?;
     let mut parts = std::ptr::null_mut();
     // SAFETY: the function writes into its copy of the text; the list's cells point into that.
     unsafe {
@@ -54,7 +54,7 @@ pub fn split_identifiers(list: &str) -> Option<Vec<String>> {
         Some(
             cells
                 .iter()
-                .map(|cell| names::from_server(cell.ptr_value.cast()))
+                .map(|cell| encoding::from_server(cell.ptr_value.cast()))
                 .collect(),
         )
     }

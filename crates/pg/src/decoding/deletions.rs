@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
 use super::version;
-use crate::apply::{EPOCH_DIFFERENCE, key_hash_of_row, table_hash};
+use crate::apply::{EPOCH_DIFFERENCE, Equality, KeyHashes, KeyPart, key_hashes_of_row, table_hash};
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi;
@@ -134,7 +134,7 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
 #[derive(Debug)]
 struct Deletions {
     /// Columns of the key by relation; `None`: its deletions are not wanted, or have no key.
-    keys: HashMap<u32, Option<Vec<i16>>>,
+    keys: HashMap<u32, Option<Vec<KeyPart>>>,
     generation: u64,
     /// Of the transaction in hand.
     in_hand: Vec<(u32, u64)>,
@@ -149,7 +149,7 @@ impl Deletions {
     ///
     /// # Safety
     /// The relation is open, under the historic snapshot.
-    unsafe fn key(&mut self, relation: pg_sys::Relation) -> Option<&[i16]> {
+    unsafe fn key(&mut self, relation: pg_sys::Relation) -> Option<&[KeyPart]> {
         let generation = GENERATION.load(Ordering::Relaxed);
         if self.generation != generation {
             self.keys.clear();
@@ -201,22 +201,22 @@ unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
 
 /// # Safety
 /// As `Deletions::key`.
-unsafe fn key_of(relation: pg_sys::Relation, oid: pg_sys::Oid) -> Option<Vec<i16>> {
+unsafe fn key_of(relation: pg_sys::Relation, oid: pg_sys::Oid) -> Option<Vec<KeyPart>> {
     // SAFETY: as the caller says.
     unsafe {
         if !is_wanted(relation, oid) {
             return None;
         }
-        identity_columns(relation)
+        identity_key(relation)
     }
 }
 
 /// The columns of the key that identifies a table's rows, in the key's order: that of the replica identity, or else the primary key.
 ///
 /// # Safety
-/// The relation is open.
-pub(crate) unsafe fn identity_columns(relation: pg_sys::Relation) -> Option<Vec<i16>> {
-    // SAFETY: as the caller says; the index is open while it is read.
+/// The relation is open; in a transaction with a snapshot for catalogs.
+pub(crate) unsafe fn identity_key(relation: pg_sys::Relation) -> Option<Vec<KeyPart>> {
+    // SAFETY: as the caller says; the index is open while it is read, and its columns are the relation's.
     unsafe {
         let replica = pg_sys::RelationGetReplicaIndex(relation);
         let index = if replica == pg_sys::InvalidOid {
@@ -233,22 +233,31 @@ pub(crate) unsafe fn identity_columns(relation: pg_sys::Relation) -> Option<Vec<
         }
         let shape = (*index).rd_index;
         let count = usize::try_from((*shape).indnkeyatts).unwrap_or(0);
-        let columns = (*shape).indkey.values.as_slice(count).to_vec();
+        let columns = (*shape).indkey.values.as_slice(count).iter().enumerate();
+        let part = |(position, attribute): (usize, &i16)| {
+            // An expression has number 0; such an index is nobody's identity.
+            let column = usize::try_from(*attribute).ok()?.checked_sub(1)?;
+            let declared = (*compat::TupleDescAttr((*relation).rd_att, column)).atttypid;
+            Some(KeyPart {
+                attribute: *attribute,
+                equality: Equality::of(index, position, declared),
+            })
+        };
+        let parts = columns.map(part).collect();
         pg_sys::RelationClose(index);
-        // An expression has number 0; such an index is nobody's identity.
-        columns.iter().all(|column| *column > 0).then_some(columns)
+        parts
     }
 }
 
-/// Hash of a row's key.
+/// Hashes of a row's key.
 ///
 /// # Safety
 /// The tuple is one of the relation.
-unsafe fn hash_of(
+unsafe fn hashes_of(
     relation: pg_sys::Relation,
-    key: &[i16],
+    key: &[KeyPart],
     tuple: pg_sys::HeapTuple,
-) -> Option<u64> {
+) -> Option<KeyHashes> {
     if tuple.is_null() {
         return None;
     }
@@ -259,7 +268,7 @@ unsafe fn hash_of(
         let mut values = vec![pg_sys::Datum::null(); columns];
         let mut nulls = vec![true; columns];
         pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-        key_hash_of_row((*relation).rd_id, descriptor, key, &values, &nulls)
+        key_hashes_of_row((*relation).rd_id, descriptor, key, &values, &nulls)
     }
 }
 
@@ -302,10 +311,13 @@ impl Format for Deletions {
             let Some(key) = self.key(relation) else {
                 return;
             };
-            let gone = hash_of(relation, key, change.old);
-            let here = hash_of(relation, key, change.new);
-            if let Some(gone) = gone.filter(|gone| here != Some(*gone)) {
-                self.push((*relation).rd_id.to_u32(), gone);
+            let gone = hashes_of(relation, key, change.old);
+            let here = hashes_of(relation, key, change.new).map(|here| here.equal);
+            // A row that has another form of the same key has not left it.
+            if let Some(gone) = gone.filter(|gone| here != Some(gone.equal)) {
+                for hash in gone.each() {
+                    self.push((*relation).rd_id.to_u32(), hash);
+                }
             }
         }
     }

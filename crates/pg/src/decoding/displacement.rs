@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-use super::names;
+use crate::encoding;
 
 /// The columns of `braid.displacement`.
 const COLUMNS: usize = 4;
@@ -50,7 +50,7 @@ pub(super) unsafe fn read(
         Some(Displacement {
             relation: pg_sys::Oid::from(u32::try_from(relation.value() & 0xFFFF_FFFF).ok()?),
             timestamp: (timestamp.value() as u64).cast_signed(),
-            origin: names::from_server(origin),
+            origin: encoding::from_server(origin),
             row: pg_sys::HeapTupleData {
                 t_len: u32::try_from(bytes.len()).ok()?,
                 t_self: pg_sys::ItemPointerData::default(),

@@ -15,9 +15,10 @@ use braid_gir::{
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::{Encoder, Tools, varlena_at};
+use super::report;
 use super::session::Session;
 use super::type_facts::TypeFacts;
-use super::{names, report};
+use crate::encoding;
 use crate::error::{self, PgError};
 use crate::worker::{self, Extra, Worker};
 
@@ -270,8 +271,8 @@ unsafe fn look_up(schema: &Schema<'_>, change: &Change<'_>) -> Result<Vec<u8>, P
         }
         let namespace = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation));
         (
-            names::from_server(name),
-            names::from_server(namespace),
+            encoding::from_server(name),
+            encoding::from_server(namespace),
             pg_sys::get_rel_relkind(relation).cast_unsigned(),
         )
     };
@@ -306,7 +307,7 @@ unsafe fn look_up(schema: &Schema<'_>, change: &Change<'_>) -> Result<Vec<u8>, P
         quoted(&namespace),
         quoted(&name)
     );
-    let Some(statement) = names::to_server(&statement) else {
+    let Some(statement) = encoding::to_server(&statement) else {
         return Ok(Vec::new());
     };
     let mut statement = statement.into_bytes();
@@ -337,7 +338,7 @@ impl Wanted {
     /// # Safety
     /// In a transaction.
     unsafe fn new(relation: pg_sys::Oid, column: &Column<'_>) -> Option<Self> {
-        let name = names::to_server(column.name)?;
+        let name = encoding::to_server(column.name)?;
         // SAFETY: as the caller says; the encoder is used in this transaction only.
         unsafe {
             let number = pg_sys::get_attnum(relation, name.as_ptr());
@@ -433,7 +434,7 @@ fn condition(schema: &Schema<'_>, change: &Change<'_>) -> Option<Vec<u8>> {
         if !condition.is_empty() {
             condition.extend_from_slice(b" and ");
         }
-        condition.extend_from_slice(names::to_server(&quoted(column.name))?.to_bytes());
+        condition.extend_from_slice(encoding::to_server(&quoted(column.name))?.to_bytes());
         condition.extend_from_slice(b" = ");
         push_literal(&mut condition, &text);
     }

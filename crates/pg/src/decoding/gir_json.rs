@@ -12,10 +12,10 @@ use pgrx::pg_sys;
 
 use super::fetch::Fetcher;
 use super::format::Context;
-use super::names;
 use super::report::or_raise;
 use super::scratch::Scratch;
 use super::stream::{Delivery, small_context, write_message};
+use crate::encoding;
 
 /// Frames as JSON.
 pub(super) struct GirJson {
@@ -51,7 +51,7 @@ impl GirJson {
             complete: request.fetch,
         };
         Self {
-            writer: JsonWriter::with_decoder(options, names::text_from_server),
+            writer: JsonWriter::with_decoder(options, encoding::text_from_server),
             fetch: request.fetch.then(Fetching::default),
             commit_lsn: 0,
             text: String::new(),
@@ -82,7 +82,7 @@ impl GirJson {
             self.writer
                 .record_with(record, fetched.as_ref(), &mut self.text),
         );
-        if !names::is_utf8() {
+        if !encoding::is_utf8() {
             self.text = to_ascii(&self.text);
         }
     }

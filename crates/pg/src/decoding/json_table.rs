@@ -92,7 +92,7 @@ impl Table {
         // SAFETY: both relations are valid; the context is a new one.
         unsafe {
             let form = &*(*ancestor).rd_rel;
-            let (schema, table) = super::names::of_relation(ancestor);
+            let (schema, table) = crate::encoding::of_relation(ancestor);
             if !options.wants_table(&schema, &table) {
                 return None;
             }

@@ -4,10 +4,10 @@ use braid_decoder::{Fed, KeyHasher, KeyValues, Numeric};
 use pgrx::pg_sys;
 
 use super::column::{self, Tools};
-use super::names;
 use super::running::Unwatched;
 use super::tuple::{Field, Row};
 use super::type_facts::TypeFacts;
+use crate::encoding;
 
 /// Operator families that compare characters bytewise whatever the collation.
 const PATTERN_FAMILIES: [pg_sys::Oid; 2] = [
@@ -113,7 +113,7 @@ impl KeyColumn {
             String::new()
         } else {
             // SAFETY: as the caller says; the name is in the current memory context.
-            unsafe { names::from_server(pg_sys::get_collation_name(collation)) }
+            unsafe { encoding::from_server(pg_sys::get_collation_name(collation)) }
         };
         Some(Self {
             attribute,

@@ -27,7 +27,6 @@ mod invalidation;
 mod json_table;
 mod json_value;
 mod key;
-pub(crate) mod names;
 mod node;
 mod outgoing;
 mod own_table;

@@ -4,9 +4,9 @@ use braid_gir::StreamHeader;
 use pgrx::pg_sys;
 
 use super::column;
-use super::names;
 use super::relation;
 use super::tuple::{Field, Row};
+use crate::encoding;
 
 /// The facts of a stream header.
 #[derive(Debug, Default)]
@@ -50,9 +50,9 @@ impl Identity {
                 node_name,
                 node_id,
                 system_identifier: pg_sys::GetSystemIdentifier(),
-                server_version: names::from_server(version).parse().unwrap_or(0),
-                database: names::from_server(pg_sys::get_database_name(pg_sys::MyDatabaseId)),
-                charset: names::from_server(pg_sys::GetDatabaseEncodingName()),
+                server_version: encoding::from_server(version).parse().unwrap_or(0),
+                database: encoding::from_server(pg_sys::get_database_name(pg_sys::MyDatabaseId)),
+                charset: encoding::from_server(pg_sys::GetDatabaseEncodingName()),
             }
         }
     }
@@ -135,7 +135,7 @@ unsafe fn scan(relation: pg_sys::Relation) -> Option<(String, [u8; 16])> {
             if let (Field::Stored(name), Field::Stored(id), Field::Stored([1, ..])) =
                 (row.field(0), row.field(1), row.field(2))
             {
-                let name = names::from_server(name.as_ptr().cast());
+                let name = encoding::from_server(name.as_ptr().cast());
                 found = Some((name, column::fixed(id)));
             }
         }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use super::names;
+use crate::encoding;
 
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,6 @@ pub(super) unsafe fn message(
             return None;
         }
         let text = pg_sys::text_to_cstring(value.cast_mut_ptr());
-        Some(names::from_server(text))
+        Some(encoding::from_server(text))
     }
 }

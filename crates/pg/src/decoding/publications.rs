@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use braid_decoder::{Actions, Catalog, Error, GeneratedColumns, Publication, Result};
 use pgrx::pg_sys;
 
-use super::names;
+use crate::encoding;
 use crate::{compat, ffi};
 
 /// Attribute numbers of pg_publication_rel (src/include/catalog/pg_publication_rel.h, 15 to 18).
@@ -25,7 +25,7 @@ pub(super) unsafe fn load(names: &[String]) -> Result<Vec<Publication>> {
     let mut publications = Vec::with_capacity(names.len());
     for name in names {
         let missing = || Error::MissingPublication(name.clone());
-        let server_name = names::to_server(name).ok_or_else(missing)?;
+        let server_name = encoding::to_server(name).ok_or_else(missing)?;
         // SAFETY: as the caller says; null when it is missing.
         let found = unsafe { pg_sys::GetPublicationByName(server_name.as_ptr(), true) };
         if found.is_null() {
@@ -114,7 +114,10 @@ impl Catalog for Catalogs {
         unsafe {
             let namespace = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation.into()));
             let name = pg_sys::get_rel_name(relation.into());
-            (names::from_server(namespace), names::from_server(name))
+            (
+                encoding::from_server(namespace),
+                encoding::from_server(name),
+            )
         }
     }
 

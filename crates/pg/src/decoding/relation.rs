@@ -12,7 +12,6 @@ use pgrx::pg_sys;
 
 use super::column::{self, Encoder};
 use super::key::KeyColumn;
-use super::names;
 use super::publications::{self, Catalogs};
 use super::report;
 use super::row_filter::RowFilters;
@@ -21,6 +20,7 @@ use super::scratch;
 use super::tuple::Attribute;
 use super::type_facts::TypeFacts;
 use crate::compat;
+use crate::encoding;
 
 /// A column that is sent.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Compiled {
                 pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
                 pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
             );
-            let (namespace, name) = names::of_relation(ancestor);
+            let (namespace, name) = encoding::of_relation(ancestor);
             let identity = Identity::of(relation);
             let map = AttributeMap { relation, ancestor };
             let mut compiled = Self {
@@ -176,7 +176,7 @@ impl Compiled {
                 ),
                 type_oid: facts.oid.to_u32(),
                 type_modifier: facts.modifier,
-                name: names::from_server(sent.attname.data.as_ptr()),
+                name: encoding::from_server(sent.attname.data.as_ptr()),
                 type_namespace: facts.namespace,
                 type_name: facts.name,
             });
@@ -238,7 +238,7 @@ impl Compiled {
                 let column =
                     KeyColumn::new(self::index(number), &facts, attribute.attbyval, order)?;
                 self.type_hashes.extend(&facts.hashes);
-                let mut name = names::from_server(attribute.attname.data.as_ptr());
+                let mut name = encoding::from_server(attribute.attname.data.as_ptr());
                 if !column.comparison.is_empty() {
                     // Another key than that of an index which compares the same column as usual. No name has a zero byte.
                     name.push('\0');

@@ -28,8 +28,9 @@ use super::row_change::RowChange;
 use super::running::{Unwatched, watch};
 use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
-use super::{names, publications, version};
+use super::{publications, version};
 use crate::compat;
+use crate::encoding;
 use crate::table_scan::{self, Sees, low};
 
 /// How many relations are remembered. Beyond it all are forgotten and compiled anew when they come, which costs a schema
@@ -271,7 +272,7 @@ impl Stream {
         let name = self.tools.scratch.run(|| unsafe {
             let mut name = std::ptr::null_mut();
             if pg_sys::replorigin_by_oid(origin, true, &raw mut name) {
-                return names::from_server(name);
+                return encoding::from_server(name);
             }
             origin_of_any_time(origin).unwrap_or_default()
         });
@@ -343,7 +344,7 @@ impl Stream {
         let (gid, version) = unsafe {
             let is_sent = !left_out && !matches!(preparation, Preparation::Now);
             let version = is_sent.then(|| version::written_down(txn)).flatten();
-            (names::from_server(txn.gid), version)
+            (encoding::from_server(txn.gid), version)
         };
         let transaction = self.outbox.start();
         match preparation {
@@ -914,7 +915,7 @@ impl Format for Stream {
             return;
         }
         // SAFETY: as the caller says.
-        let prefix = unsafe { names::from_server(message.prefix.as_ptr()) };
+        let prefix = unsafe { encoding::from_server(message.prefix.as_ptr()) };
         let record = Message {
             transactional: message.transactional,
             lsn: message.lsn,
@@ -982,7 +983,7 @@ unsafe fn origin_of_any_time(origin: pg_sys::RepOriginId) -> Option<String> {
                 }
                 // The number of one that was dropped may have been given anew: what is not deleted counts, else what came last.
                 let name = pg_sys::text_to_cstring(name.cast_mut_ptr());
-                found = Some(names::from_server(name));
+                found = Some(encoding::from_server(name));
                 if row.is_live() {
                     ControlFlow::Break(())
                 } else {

@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-use super::names;
+use crate::encoding;
 
 /// Types below this OID have the same OID in every database of every version. (Those from here to 16383 get theirs when a
 /// cluster is made.)
@@ -65,8 +65,8 @@ impl TypeFacts {
             let facts = Self {
                 oid,
                 modifier,
-                namespace: names::from_server(pg_sys::get_namespace_name((*form).typnamespace)),
-                name: names::from_server((*form).typname.data.as_ptr()),
+                namespace: encoding::from_server(pg_sys::get_namespace_name((*form).typnamespace)),
+                name: encoding::from_server((*form).typname.data.as_ptr()),
                 kind: (*form).typtype.cast_unsigned(),
                 element,
                 send: (*form).typsend,

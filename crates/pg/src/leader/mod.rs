@@ -300,7 +300,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
 fn out_of_order() -> End {
     End::Transient(
         PgError::new("08P01", "records from the provider are out of order")
-            .with_hint("The provider runs a version of braid that this one does not understand."),
+            .with_hint("If it comes again, the provider runs a version of braid that this one does not understand."),
         0,
     )
 }

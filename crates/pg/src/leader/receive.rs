@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::RULE_PREFIX;
-use braid_gir::{Begin, Commit, Reader, Record, Tag};
+use braid_gir::{Begin, Commit, Position, Reader, Record, Tag};
 use braid_ring::{Complete, EDGES};
 
 use super::confirm::FLUSH_INTERVAL;
@@ -22,10 +22,34 @@ use crate::{latch, registry, subscription};
 /// page headers add to it.
 const MAX_COMMIT_RECORD: u64 = 1 << 31;
 
+/// Say where to look, if the error is that the provider's bytes are wrong.
+fn located(end: End, position: &Position, read: u64) -> End {
+    match end {
+        End::Transient(mut error, lsn) if error.sqlstate == "08P01" => {
+            let read = subscription::lsn_text(read);
+            error.detail.get_or_insert_with(|| {
+                format!("In {position} of the frame that was sent at {read}.")
+            });
+            End::Transient(error, lsn)
+        }
+        end => end,
+    }
+}
+
 impl Stream {
     /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
     pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
         let mut reader = Reader::new(frame);
+        self.records(frame, read, &mut reader)
+            .map_err(|end| located(end, &reader.position(), read))
+    }
+
+    fn records<'a>(
+        &mut self,
+        frame: &'a [u8],
+        read: u64,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), End> {
         // Where the records that belong to the transaction in hand start in this frame.
         let mut start = 0;
         let mut at = 0;

@@ -1,0 +1,211 @@
+//! Names and texts between the server's encoding and UTF-8, in which GIR, and all of this code, has them.
+//!
+//! Where the two are not the same, PostgreSQL looks for a conversion: in a transaction.
+
+use std::ffi::{CStr, CString, c_char};
+
+use pgrx::datum::DatumWithOid;
+use pgrx::{IntoDatum, pg_sys};
+
+const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
+const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
+
+/// A name as UTF-8. What is not valid (possible where the server's encoding is SQL_ASCII) becomes U+FFFD.
+///
+/// # Safety
+/// `name` is null or a C string.
+pub(crate) unsafe fn from_server(name: *const c_char) -> String {
+    if name.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, so a C string as the caller says.
+    let bytes = unsafe { CStr::from_ptr(name) };
+    if bytes.to_bytes().is_ascii() || is_verbatim() {
+        return bytes.to_string_lossy().into_owned();
+    }
+    let len = i32::try_from(bytes.count_bytes()).unwrap_or_default();
+    // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
+    let converted = unsafe { pg_sys::pg_server_to_any(name, len, UTF8) };
+    if converted.is_null() {
+        return bytes.to_string_lossy().into_owned();
+    }
+    // SAFETY: conversions end with a zero byte.
+    unsafe { CStr::from_ptr(converted) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// A name for PostgreSQL, in the server's encoding; `None` if it has a zero byte.
+pub(crate) fn to_server(name: &str) -> Option<CString> {
+    let utf8 = CString::new(name).ok()?;
+    if name.is_ascii() || is_verbatim() {
+        return Some(utf8);
+    }
+    let len = i32::try_from(name.len()).ok()?;
+    // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
+    let converted = unsafe { pg_sys::pg_any_to_server(utf8.as_ptr(), len, UTF8) };
+    if converted.is_null() {
+        return Some(utf8);
+    }
+    // SAFETY: conversions end with a zero byte.
+    Some(unsafe { CStr::from_ptr(converted) }.to_owned())
+}
+
+/// Text for PostgreSQL, in the server's encoding, without a zero byte at the end. A character that the encoding does not have becomes a question
+/// mark: for what people read.
+pub(crate) fn text_to_server(text: &str) -> Vec<u8> {
+    convert(text).0
+}
+
+/// The name of something that may be here; `None` if nothing here can have it, since the server's encoding lacks one of its characters or it has a
+/// zero byte.
+pub(crate) fn name_here(name: &str) -> Option<CString> {
+    let (name, whole) = convert(name);
+    CString::new(name).ok().filter(|_| whole)
+}
+
+/// A text in the server's encoding, and whether that has all of its characters.
+fn convert(text: &str) -> (Vec<u8>, bool) {
+    if text.is_ascii() || is_verbatim() {
+        return (text.as_bytes().to_vec(), true);
+    }
+    let mut whole = true;
+    let mut converted = Vec::with_capacity(text.len());
+    // SAFETY: reads a variable; a catalog look-up in a transaction.
+    let (encoding, procedure) = unsafe {
+        let encoding = pg_sys::GetDatabaseEncoding();
+        (encoding, pg_sys::FindDefaultConversionProc(UTF8, encoding))
+    };
+    let mut room = [0_u8; 16];
+    for character in text.chars() {
+        let mut utf8 = [0_u8; 4];
+        let bytes = character.encode_utf8(&mut utf8);
+        let len = i32::try_from(bytes.len()).unwrap_or_default();
+        if character.is_ascii() {
+            converted.extend_from_slice(bytes.as_bytes());
+            continue;
+        }
+        if procedure == pg_sys::InvalidOid {
+            converted.push(b'?');
+            whole = false;
+            continue;
+        }
+        room.fill(0);
+        // SAFETY: a character of that length; the room is that of the longest of any encoding, and more, with its zero byte.
+        let taken = unsafe {
+            pg_sys::pg_do_encoding_conversion_buf(
+                procedure,
+                UTF8,
+                encoding,
+                bytes.as_mut_ptr(),
+                len,
+                room.as_mut_ptr(),
+                16,
+                true,
+            )
+        };
+        let here = CStr::from_bytes_until_nul(&room).map_or(&[][..], CStr::to_bytes);
+        if taken == len && !here.is_empty() {
+            converted.extend_from_slice(here);
+        } else {
+            converted.push(b'?');
+            whole = false;
+        }
+    }
+    (converted, whole)
+}
+
+/// A statement for PostgreSQL. What follows a zero byte, which none has, is left out.
+pub(crate) fn statement(sql: &str) -> CString {
+    to_server(sql.split('\0').next().unwrap_or_default()).unwrap_or_default()
+}
+
+/// A text in UTF-8 as an argument of a statement.
+pub(crate) fn text_argument(text: &str) -> DatumWithOid<'static> {
+    // SAFETY: a bytea is made like a text.
+    unsafe { DatumWithOid::new(text_to_server(text), pg_sys::TEXTOID) }
+}
+
+/// Texts in UTF-8 as one argument of type text[].
+pub(crate) fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
+    let mut elements: Vec<pg_sys::Datum> = texts
+        .iter()
+        .map(|text| {
+            text_to_server(text)
+                .into_datum()
+                .unwrap_or(pg_sys::Datum::null())
+        })
+        .collect();
+    // SAFETY: so many texts; a text has a variable length and is aligned as an integer is.
+    unsafe {
+        let array = pg_sys::construct_array(
+            elements.as_mut_ptr(),
+            i32::try_from(elements.len()).unwrap_or_default(),
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            c_char::try_from(pg_sys::TYPALIGN_INT).unwrap_or_default(),
+        );
+        DatumWithOid::new(pg_sys::Datum::from(array), pg_sys::TEXTARRAYOID)
+    }
+}
+
+/// Arguments of a statement whose texts are UTF-8, as PostgreSQL takes them.
+pub(crate) fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
+    let convert = !is_verbatim();
+    let one = |argument: &DatumWithOid<'a>| {
+        // SAFETY: the datum is of the type that goes with it; a text that was made for a statement is not compressed or elsewhere.
+        unsafe {
+            match argument.datum() {
+                Some(datum) if convert && argument.oid() == pg_sys::TEXTOID => {
+                    let bytes =
+                        pgrx::varlena::varlena_to_byte_slice(datum.sans_lifetime().cast_mut_ptr());
+                    text_argument(&String::from_utf8_lossy(bytes))
+                }
+                datum => DatumWithOid::new_from_datum(datum, argument.oid()),
+            }
+        }
+    };
+    given.iter().map(one).collect()
+}
+
+/// Text of a value as UTF-8; `None` where a conversion can't be had.
+pub(crate) fn text_from_server(text: &[u8]) -> Option<String> {
+    let len = i32::try_from(text.len()).ok()?;
+    // SAFETY: a string of that length; the answer is the same string or a new one in the current context, which ends with a
+    // zero byte.
+    unsafe {
+        let converted = pg_sys::pg_server_to_any(text.as_ptr().cast(), len, UTF8);
+        if converted.is_null() || converted.cast_const() == text.as_ptr().cast() {
+            return std::str::from_utf8(text).ok().map(str::to_owned);
+        }
+        CStr::from_ptr(converted).to_str().ok().map(str::to_owned)
+    }
+}
+
+/// Whether the server's encoding is UTF8.
+pub(crate) fn is_utf8() -> bool {
+    // SAFETY: reads a variable.
+    unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
+}
+
+fn is_verbatim() -> bool {
+    // SAFETY: reads a variable.
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() };
+    encoding == UTF8 || encoding == SQL_ASCII
+}
+
+/// Schema and name of a relation that the relation cache holds.
+///
+/// # Safety
+/// `relation` is valid; in a transaction.
+pub(crate) unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String) {
+    // SAFETY: as the caller says; the namespace's name is in the current context or null.
+    unsafe {
+        let form = &*(*relation).rd_rel;
+        (
+            from_server(pg_sys::get_namespace_name(form.relnamespace)),
+            from_server(form.relname.data.as_ptr()),
+        )
+    }
+}

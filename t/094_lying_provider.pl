@@ -1,0 +1,103 @@
+# A provider whose messages are well-formed and whose records are not, or are not in their place: an error that says so, another attempt, nothing lost and nothing
+# twice, and nobody crashes. Under load, with small transactions, many to a frame, and large ones of several frames.
+#
+# Not here, since each record is right by itself: a change within a transaction that comes twice, a change or a transaction that does not come, and a
+# transaction that comes after a later one was applied.
+
+use strict;
+use warnings;
+
+use Braid;
+use Kill;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Proxy;
+use Test::More;
+
+my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
+srand($seed);
+note("seed $seed: BRAID_TEST_SEED=$seed repeats the choices");
+
+my $tokyo = new_node('tokyo');
+my $paris = new_node('paris', publication => '');
+ledger_tables($tokyo, $paris);
+my $name = subscribe($paris, $tokyo);
+my $proxy = Proxy->new($tokyo, seed => $seed, lies => 1);
+my $dsn = $proxy->connstr('postgres');
+$paris->safe_psql('postgres', "select braid.alter_subscription('$name', dsn => '$dsn')");
+caught_up($paris, $tokyo);
+start_load($tokyo, small => '-c 2 -R 200', large => '-c 1');
+
+# A lie, and what the subscriber says of it.
+my @lies = (
+	[ signature => qr/does not start with the GIR signature/ ],
+	[ unknown_tag => qr/unknown record tag/ ],
+	[ cut => qr/record ends inside/ ],
+	[ long_record => qr/record ends inside/ ],
+	[ long_name => qr/record ends inside/ ],
+	[ random => qr/from the provider/ ],
+	[ again_whole => qr/\brecords?\b.*out of order/ ],
+	[ again_begin => qr/\brecords?\b.*out of order/ ],
+	[ again_end => qr/\brecords?\b.*out of order/ ],
+	[ swap_begin => qr/\brecords?\b.*out of order/ ],
+);
+
+sub has_said
+{
+	my ($offset, $what) = @_;
+	return slurp_file($paris->logfile, $offset) =~ $what;
+}
+
+# What is committed now comes.
+sub goes_on_after
+{
+	my ($kind) = @_;
+	my $last = $tokyo->safe_psql('postgres', 'select coalesce(max(id), 0) from ledger');
+	ok(wait_until(sub { $paris->safe_psql('postgres', "select coalesce(max(id), 0) >= $last from ledger") eq 't' }, 40), "it goes on after $kind")
+	  or diag($paris->safe_psql('postgres', 'table braid.subscription_detail', extra_params => ['-x']));
+	return;
+}
+
+sub connect_anew
+{
+	$tokyo->safe_psql('postgres', 'select pg_terminate_backend(pid) from pg_stat_replication');
+	return;
+}
+
+for (@lies)
+{
+	my ($kind, $said) = @$_;
+	my $offset = -s $paris->logfile;
+	my $before = () = $proxy->lies;
+	$proxy->lie($kind);
+	connect_anew() if $kind eq 'signature';
+	ok(wait_until(sub { scalar(my @now = $proxy->lies) > $before }, 40), "told: $kind") or next;
+	note(($proxy->lies)[-1]);
+	ok(wait_until(sub { has_said($offset, qr/"$name" will be tried again: [^\n]*$said/) }, 20), "it is found: $kind")
+	  or diag(slurp_file($paris->logfile, $offset));
+	ok(has_said($offset, qr/DETAIL:  In record \d+ \([^)\n]+, at byte \d+\) of the frame that was sent at [0-9A-F]+\/[0-9A-F]+\./), "with its place: $kind")
+	  or diag(slurp_file($paris->logfile, $offset));
+	goes_on_after($kind);
+}
+
+# One that does nothing else is not asked for ever.
+my $offset = -s $paris->logfile;
+$proxy->lie('always signature');
+connect_anew();
+ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 60), 'it stops when all is lies');
+ok(has_said($offset, qr/"$name" has stopped: [^\n]*does not start with the GIR signature/), 'and says why');
+like(status($paris, $name)->{last_error}, qr/does not start with the GIR signature/, 'also in its status');
+$proxy->lie('');
+$paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
+goes_on_after('all the lies');
+
+stop_load();
+caught_up($paris, $tokyo);
+each_once([ $tokyo, $paris ]);
+is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'and nothing met what was there already');
+for my $node ($tokyo, $paris)
+{
+	unlike(slurp_file($node->logfile), qr/terminated by signal|PANIC/, 'nobody has crashed at ' . $node->name);
+}
+$proxy->stop;
+done_testing();

@@ -1,0 +1,151 @@
+# What a provider sends on one connection, with a lie in it: well-formed messages of PostgreSQL's protocol that hold a frame (docs/PROTOCOL.md)
+# which is not what the provider has sent, or not in its place. For a proxy that gets the bytes in between; each lie is told once, with
+# the next frame that fits it.
+#
+#   my $liar = Liar->new;
+#   $bytes = $liar->pass($bytes, \$lie)     what to send on instead; $lie is empty once it is told
+#   $liar->said                             what it was, and forget it
+
+package Liar;
+
+use strict;
+use warnings;
+
+# 'd', length, 'w', two positions and a time: what comes before a frame.
+use constant BEFORE_FRAME => 5 + 25;
+
+# Each takes a frame and its records, and returns the frames to send instead of it; nothing: this one does not fit.
+my %lie = (
+	# A stream of something else, from its first bytes on.
+	signature => sub {
+		my ($frame, @records) = @_;
+		return if $records[0]{tag} ne 'H';
+		substr($frame, 5, 4) = 'JSON';
+		return $frame;
+	},
+	# A record that nobody knows.
+	unknown_tag => sub {
+		my ($frame, @records) = @_;
+		my $record = $records[ int rand @records ];
+		substr($frame, $record->{at}, 1) = '?';
+		return $frame;
+	},
+	# The end of a frame is missing; not after a whole record, which would be another frame that is right.
+	cut => sub {
+		my ($frame, @records) = @_;
+		my $record = $records[ int rand @records ];
+		return substr $frame, 0, $record->{at} + 1 + int rand($record->{size} - 1);
+	},
+	# A record, a name in it, that claim to be longer than memory.
+	long_record => sub {
+		my ($frame, @records) = @_;
+		my $record = $records[ int rand @records ];
+		substr($frame, $record->{at} + 1, 4) = pack 'V', 0xfffffff0;
+		return $frame;
+	},
+	long_name => sub {
+		my ($frame, @records) = @_;
+		my ($begin) = grep { $_->{tag} eq 'B' } @records or return;
+		# The origin, after two positions and an xid: empty, one byte.
+		substr($frame, $begin->{at} + 5 + 20, 1) = "\xf0\xff\xff\xff\x0f";
+		substr($frame, $begin->{at} + 1, 4) = pack 'V', $begin->{size} - 5 + 4;
+		return $frame;
+	},
+	random => sub {
+		my ($frame) = @_;
+		return join '', map { chr int rand 256 } 1 .. 5 + rand 500;
+	},
+	# Transactions that have come already.
+	again_whole => sub { return is_whole(@_) ? ($_[0]) x 2 : (); },
+	# The first frame of a transaction that takes several, its last one.
+	again_begin => sub { return is_begun(@_) ? ($_[0]) x 2 : (); },
+	again_end => sub { return is_ended(@_) ? ($_[0]) x 2 : (); },
+);
+
+# Lies for which a frame has to wait for the one after it.
+my %waits = (swap_begin => \&is_begun);
+
+# It has whole transactions, and perhaps a position.
+sub is_whole { my ($frame, @records) = @_; return $records[0]{tag} eq 'B' && !is_begun(@_); }
+
+# It ends within a transaction.
+sub is_begun { my ($frame, @records) = @_; my ($last) = grep { /[BC]/ } map { $_->{tag} } reverse @records; return ($last // '') eq 'B'; }
+
+# It starts within one.
+sub is_ended { my ($frame, @records) = @_; my ($first) = grep { /[BC]/ } map { $_->{tag} } @records; return ($first // '') eq 'C'; }
+
+sub new { return bless { buffer => '', copy => 0, held => undef, said => undef }, $_[0]; }
+
+sub said
+{
+	my ($self) = @_;
+	my $said = $self->{said};
+	$self->{said} = undef;
+	return $said;
+}
+
+sub pass
+{
+	my ($self, $bytes, $lie) = @_;
+	$self->{buffer} .= $bytes;
+	my ($out, $at) = ('', 0);
+	while (length($self->{buffer}) >= $at + 5)
+	{
+		my ($type, $length) = unpack 'aN', substr $self->{buffer}, $at, 5;
+		last if length($self->{buffer}) < $at + 1 + $length;
+		my $message = substr $self->{buffer}, $at, 1 + $length;
+		$at += 1 + $length;
+		# CopyBothResponse: what follows is the stream.
+		$self->{copy} = 1 if $type eq 'W';
+		my $is_frame = $self->{copy} && $type eq 'd' && length $message > BEFORE_FRAME && substr($message, 5, 1) eq 'w';
+		$out .= $is_frame ? $self->frame($message, $lie) : $message;
+	}
+	substr($self->{buffer}, 0, $at) = '';
+	return $out;
+}
+
+# What to send instead of a message with a frame in it.
+sub frame
+{
+	my ($self, $message, $lie) = @_;
+	if (defined $self->{held})
+	{
+		my $first = $self->{held};
+		$self->{held} = undef;
+		return $message . $first;
+	}
+	return $message if $$lie eq '';
+	my ($always, $kind) = $$lie =~ /^(always )?(\w+)/;
+	my $frame = substr $message, BEFORE_FRAME;
+	my @records = records($frame);
+	my @instead;
+	if ($waits{$kind})
+	{
+		return $message if !$waits{$kind}->($frame, @records);
+		$self->{held} = $message;
+	}
+	else
+	{
+		@instead = $lie{$kind}->($frame, @records) or return $message;
+	}
+	$self->{said} = "$kind: " . length($frame) . ' bytes, ' . substr join('', map { $_->{tag} } @records), 0, 40;
+	$$lie = '' unless $always;
+	my $header = substr $message, 5, BEFORE_FRAME - 5;
+	return join '', map { 'd' . pack('N', 4 + length($header) + length $_) . $header . $_ } @instead;
+}
+
+# Tag, place and size of each record of a frame.
+sub records
+{
+	my ($frame) = @_;
+	my ($at, @records) = (0);
+	while ($at < length $frame)
+	{
+		my ($tag, $length) = unpack 'aV', substr $frame, $at, 5;
+		push @records, { tag => $tag, at => $at, size => 5 + $length };
+		$at += 5 + $length;
+	}
+	return @records;
+}
+
+1;
