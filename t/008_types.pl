@@ -92,6 +92,21 @@ my %values = (
 	'regclass' => q{'mood_carrier'},
 	'regtype' => q{'mood'},
 	'regproc' => q{'now'},
+	'regprocedure' => q{'abs(int)'},
+	'regoper' => q{'||/'},
+	'regoperator' => q{'+(int,int)'},
+	'regnamespace' => q{'public'},
+	'regrole' => q{'pg_monitor'},
+	'regcollation' => q{'"C"'},
+	'regconfig' => q{'simple'},
+	'regdictionary' => q{'simple'},
+	'int8multirange' => q{'{[1,3),[5,)}'},
+	'tsmultirange' => q{'{[2026-01-01 00:00,2026-01-02 00:00)}'},
+	'cid' => q{'4294967295'},
+	'oidvector' => q{'1 4294967295'; ''},
+	'int2vector' => q{'1 -32768'},
+	'refcursor' => q{'a "cursor"'},
+	'aclitem' => q{'pg_monitor=r*w/pg_monitor'},
 	'mood' => q{'sad'; 'happy'},
 	'positive' => q{1; 2147483647},
 	'pair' => q{row(1, 'x, "y" (z)'); row(null, null); row(2, 'é')},
@@ -135,10 +150,17 @@ for my $type (sort keys %values)
 	$ddl .= "create table $table (id int primary key, v $type, a $type\[\], n $type);\n";
 }
 on_all($ddl, @nodes);
+# The same values in tables whose columns are text on the other node.
+sub as_text { my ($type) = @_; return $table_of{$type} =~ s/^type/text/r; }
+$tokyo->safe_psql('postgres', join '', map { "create table @{[ as_text($_) ]} (id int primary key, v $_, a $_\[\]);" } sort keys %values);
+$paris->safe_psql('postgres', join '', map { "create table @{[ as_text($_) ]} (id int primary key, v text, a text);" } sort keys %values);
 
+# Under which values are written and compared, floats by all their digits.
+my $same_settings = q[set client_encoding = utf8; set datestyle = iso; set intervalstyle = postgres; set timezone = utc;
+	set bytea_output = hex; set extra_float_digits = 3; set lc_monetary = 'C';];
 my $fill = sub {
-	my ($from) = @_;
-	my $sql = '';
+	my ($node, $from) = @_;
+	my $sql = $same_settings;
 	for my $type (sort keys %values)
 	{
 		my $id = $from;
@@ -147,25 +169,37 @@ my $fill = sub {
 			$sql .= "insert into $table_of{$type} values ($id, $value, array[null, $value, $value]::$type\[\], null);\n";
 			$id++;
 		}
+		# As the session writes it: the settings are those that the text form is compared under. Names of what is not in every search path
+		# are not the same text everywhere.
+		$sql .= "insert into @{[ as_text($type) ]} select id, v::text::$type, a::text::$type\[\] from $table_of{$type} where id >= $from;\n" if $node == $tokyo;
+		$sql .= "insert into @{[ as_text($type) ]} select id, v::text, a::text from $table_of{$type} where id >= $from;\n" if $node == $paris && $type !~ /^reg(class|type)$/;
 	}
 	return $sql;
 };
 # The same rows by copy, by insert, and after an update; written as UTF-8 whatever the node's encoding.
 my $as_utf8 = "set client_encoding = utf8;\n";
-$tokyo->safe_psql('postgres', $as_utf8 . $fill->(1));
+$tokyo->safe_psql('postgres', $fill->($tokyo, 1));
 subscribe($paris, $tokyo);
 subscribe($tokyo, $paris, copy_data => 'false');
-$tokyo->safe_psql('postgres', $as_utf8 . $fill->(101));
-$paris->safe_psql('postgres', $as_utf8 . $fill->(201));
+$tokyo->safe_psql('postgres', $fill->($tokyo, 101));
+$paris->safe_psql('postgres', $fill->($paris, 201));
 converged(@nodes);
 $paris->safe_psql('postgres',
 	join '', map { "update $table_of{$_} set n = v, a = array[v, v]::$_\[\] where id between 101 and 200;" } sort keys %values);
 $tokyo->safe_psql('postgres', join '', map { "update $_ set n = v, v = null where id between 201 and 300;" } @tables);
 converged(@nodes);
 
-# Compared under the same settings on both, floats by all their digits.
-my $same_settings = q[set client_encoding = utf8; set datestyle = iso; set intervalstyle = postgres; set timezone = utc;
-	set bytea_output = hex; set extra_float_digits = 3;];
+# All that PostgreSQL comes with, but for what nobody can write a value of (its own statistics and the like) and rows of its catalogs.
+my %listed = map { $_ => 1 } map { $tokyo->safe_psql('postgres', "select split_part(format_type('$_'::regtype, null), '(', 1)") } keys %values;
+my @there = split /\n/, $tokyo->safe_psql('postgres', q[
+	select format_type(oid, null) from pg_type t
+	where oid < 16384 and typtype in ('b', 'r', 'm') and typcategory <> 'A' and typnamespace = 'pg_catalog'::regnamespace
+	  and typname not in ('pg_node_tree', 'pg_ndistinct', 'pg_dependencies', 'pg_mcv_list', 'pg_brin_bloom_summary', 'pg_brin_minmax_multi_summary', 'gtsvector')
+]);
+push @there, 'oidvector', 'int2vector';
+cmp_ok(scalar @there, '>', 70, 'there are many built-in types');
+is(join(', ', grep { !$listed{$_} && $_ ne 'xml' } @there), '', 'each of them is among these');
+
 for my $type (sort keys %values)
 {
 	my $query = "$same_settings select * from $table_of{$type} order by id";
@@ -174,6 +208,14 @@ for my $type (sort keys %values)
 }
 my $n = () = join('; ', values %values) =~ /; /g;
 is($paris->safe_psql('postgres', join(' + ', 'select 0', map { "(select count(*) from $_)" } @tables)), 3 * ($n + 1), 'every row is there');
+
+# Where the columns are text here, they have the type's text form; and what is written here becomes the type's there.
+for my $type (sort keys %values)
+{
+	my $query = "$same_settings set search_path = ''; select id, v::text, a::text from public.@{[ as_text($type) ]} order by id";
+	my ($here, $there) = map { $_->safe_psql('postgres', $query) } @nodes;
+	is($there, $here, "$type goes into a column of type text, and comes from one");
+}
 
 # A character that the other encoding lacks is an error that says so, not a question mark.
 $tokyo->safe_psql('postgres', $as_utf8 . "insert into $table_of{text} values (999, '日本', null, null)");

@@ -17,11 +17,11 @@ my @both = ($tokyo, $paris);
 on_all(q[
 	create schema "café";
 	create table "café"."Größe" ("clé" int primary key, "année" int, v text constraint "où" check (true));
-	create publication everything for all tables;
+	create publication "für alle" for all tables;
 ], @both);
 $tokyo->safe_psql('postgres', q[insert into "café"."Größe" select i, 2000 + i, 'copié' from generate_series(1, 3) i]);
-my $here = subscribe($paris, $tokyo, publications => q['{everything}']);
-my $there = subscribe($tokyo, $paris, publications => q['{everything}'], copy_data => 'false');
+my $here = subscribe($paris, $tokyo, publications => q['{"für alle"}']);
+my $there = subscribe($tokyo, $paris, publications => q['{"für alle"}'], copy_data => 'false');
 
 sub rows { my ($node) = @_; return $node->safe_psql('postgres', q[select string_agg(format('%s %s %s', "clé", "année", v), ', ' order by "clé") from "café"."Größe"]); }
 sub on_paris { return $paris->safe_psql('postgres', $_[0]); }

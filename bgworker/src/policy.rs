@@ -67,7 +67,8 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
         "42501" => {
             "Grant the connecting role REPLICATION and read access to the published tables at the provider."
         }
-        "58P01" | "42883" => "Install braid at the provider.",
+        "58P01" => "Install braid at the provider.",
+        "42883" if message.contains("braid") => "Install braid at the provider.",
         "XX000" | "22023" => "",
         _ => "",
     }

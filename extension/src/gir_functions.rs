@@ -1,14 +1,15 @@
 //! SQL functions that show what is in GIR frames.
 
 use braid_gir::{Detail, Schemas, render_frame};
+use braid_pg::encoding::Text;
 use pgrx::prelude::*;
 
 /// The records of frames, one line each, without what differs from run to run. Frames of a stream may be strung together:
 /// records name their columns where the schema record came before.
 #[pg_extern(immutable, strict, parallel_safe)]
-fn gir_records(frame: &[u8]) -> SetOfIterator<'static, String> {
+fn gir_records(frame: &[u8]) -> SetOfIterator<'static, Text> {
     match render_frame(frame, &mut Schemas::new(), Detail::Stable) {
-        Ok(lines) => SetOfIterator::new(lines),
+        Ok(lines) => SetOfIterator::new(lines.into_iter().map(Text)),
         Err(error) => {
             ereport!(
                 ERROR,

@@ -4,8 +4,12 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use pgrx::datum::DatumWithOid;
-use pgrx::{IntoDatum, pg_sys};
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::datum::{Datum, DatumWithOid, UnboxDatum};
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
+use pgrx::{FromDatum, IntoDatum, PgSqlErrorCode, ereport, pg_sys};
 
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
@@ -171,6 +175,9 @@ pub(crate) fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>>
 
 /// Text of a value as UTF-8; `None` where a conversion can't be had.
 pub(crate) fn text_from_server(text: &[u8]) -> Option<String> {
+    if text.is_ascii() {
+        return String::from_utf8(text.to_vec()).ok();
+    }
     let len = i32::try_from(text.len()).ok()?;
     // SAFETY: a string of that length; the answer is the same string or a new one in the current context, which ends with a
     // zero byte.
@@ -181,6 +188,93 @@ pub(crate) fn text_from_server(text: &[u8]) -> Option<String> {
         }
         CStr::from_ptr(converted).to_str().ok().map(str::to_owned)
     }
+}
+
+/// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What can't be had as UTF-8 raises 22021.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Text(pub String);
+
+impl Text {
+    /// # Safety
+    /// A value of type text that is there.
+    unsafe fn of(datum: pg_sys::Datum) -> Self {
+        // SAFETY: as the caller says; the copy, if there is one, goes with the call's memory.
+        let bytes = unsafe {
+            pgrx::varlena::varlena_to_byte_slice(pg_sys::pg_detoast_datum_packed(
+                datum.cast_mut_ptr(),
+            ))
+        };
+        let Some(text) = text_from_server(bytes) else {
+            ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+                "text is not valid UTF-8, and can't be converted to it"
+            );
+        };
+        Self(text)
+    }
+}
+
+impl FromDatum for Text {
+    unsafe fn from_polymorphic_datum(
+        datum: pg_sys::Datum,
+        is_null: bool,
+        _: pg_sys::Oid,
+    ) -> Option<Self> {
+        // SAFETY: the caller has a value of type text, or none.
+        (!is_null).then(|| unsafe { Self::of(datum) })
+    }
+}
+
+// SAFETY: what is made has nothing of the value in it.
+unsafe impl UnboxDatum for Text {
+    type As<'src> = Self;
+
+    unsafe fn unbox<'src>(datum: Datum<'src>) -> Self
+    where
+        Self: 'src,
+    {
+        // SAFETY: the caller has a value of type text.
+        unsafe { Self::of(datum.sans_lifetime()) }
+    }
+}
+
+// SAFETY: an argument of type text is one value.
+unsafe impl<'fcx> ArgAbi<'fcx> for Text {
+    unsafe fn unbox_arg_unchecked(argument: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: the function is declared with an argument of type text here, and asks for the value only where there is one.
+        unsafe { argument.unbox_arg_using_from_datum() }.unwrap_or(Self(String::new()))
+    }
+}
+
+impl IntoDatum for Text {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        text_to_server(&self.0).into_datum()
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+// SAFETY: the value of a function's result of type text.
+unsafe impl BoxRet for Text {
+    unsafe fn box_into<'fcx>(self, call: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        match self.into_datum() {
+            // SAFETY: in the memory that the call's result is expected in.
+            Some(datum) => unsafe { call.return_raw_datum(datum) },
+            None => call.return_null(),
+        }
+    }
+}
+
+// SAFETY: it is text in SQL.
+unsafe impl SqlTranslatable for Text {
+    const TYPE_IDENT: &'static str = <String as SqlTranslatable>::TYPE_IDENT;
+    const TYPE_ORIGIN: TypeOrigin = <String as SqlTranslatable>::TYPE_ORIGIN;
+    const ARGUMENT_SQL: Result<SqlMappingRef, ArgumentError> =
+        <String as SqlTranslatable>::ARGUMENT_SQL;
+    const RETURN_SQL: Result<ReturnsRef, ReturnsError> = <String as SqlTranslatable>::RETURN_SQL;
 }
 
 /// Whether the server's encoding is UTF8.

@@ -15,7 +15,7 @@ pub mod copy;
 pub mod decoding;
 pub mod drop_command;
 mod durability;
-mod encoding;
+pub mod encoding;
 pub mod error;
 mod ffi;
 mod group;

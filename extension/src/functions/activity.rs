@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
+use braid_pg::encoding::Text;
 use braid_pg::registry;
 use braid_pg::wait::Wait;
 use pgrx::iter::TableIterator;
@@ -79,9 +80,9 @@ fn subscription_activity() -> TableIterator<
         name!(started_at, Option<i64>),
         name!(stats_since, Option<i64>),
         name!(last_error_sqlstate, Option<String>),
-        name!(last_error, Option<String>),
-        name!(last_error_detail, Option<String>),
-        name!(last_error_hint, Option<String>),
+        name!(last_error, Option<Text>),
+        name!(last_error_detail, Option<Text>),
+        name!(last_error_hint, Option<Text>),
         name!(last_error_lsn, Option<i64>),
         name!(last_error_at, Option<i64>),
         name!(failures, i32),
@@ -126,9 +127,12 @@ fn subscription_activity() -> TableIterator<
             leader.and_then(|_| time(&entry.started_at)),
             time(&entry.stats_since),
             error.as_ref().map(|error| error.sqlstate.clone()),
-            error.as_ref().map(|error| error.message.clone()),
-            error.as_ref().and_then(|error| error.detail.clone()),
-            error.and_then(|error| error.hint),
+            error.as_ref().map(|error| Text(error.message.clone())),
+            error
+                .as_ref()
+                .and_then(|error| error.detail.clone())
+                .map(Text),
+            error.and_then(|error| error.hint).map(Text),
             failure
                 .as_ref()
                 .map(|failure| failure.lsn.cast_signed())

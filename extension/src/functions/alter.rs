@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::{current_role, is_superuser, query, utf8_string};
+use braid_pg::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -13,26 +14,26 @@ use super::options::{
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::{leave_slot_to_manager, prepared_for};
-use super::{required_name, run, table_set, wake_manager};
+use super::{required_name, run, table_set, text, wake_manager};
 
 /// braid.alter_subscription(...): null leaves an option as it is.
 #[pg_extern(sql = false)]
 #[expect(clippy::too_many_arguments, reason = "the SQL function's arguments")]
 fn alter_subscription(
     subscription_name: Option<&CStr>,
-    dsn: Option<String>,
-    publications: Option<Vec<Option<String>>>,
+    dsn: Option<Text>,
+    publications: Option<Vec<Option<Text>>>,
     slot_name: Option<&CStr>,
-    origin: Option<String>,
-    synchronous_commit: Option<String>,
+    origin: Option<Text>,
+    synchronous_commit: Option<Text>,
     run_as_owner: Option<bool>,
     disable_on_error: Option<bool>,
-    apply_mode: Option<String>,
+    apply_mode: Option<Text>,
     consolidate: Option<bool>,
-    commit_order: Option<String>,
-    streaming: Option<String>,
+    commit_order: Option<Text>,
+    streaming: Option<Text>,
     split_transactions_above: Option<i32>,
-    on_error: Option<String>,
+    on_error: Option<Text>,
     two_phase: Option<bool>,
 ) {
     let caller = current_role();
@@ -41,18 +42,18 @@ fn alter_subscription(
         let options = Options {
             publications: texts(publications, "publications")?,
             slot_name: slot_name.map(utf8_string),
-            origin,
-            synchronous_commit,
-            apply_mode,
+            origin: text(origin),
+            synchronous_commit: text(synchronous_commit),
+            apply_mode: text(apply_mode),
             consolidate,
-            commit_order,
-            streaming,
+            commit_order: text(commit_order),
+            streaming: text(streaming),
             run_as_owner,
             disable_on_error,
             split_transactions_above,
-            on_error,
+            on_error: text(on_error),
         };
-        alter(&name, dsn.as_deref(), &options, two_phase, caller)
+        alter(&name, text(dsn).as_deref(), &options, two_phase, caller)
     });
 }
 

@@ -5,19 +5,22 @@ use std::ffi::CStr;
 use braid_bgworker::column_rule::ColumnRule;
 use braid_pg::apply::{adds_up, has_order};
 use braid_pg::catalog::query;
+use braid_pg::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::conflict::{check_table, list};
 use super::failure::{Failure, Outcome};
-use super::{required, required_name, run};
+use super::{required, required_name, run, text};
 
 /// braid.set_column_rule(relation regclass, column_name name, rule text)
 #[pg_extern(sql = false)]
-fn set_column_rule(relation: Option<pg_sys::Oid>, column_name: Option<&CStr>, rule: Option<&str>) {
+fn set_column_rule(relation: Option<pg_sys::Oid>, column_name: Option<&CStr>, rule: Option<Text>) {
     run(|| {
         let relation = required(relation, "relation")?.to_u32().to_string();
         let column = required_name(column_name, "column_name")?;
-        let rule = rule.map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
+        let rule = text(rule)
+            .as_deref()
+            .map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
         check_table(&relation)?;
         let number = check_column(&relation, &column, rule)?;
         set(&relation, &number, rule);

@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use braid_bgworker::compare::Side;
 use braid_pg::catalog::{query, sees_new_commits};
 use braid_pg::compare::{self, Repairing, Request};
+use braid_pg::encoding::Text;
 use braid_pg::error::PgError;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
@@ -13,7 +14,7 @@ use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode};
 use super::provider::Provider;
 use super::waiting::check_running;
-use super::{required, required_name, run, server};
+use super::{required, required_name, run, server, text};
 
 /// The subscription of a call, this node, and the provider.
 struct Ends {
@@ -109,7 +110,7 @@ fn compare_begin(
     relation: Option<pg_sys::Oid>,
     rows_per_second: Option<i64>,
     max_differences: Option<i64>,
-    keys: Option<&str>,
+    keys: Option<Text>,
 ) -> i64 {
     run(|| {
         let per_second = positive(rows_per_second, "rows_per_second")?;
@@ -121,7 +122,7 @@ fn compare_begin(
             local_node: ends.node.name,
             per_second,
             limit: limit.map_or(u64::MAX, NonZeroU64::get),
-            keys: keys.map(str::to_owned),
+            keys: text(keys),
         };
         Ok(raised(compare::start(
             request,
@@ -144,12 +145,12 @@ fn compare_step(comparison_id: Option<i64>) -> bool {
 fn repair_begin(
     subscription_name: Option<&CStr>,
     relation: Option<pg_sys::Oid>,
-    side: Option<&str>,
-    keys: Option<&str>,
+    side: Option<Text>,
+    keys: Option<Text>,
     dry_run: Option<bool>,
 ) -> i64 {
     run(|| {
-        let side = match required(side, "side")? {
+        let side = match required(text(side), "side")?.as_str() {
             "provider" => Side::Provider,
             "newest" => Side::Newest,
             other => {
@@ -166,7 +167,7 @@ fn repair_begin(
             relation: ends.relation,
             local_node: ends.node.name,
             side,
-            keys: keys.map(str::to_owned),
+            keys: text(keys),
             dry_run,
         };
         Ok(raised(compare::start_repair(
@@ -187,10 +188,13 @@ fn repair_step(repair_id: Option<i64>) -> bool {
 
 /// braid.repair_failed(repair_id bigint, reason text)
 #[pg_extern(sql = false)]
-fn repair_failed(repair_id: Option<i64>, reason: Option<&str>) {
+fn repair_failed(repair_id: Option<i64>, reason: Option<Text>) {
     run(|| {
         let id = required(repair_id, "repair_id")?;
-        raised(compare::repair_failed(id, reason.unwrap_or_default()));
+        raised(compare::repair_failed(
+            id,
+            &text(reason).unwrap_or_default(),
+        ));
         Ok(())
     });
 }

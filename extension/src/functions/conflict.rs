@@ -3,26 +3,30 @@
 use braid_bgworker::conflict::Kind;
 use braid_bgworker::resolution::Resolution;
 use braid_pg::catalog::{current_role, query};
+use braid_pg::encoding::Text;
 use pgrx::datum::AnyElement;
 use pgrx::{FromDatum, PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
-use super::{local, required, run};
+use super::{local, required, run, text};
 
 /// braid.set_conflict_resolution(relation regclass, kind text, resolution text, function regproc, replicate boolean, on_all_nodes boolean)
 #[pg_extern(sql = false)]
 fn set_conflict_resolution(
     relation: Option<pg_sys::Oid>,
-    kind: Option<&str>,
-    resolution: Option<&str>,
+    kind: Option<Text>,
+    resolution: Option<Text>,
     function: Option<pg_sys::Oid>,
     replicate: Option<bool>,
     on_all_nodes: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
-        let kind = kind.map(parse_kind).transpose()?;
-        let resolution = resolution.map(parse_resolution).transpose()?;
+        let kind = text(kind).as_deref().map(parse_kind).transpose()?;
+        let resolution = text(resolution)
+            .as_deref()
+            .map(parse_resolution)
+            .transpose()?;
         let relation = relation.map(|oid| oid.to_u32().to_string());
         if let Some(oid) = &relation {
             check_table(oid)?;
@@ -79,7 +83,8 @@ fn warn_of_differences(kind: Option<Kind>, resolution: Option<Resolution>) {
 
 /// braid.take_conflict_resolution(content text)
 #[pg_extern(sql = false)]
-fn take_conflict_resolution(content: &str) {
+fn take_conflict_resolution(content: Text) {
+    let Text(content) = content;
     let caller = current_role();
     run(|| {
         let rows = query(
@@ -95,7 +100,7 @@ fn take_conflict_resolution(content: &str) {
                left join pg_namespace m on m.nspname = f.rule ->> 'function_schema' \
                left join pg_proc p on p.pronamespace = m.oid and p.proname = f.rule ->> 'function' and p.prorettype = c.reltype \
                     and p.proargtypes = concat_ws(' ', c.reltype, c.reltype, c.reltype, 'braid.conflict'::regtype::oid)::oidvector",
-            &[Some(content)],
+            &[Some(&content)],
         );
         let cell = |column| rows.get(0, column);
         let node = cell(8).unwrap_or_default();
@@ -136,7 +141,7 @@ fn take_conflict_resolution(content: &str) {
             return Ok(());
         }
         // For those that receive from here what others have changed.
-        pass_on(content);
+        pass_on(&content);
         announce()
     });
 }

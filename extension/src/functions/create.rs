@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::{current_role, query, utf8_string};
+use braid_pg::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -13,7 +14,7 @@ use super::options::{
 };
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
-use super::{required, required_name, run, server, table_set, wake_manager};
+use super::{required, required_name, run, server, table_set, text, wake_manager};
 
 /// What create_subscription is asked for.
 struct Request {
@@ -31,45 +32,45 @@ struct Request {
 #[expect(clippy::too_many_arguments, reason = "the SQL function's arguments")]
 fn create_subscription(
     subscription_name: Option<&CStr>,
-    dsn: Option<String>,
-    publications: Option<Vec<Option<String>>>,
+    dsn: Option<Text>,
+    publications: Option<Vec<Option<Text>>>,
     copy_data: Option<bool>,
     enabled: Option<bool>,
     create_slot: Option<bool>,
     slot_name: Option<&CStr>,
-    origin: Option<String>,
-    synchronous_commit: Option<String>,
+    origin: Option<Text>,
+    synchronous_commit: Option<Text>,
     run_as_owner: Option<bool>,
     disable_on_error: Option<bool>,
-    apply_mode: Option<String>,
+    apply_mode: Option<Text>,
     consolidate: Option<bool>,
-    commit_order: Option<String>,
-    streaming: Option<String>,
+    commit_order: Option<Text>,
+    streaming: Option<Text>,
     two_phase: Option<bool>,
     split_transactions_above: Option<i32>,
-    on_error: Option<String>,
+    on_error: Option<Text>,
 ) -> i32 {
     let caller = current_role();
     run(|| {
         let request = Request {
             name: required_name(subscription_name, "subscription_name")?,
-            dsn: required(dsn, "dsn")?,
+            dsn: required(text(dsn), "dsn")?,
             options: Options {
                 publications: Some(required(
                     texts(publications, "publications")?,
                     "publications",
                 )?),
                 slot_name: slot_name.map(utf8_string),
-                origin: Some(required(origin, "origin")?),
-                synchronous_commit: Some(required(synchronous_commit, "synchronous_commit")?),
-                apply_mode: Some(required(apply_mode, "apply_mode")?),
+                origin: Some(required(text(origin), "origin")?),
+                synchronous_commit: Some(required(text(synchronous_commit), "synchronous_commit")?),
+                apply_mode: Some(required(text(apply_mode), "apply_mode")?),
                 consolidate: Some(required(consolidate, "consolidate")?),
-                commit_order: Some(required(commit_order, "commit_order")?),
-                streaming: Some(required(streaming, "streaming")?),
+                commit_order: Some(required(text(commit_order), "commit_order")?),
+                streaming: Some(required(text(streaming), "streaming")?),
                 run_as_owner: Some(required(run_as_owner, "run_as_owner")?),
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
                 split_transactions_above,
-                on_error: Some(required(on_error, "on_error")?),
+                on_error: Some(required(text(on_error), "on_error")?),
             },
             copy_data: required(copy_data, "copy_data")?,
             enabled: required(enabled, "enabled")?,

@@ -31,6 +31,7 @@ mod waiting;
 use std::ffi::CStr;
 
 use braid_pg::catalog::{Rights, utf8_string, with_rights};
+use braid_pg::encoding::Text;
 
 use failure::{Failure, Outcome};
 
@@ -47,6 +48,11 @@ fn required_name(value: Option<&CStr>, argument: &str) -> Outcome<String> {
     value
         .map(utf8_string)
         .ok_or_else(|| Failure::null_argument(argument))
+}
+
+/// An argument of type text, if it is there.
+fn text(value: Option<Text>) -> Option<String> {
+    value.map(|Text(text)| text)
 }
 
 /// An argument that must be there.

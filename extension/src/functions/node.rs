@@ -3,19 +3,20 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::query;
+use braid_pg::encoding::Text;
 use braid_pg::libpq;
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};
-use super::{local, required, required_name, run, server, wake_manager};
+use super::{local, required, required_name, run, server, text, wake_manager};
 
 /// braid.create_node(node_name name, dsn text)
 #[pg_extern(sql = false)]
-fn create_node(node_name: Option<&CStr>, dsn: Option<String>) {
+fn create_node(node_name: Option<&CStr>, dsn: Option<Text>) {
     run(|| {
         create(
             &required_name(node_name, "node_name")?,
-            &required(dsn, "dsn")?,
+            &required(text(dsn), "dsn")?,
         )
     });
 }

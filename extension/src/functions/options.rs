@@ -1,8 +1,10 @@
 //! The options of a subscription that create_subscription and alter_subscription have in common, and what they may be.
 
+use braid_pg::encoding::Text;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Outcome};
+use super::text;
 
 /// Options that alter_subscription can change too; what is not there stays, or has its default.
 #[derive(Debug, Default)]
@@ -147,9 +149,9 @@ fn check_slot_name(name: &str) -> Outcome<()> {
 }
 
 /// Elements of a text array argument; null elements are an error.
-pub fn texts(array: Option<Vec<Option<String>>>, argument: &str) -> Outcome<Option<Vec<String>>> {
+pub fn texts(array: Option<Vec<Option<Text>>>, argument: &str) -> Outcome<Option<Vec<String>>> {
     let Some(array) = array else { return Ok(None) };
-    let elements: Option<Vec<String>> = array.into_iter().collect();
+    let elements: Option<Vec<String>> = array.into_iter().map(text).collect();
     elements
         .map(Some)
         .ok_or_else(|| Failure::null_argument(argument))

@@ -7,6 +7,7 @@ use std::ffi::CStr;
 use std::time::Duration;
 
 use braid_pg::catalog::{query, sees_new_commits};
+use braid_pg::encoding::Text;
 use braid_pg::latch;
 use braid_pg::parked::{RETRY_LOCK, Request, records_as_json};
 use pgrx::PgSqlErrorCode;
@@ -208,7 +209,7 @@ fn skip_parked(subscription_name: Option<&CStr>, parked_id: Option<i64>) {
 #[pg_extern(sql = false)]
 fn parked_records(
     parked_id: Option<i64>,
-) -> TableIterator<'static, (name!(number, i32), name!(record, String))> {
+) -> TableIterator<'static, (name!(number, i32), name!(record, Text))> {
     let lines = run(|| {
         let Some(id) = parked_id else {
             return Ok(Vec::new());
@@ -218,5 +219,5 @@ fn parked_records(
             Err(error) => error.raise(),
         })
     });
-    TableIterator::new((1..).zip(lines))
+    TableIterator::new((1..).zip(lines.into_iter().map(Text)))
 }

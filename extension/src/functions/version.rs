@@ -2,6 +2,7 @@
 
 use braid_pg::apply::{EPOCH_DIFFERENCE, row_version as version_of};
 use braid_pg::catalog::{Rights, current_role, with_rights};
+use braid_pg::encoding::Text;
 use braid_pg::local_version;
 use pgrx::iter::TableIterator;
 use pgrx::name;
@@ -17,7 +18,7 @@ fn row_version(
     (
         name!(key_hash, Option<i64>),
         name!(committed_at, i64),
-        name!(node, String),
+        name!(node, Text),
         name!(other_hash, Option<i64>),
     ),
 > {
@@ -30,7 +31,7 @@ fn row_version(
         (
             found.hashes.map(|hashes| hashes.equal.cast_signed()),
             found.timestamp.saturating_sub(EPOCH_DIFFERENCE),
-            found.node,
+            Text(found.node),
             found
                 .hashes
                 .and_then(|hashes| hashes.other().map(u64::cast_signed)),

@@ -8,6 +8,11 @@ use warnings;
 use Braid;
 use Test::More;
 
+# Said once the test has failed: what comes before that may be cut off from a long output.
+sub tell { my ($self, $what) = @_; push @{ $self->{told} }, $what; return; }
+
+sub told { my ($self) = @_; diag($_) for @{ delete $self->{told} // [] }; return; }
+
 # How many rows differ between the nodes, or from what the journals say was written last.
 sub compare
 {
@@ -15,7 +20,7 @@ sub compare
 	my @nodes = @{ $self->{members} };
 	my $differences = 0;
 	my $untold = join ' ', grep { !/ 0$/ } map { $_->name . ' ' . $_->safe_psql('postgres', 'select count(*) from braid.displacement') } @nodes;
-	diag("losers that other nodes are yet to be told of: $untold") if $untold ne '';
+	$self->tell("losers that other nodes are yet to be told of: $untold") if $untold ne '';
 	for my $table (@{ $self->{tables} })
 	{
 		my %digests = map { digest($_, $table) => 1 } @nodes;
@@ -41,7 +46,7 @@ sub compare
 			next if keys %wholes == 1 && $as_written;
 			push @wrong, [ $k, keys %wholes == 1 ? 'is the same everywhere, and not what was written last' : 'differs' ];
 		}
-		diag("$table: " . scalar(@wrong) . ' rows are wrong, ' . scalar(grep { $_->[1] eq 'differs' } @wrong) . ' of them not the same everywhere') if @wrong;
+		$self->tell("$table: " . scalar(@wrong) . ' rows are wrong, ' . scalar(grep { $_->[1] eq 'differs' } @wrong) . ' of them not the same everywhere') if @wrong;
 		$self->report($table, @$_) for @wrong[ 0 .. ($#wrong > 2 ? 2 : $#wrong) ];
 		$differences += @wrong;
 	}
@@ -77,7 +82,7 @@ sub last_written
 sub report
 {
 	my ($self, $table, $k, $what, $depth) = @_;
-	diag("--- $table, k = $k: $what");
+	$self->tell("--- $table, k = $k: $what");
 	my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 	my $clock = sub { "to_char($_[0], 'HH24:MI:SS.US')" };
 	my @written;
@@ -89,7 +94,7 @@ sub report
 			  coalesce((select node_name from braid.origin where origin_id = c.roident), case c.roident when 0 then '$name' else 'origin ' || c.roident end) || ', xmin ' || t.xmin::text
 			from $table t left join lateral pg_xact_commit_timestamp_origin(t.xmin) c on true where k = $k
 		]);
-		diag(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
+		$self->tell(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
 		push @written, map { [ split /\|/, $_, 2 ] } split /\n/, $node->safe_psql('postgres', qq[
 			select ] . $clock->('pg_xact_commit_timestamp(xmin)') . qq[, '$name' || ' xid ' || xmin::text || ' ' || what || ': ' || coalesce(image::text, 'gone')
 			from storm_journal where tbl = '$table' and (k = $k or k is null) order by id
@@ -97,7 +102,7 @@ sub report
 	}
 	@written = sort { $a->[0] cmp $b->[0] } @written;
 	splice @written, 0, @written - 10 if @written > 10;
-	diag("written: $_->[0] $_->[1]") for @written;
+	$self->tell("written: $_->[0] $_->[1]") for @written;
 	my %others;
 	for my $node (@{ $self->{members} })
 	{
@@ -109,7 +114,7 @@ sub report
 			where relation = '$table'::regclass and '$k' in (key ->> 'k', local_row ->> 'k', remote_row ->> 'k') order by conflict_id
 		]);
 		splice @met, 0, @met - 8 if @met > 8;
-		diag($node->name . " met: $_") for @met;
+		$self->tell($node->name . " met: $_") for @met;
 		# Rows that were in its way under another unique key.
 		for (map { /"k": (\d+)/g } @met) { $others{$_} = 1 if $_ != $k; }
 	}

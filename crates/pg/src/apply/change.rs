@@ -1,6 +1,6 @@
 //! One changed row: find what is here, decide, write, record.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
@@ -15,7 +15,7 @@ use super::copied;
 use super::deletion::session_origin;
 use super::history;
 use super::in_the_way::Way;
-use super::key_hash::key_hash;
+use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, writer};
 use super::merge::Meeting;
 use super::querier::{Fetched, Wanted, completed};
@@ -839,8 +839,16 @@ impl Session {
             (None, Some(Fetched::Columns(columns))) => Some(completed(after, columns)),
             (None, _) => None,
         };
+        let left = Cell::new(self.key_left(key, old, after).filter(|_| moved));
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
+            // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
+            if missing
+                && left.take().is_some()
+                && session.has_come(key, remote, current.timestamp, old)?
+            {
+                return Ok(Written::Changed);
+            }
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
             let foreign = incomplete && !session.knows_rest(found, current);
             let row = whole().filter(|_| foreign && (writes || moved));
@@ -892,13 +900,32 @@ impl Session {
             decide_update,
             (ask, act),
         )?;
-        if moved && let Some(gone) = self.key_hashes(key, old) {
-            // Nor may an older change bring a row back under the key that it has left, or the time of a whole batch keep out a newer one.
-            // A row that has another form of the same key has not left it.
-            let here = self.key_hashes(key, after).map(|here| here.equal);
-            if self.remembers(key) && here != Some(gone.equal) {
-                self.entomb_row(key, gone, (current.timestamp, session_origin()))?;
-            }
+        if moved {
+            self.remember_left(key, current, old, left.take())?;
+        }
+        Ok(())
+    }
+
+    /// The key of the row `old`, if `after` has another. Another form of the same key is no other.
+    fn key_left(&self, key: Key, old: &RowValues, after: &RowValues) -> Option<KeyHashes> {
+        let gone = self.key_hashes(key, old)?;
+        let here = self.key_hashes(key, after).map(|here| here.equal);
+        (here != Some(gone.equal)).then_some(gone)
+    }
+
+    /// The row `old` has another key now. Nor may an older change bring it back under the one that it has left, or the time of a whole batch
+    /// keep out a newer one.
+    fn remember_left(
+        &mut self,
+        key: Key,
+        current: &Current,
+        old: &RowValues,
+        left: Option<KeyHashes>,
+    ) -> Result<(), PgError> {
+        if let Some(gone) = left.filter(|_| self.remembers(key)) {
+            self.entomb_row(key, gone, (current.timestamp, session_origin()))?;
+        }
+        if let Some(gone) = self.key_hashes(key, old) {
             self.batches.note_gone(gone.stored, current.timestamp);
         }
         Ok(())

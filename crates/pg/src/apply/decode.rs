@@ -49,10 +49,95 @@ pub struct ColumnDecoder {
     /// The column is of the very type that it has at the source, but for domains and modifiers, so that the type's own binary
     /// form is understood.
     same_type: bool,
+    /// The type at the source.
+    remote_type: u32,
+    /// Once a value came in the binary form of a type that the column does not have: what makes text of it.
+    translator: Option<Box<Translator>>,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     charset: i32,
     /// The stream's charset is this database's encoding.
     same_charset: bool,
+}
+
+/// Makes text of a type's binary form. Built-in types have the same numbers everywhere.
+#[derive(Debug)]
+struct Translator {
+    receive: pg_sys::FmgrInfo,
+    parameter: pg_sys::Oid,
+    output: pg_sys::FmgrInfo,
+}
+
+impl Translator {
+    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be called in a transaction.
+    fn new(type_id: u32) -> Option<Self> {
+        if type_id >= pg_sys::FirstNormalObjectId {
+            return None;
+        }
+        let type_id = pg_sys::Oid::from(type_id);
+        let receive = ReceiveFunction::find(type_id)?;
+        let mut function = pg_sys::InvalidOid;
+        let mut is_varlena = false;
+        let mut output = pg_sys::FmgrInfo::default();
+        // SAFETY: catalog look-ups in a transaction, of a type that is there; the FmgrInfo is filled in place and keeps what it needs in
+        // CacheMemoryContext.
+        unsafe {
+            pg_sys::getTypeOutputInfo(type_id, &raw mut function, &raw mut is_varlena);
+            pg_sys::fmgr_info_cxt(function, &raw mut output, cache_context());
+        }
+        Some(Self {
+            receive: receive.function,
+            parameter: receive.parameter,
+            output,
+        })
+    }
+
+    /// The text, in the database's encoding, in the current memory context.
+    fn text(&mut self, bytes: &[u8]) -> Result<&std::ffi::CStr, PgError> {
+        let value = receive(&mut self.receive, self.parameter, -1, bytes)?;
+        // SAFETY: the type's own output function, and a value of it; what it returns ends with a zero byte.
+        unsafe {
+            let text = pg_sys::OutputFunctionCall(&raw mut self.output, value);
+            Ok(std::ffi::CStr::from_ptr(text))
+        }
+    }
+}
+
+/// A type's binary input function.
+struct ReceiveFunction {
+    function: pg_sys::FmgrInfo,
+    parameter: pg_sys::Oid,
+}
+
+impl ReceiveFunction {
+    /// `None` if there is no such type, or it has no such function. To be called in a transaction.
+    fn find(type_id: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps what it needs in CacheMemoryContext.
+        unsafe {
+            let tuple = pg_sys::SearchSysCache1(
+                i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
+                pg_sys::Datum::from(type_id),
+            );
+            if tuple.is_null() {
+                return None;
+            }
+            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
+            let (function, element) = ((*form).typreceive, (*form).typelem);
+            pg_sys::ReleaseSysCache(tuple);
+            if function == pg_sys::InvalidOid {
+                return None;
+            }
+            let mut found = pg_sys::FmgrInfo::default();
+            pg_sys::fmgr_info_cxt(function, &raw mut found, cache_context());
+            Some(Self {
+                function: found,
+                parameter: if element == pg_sys::InvalidOid {
+                    type_id
+                } else {
+                    element
+                },
+            })
+        }
+    }
 }
 
 fn out_of_range(what: &str) -> PgError {
@@ -103,43 +188,27 @@ impl ColumnDecoder {
         let base = unsafe { pg_sys::getBaseType(local) };
         let mut input_function = pg_sys::InvalidOid;
         let mut input_parameter = pg_sys::InvalidOid;
-        let mut receive_parameter = pg_sys::InvalidOid;
         let mut input = pg_sys::FmgrInfo::default();
-        let mut receive = None;
         // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep what they need in
         // CacheMemoryContext.
         unsafe {
             pg_sys::getTypeInputInfo(local, &raw mut input_function, &raw mut input_parameter);
             pg_sys::fmgr_info_cxt(input_function, &raw mut input, cache_context());
-            let tuple = pg_sys::SearchSysCache1(
-                i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
-                pg_sys::Datum::from(local),
-            );
-            if !tuple.is_null() {
-                let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
-                let function = (*form).typreceive;
-                receive_parameter = if (*form).typelem == pg_sys::InvalidOid {
-                    local
-                } else {
-                    (*form).typelem
-                };
-                pg_sys::ReleaseSysCache(tuple);
-                if function != pg_sys::InvalidOid {
-                    let mut found = pg_sys::FmgrInfo::default();
-                    pg_sys::fmgr_info_cxt(function, &raw mut found, cache_context());
-                    receive = Some(found);
-                }
-            }
         }
+        let receive = ReceiveFunction::find(local);
         Self {
             shortcut,
             type_modifier,
-            receive,
-            receive_parameter,
+            receive_parameter: receive
+                .as_ref()
+                .map_or(pg_sys::InvalidOid, |found| found.parameter),
+            receive: receive.map(|found| found.function),
             input,
             input_parameter,
             base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
+            remote_type: remote.0,
+            translator: None,
             charset,
             same_charset: charset == local_encoding,
         }
@@ -327,11 +396,7 @@ impl ColumnDecoder {
 
     fn receive(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         if !self.same_type {
-            return Err(PgError::new(
-                "42846",
-                "value came in the binary form of a type that the local column does not have",
-            )
-            .with_hint("Give the local column the type that it has at the provider."));
+            return self.translate(bytes);
         }
         let Some(function) = self.receive.as_mut() else {
             return Err(PgError::new(
@@ -339,35 +404,57 @@ impl ColumnDecoder {
                 "the local type has no binary input function for a value that came in binary form",
             ));
         };
-        let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
-        // A copy, with the zero byte behind it that receive functions may rely on.
-        let mut copy = Vec::with_capacity(bytes.len() + 1);
-        copy.extend_from_slice(bytes);
-        copy.push(0);
-        let mut buffer = pg_sys::StringInfoData {
-            data: copy.as_mut_ptr().cast(),
-            len,
-            maxlen: len + 1,
-            cursor: 0,
-        };
-        // SAFETY: the buffer outlives the call and receive functions only read it; what they return is in the current
-        // context. Encodings are converted from client_encoding, which the applier sets to the stream's charset.
-        let datum = unsafe {
-            pg_sys::ReceiveFunctionCall(
-                function,
-                &raw mut buffer,
-                self.receive_parameter,
-                self.type_modifier,
-            )
-        };
-        if buffer.cursor != buffer.len {
-            return Err(PgError::new(
-                "22P03",
-                "incorrect binary data format from the provider",
-            ));
-        }
-        Ok(datum)
+        receive(function, self.receive_parameter, self.type_modifier, bytes)
     }
+
+    /// A value that came in the binary form of a type that the column does not have, by its text.
+    fn translate(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
+        let mut translator = match self.translator.take() {
+            Some(translator) => translator,
+            None => Box::new(Translator::new(self.remote_type).ok_or_else(|| {
+                PgError::new(
+                    "42846",
+                    "value came in the binary form of a type that is not known here",
+                )
+                .with_hint(
+                    "Give the column, at the provider, a type that this version of PostgreSQL has.",
+                )
+            })?),
+        };
+        let value = translator.text(bytes).map(|text| self.call_input(text));
+        self.translator = Some(translator);
+        value
+    }
+}
+
+fn receive(
+    function: &mut pg_sys::FmgrInfo,
+    parameter: pg_sys::Oid,
+    type_modifier: i32,
+    bytes: &[u8],
+) -> Result<pg_sys::Datum, PgError> {
+    let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
+    // A copy, with the zero byte behind it that receive functions may rely on.
+    let mut copy = Vec::with_capacity(bytes.len() + 1);
+    copy.extend_from_slice(bytes);
+    copy.push(0);
+    let mut buffer = pg_sys::StringInfoData {
+        data: copy.as_mut_ptr().cast(),
+        len,
+        maxlen: len + 1,
+        cursor: 0,
+    };
+    // SAFETY: the buffer outlives the call and receive functions only read it; what they return is in the current
+    // context. Encodings are converted from client_encoding, which the applier sets to the stream's charset.
+    let datum =
+        unsafe { pg_sys::ReceiveFunctionCall(function, &raw mut buffer, parameter, type_modifier) };
+    if buffer.cursor != buffer.len {
+        return Err(PgError::new(
+            "22P03",
+            "incorrect binary data format from the provider",
+        ));
+    }
+    Ok(datum)
 }
 
 fn timestamp(value: &DateTime) -> Result<i64, PgError> {

@@ -17,8 +17,11 @@ use super::scratch::Scratch;
 use super::tuple::{self, Varlena};
 use super::type_facts::TypeFacts;
 
-/// Built-in types whose values name objects by OID, and arrays of them (src/include/catalog/pg_type.dat).
-const NAMING_TYPES: [pg_sys::Oid; 11] = [
+/// Built-in types that travel as text, and so do arrays of them (src/include/catalog/pg_type.dat): their values name objects by OID, or their binary
+/// form can't always be read (an empty vector is sent, and refused).
+const TEXT_TYPES: [pg_sys::Oid; 13] = [
+    pg_sys::OIDVECTOROID,
+    pg_sys::INT2VECTOROID,
     pg_sys::REGPROCOID,
     pg_sys::REGPROCEDUREOID,
     pg_sys::REGOPEROID,
@@ -117,12 +120,12 @@ impl Encoder {
             pg_sys::BYTEAOID => Self::Bytea,
             pg_sys::UUIDOID if !text => Self::Uuid,
             oid => {
-                let naming = NAMING_TYPES.contains(&oid) || NAMING_TYPES.contains(&facts.element);
+                let is_text = TEXT_TYPES.contains(&oid) || TEXT_TYPES.contains(&facts.element);
                 if facts.kind == pg_sys::TYPTYPE_ENUM {
                     Self::Enum(function(facts.output))
                 } else if !text
                     && facts.is_built_in()
-                    && !naming
+                    && !is_text
                     && facts.kind != pg_sys::TYPTYPE_COMPOSITE
                     && facts.send != pg_sys::InvalidOid
                 {

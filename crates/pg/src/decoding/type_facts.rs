@@ -19,6 +19,7 @@ pub(super) struct TypeFacts {
     pub(super) kind: u8,
     /// `typelem`, of a true array.
     pub(super) element: pg_sys::Oid,
+    /// `typsend`; none of an array whose elements have none, as that of aclitem.
     pub(super) send: pg_sys::Oid,
     pub(super) output: pg_sys::Oid,
     /// Hash values by which an invalidation names the types on which this depends; empty for built-in ones.
@@ -69,7 +70,11 @@ impl TypeFacts {
                 name: encoding::from_server((*form).typname.data.as_ptr()),
                 kind: (*form).typtype.cast_unsigned(),
                 element,
-                send: (*form).typsend,
+                send: if element == pg_sys::InvalidOid || has_send(element) {
+                    (*form).typsend
+                } else {
+                    pg_sys::InvalidOid
+                },
                 output: (*form).typoutput,
                 hashes,
             };
@@ -81,5 +86,24 @@ impl TypeFacts {
     /// The type has the same OID and binary form everywhere.
     pub(super) fn is_built_in(&self) -> bool {
         self.oid.to_u32() < FIRST_UNSTABLE_OID
+    }
+}
+
+/// Whether a type has a function that sends it in binary form.
+///
+/// # Safety
+/// As [`TypeFacts::look_up`].
+unsafe fn has_send(type_id: pg_sys::Oid) -> bool {
+    // SAFETY: as the caller says; the tuple is released after its last use.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::TYPEOID.cast_signed();
+        let tuple = pg_sys::SearchSysCache1(cache, type_id.into());
+        if tuple.is_null() {
+            return false;
+        }
+        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
+        let has = (*form).typsend != pg_sys::InvalidOid;
+        pg_sys::ReleaseSysCache(tuple);
+        has
     }
 }

@@ -168,11 +168,16 @@ struct Decoder {
 }
 
 impl Decoder {
-    /// Take the slot up, and decode from where it is.
+    /// Take the slot up, and decode from where it is. To be called in a transaction.
+    ///
+    /// Outside of one PostgreSQL would mark the process as one that decodes and nothing else (`PROC_IN_LOGICAL_DECODING`), and leave it out of
+    /// all snapshots: whoever met a tombstone before its transaction had committed would take it for one that was rolled back, and
+    /// mark it so, for everybody and for good.
     fn open(slot: &CStr) -> Self {
-        // SAFETY: outside of a transaction, in a process that is connected to the slot's database; the functions are those that the
-        // SQL functions over slots read WAL with.
+        // SAFETY: in a transaction of a process that is connected to the slot's database; the functions are those that the
+        // SQL functions over slots read WAL with. The context lives as long as the process.
         let context = unsafe {
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             compat::acquire_slot(slot);
             let mut routine = pg_sys::XLogReaderRoutine {
                 page_read: Some(read_page),
@@ -299,7 +304,10 @@ fn horizon() -> (pg_sys::TransactionId, u64) {
 
 fn collect(slot: &str, entry: &ManagerEntry) {
     let name = CString::new(slot).unwrap_or_default();
-    let mut decoder = Decoder::open(&name);
+    let mut decoder = match error::transaction(|| Ok(Decoder::open(&name))) {
+        Ok(decoder) => decoder,
+        Err(failure) => return failure.log("braid collector of deletions"),
+    };
     // SAFETY: reads the slot that is this process's.
     let is_new = unsafe { (*pg_sys::MyReplicationSlot).data.xmin == pg_sys::InvalidTransactionId };
     if is_new {
