@@ -9,6 +9,7 @@ use std::ffi::CString;
 use braid_gir::{DateTime, DateTimeKind, Value};
 use pgrx::pg_sys;
 
+use crate::catalog;
 use crate::error::PgError;
 
 /// Microseconds from 1970-01-01 to 2000-01-01, PostgreSQL's epoch.
@@ -50,7 +51,7 @@ pub struct ColumnDecoder {
     /// form is understood.
     same_type: bool,
     /// The type at the source.
-    remote_type: u32,
+    remote_type: pg_sys::Oid,
     /// Once a value came in the binary form of a type that the column does not have: what makes text of it.
     translator: Option<Box<Translator>>,
     /// Charset of the stream, as PostgreSQL numbers encodings.
@@ -69,11 +70,10 @@ struct Translator {
 
 impl Translator {
     /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be called in a transaction.
-    fn new(type_id: u32) -> Option<Self> {
-        if type_id >= pg_sys::FirstNormalObjectId {
+    fn new(type_id: pg_sys::Oid) -> Option<Self> {
+        if type_id.to_u32() >= pg_sys::FirstNormalObjectId {
             return None;
         }
-        let type_id = pg_sys::Oid::from(type_id);
         let receive = ReceiveFunction::find(type_id)?;
         let mut function = pg_sys::InvalidOid;
         let mut is_varlena = false;
@@ -94,11 +94,14 @@ impl Translator {
     /// The text, in the database's encoding, in the current memory context.
     fn text(&mut self, bytes: &[u8]) -> Result<&std::ffi::CStr, PgError> {
         let value = receive(&mut self.receive, self.parameter, -1, bytes)?;
-        // SAFETY: the type's own output function, and a value of it; what it returns ends with a zero byte.
-        unsafe {
-            let text = pg_sys::OutputFunctionCall(&raw mut self.output, value);
-            Ok(std::ffi::CStr::from_ptr(text))
-        }
+        // As the time of a single value is written.
+        catalog::with_settings(&[("timezone", "UTC")], || {
+            // SAFETY: the type's own output function, and a value of it; what it returns ends with a zero byte.
+            unsafe {
+                let text = pg_sys::OutputFunctionCall(&raw mut self.output, value);
+                Ok(std::ffi::CStr::from_ptr(text))
+            }
+        })
     }
 }
 
@@ -207,7 +210,7 @@ impl ColumnDecoder {
             input_parameter,
             base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
-            remote_type: remote.0,
+            remote_type: pg_sys::Oid::from(remote.0),
             translator: None,
             charset,
             same_charset: charset == local_encoding,
@@ -311,28 +314,38 @@ impl ColumnDecoder {
 
     /// The text form of a value that has one, for the type's input function.
     fn portable_text(&self, value: &Value<'_>) -> Result<String, PgError> {
-        let is_date = self.base == pg_sys::DATEOID;
+        let is_date = [self.base, self.remote_type].contains(&pg_sys::DATEOID);
         let is_bool = self.base == pg_sys::BOOLOID;
         match value {
             Value::DateTime(value) if is_date && value.kind == DateTimeKind::Finite => {
                 Ok(value.date_text())
             }
             Value::Integer(value) if is_bool => Ok(if *value == 0 { "f" } else { "t" }.to_owned()),
-            Value::Integer(value) if self.base == pg_sys::CHAROID => {
-                let byte = i8::try_from(*value).map_err(|_| out_of_range("\"char\""))?;
-                let byte = byte.cast_unsigned();
-                // charin takes a single character, or, since 16, a backslash and three octal digits.
-                Ok(if byte.is_ascii() {
-                    char::from(byte).to_string()
-                } else {
-                    format!("\\{byte:03o}")
-                })
+            Value::Integer(value) if self.base == pg_sys::CHAROID => char_text(*value),
+            // As the source writes them, but in a column of numbers, which can have them as such.
+            Value::Integer(value) if self.remote_type == pg_sys::BOOLOID && !self.is_number() => {
+                Ok(if *value == 0 { "f" } else { "t" }.to_owned())
+            }
+            Value::Integer(value) if self.remote_type == pg_sys::CHAROID && !self.is_number() => {
+                char_text(*value)
             }
             _ => value
                 .to_text()
                 .map(|text| String::from_utf8_lossy(&text).into_owned())
                 .ok_or_else(|| PgError::new("42846", "value from the provider has no text form")),
         }
+    }
+
+    fn is_number(&self) -> bool {
+        matches!(
+            self.base,
+            pg_sys::INT2OID
+                | pg_sys::INT4OID
+                | pg_sys::INT8OID
+                | pg_sys::NUMERICOID
+                | pg_sys::FLOAT4OID
+                | pg_sys::FLOAT8OID
+        )
     }
 
     fn text(&self, bytes: &[u8]) -> pg_sys::Datum {
@@ -425,6 +438,17 @@ impl ColumnDecoder {
         self.translator = Some(translator);
         value
     }
+}
+
+/// The text form of a "char", which came as its number.
+fn char_text(value: i64) -> Result<String, PgError> {
+    let byte = i8::try_from(value).map_err(|_| out_of_range("\"char\""))?;
+    // charin takes a single character, or, since 16, a backslash and three octal digits.
+    Ok(match byte.cast_unsigned() {
+        0 => String::new(),
+        byte if byte.is_ascii() => char::from(byte).to_string(),
+        byte => format!("\\{byte:03o}"),
+    })
 }
 
 fn receive(
