@@ -232,12 +232,25 @@ sub restart_crashed
 {
 	my ($node) = @_;
 	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be running.
-	my $started = wait_until(sub { $node->{_pid} = undef; $node->start(fail_ok => 1) }, 30);
+	my $started = wait_until(sub { $node->{_pid} = undef; forget_postmaster($node); $node->start(fail_ok => 1) }, 30);
 	return if $started;
 	# What is left of the server that was killed holds its memory: a process that has not noticed, and what it waits for.
 	my $name = $node->name;
 	diag($_) for grep { /postgres: $name: / } split /\n/, `ps -eo pid,ppid,stat,etimes,wchan:30,args`;
 	BAIL_OUT_of_test("$name does not start again");
+	return;
+}
+
+# Where many processes come and go, another one may have the number of a postmaster that was killed, and the server would take it for that.
+sub forget_postmaster
+{
+	my ($node) = @_;
+	my $file = $node->data_dir . '/postmaster.pid';
+	my ($pid) = -e $file ? slurp_file($file) =~ /^(\d+)/ : ();
+	return if !$pid || !-r "/proc/$pid/cmdline";
+	my $command = eval { slurp_file("/proc/$pid/cmdline") } // '';
+	# A process that is just ending has none.
+	unlink $file if $command ne '' && index($command, $node->data_dir) < 0;
 	return;
 }
 

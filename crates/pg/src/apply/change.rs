@@ -839,7 +839,7 @@ impl Session {
             (None, Some(Fetched::Columns(columns))) => Some(completed(after, columns)),
             (None, _) => None,
         };
-        let left = Cell::new(self.key_left(key, old, after).filter(|_| moved));
+        let left = Cell::new(moved.then(|| self.key_left(key, old, after)).flatten());
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
