@@ -38,6 +38,7 @@ impl Session {
         self.finish()?;
         let versions = self.batches.take();
         self.open.clear();
+        self.truncated.clear();
         self.current = None;
         // SAFETY: the snapshot is the one that `attach`, or a join after it, pushed.
         unsafe {

@@ -287,6 +287,8 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
+    /// Tables that the transaction in hand has emptied, to be counted.
+    truncated: Vec<u32>,
     /// Whether local truncates can be told.
     window: Window,
     /// Connections to nodes that are asked about rows.
@@ -354,6 +356,7 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            truncated: Vec::new(),
             window: Window::default(),
             peers: Peers::default(),
             own_source: None,
@@ -701,6 +704,7 @@ impl Session {
         self.bulk.forget();
         self.unchecked.clear();
         self.tombstones.clear();
+        self.truncated.clear();
         self.tally.forget();
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
@@ -758,8 +762,12 @@ impl Session {
                 add(&table.inserts, counts.inserts);
                 add(&table.updates, counts.updates);
                 add(&table.deletes, counts.deletes);
-                add(&table.truncates, counts.truncates);
                 add(&table.conflicts, counts.conflicts);
+            }
+        }
+        for relation in self.truncated.drain(..) {
+            if let Some(table) = registry::table(self.identity.subscription_id, relation) {
+                add(&table.truncates, 1);
             }
         }
     }

@@ -77,10 +77,10 @@ impl Session {
             }
         }
         self.user.restore();
-        for key in roots {
-            self.open.push(key);
-            self.count(key, |counts| counts.truncates += 1);
-        }
+        self.counts.truncates += roots.len() as u64;
+        // A table that nothing else has been done to need not be known by this schema yet.
+        self.truncated
+            .extend(roots.iter().map(|(_, relation)| *relation));
         Ok(())
     }
 
