@@ -28,7 +28,7 @@ $paris->safe_psql('postgres', 'alter table item drop column note');
 $tokyo->safe_psql('postgres', q[insert into item values (1, 'one', 'first')]);
 my $status = stopped('a column is missing');
 like($status->{last_error}, qr/note/, 'the message names the column');
-isnt($status->{error_hint}, '', 'there is a hint');
+like($status->{error_hint}, qr/add|column/i, 'there is a hint');
 like($status->{error_lsn}, qr{^[0-9A-F]+/[0-9A-F]+$}, 'and the position of the transaction');
 
 # It holds its place: what comes after waits too, and nothing was half applied.
@@ -52,6 +52,7 @@ $paris->safe_psql('postgres', 'drop table late');
 $tokyo->safe_psql('postgres', 'insert into late values (1)');
 $status = stopped('a table is missing');
 like($status->{last_error}, qr/late/, 'the message names the table');
+like($status->{error_hint}, qr/create|publish/i, 'and the hint says what to do');
 $paris->safe_psql('postgres', 'create table late (id int primary key)');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
@@ -63,6 +64,7 @@ $tokyo->safe_psql('postgres', q[begin; insert into plain values (2, 'fine'); ins
 $tokyo->safe_psql('postgres', q[insert into plain values (4, 'next')]);
 $status = stopped('a check constraint is violated');
 like($status->{last_error}, qr/short/, 'the message names the constraint');
+like($status->{error_hint}, qr/enable_subscription.*skip_transaction/, 'and the hint has the ways on');
 isnt($paris->psql('postgres', "select braid.skip_transaction('$name', '0/1')"), 0, 'another position is refused');
 $paris->safe_psql('postgres', "select braid.skip_transaction('$name', '$status->{error_lsn}')");
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") if status($paris, $name)->{state} eq 'error';
