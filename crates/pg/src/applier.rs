@@ -323,8 +323,6 @@ pub fn prepare_settings() {
         ("datestyle", "ISO"),
         ("intervalstyle", "postgres"),
         ("lc_monetary", "C"),
-        ("bytea_output", "hex"),
-        ("extra_float_digits", "3"),
         ("xmloption", "content"),
         ("default_transaction_isolation", "read committed"),
         ("default_transaction_read_only", "off"),

@@ -121,8 +121,6 @@ fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgErr
             ("datestyle", "ISO"),
             ("intervalstyle", "postgres"),
             ("lc_monetary", "C"),
-            ("bytea_output", "hex"),
-            ("extra_float_digits", "3"),
             ("xmloption", "content"),
             ("client_encoding", "UTF8"),
         ],

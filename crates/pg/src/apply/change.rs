@@ -839,7 +839,8 @@ impl Session {
             (None, Some(Fetched::Columns(columns))) => Some(completed(after, columns)),
             (None, _) => None,
         };
-        let left = Cell::new(moved.then(|| self.key_left(key, old, after)).flatten());
+        let gone = moved.then(|| self.key_hashes(key, old)).flatten();
+        let left = Cell::new(gone.filter(|gone| self.leaves(key, *gone, after)));
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
@@ -900,34 +901,30 @@ impl Session {
             decide_update,
             (ask, act),
         )?;
-        if moved {
-            self.remember_left(key, current, old, left.take())?;
-        }
-        Ok(())
+        gone.map_or(Ok(()), |gone| {
+            self.remember_left(key, current, gone, left.take())
+        })
     }
 
-    /// The key of the row `old`, if `after` has another. Another form of the same key is no other.
-    fn key_left(&self, key: Key, old: &RowValues, after: &RowValues) -> Option<KeyHashes> {
-        let gone = self.key_hashes(key, old)?;
-        let here = self.key_hashes(key, after).map(|here| here.equal);
-        (here != Some(gone.equal)).then_some(gone)
+    /// Whether a row with the key of these hashes has another with these values. Another form of the same key is no other.
+    fn leaves(&self, key: Key, gone: KeyHashes, after: &RowValues) -> bool {
+        self.key_hashes(key, after)
+            .is_none_or(|here| here.equal != gone.equal)
     }
 
-    /// The row `old` has another key now. Nor may an older change bring it back under the one that it has left, or the time of a whole batch
-    /// keep out a newer one.
+    /// The row that had the key of these hashes was given another form of it, or another, `left`. Nor may an older change bring it back under the
+    /// one that it has left, or the time of a whole batch keep out a newer one.
     fn remember_left(
         &mut self,
         key: Key,
         current: &Current,
-        old: &RowValues,
+        gone: KeyHashes,
         left: Option<KeyHashes>,
     ) -> Result<(), PgError> {
-        if let Some(gone) = left.filter(|_| self.remembers(key)) {
-            self.entomb_row(key, gone, (current.timestamp, session_origin()))?;
+        if let Some(left) = left.filter(|_| self.remembers(key)) {
+            self.entomb_row(key, left, (current.timestamp, session_origin()))?;
         }
-        if let Some(gone) = self.key_hashes(key, old) {
-            self.batches.note_gone(gone.stored, current.timestamp);
-        }
+        self.batches.note_gone(gone.stored, current.timestamp);
         Ok(())
     }
 

@@ -94,8 +94,13 @@ impl Translator {
     /// The text, in the database's encoding, in the current memory context.
     fn text(&mut self, bytes: &[u8]) -> Result<&std::ffi::CStr, PgError> {
         let value = receive(&mut self.receive, self.parameter, -1, bytes)?;
-        // As the time of a single value is written.
-        catalog::with_settings(&[("timezone", "UTC")], || {
+        // As a copy and single values have it; triggers go on under the settings of their own.
+        let settings = [
+            ("timezone", "UTC"),
+            ("bytea_output", "hex"),
+            ("extra_float_digits", "3"),
+        ];
+        catalog::with_settings(&settings, || {
             // SAFETY: the type's own output function, and a value of it; what it returns ends with a zero byte.
             unsafe {
                 let text = pg_sys::OutputFunctionCall(&raw mut self.output, value);
