@@ -148,7 +148,7 @@ impl Coordinator {
     }
 
     /// Whether changes of a table can be applied. True for a table that is not part of the subscription, whose changes are left out
-    /// anyway.
+    /// anyway; a table of which that is not known is not ready until the states have been read again.
     #[must_use]
     pub fn is_ready(&self, namespace: &str, name: &str) -> bool {
         if self.progress.waiting == 0 && self.progress.copying == 0 && !self.stale {
@@ -157,7 +157,7 @@ impl Coordinator {
         self.names
             .get(&(namespace.to_owned(), name.to_owned()))
             .and_then(|relation| self.tables.get(relation))
-            .is_none_or(|table| table.state == State::Ready)
+            .map_or(!self.stale, |table| table.state == State::Ready)
     }
 
     /// Start and reap workers. Cheap when there is nothing to do.

@@ -339,27 +339,30 @@ impl Stream {
 
     /// Hold the stream until the tables that the transaction in hand touches are copied.
     pub(super) fn wait_for_tables(&mut self) -> Result<(), End> {
-        loop {
-            let blocked = self.in_hand.as_ref().is_some_and(|in_hand| {
-                in_hand.blocked_on.iter().any(|schema| {
-                    self.schemas
-                        .get(*schema as usize)
-                        .is_some_and(|(namespace, name)| {
-                            !self.coordinator.is_ready(namespace, name)
-                        })
-                })
-            });
-            if !blocked {
-                if let Some(in_hand) = self.in_hand.as_mut() {
-                    in_hand.blocked_on.clear();
-                }
-                return Ok(());
-            }
+        while self.is_blocked() {
             self.tend()?;
-            latch::wait_as(Wait::Tables, Duration::from_millis(50));
+            // Where the states of tables had only to be read again, there is nothing to wait for.
+            if self.is_blocked() {
+                latch::wait_as(Wait::Tables, Duration::from_millis(50));
+            }
             // As in `wait_for_commits`: nobody looks at the socket meanwhile.
             self.last_message = Instant::now();
         }
+        if let Some(in_hand) = self.in_hand.as_mut() {
+            in_hand.blocked_on.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether the transaction in hand touches a table that is yet to be copied.
+    fn is_blocked(&self) -> bool {
+        self.in_hand.as_ref().is_some_and(|in_hand| {
+            in_hand.blocked_on.iter().any(|schema| {
+                self.schemas
+                    .get(*schema as usize)
+                    .is_some_and(|(namespace, name)| !self.coordinator.is_ready(namespace, name))
+            })
+        })
     }
 
     /// Store records of the transaction in hand, in as many pieces as it takes.
