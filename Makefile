@@ -172,6 +172,8 @@ lint: check-sql
 	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
 	    $(CARGO) doc --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
+	@if grep -rl '#\[test\]' crates/pg/src extension/src; then \
+	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
 

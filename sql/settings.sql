@@ -35,4 +35,10 @@ alter system set braid.max_parked_size = 0;
 alter system set braid.retry_interval = 1;
 alter system set braid.retry_interval_max = 1;
 alter system set braid.conflict_history = 'perhaps';
+alter system set braid.clock_behind_action = 'perhaps';
+alter system set braid.conflict_function_timeout = -1;
+alter system set braid.max_clock_wait = -1;
+alter system set braid.peer_away_limit = -1;
+alter system set braid.querier_timeout = 99;
+alter system set braid.remember_deletions = 'perhaps';
 \set VERBOSITY default

@@ -16,10 +16,10 @@ use std::io;
 
 use braid_gir::{
     Detail, JsonError, JsonReader, OrderError, Position, Reader, Record, Schemas, StreamOrder,
-    Writer, render_to,
+    Writer, lsn_text, render_to,
 };
 
-use crate::options::{Format, lsn_text};
+use crate::options::Format;
 
 /// Why a message has no lines: what is wrong in it, and where.
 #[derive(Debug, thiserror::Error)]

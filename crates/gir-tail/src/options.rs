@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use braid_gir::parse_lsn;
+
 /// What `--help` prints.
 pub const HELP: &str = "\
 gir-tail follows a logical slot of the output plugin \"braid\".
@@ -183,21 +185,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("invalid number of seconds \"{text}\": give 1 to 86400"))
 }
 
-/// `X/Y` as a position.
-pub fn parse_lsn(text: &str) -> Option<u64> {
-    let (high, low) = text.split_once('/')?;
-    let half = |text: &str| {
-        let digits = (1..=8).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_hexdigit());
-        u32::from_str_radix(text, 16).ok().filter(|_| digits)
-    };
-    Some(u64::from(half(high)?) << 32 | u64::from(half(low)?))
-}
-
-/// A position as `X/Y`.
-pub fn lsn_text(lsn: u64) -> String {
-    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, reason = "test code")]
 mod tests {
@@ -270,25 +257,5 @@ mod tests {
             parsed("-S s --drop-slot"),
             Ok(Command::DropSlot(_))
         ));
-    }
-
-    #[test]
-    fn positions() {
-        assert_eq!(parse_lsn("0/0"), Some(0));
-        assert_eq!(parse_lsn("FFFFFFFF/ffffffff"), Some(u64::MAX));
-        assert_eq!(lsn_text(0x1_0000_00f0), "1/F0");
-        for text in [
-            "",
-            "/",
-            "1",
-            "1/",
-            "/1",
-            "1/2/3",
-            "100000000/0",
-            "+1/0",
-            "g/0",
-        ] {
-            assert_eq!(parse_lsn(text), None, "{text}");
-        }
     }
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use braid_gir::lsn_text;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::connection::{self, Connection, Received};
 use crate::format::{self, Renderer};
-use crate::options::{Format, Options, lsn_text};
+use crate::options::{Format, Options};
 use crate::output::Output;
 use crate::protocol::{self, Message};
 

@@ -130,6 +130,7 @@ mod change;
 mod error;
 mod image;
 mod json;
+mod lsn;
 mod message;
 mod order;
 mod position;
@@ -151,6 +152,7 @@ pub use image::{Image, ImageWriter, Values};
 pub use json::{
     Decoder, JsonError, JsonErrorKind, JsonOptions, JsonReader, JsonWriter, SchemaDetail,
 };
+pub use lsn::{lsn_text, parse_lsn};
 pub use message::Message;
 pub use order::{OrderError, StreamOrder};
 pub use position::{Located, Position};

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 
 use crate::change::Change;
 use crate::error::Error;
+use crate::lsn::lsn_text;
 use crate::message::Message;
 use crate::record::{Record, Tag};
 use crate::schema::SchemaNumber;
@@ -42,7 +43,7 @@ pub enum OrderError {
     #[error(transparent)]
     Schema(#[from] Error),
     /// A Commit or Prepare of another transaction than the one that is open.
-    #[error("end of the transaction at {} where that of the transaction at {} was expected", lsn(*.found), lsn(*.expected))]
+    #[error("end of the transaction at {} where that of the transaction at {} was expected", lsn_text(*.found), lsn_text(*.expected))]
     OtherTransaction {
         /// LSN in the record.
         found: u64,
@@ -50,7 +51,7 @@ pub enum OrderError {
         expected: u64,
     },
     /// A transaction comes again, or too late: transactions come in the order of their ends.
-    #[error("transaction at {} after one that ends at {}", lsn(*.found), lsn(*.after))]
+    #[error("transaction at {} after one that ends at {}", lsn_text(*.found), lsn_text(*.after))]
     Backward {
         /// LSN in the record.
         found: u64,
@@ -63,11 +64,6 @@ pub enum OrderError {
     /// A segment is the first of its transaction, of which segments came before.
     #[error("first segment of transaction {0}, of which segments came before")]
     FirstSegment(u32),
-}
-
-/// As PostgreSQL writes it.
-fn lsn(lsn: u64) -> String {
-    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
 }
 
 /// What is open.

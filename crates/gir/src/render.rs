@@ -9,6 +9,7 @@ use std::fmt::{self, Write as _};
 use crate::change::{BeforeKind, Change, Operation};
 use crate::error::Result;
 use crate::image::Image;
+use crate::lsn::lsn_text;
 use crate::message::Message;
 use crate::prepared::Prepared;
 use crate::record::{Reader, Record};
@@ -152,7 +153,7 @@ pub fn render_to(
         Record::CommitPrepared(prepared) => line.prepared("COMMIT PREPARED", prepared),
         Record::RollbackPrepared(rollback) => {
             line.prepared("ROLLBACK PREPARED", &rollback.prepared);
-            line.detail("prepare_end_lsn", &lsn(rollback.prepare_end_lsn));
+            line.detail("prepare_end_lsn", &lsn_text(rollback.prepare_end_lsn));
             let prepared_at = unix_timestamp_text(rollback.prepare_timestamp);
             line.detail("prepared_at", &literal(prepared_at.as_bytes()));
         }
@@ -257,7 +258,7 @@ impl Line<'_> {
         let gid = literal(prepared.gid.as_bytes());
         self.print(format_args!("{step} {gid}"));
         self.about(&prepared.begin);
-        self.detail("end_lsn", &lsn(prepared.end_lsn));
+        self.detail("end_lsn", &lsn_text(prepared.end_lsn));
     }
 
     fn begin(&mut self, begin: &Begin<'_>) {
@@ -267,7 +268,7 @@ impl Line<'_> {
 
     fn about(&mut self, begin: &Begin<'_>) {
         self.detail("xid", &begin.xid.to_string());
-        self.detail("commit_lsn", &lsn(begin.commit_lsn));
+        self.detail("commit_lsn", &lsn_text(begin.commit_lsn));
         self.detail(
             "at",
             &literal(unix_timestamp_text(begin.commit_timestamp).as_bytes()),
@@ -275,7 +276,7 @@ impl Line<'_> {
         if !begin.origin.is_empty() {
             self.print(format_args!(" origin={}", literal(begin.origin.as_bytes())));
         }
-        self.detail("origin_lsn", &lsn(begin.origin_lsn));
+        self.detail("origin_lsn", &lsn_text(begin.origin_lsn));
     }
 
     fn commit(&mut self, commit: &Commit) {
@@ -284,8 +285,8 @@ impl Line<'_> {
 
     fn end(&mut self, step: &str, commit: &Commit) {
         self.put(step);
-        self.detail("commit_lsn", &lsn(commit.commit_lsn));
-        self.detail("end_lsn", &lsn(commit.end_lsn));
+        self.detail("commit_lsn", &lsn_text(commit.commit_lsn));
+        self.detail("end_lsn", &lsn_text(commit.end_lsn));
         self.detail(
             "at",
             &literal(unix_timestamp_text(commit.commit_timestamp).as_bytes()),
@@ -397,17 +398,13 @@ impl Line<'_> {
         } else {
             "MESSAGE"
         });
-        self.detail("lsn", &lsn(message.lsn));
+        self.detail("lsn", &lsn_text(message.lsn));
         self.print(format_args!(
             " prefix={}",
             literal(message.prefix.as_bytes())
         ));
         self.print(format_args!(" content={}", literal(message.content)));
     }
-}
-
-fn lsn(lsn: u64) -> String {
-    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
 }
 
 fn hex(bytes: &[u8]) -> String {

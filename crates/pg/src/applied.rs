@@ -5,12 +5,13 @@
 //! index one would meet all its versions that some old snapshot may still see.
 
 use braid_bgworker::applied::{Applied, AppliedAhead, Range};
+use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
 use crate::apply::find_table;
 use crate::compat;
 use crate::error::PgError;
-use crate::subscription::{execute, parse_lsn, rows};
+use crate::subscription::{execute, rows};
 
 /// F_INT4EQ of src/include/utils/fmgroids.h.
 const INT4_EQUAL: u32 = 65;

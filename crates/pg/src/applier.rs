@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
 use braid_decoder::RULE_PREFIX;
-use braid_gir::{Begin, Reader, Record, StreamHeader, Tag};
+use braid_gir::{Begin, Reader, Record, StreamHeader, Tag, lsn_text};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
@@ -1143,7 +1143,7 @@ impl Applier {
                 || "the transaction".to_owned(),
                 |changes| format!("all but the first {changes} changes of the transaction")
             ),
-            subscription::lsn_text(end_lsn)
+            lsn_text(end_lsn)
         );
         // SAFETY: set by the commit above.
         Ok(unsafe { pg_sys::XactLastCommitEnd })

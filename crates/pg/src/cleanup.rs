@@ -6,10 +6,11 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
-use crate::libpq::{Connection, Mode, quote_identifier};
+use crate::libpq::{Connection, Mode};
 use crate::subscription::{execute, rows};
 use crate::{latch, worker};
 

@@ -11,7 +11,7 @@ pub(crate) mod stamp;
 
 use std::cell::RefCell;
 
-use braid_gir::{Begin, JsonReader, Reader, Record, Writer};
+use braid_gir::{Begin, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -19,7 +19,7 @@ use crate::apply::{Identity, NO_SUBSCRIPTION, Session};
 use crate::catalog::with_settings;
 use crate::error::{self, PgError};
 use crate::origin;
-use crate::subscription::{execute, lsn_text, parse_lsn, rows_written};
+use crate::subscription::{execute, rows_written};
 use crate::wake;
 
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.

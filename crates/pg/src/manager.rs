@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy;
+use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
 use crate::apply::EPOCH_DIFFERENCE;
@@ -17,7 +18,7 @@ use crate::away::Peers;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
-use crate::subscription::{execute_counting, lsn_text, rows};
+use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
 use crate::{away, clock, latch, local_version, settings, supervisor, worker};
 

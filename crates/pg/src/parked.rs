@@ -9,14 +9,14 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::parked::{Parked, Touch};
-use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag};
+use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag, lsn_text, parse_lsn};
 
 use crate::decoding::gir_json::to_ascii;
 use crate::encoding;
 use crate::error::PgError;
 use crate::registry;
 use crate::settings;
-use crate::subscription::{Subscription, execute, execute_counting, lsn_text, parse_lsn, rows};
+use crate::subscription::{Subscription, execute, execute_counting, rows};
 
 /// A part has at most so many bytes: a larger frame is stored in several.
 const PART: usize = 1 << 20;

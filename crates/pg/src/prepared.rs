@@ -15,13 +15,14 @@ use std::ffi::CString;
 
 use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
 use crate::ffi;
 use crate::libpq::Connection;
 use crate::registry;
-use crate::subscription::{Subscription, execute, lsn_text, rows};
+use crate::subscription::{Subscription, execute, rows};
 
 /// The message by which an applier has the leader start anew, and ask for what was noted down.
 pub(crate) const TO_BE_SENT_WHOLE: &str =

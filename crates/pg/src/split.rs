@@ -2,11 +2,10 @@
 //! applier that has it in hand, in the commits that it speaks of; read by it, and by the leader when it starts.
 
 use braid_bgworker::split::Progress;
+use braid_gir::{lsn_text, parse_lsn};
 
 use crate::error::PgError;
-use crate::subscription::{
-    Subscription, execute, execute_counting, lsn_text, parse_lsn, rows, rows_written,
-};
+use crate::subscription::{Subscription, execute, execute_counting, rows, rows_written};
 
 /// Where the commit record of the transaction starts of which a part is committed; `None` when there is none. In a transaction
 /// of the caller's.

@@ -1,12 +1,13 @@
 //! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and the copy workers, each
 //! call in a transaction of the caller's.
 
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::{lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
 use crate::error::PgError;
-use crate::libpq::{quote_identifier, quote_literal};
 use crate::{catalog, encoding};
 
 /// A row of `braid.subscription`, as its workers need it.
@@ -62,21 +63,6 @@ pub struct Subscription {
 
 fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
     result.map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
-}
-
-/// A position as PostgreSQL writes it.
-#[must_use]
-pub fn lsn_text(lsn: u64) -> String {
-    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
-}
-
-/// A position from PostgreSQL's text form.
-#[must_use]
-pub fn parse_lsn(text: &str) -> Option<u64> {
-    let (high, low) = text.trim().split_once('/')?;
-    let high = u64::from_str_radix(high, 16).ok()?;
-    let low = u64::from_str_radix(low, 16).ok()?;
-    (high <= 0xffff_ffff && low <= 0xffff_ffff).then_some(high << 32 | low)
 }
 
 /// Run one statement that returns nothing.
@@ -302,10 +288,7 @@ pub fn set_error(id: u32, error: &PgError, lsn: u64) -> Result<(), PgError> {
 /// The list of publication names as an option of START_REPLICATION.
 #[must_use]
 pub fn publication_list(names: &[String]) -> String {
-    let quoted: Vec<String> = names
-        .iter()
-        .map(|name| crate::libpq::quote_identifier(name))
-        .collect();
+    let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
     quote_literal(&quoted.join(","))
 }
 
@@ -314,16 +297,4 @@ pub fn publication_list(names: &[String]) -> String {
 pub fn publication_literals(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
     quoted.join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{lsn_text, parse_lsn};
-
-    #[test]
-    fn positions_round_trip() {
-        assert_eq!(parse_lsn("16/B374D848"), Some(0x16_B374_D848));
-        assert_eq!(lsn_text(0x16_B374_D848), "16/B374D848");
-        assert_eq!(parse_lsn("nonsense"), None);
-    }
 }

@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 
+use braid_gir::lsn_text;
 use braid_pg::catalog::{flush_wal, query};
-use braid_pg::subscription::lsn_text;
 use pgrx::datum::Interval;
 use pgrx::pg_extern;
 

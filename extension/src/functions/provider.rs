@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sql_text::quote_literal;
 use braid_pg::catalog::is_superuser;
 use braid_pg::latch;
-use braid_pg::libpq::{Connection, Error, Mode, Rows, has_password, quote_literal};
+use braid_pg::libpq::{Connection, Error, Mode, Rows, has_password};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};

@@ -3,9 +3,9 @@
 
 use std::ffi::CStr;
 
+use braid_gir::lsn_text;
 use braid_pg::away;
 use braid_pg::catalog::query;
-use braid_pg::subscription::lsn_text;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};

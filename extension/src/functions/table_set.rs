@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
+use braid_bgworker::sql_text::quote_identifier;
 use braid_pg::catalog::{Rights, query, with_rights};
-use braid_pg::libpq::quote_identifier;
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 

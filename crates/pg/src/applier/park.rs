@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
-use braid_gir::{Reader, Record, Tag};
+use braid_gir::{Reader, Record, Tag, lsn_text};
 use braid_ring::{ApplierState, FrameRead, Run, Transaction};
 use pgrx::pg_sys;
 
@@ -26,7 +26,6 @@ use crate::apply::{Session, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::group::LogPlace;
 use crate::parked::{self, Known, Note, Why};
-use crate::subscription::lsn_text;
 use crate::wait::Wait;
 use crate::{latch, origin, registry};
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::split::{Differs, Split};
-use braid_gir::{Begin, Change, Truncate};
+use braid_gir::{Begin, Change, Truncate, lsn_text};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble};
@@ -69,7 +69,7 @@ impl Applier {
             pgrx::log!(
                 "subscription \"{}\" goes on with the transaction that commits at {} after {} changes",
                 self.subscription.name,
-                crate::subscription::lsn_text(begin.commit_lsn),
+                lsn_text(begin.commit_lsn),
                 committed.changes
             );
         }

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
-use braid_gir::{Prepared, Reader, Record, RollbackPrepared};
+use braid_gir::{Prepared, Reader, Record, RollbackPrepared, lsn_text};
 use braid_ring::{FrameRead, Transaction};
 use pgrx::pg_sys;
 
@@ -257,7 +257,7 @@ impl Applier {
         pgrx::log!(
             "subscription \"{}\" has skipped the transaction that ends at {}",
             self.subscription.name,
-            subscription::lsn_text(transaction.end_lsn())
+            lsn_text(transaction.end_lsn())
         );
         Ok(Some(prepared::flushed()))
     }

@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use pgrx::pg_sys;
 
 use crate::encoding;
 use crate::error::PgError;
-use crate::libpq::{Cells, Connection, Mode, quote_identifier, quote_literal};
+use crate::libpq::{Cells, Connection, Mode};
 use crate::wait::Wait;
 
 /// A connection that was not used for so long is closed.

@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use braid_bgworker::origin_name::node_of_origin;
 use pgrx::pg_sys;
 
 use super::decode::EPOCH_DIFFERENCE;
@@ -53,14 +54,6 @@ pub(super) fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
         && SAME_STREAM
             .lock()
             .is_ok_and(|of| of.contains(&OriginId(origin)))
-}
-
-/// Node of a replication origin's name: `braid/<node>/<number>`. Other names stand for themselves.
-#[must_use]
-pub fn node_of_origin(name: &str) -> &str {
-    name.strip_prefix("braid/")
-        .and_then(|rest| rest.rsplit_once('/'))
-        .map_or(name, |(node, _)| node)
 }
 
 /// A version with its origin's number, as it is read from a row.
@@ -156,16 +149,5 @@ impl OriginNames {
                 }
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::node_of_origin;
-
-    #[test]
-    fn origins_stand_for_nodes() {
-        assert_eq!(node_of_origin("braid/paris/0"), "paris");
-        assert_eq!(node_of_origin("pg_16394"), "pg_16394");
     }
 }

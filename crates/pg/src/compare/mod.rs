@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 use braid_bgworker::compare::{
     Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Seen, Sight, Sum, Verdict, differing, verdict,
 };
+use braid_bgworker::sql_text::quote_literal;
 
 pub use repair::{Repairing, repair_failed, repair_step, start_repair};
 
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::latch;
-use crate::libpq::{Connection, Rows, quote_literal};
+use crate::libpq::{Connection, Rows};
 use crate::subscription::Subscription;
 use table::{At, SETTINGS, Table};
 

@@ -8,13 +8,15 @@
 //! each row is in one of them in any order; and a row that is in different ranges of the two sides is looked for by its key.
 
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
+use braid_bgworker::copy_query::Published;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use pgrx::pg_sys;
 
 use crate::apply::row_version;
 use crate::catalog::{self, Rights, with_rights};
-use crate::copy::source::{Published, published};
+use crate::copy::source::published;
 use crate::error::PgError;
-use crate::libpq::{Connection, Rows, quote_identifier, quote_literal};
+use crate::libpq::{Connection, Rows};
 use crate::subscription::Subscription;
 
 /// How many rows are asked for by key in one statement.
@@ -218,7 +220,7 @@ impl Table {
         let qualified = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
         // Tables that inherit from an ordinary one are replicated on their own.
         let only = |partitioned: bool| if partitioned { "" } else { "only " };
-        let tables = [facts.get(0, 2) == Some("p"), there.is_partitioned()]
+        let tables = [facts.get(0, 2) == Some("p"), there.partitioned]
             .map(|partitioned| format!("{}{qualified}", only(partitioned)));
         prepare(connection, &orders.search_path)?;
         let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();

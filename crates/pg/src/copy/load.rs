@@ -5,15 +5,17 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
+use braid_bgworker::copy_query::Published;
+use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
-use super::source::{Published, Source};
+use super::source::Source;
 use crate::apply::user::UserSwitch;
 use crate::compat;
 use crate::decoding::deletions::identity_key;
 use crate::encoding::from_server;
 use crate::error::PgError;
-use crate::libpq::{CopyData, CopyMessage, quote_identifier};
+use crate::libpq::{CopyData, CopyMessage};
 use crate::rate_limit::Limiter;
 use crate::registry::TableEntry;
 use crate::subscription;

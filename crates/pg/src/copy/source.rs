@@ -1,10 +1,13 @@
 //! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
 
+use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
 use crate::error::PgError;
-use crate::libpq::{self, Connection, Mode, Rows, quote_identifier, quote_literal};
-use crate::subscription::{Subscription, parse_lsn, publication_literals};
+use crate::libpq::{self, Connection, Mode, Rows};
+use crate::subscription::{Subscription, publication_literals};
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
 #[derive(Debug)]
@@ -17,39 +20,8 @@ pub struct Source {
     pub snapshot: String,
 }
 
-/// What is published of a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Published {
-    namespace: String,
-    name: String,
-    /// Names of the columns that are sent.
-    pub columns: Vec<String>,
-    /// Rows for which one of these is true; all rows when there is none.
-    filters: Vec<String>,
-    partitioned: bool,
-    /// At the provider.
-    oid: u32,
-    /// Rows that are not copied.
-    own: Option<OwnRows>,
-    /// A generated column is among the columns.
-    generated: bool,
-    /// Rows, by an estimate.
-    pub rows: Option<i64>,
-    /// Bytes on the provider's disk.
-    pub bytes: Option<i64>,
-}
-
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
-
-/// Rows of which this node has written the latest version after a time: it has them, whatever became of them since.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnRows {
-    /// Name of this node.
-    pub node: String,
-    /// The time, as PostgreSQL writes it in ISO style.
-    pub since: String,
-}
 
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
@@ -276,204 +248,4 @@ fn local_encoding() -> String {
     unsafe { std::ffi::CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) }
         .to_string_lossy()
         .into_owned()
-}
-
-impl Published {
-    /// The COPY command. Its encoding is given apart from the connection's, in which names travel.
-    fn command(&self, columns: &[String], encoding: &str) -> String {
-        let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
-        let columns = columns.join(", ");
-        let encoding = quote_literal(encoding);
-        let plain = self.filters.is_empty() && self.own.is_none();
-        if plain && !self.partitioned && !self.generated && !columns.is_empty() {
-            return format!(
-                "copy {} ({columns}) to stdout (encoding {encoding})",
-                self.qualified()
-            );
-        }
-        format!(
-            "copy (select {columns} {}) to stdout (encoding {encoding})",
-            self.rows_clause()
-        )
-    }
-
-    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key, each
-    /// of them where there are two, microseconds since then, node.
-    pub(crate) fn versions_command(&self, since: i64) -> String {
-        let table = self.qualified();
-        let lately = format!("braid.commit_timestamp({table}.xmin) >= to_timestamp({since})");
-        let rows = self.rows_clause_with(Some(lately));
-        format!(
-            "copy (select h.hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
-             from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows}) as r, \
-             lateral braid.row_version(r.tableoid, r.ctid) as v, \
-             lateral (values (v.key_hash), (v.other_hash)) as h (hash) where h.hash is not null) to stdout (encoding 'UTF8')"
-        )
-    }
-
-    /// The same for what was deleted: hash of the key, microseconds, node.
-    pub(crate) fn deletions_command(&self, since: i64) -> String {
-        format!(
-            "copy (select key_hash, deleted_at, node from braid.copied_deletions({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
-            self.oid
-        )
-    }
-
-    /// The query for the tables by whose OIDs the provider knows the keys of these rows.
-    pub(crate) fn tables_query(&self) -> String {
-        format!(
-            "select {oid}::oid union select relid from pg_partition_tree({oid})",
-            oid = self.oid
-        )
-    }
-
-    fn qualified(&self) -> String {
-        format!(
-            "{}.{}",
-            quote_identifier(&self.namespace),
-            quote_identifier(&self.name)
-        )
-    }
-
-    /// Whether the provider's table is partitioned.
-    pub(crate) fn is_partitioned(&self) -> bool {
-        self.partitioned
-    }
-
-    /// True for the rows that are published; `None`: all are.
-    pub(crate) fn filter(&self) -> Option<String> {
-        let filters: Vec<String> = self
-            .filters
-            .iter()
-            .map(|filter| format!("({filter})"))
-            .collect();
-        (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")))
-    }
-
-    /// FROM and WHERE.
-    fn rows_clause(&self) -> String {
-        self.rows_clause_with(None)
-    }
-
-    /// The same, with one condition more.
-    fn rows_clause_with(&self, more: Option<String>) -> String {
-        // Tables that inherit from an ordinary table are published, and copied, on their own.
-        let only = if self.partitioned { "" } else { "only " };
-        let published = self.filter();
-        let foreign = self
-            .own
-            .as_ref()
-            .map(|own| own.condition(&self.qualified()));
-        let conditions: Vec<String> = published.into_iter().chain(foreign).chain(more).collect();
-        let condition = if conditions.is_empty() { "" } else { " where " };
-        format!(
-            "from {only}{}{condition}{}",
-            self.qualified(),
-            conditions.join(" and ")
-        )
-    }
-}
-
-impl OwnRows {
-    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps the timestamp that it had where it
-    /// was made, so that all of this is by this node's clock.
-    fn condition(&self, table: &str) -> String {
-        let origin = format!("braid/{}/", self.node);
-        let digits = origin.chars().count() + 1;
-        format!(
-            "not exists (select from pg_xact_commit_timestamp_origin({table}.xmin) as written \
-             join pg_replication_origin as origin on origin.roident = written.roident \
-             where written.timestamp >= {} and starts_with(origin.roname, {}) \
-             and substr(origin.roname, {digits}) ~ '^[0-9]+$')",
-            quote_literal(&self.since),
-            quote_literal(&origin),
-        )
-    }
-}
-
-/// The estimate in the first line of a plan: `Seq Scan on t  (cost=0.00..1.00 rows=100 width=4)`.
-fn planned_rows(line: &str) -> Option<i64> {
-    let (_, rest) = line.split_once(" rows=")?;
-    rest.split(' ').next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{OwnRows, Published, planned_rows};
-
-    fn published() -> Published {
-        Published {
-            namespace: "public".to_owned(),
-            name: "odd \"one\"".to_owned(),
-            columns: vec!["a".to_owned(), "B".to_owned()],
-            filters: Vec::new(),
-            partitioned: false,
-            oid: 16384,
-            own: None,
-            generated: false,
-            rows: None,
-            bytes: None,
-        }
-    }
-
-    #[test]
-    fn a_plain_table_is_copied_without_a_query() {
-        let published = published();
-        assert_eq!(
-            published.command(&published.columns, "LATIN1"),
-            r#"copy "public"."odd ""one""" ("a", "B") to stdout (encoding 'LATIN1')"#
-        );
-    }
-
-    #[test]
-    fn filters_are_alternatives_and_children_stay_out() {
-        let mut published = published();
-        published.filters = vec!["a > 1".to_owned(), "(b IS NULL)".to_owned()];
-        assert_eq!(
-            published.command(&published.columns, "UTF8"),
-            r#"copy (select "a", "B" from only "public"."odd ""one""" where ((a > 1) or ((b IS NULL)))) to stdout (encoding 'UTF8')"#
-        );
-        published.partitioned = true;
-        published.filters.clear();
-        assert_eq!(
-            published.command(&published.columns, "UTF8"),
-            r#"copy (select "a", "B" from "public"."odd ""one""") to stdout (encoding 'UTF8')"#
-        );
-    }
-
-    #[test]
-    fn versions_are_those_of_the_rows_that_are_copied() {
-        let mut published = published();
-        published.name = "a where b".to_owned();
-        let command = published.versions_command(7);
-        assert!(command.contains(
-            r#"from only "public"."a where b" where braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
-        ));
-        published.filters = vec!["a > 1".to_owned()];
-        let command = published.versions_command(7);
-        assert!(command.contains(
-            r#"where ((a > 1)) and braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
-        ));
-    }
-
-    #[test]
-    fn own_rows_are_told_by_time_and_origin() {
-        let mut published = published();
-        published.filters = vec!["a > 1".to_owned()];
-        published.own = Some(OwnRows {
-            node: "pa'ris".to_owned(),
-            since: "2026-01-01 00:00:00+00".to_owned(),
-        });
-        let command = published.command(&published.columns, "UTF8");
-        assert!(command.contains(r#"where ((a > 1)) and not exists (select from pg_xact_commit_timestamp_origin("public"."odd ""one""".xmin)"#));
-        assert!(command.contains("starts_with(origin.roname, 'braid/pa''ris/')"));
-        assert!(command.contains("substr(origin.roname, 14)"));
-    }
-
-    #[test]
-    fn the_planner_estimates() {
-        let line = "Seq Scan on pgbench_accounts  (cost=0.00..26394.00 rows=1000000 width=97)";
-        assert_eq!(planned_rows(line), Some(1_000_000));
-        assert_eq!(planned_rows("Seq Scan on t"), None);
-    }
 }

@@ -7,9 +7,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::copy_query::{Published, parse_version};
+use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
-use super::source::{Published, Source};
+use super::source::Source;
 use super::worker::Task;
 use crate::apply::{EPOCH_DIFFERENCE, copied_hash};
 use crate::error::PgError;
@@ -17,7 +19,7 @@ use crate::latch;
 use crate::manager::{MARGIN_MICROS, arrived};
 use crate::origin;
 use crate::registry;
-use crate::subscription::{self, execute_counting, lsn_text, rows};
+use crate::subscription::{self, execute_counting, rows};
 use crate::tombstone::{self, Tombstone};
 
 /// Rows that are written at a time.
@@ -176,7 +178,7 @@ fn receive(
             if line.is_empty() {
                 continue;
             }
-            let (hash, timestamp, node) = parse(line)
+            let (hash, timestamp, node) = parse_version(line)
                 .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
             newest = newest.max(timestamp);
             piece.push(Tombstone {
@@ -194,17 +196,6 @@ fn receive(
     }
     store(&piece)?;
     Ok(newest)
-}
-
-/// A line of COPY's text form: hash, microseconds, name of a node.
-fn parse(line: &[u8]) -> Option<(u64, i64, String)> {
-    let line = std::str::from_utf8(line).ok()?;
-    let mut fields = line.splitn(3, '\t');
-    let hash: i64 = fields.next()?.parse().ok()?;
-    let timestamp = fields.next()?.parse().ok()?;
-    // Of what COPY escapes, a name may have a backslash.
-    let node = fields.next()?.replace("\\\\", "\\");
-    Some((hash.cast_unsigned(), timestamp, node))
 }
 
 /// Origins that stand for nodes.
@@ -238,24 +229,5 @@ impl Nodes {
         };
         self.known.insert(node.to_owned(), origin);
         Ok(origin)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse;
-
-    #[test]
-    fn a_line_is_a_hash_a_time_and_a_node() {
-        assert_eq!(
-            parse(b"-1\t1709209800000000\ttokyo"),
-            Some((u64::MAX, 1_709_209_800_000_000, "tokyo".to_owned()))
-        );
-        assert_eq!(
-            parse(b"7\t1\ta\\\\b").map(|found| found.2),
-            Some("a\\b".to_owned())
-        );
-        assert_eq!(parse(b"7\t1"), None);
-        assert_eq!(parse(b"x\t1\ttokyo"), None);
     }
 }

@@ -4,18 +4,20 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
+use braid_gir::{lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use super::load::{Copied, Filled, Filling, Purpose, Target};
-use super::source::{OwnRows, Published, Source};
+use super::source::Source;
 use super::{is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
 use crate::error::{self, PgError};
 use crate::rate_limit::Limiter;
 use crate::registry;
-use crate::subscription::{self, Subscription, lsn_text, parse_lsn};
+use crate::subscription::{self, Subscription};
 use crate::tombstone;
 use crate::worker::{self, Extra};
 

@@ -9,6 +9,7 @@
 //! a segment of shared memory: a question is a schema record and a change, as they are in the stream; an answer is a record
 //! that has the row, or `E`, an SQLSTATE and a message. The worker ends when the segment is let go, so with the stream.
 
+use braid_bgworker::sql_text::quote_identifier;
 use braid_gir::{
     Change, Column, Image, Reader, Record, ReplicaIdentity, Schema, SchemaNumber, Value, Writer,
 };
@@ -449,7 +450,7 @@ fn hex_literal(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn quoted(name: &str) -> String {
-    crate::libpq::quote_identifier(name)
+    quote_identifier(name)
 }
 
 /// Server encodings keep ASCII to itself, so bytes can be looked at one by one.

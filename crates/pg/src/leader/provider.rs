@@ -1,12 +1,14 @@
 //! What the leader asks of the provider before it streams: a slot, which tables are published, whether all is as it should be.
 
 use braid_bgworker::policy;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
 use super::End;
 use crate::error::{self, PgError};
-use crate::libpq::{self, Connection, quote_identifier, quote_literal};
-use crate::subscription::{self, Subscription, parse_lsn};
+use crate::libpq::{self, Connection};
+use crate::subscription::{self, Subscription};
 
 /// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
 /// before the catalog knew: that there was none before it is noted down ahead of each attempt.

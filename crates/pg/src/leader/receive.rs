@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::RULE_PREFIX;
-use braid_gir::{Begin, Commit, Position, Reader, Record, Tag};
+use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
 use braid_ring::{Complete, EDGES};
 
 use super::confirm::FLUSH_INTERVAL;
@@ -26,7 +26,7 @@ const MAX_COMMIT_RECORD: u64 = 1 << 31;
 fn located(end: End, position: &Position, read: u64) -> End {
     match end {
         End::Transient(mut error, lsn) if error.sqlstate == "08P01" => {
-            let read = subscription::lsn_text(read);
+            let read = lsn_text(read);
             error.detail.get_or_insert_with(|| {
                 format!("In {position} of the frame that was sent at {read}.")
             });

@@ -8,6 +8,8 @@ use braid_bgworker::applied::AppliedAhead;
 use braid_bgworker::dependency::DependencyTracker;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::lsn_text;
 use braid_ring::{Grain, Leader as Producer};
 
 use super::End;
@@ -25,10 +27,10 @@ use crate::durability::Durability;
 use crate::error::{self, PgError};
 use crate::group::Group;
 use crate::latch::SocketWait;
-use crate::libpq::{self, Connection, CopyData, Mode, quote_identifier, quote_literal};
+use crate::libpq::{self, Connection, CopyData, Mode};
 use crate::rate_limit::Limiter;
 use crate::registry::{self, Activity, SubscriptionEntry};
-use crate::subscription::{self, Subscription, lsn_text, publication_list};
+use crate::subscription::{self, Subscription, publication_list};
 use crate::table_order::TableOrders;
 use crate::{applied, origin, prepared, settings, split, worker};
 
