@@ -1,8 +1,7 @@
 # A provider whose messages are well-formed and whose records are not, or are not in their place: an error that says so, another attempt, nothing lost and nothing
 # twice, and nobody crashes. Under load, with small transactions, many to a frame, and large ones of several frames.
 #
-# Not here, since each record is right by itself: a change within a transaction that comes twice, a change or a transaction that does not come, and a
-# transaction that comes after a later one was applied.
+# Not here, since each record is right by itself: a change within a transaction that comes twice, a change or a transaction that does not come.
 
 use strict;
 use warnings;
@@ -95,6 +94,26 @@ stop_load();
 caught_up($paris, $tokyo);
 each_once([ $tokyo, $paris ]);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'and nothing met what was there already');
+
+# A transaction that comes after a later one is not asked for again once that is applied: it stops at once, and what is missing can be found.
+on_all('create table late (k int primary key)', $tokyo, $paris);
+$tokyo->safe_psql('postgres', 'insert into late values (0)');
+caught_up($paris, $tokyo);
+my $before = () = $proxy->lies;
+$offset = -s $paris->logfile;
+$proxy->lie('swap_whole');
+$tokyo->safe_psql('postgres', 'insert into late values (1)');
+ok(wait_until(sub { scalar(my @now = $proxy->lies) > $before }, 40), 'a transaction is held back');
+$tokyo->safe_psql('postgres', 'insert into late values (2)');
+ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 40), 'a transaction that comes late stops the subscription');
+like(status($paris, $name)->{last_error}, qr{the provider sent the transaction at [0-9A-F]+/[0-9A-F]+ after one that ends at [0-9A-F]+/[0-9A-F]+}, 'it says which');
+like(slurp_file($paris->logfile, $offset), qr/HINT:  [^\n]*braid\.compare/, 'and what to do');
+unlike(slurp_file($paris->logfile, $offset), qr/will be tried again/, 'it was not tried again');
+$paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
+caught_up($paris, $tokyo);
+$paris->safe_psql('postgres', "call braid.compare('$name', 'late'); call braid.repair('$name', 'late')");
+is($paris->safe_psql('postgres', 'select k from late order by k'), "0\n1\n2", 'found and mended');
+
 for my $node ($tokyo, $paris)
 {
 	unlike(slurp_file($node->logfile), qr/terminated by signal|PANIC/, 'nobody has crashed at ' . $node->name);

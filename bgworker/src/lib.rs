@@ -8,6 +8,7 @@ pub mod aggregate;
 pub mod applied;
 pub mod breadth;
 pub mod column_rule;
+pub mod commit_sequence;
 pub mod compare;
 pub mod conflict;
 pub mod consolidate;

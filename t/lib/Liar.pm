@@ -63,7 +63,7 @@ my %lie = (
 );
 
 # Lies for which a frame has to wait for the one after it.
-my %waits = (swap_begin => \&is_begun);
+my %waits = (swap_begin => \&is_begun, swap_whole => \&is_whole);
 
 # It has whole transactions, and perhaps a position.
 sub is_whole { my ($frame, @records) = @_; return $records[0]{tag} eq 'B' && !is_begun(@_); }

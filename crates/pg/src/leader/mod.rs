@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy::{self, Policy};
+use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
 use crate::apply::take_rule;
@@ -230,7 +231,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     let outcome = stream.run();
     if let Err(End::Transient(error, _)) = &outcome
         && (error.sqlstate.starts_with("08") || error.sqlstate.starts_with("57P"))
-        && stream.last_end > 0
+        && stream.commits.last_end() > 0
     {
         // The connection broke, but not before something came through: the first failure of a row.
         entry.failures.store(0, Ordering::Release);
@@ -295,6 +296,25 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
         );
         worker::reload_settings();
     }
+}
+
+/// A transaction that comes after a later one.
+fn late(commit_lsn: u64, after: u64) -> End {
+    End::Permanent(
+        PgError::new(
+            "08P01",
+            format!(
+                "the provider sent the transaction at {} after one that ends at {}",
+                lsn_text(commit_lsn),
+                lsn_text(after)
+            ),
+        )
+        .with_detail("It was not applied. Once a later one is, it is not asked for again.")
+        .with_hint(
+            "Something is wrong at the provider. After braid.enable_subscription, find what is missing with braid.compare.",
+        ),
+        0,
+    )
 }
 
 fn out_of_order() -> End {

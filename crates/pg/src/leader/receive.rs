@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::RULE_PREFIX;
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
@@ -13,7 +14,7 @@ use braid_ring::{Complete, EDGES};
 use super::confirm::FLUSH_INTERVAL;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
-use super::{End, out_of_order};
+use super::{End, late, out_of_order};
 use crate::error::{self, PgError};
 use crate::wait::Wait;
 use crate::{latch, registry, subscription};
@@ -443,13 +444,16 @@ impl Stream {
         // Everything before an end that is committed here counts as received, and is never asked for again.
         if in_hand.begin_commit_lsn != commit.commit_lsn
             || in_hand.commit_timestamp != commit.commit_timestamp
-            || commit.commit_lsn < self.last_end
             || commit.end_lsn <= commit.commit_lsn
             || commit.end_lsn - commit.commit_lsn > MAX_COMMIT_RECORD
         {
             return Err(out_of_order());
         }
-        self.last_end = commit.end_lsn;
+        match self.commits.arrive(commit.commit_lsn, commit.end_lsn) {
+            Arrival::Next => {}
+            Arrival::Again => return Err(out_of_order()),
+            Arrival::Late(after) => return Err(late(commit.commit_lsn, after)),
+        }
         if in_hand.discard {
             self.tracker.abandon();
             self.schedule.abandoned();

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use braid_bgworker::applied::AppliedAhead;
+use braid_bgworker::commit_sequence::CommitSequence;
 use braid_bgworker::dependency::DependencyTracker;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
@@ -77,8 +78,8 @@ pub(super) struct Stream {
     pub(super) header_seen: bool,
     /// Where it goes on.
     start: u64,
-    /// End of the last transaction that was received whole.
-    pub(super) last_end: u64,
+    /// The transactions that were received whole.
+    pub(super) commits: CommitSequence,
     /// What is committed here already of what is still to come.
     pub(super) ahead: AppliedAhead,
     /// Where the commit record of the transaction starts of which pieces are committed here, until it comes again; and how many of its changes.
@@ -208,7 +209,7 @@ impl Stream {
             schemas: Vec::new(),
             header_seen: false,
             start,
-            last_end: 0,
+            commits: CommitSequence::new(start),
             ahead,
             half_applied,
             all_tables,
