@@ -378,7 +378,8 @@ sub carry_out
 	else
 	{
 		my $freeze = $decision->{how} < 0.5 ? '(freeze) ' : '';
-		attempt($node, "vacuum $freeze" . join(', ', @{ $self->{tables} }));
+		# It may wait for sessions that wait for what a crash has left prepared, which is ended by whoever waits here.
+		attempt($node, "set statement_timeout = '3s';\nvacuum $freeze" . join(', ', @{ $self->{tables} }));
 	}
 	return 1;
 }
