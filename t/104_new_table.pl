@@ -8,6 +8,7 @@ use Braid;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(time);
 
 my $tokyo = new_node('tokyo');
 my $paris = new_node('paris', publication => '');
@@ -60,5 +61,71 @@ $tokyo->safe_psql('postgres', 'insert into line select k, k from generate_series
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'line', 'held');
+
+# Both ways at once, and from a third node: nobody finds fault with what the others write while the table joins.
+my $quito = new_node('quito');
+$paris->safe_psql('postgres', 'create publication braid for all tables');
+my @all = ($tokyo, $paris, $quito);
+$quito->safe_psql('postgres', join ';', map { "create table $_ (k int primary key, v int)" } split /\n/, $tokyo->safe_psql('postgres', q[select relname from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace]));
+subscribe($tokyo, $paris, copy_data => 'false');
+subscribe($quito, $tokyo);
+for ([ $quito, $paris ], [ $tokyo, $quito ], [ $paris, $quito ])
+{
+	my ($subscriber, $provider) = @$_;
+	my $joined = subscribe($subscriber, $provider, copy_data => 'false');
+	# As they would be if their copies had not been done by others.
+	$subscriber->safe_psql('postgres', "update braid.subscription set copy_data = true where subscription_name = '$joined'; select braid.disable_subscription('$joined')");
+	$subscriber->safe_psql('postgres', "select braid.enable_subscription('$joined'); select braid.wait_for_subscription('$joined', '30 s')");
+}
+for my $round (1 .. 6)
+{
+	my $table = "both_$round";
+	on_all("create table $table (k int primary key, v text)", @all);
+	my @sessions = map { $_->background_psql('postgres', on_error_die => 1) } @all;
+	for my $i (0 .. $#all)
+	{
+		my $who = $all[$i]->name;
+		$sessions[$i]->query_safe("begin; insert into $table select $i + 3 * k, '$who' from generate_series(1, 50) k; insert into $table values (0, '$who')");
+	}
+	$_->query_safe('commit') for @sessions;
+	$_->quit for @sessions;
+	# What a node tells of a row that lost is a change of its own.
+	converged(@all) for 1 .. 2;
+	is($tokyo->safe_psql('postgres', "select count(*) from $table"), '151', "$table has the rows of all");
+	same_tables(\@all, $table);
+}
+for my $node (@all)
+{
+	is($node->safe_psql('postgres', q[select count(*) from braid.subscription_status where state <> 'streaming' or last_error <> '']), '0', 'no subscription of ' . $node->name . ' has stopped');
+}
+
+# Where each node's commits wait until the other has them, the copies do not wait for these.
+$paris->safe_psql('postgres', "select braid.alter_subscription('$name', synchronous_commit => 'local')");
+$tokyo->safe_psql('postgres', "select braid.alter_subscription('tokyo_from_paris', synchronous_commit => 'local')");
+for ([ $tokyo, $name ], [ $paris, 'tokyo_from_paris' ])
+{
+	my ($node, $standby) = @$_;
+	$node->safe_psql('postgres', "alter system set synchronous_standby_names = '$standby'");
+	$node->reload;
+	ok(wait_until(sub { $node->safe_psql('postgres', "select sync_state from pg_stat_replication where application_name = '$standby'") eq 'sync' }, 30), "$standby is synchronous");
+}
+for my $node (@all)
+{
+	$node->safe_psql('postgres', 'set synchronous_commit = local; create table waits (k int primary key, v text)');
+}
+my @sessions = map { $_->background_psql('postgres', on_error_die => 1) } $tokyo, $paris;
+$sessions[0]->query_safe(q[begin; insert into waits values (1, 'tokyo')]);
+$sessions[1]->query_safe(q[begin; insert into waits values (2, 'paris')]);
+my $began = time;
+$_->query_until(qr/started/, "\\echo started\ncommit;\n\\echo finished\n") for @sessions;
+for my $i (0, 1)
+{
+	ok(wait_until(sub { $all[$i]->safe_psql('postgres', q[select count(*) from pg_stat_activity where wait_event = 'SyncRep']) eq '0' }, 60), 'the commit of ' . $all[$i]->name . ' returns');
+}
+note('after ' . (time - $began) . ' s');
+$_->quit for @sessions;
+converged(@all);
+is($quito->safe_psql('postgres', 'select count(*) from waits'), '2', 'both rows are everywhere');
+same_tables(\@all, 'waits');
 
 done_testing();

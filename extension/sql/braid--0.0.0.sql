@@ -118,6 +118,8 @@ create table braid.subscription_table (
     -- Whether the copy worker truncates the table in the transaction that copies it. That transaction carries the provider's
     -- origin, so that the truncation is not sent on to other nodes.
     truncate_first boolean not null default false,
+    -- It has joined with its first change, and is copied only if it is empty then: all of its changes are in the stream, which waits.
+    unless_filled boolean not null default false,
     -- Why the last attempt failed; written by the copy worker together with state 'waiting'.
     copy_error text,
     copy_error_sqlstate text,

@@ -71,8 +71,6 @@ pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     let database = u32::try_from(argument.value()).unwrap_or(0);
     worker::connect(database);
-    // A standby that is away, which may be another node, is not to keep it from tending.
-    worker::set("synchronous_commit", "local");
     let Some(entry) = registry::manager(database) else {
         pgrx::log!("braid: too many databases");
         return;

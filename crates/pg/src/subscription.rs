@@ -239,12 +239,23 @@ pub fn is_empty(namespace: &str, name: &str) -> Result<bool, PgError> {
     Ok(catalog::query(&format!("select 1::text from {table} limit 1"), &[]).is_empty())
 }
 
+/// Whether a table is copied before its changes are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InitialCopy {
+    /// As it is.
+    No,
+    /// Into an empty table.
+    Yes,
+    /// If it is empty when its copy begins: what is in it has come, or comes, as changes.
+    UnlessFilled,
+}
+
 /// Make a table of this database part of a subscription, to be copied first or not. Entries of tables that are gone go. False
 /// when it was part already, or is not here.
 ///
 /// # Errors
 /// As [`execute`].
-pub fn add_table(id: u32, namespace: &str, name: &str, copy: bool) -> Result<bool, PgError> {
+pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Result<bool, PgError> {
     let id = i64::from(id);
     execute(
         "delete from braid.subscription_table t where t.subscription_id = $1 \
@@ -252,15 +263,21 @@ pub fn add_table(id: u32, namespace: &str, name: &str, copy: bool) -> Result<boo
         &[id.into()],
     )?;
     let added = rows(
-        "insert into braid.subscription_table (subscription_id, relation, state) \
-         select $1, c.oid, $4 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+        "insert into braid.subscription_table (subscription_id, relation, state, unless_filled) \
+         select $1, c.oid, $4, $5 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          where n.nspname = $2 and c.relname = $3 and c.relkind in ('r', 'p') \
          on conflict do nothing returning relation::oid::text",
         &[
             id.into(),
             namespace.into(),
             name.into(),
-            if copy { "waiting" } else { "ready" }.into(),
+            if copy == InitialCopy::No {
+                "ready"
+            } else {
+                "waiting"
+            }
+            .into(),
+            (copy == InitialCopy::UnlessFilled).into(),
         ],
     )?;
     Ok(!added.is_empty())

@@ -218,7 +218,8 @@ pub fn initialize() {
     }
 }
 
-/// Connect this worker to a database as the bootstrap superuser.
+/// Connect this worker to a database as the bootstrap superuser. Its commits wait for this server's disk, and for no standby: that may be a
+/// subscription at a node which waits for what this worker does.
 pub fn connect(database: u32) {
     // SAFETY: once, at the start of a worker.
     unsafe {
@@ -228,6 +229,7 @@ pub fn connect(database: u32) {
             0,
         );
     }
+    set("synchronous_commit", "local");
 }
 
 /// Read the configuration files again if SIGHUP came. True when they were read.

@@ -121,7 +121,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
     }
     query(
         "update braid.subscription_table set state = 'waiting', copy_lsn = null, copy_snapshot = null, copy_began_at = null, rows_copied = null, bytes_copied = null, \
-                rows_total = null, bytes_total = null, copy_error = null, ready_at = null, truncate_first = $3::boolean \
+                rows_total = null, bytes_total = null, copy_error = null, ready_at = null, unless_filled = false, truncate_first = $3::boolean \
           where subscription_id = $1::integer and relation = $2::oid",
         &[
             Some(&subscription.id),

@@ -35,6 +35,17 @@ pub struct Progress {
     pub next: Option<Duration>,
 }
 
+/// Whether changes of a table can be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    /// They can.
+    Ready,
+    /// It is yet to be copied.
+    Waiting,
+    /// Nothing was known of it when the states were last read, and they have changed since.
+    Unknown,
+}
+
 /// A table's state as the catalog had it when it was last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -147,17 +158,22 @@ impl Coordinator {
         self.stale = true;
     }
 
-    /// Whether changes of a table can be applied. True for a table that is not part of the subscription, whose changes are left out
-    /// anyway; a table of which that is not known is not ready until the states have been read again.
+    /// Whether changes of a table can be applied. A table that is not part of the subscription is ready: its changes are left out anyway.
     #[must_use]
-    pub fn is_ready(&self, namespace: &str, name: &str) -> bool {
+    pub fn readiness(&self, namespace: &str, name: &str) -> Readiness {
         if self.progress.waiting == 0 && self.progress.copying == 0 && !self.stale {
-            return true;
+            return Readiness::Ready;
         }
-        self.names
+        let table = self
+            .names
             .get(&(namespace.to_owned(), name.to_owned()))
-            .and_then(|relation| self.tables.get(relation))
-            .map_or(!self.stale, |table| table.state == State::Ready)
+            .and_then(|relation| self.tables.get(relation));
+        match table {
+            Some(table) if table.state == State::Ready => Readiness::Ready,
+            Some(_) => Readiness::Waiting,
+            None if self.stale => Readiness::Unknown,
+            None => Readiness::Ready,
+        }
     }
 
     /// Start and reap workers. Cheap when there is nothing to do.

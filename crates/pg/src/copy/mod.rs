@@ -18,7 +18,7 @@ pub(crate) mod source;
 mod versions;
 mod worker;
 
-pub use coordinator::{Coordinator, Progress};
+pub use coordinator::{Coordinator, Progress, Readiness};
 pub use worker::worker_main;
 
 use braid_bgworker::policy::{self, Policy};

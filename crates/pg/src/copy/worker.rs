@@ -39,6 +39,10 @@ pub struct Task {
 /// Where another node's row keeps one of the provider's out, the two will meet on these nodes too, and one leaves. The table is copied again
 /// until its copy has failed so often.
 const UNTIL_THEY_MEET: u32 = 6;
+/// A table that need not be copied waits so often, and for so long, for those who write to it here: their commits may wait for the very changes
+/// that wait for the copy (`synchronous_standby_names`).
+const LOCK_ATTEMPTS: u32 = 2;
+const LOCK_TIMEOUT: &str = "2s";
 
 impl Task {
     /// As a worker's `bgw_extra`.
@@ -131,6 +135,9 @@ fn run(task: &Task) -> Result<(), PgError> {
         return Ok(());
     };
     begin_others(task)?;
+    if start.unless_filled {
+        worker::set("lock_timeout", LOCK_TIMEOUT);
+    }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
     let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
     let since = match &start.began_at {
@@ -279,6 +286,8 @@ struct Start {
     began_at: Option<String>,
     /// Position of the first attempt; `None`: this is the first.
     first_lsn: Option<u64>,
+    /// It need not be copied where that would have to wait for whoever writes here.
+    unless_filled: bool,
 }
 
 /// Say that the copy runs. `None` when there is nothing to do any more.
@@ -291,7 +300,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         return Ok(None);
     };
     let found = subscription::rows(
-        "select truncate_first::text, copy_began_at::text, copy_lsn::text from braid.subscription_table \
+        "select truncate_first::text, copy_began_at::text, copy_lsn::text, unless_filled::text, copy_error_sqlstate from braid.subscription_table \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &key(task),
     )?;
@@ -300,6 +309,18 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     };
     let text = |index: usize| row.get(index).cloned().flatten();
     let truncate = text(0).as_deref() == Some("true");
+    let unless_filled = text(3).as_deref() == Some("true");
+    if unless_filled && task.failures >= LOCK_ATTEMPTS && text(4).as_deref() == Some("55P03") {
+        pgrx::log!(
+            "{}: the table is written to, and not copied: all of its changes come",
+            my_name()
+        );
+        leave_as_it_is(task)?;
+        return Ok(None);
+    }
+    if unless_filled {
+        worker::set("lock_timeout", LOCK_TIMEOUT);
+    }
     let mut start = Start {
         subscription,
         namespace: String::new(),
@@ -307,6 +328,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         truncate,
         began_at: text(1).filter(|_| !truncate),
         first_lsn: None,
+        unless_filled,
     };
     let target = if truncate || start.began_at.is_some() {
         // Cut off before it had one: every change that was held back is applied then.
@@ -314,6 +336,14 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         Target::lock(task.relation, Purpose::Fill)?
     } else {
         let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
+        if unless_filled && !target.is_empty()? {
+            pgrx::log!(
+                "{}: the table has rows by now, and is not copied: all of its changes come",
+                my_name()
+            );
+            leave_as_it_is(task)?;
+            return Ok(None);
+        }
         target.check_empty()?;
         target
     };
@@ -417,15 +447,13 @@ fn finish(
     ];
     let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
-         truncate_first = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
+         truncate_first = false, unless_filled = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
          copy_error_detail = null, copy_error_hint = null \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",
         &arguments,
     )?;
     if made == 1 {
-        // Appliers that have a transaction in hand look again from which position on the table's changes count.
-        // SAFETY: registers an invalidation message with this transaction.
-        unsafe { pg_sys::CacheInvalidateRelcacheByRelid(pg_sys::Oid::from(task.relation)) };
+        tell_appliers(task);
         return Ok(());
     }
     // Dropped, refreshed or resynced meanwhile: what was copied must not stay.
@@ -433,6 +461,24 @@ fn finish(
         "40001",
         "the table's state was changed while it was copied",
     ))
+}
+
+/// Make the table ready without a copy: all of its changes are applied.
+fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
+    subscription::execute_counting(
+        "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, \
+         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null \
+         where subscription_id = $1 and relation = $2::oid",
+        &key(task),
+    )?;
+    tell_appliers(task);
+    Ok(())
+}
+
+/// Those that have a transaction in hand look again from which position on the table's changes count.
+fn tell_appliers(task: &Task) {
+    // SAFETY: registers an invalidation message with this transaction.
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(pg_sys::Oid::from(task.relation)) };
 }
 
 fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {

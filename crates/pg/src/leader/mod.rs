@@ -32,7 +32,7 @@ use crate::copy::Coordinator;
 use crate::error::{self, PgError};
 use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
-use crate::subscription;
+use crate::subscription::{self, InitialCopy};
 use crate::wait::{self, Wait};
 use crate::{latch, prepared as local, worker};
 use provider::{create_slot, published_tables, rules_for_all_nodes};
@@ -204,12 +204,17 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         let published = published_tables(&mut asked, &subscription)?;
         let rules = rules_for_all_nodes(&mut asked)?;
         drop(asked);
+        let copy = if subscription.copy_data {
+            InitialCopy::Yes
+        } else {
+            InitialCopy::No
+        };
         error::transaction(|| {
             for content in &rules {
                 take_rule(content)?;
             }
             for (namespace, name) in &published {
-                subscription::add_table(id, namespace, name, subscription.copy_data)?;
+                subscription::add_table(id, namespace, name, copy)?;
             }
             subscription::set_phase(id, "copy", Some(lsn))
         })?;

@@ -15,7 +15,9 @@ use super::confirm::FLUSH_INTERVAL;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
+use crate::copy::Readiness;
 use crate::error::{self, PgError};
+use crate::subscription::InitialCopy;
 use crate::wait::Wait;
 use crate::{latch, registry, subscription};
 
@@ -183,9 +185,16 @@ impl Stream {
     pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
         let id = self.subscription.id;
         let copy_data = self.subscription.copy_data;
+        let passes = self.passes_unknown();
         let added = error::transaction(|| {
             // One that is empty here may have been dropped and made anew while the provider's was not.
-            let copy = copy_data && subscription::is_empty(namespace, name)?;
+            let copy = if !copy_data || !subscription::is_empty(namespace, name)? {
+                InitialCopy::No
+            } else if passes {
+                InitialCopy::Yes
+            } else {
+                InitialCopy::UnlessFilled
+            };
             subscription::add_table(id, namespace, name, copy)
         })?;
         if added {
@@ -248,20 +257,33 @@ impl Stream {
         self.adopt_table(&namespace, &name)
     }
 
-    pub(super) fn is_ready(&mut self, schema: u32) -> Result<bool, End> {
+    /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a copy.
+    pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
         if !self.segments.tentative.is_empty() {
             self.settle(schema)?;
         }
         let Some((namespace, name)) = self.schemas.get(schema as usize) else {
             return Err(out_of_order());
         };
-        Ok(self.coordinator.is_ready(namespace, name))
+        Ok(match self.coordinator.readiness(namespace, name) {
+            Readiness::Ready => false,
+            Readiness::Waiting => true,
+            Readiness::Unknown => !self.passes_unknown(),
+        })
+    }
+
+    /// Whether the transaction in hand leaves a table alone that it brings into the subscription. One that is prepared can't wait for the copy:
+    /// that can't begin before the transaction has ended.
+    fn passes_unknown(&self) -> bool {
+        self.in_hand
+            .as_ref()
+            .is_some_and(|in_hand| in_hand.two_phase.is_some())
     }
 
     pub(super) fn change(&mut self, body: &[u8]) -> Result<(), End> {
         let header = Record::read_change_header(body)?;
         self.rows = self.rows.wrapping_add(1);
-        let ready = self.is_ready(header.schema.0)?;
+        let waits = self.has_to_wait(header.schema.0)?;
         let Some(in_hand) = self.in_hand.as_mut() else {
             return Err(out_of_order());
         };
@@ -270,7 +292,7 @@ impl Stream {
             return Ok(());
         }
         in_hand.changes = in_hand.changes.saturating_add(1);
-        if !ready {
+        if waits {
             in_hand.blocked_on.insert(header.schema.0);
         }
         let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
@@ -301,7 +323,7 @@ impl Stream {
             return Ok(());
         }
         for schema in truncate.schemas() {
-            let ready = self.is_ready(schema.0)?;
+            let waits = self.has_to_wait(schema.0)?;
             let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
             self.schedule.saw(Barrier::Truncate);
             match order {
@@ -315,7 +337,7 @@ impl Stream {
                 return Err(out_of_order());
             };
             in_hand.changes = in_hand.changes.saturating_add(1);
-            if !ready {
+            if waits {
                 in_hand.blocked_on.insert(schema.0);
             }
         }
@@ -361,7 +383,9 @@ impl Stream {
             in_hand.blocked_on.iter().any(|schema| {
                 self.schemas
                     .get(*schema as usize)
-                    .is_some_and(|(namespace, name)| !self.coordinator.is_ready(namespace, name))
+                    .is_some_and(|(namespace, name)| {
+                        self.coordinator.readiness(namespace, name) != Readiness::Ready
+                    })
             })
         })
     }

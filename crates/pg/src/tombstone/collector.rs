@@ -370,19 +370,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
 }
 
 fn write(deleted: &[Tombstone], large: Vec<Large>) -> Result<(), PgError> {
-    // SAFETY: a setting of this transaction: what is written has to be flushed before the slot moves on.
-    unsafe {
-        pg_sys::set_config_option(
-            c"synchronous_commit".as_ptr(),
-            c"local".as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_LOCAL,
-            true,
-            0,
-            false,
-        );
-    }
+    // Its commit flushes (`worker::connect`), before the slot moves on.
     store(deleted)?;
     large.into_iter().try_for_each(|large| large.each(store))
 }
