@@ -157,14 +157,6 @@ pub(crate) unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys:
 }
 
 unsafe extern "C-unwind" {
-    // src/include/utils/datum.h, 15 to 18.
-    #[link_name = "datum_image_eq"]
-    fn datum_image_eq_unguarded(
-        one: pg_sys::Datum,
-        other: pg_sys::Datum,
-        by_value: bool,
-        length: c_int,
-    ) -> bool;
     // src/include/utils/timeout.h, 15 to 18.
     #[link_name = "RegisterTimeout"]
     fn register_timeout_unguarded(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int;
@@ -190,7 +182,7 @@ pub(crate) unsafe fn datum_image_eq(
     // SAFETY: as the caller says.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            datum_image_eq_unguarded(one, other, by_value, c_int::from(length))
+            raw::datum_image_eq(one, other, by_value, c_int::from(length))
         })
     }
 }
@@ -252,6 +244,24 @@ pub(crate) mod raw {
         pub(crate) fn index_fetch_heap(
             scan: pg_sys::IndexScanDesc,
             slot: *mut pg_sys::TupleTableSlot,
+        ) -> bool;
+        // src/include/storage/bufmgr.h, access/heapam.h; src/include/executor/tuptable.h; src/include/utils/datum.h.
+        pub(crate) fn RelationGetNumberOfBlocksInFork(
+            relation: pg_sys::Relation,
+            fork: pg_sys::ForkNumber::Type,
+        ) -> pg_sys::BlockNumber;
+        pub(crate) fn ReadBuffer(
+            relation: pg_sys::Relation,
+            block: pg_sys::BlockNumber,
+        ) -> pg_sys::Buffer;
+        pub(crate) fn ReleaseBuffer(buffer: pg_sys::Buffer);
+        pub(crate) fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
+        pub(crate) fn slot_getsomeattrs_int(slot: *mut pg_sys::TupleTableSlot, attnum: c_int);
+        pub(crate) fn datum_image_eq(
+            one: pg_sys::Datum,
+            other: pg_sys::Datum,
+            by_value: bool,
+            length: c_int,
         ) -> bool;
         // src/include/executor/executor.h.
         pub(crate) fn ExecConstraints(

@@ -372,9 +372,11 @@ pub unsafe fn key_hashes_of_row(
     Some(hashing.finish())
 }
 
+/// Feed the bytes of a value.
+///
 /// # Safety
 /// `value` is one of the column at `position`, from 0.
-unsafe fn feed(
+pub(super) unsafe fn feed(
     hasher: &mut KeyHasher,
     descriptor: pg_sys::TupleDesc,
     position: usize,

@@ -4,11 +4,15 @@
 //! can still miss a row that is updated to a new place while it looks; before a row is called missing it is looked for
 //! again with a fresh ordinary snapshot. Dead row versions that VACUUM has not taken yet tell who deleted a row.
 
+use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
 
+use super::key_hash::feed;
+use super::places::{Place, Places};
 use super::relation::Key;
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
+use crate::compat;
 use crate::error::PgError;
 use crate::ffi::raw;
 
@@ -41,6 +45,12 @@ pub struct IndexLookup {
     context: pg_sys::MemoryContext,
     /// The scan's snapshot points here.
     dirty: Box<pg_sys::SnapshotData>,
+    /// Where rows were, by their keys.
+    places: Places,
+    /// The hash of the key that was looked for last.
+    last: u64,
+    /// At least so many blocks the table has: it does not get shorter while this transaction has it locked. 0: not known.
+    blocks: pg_sys::BlockNumber,
 }
 
 /// A scan marks index entries of rows that are dead to everybody, and passes over those that are marked. The first so many of a
@@ -92,7 +102,7 @@ impl IndexLookup {
         // SAFETY: table and index are open; the boxed snapshot outlives the scan.
         let scan = unsafe {
             let count = i32::try_from(keys.len()).unwrap_or(0);
-            crate::compat::index_beginscan(table, index, &raw mut *dirty, count)
+            compat::index_beginscan(table, index, &raw mut *dirty, count)
         };
         // SAFETY: reads a process-local variable.
         let context = unsafe { pg_sys::CurrentMemoryContext };
@@ -102,7 +112,22 @@ impl IndexLookup {
             scan,
             context,
             dirty,
+            places: Places::default(),
+            last: 0,
+            blocks: 0,
         }
+    }
+
+    /// The transaction ends: the table may get shorter.
+    pub(super) fn end_transaction(&mut self) {
+        self.blocks = 0;
+    }
+
+    /// The row that was looked for last is in this slot now, written to the table.
+    pub(super) fn note(&mut self, slot: *mut pg_sys::TupleTableSlot) {
+        // SAFETY: the slot is of the table.
+        let place = place_of(unsafe { (*slot).tts_tid });
+        self.places.note(self.last, place);
     }
 
     /// End the scan. To be called before the table is closed.
@@ -145,22 +170,113 @@ impl IndexLookup {
             };
             place.sk_argument = value;
         }
+        self.last = self.hash(key);
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
-        let found = self.find_prepared(slot, lock, refine);
+        let noted = self.places.get(self.last);
+        let found = self.find_prepared((key, noted), slot, lock, refine);
+        if matches!(found, Ok(Found::Row(_))) {
+            self.note(slot);
+        }
         // SAFETY: as above.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         found
     }
 
+    /// Hash of the key that is looked for. Keys that are equal without being the same have others, which costs a look into the index.
+    fn hash(&self, key: &Key) -> u64 {
+        let mut hasher = KeyHasher::new(0);
+        for (place, column) in self.keys.iter().zip(&key.columns) {
+            let position = usize::try_from(column.attribute - 1).unwrap_or(0);
+            // SAFETY: the table is open; the value is one of the column.
+            unsafe {
+                feed(
+                    &mut hasher,
+                    (*self.table).rd_att,
+                    position,
+                    Some(place.sk_argument),
+                );
+            }
+        }
+        hasher.finish()
+    }
+
+    /// Whether the row with this very key is at the place, alive and not being written by anybody: then it is in the slot. There is
+    /// one such row at most, as the index is unique at all times.
+    fn is_at(&mut self, key: &Key, place: Place, slot: *mut pg_sys::TupleTableSlot) -> bool {
+        let (table, keys, count) = (self.table, self.keys.as_ptr(), self.keys.len());
+        let (columns, dirty) = (key.columns.as_ptr(), &raw mut *self.dirty);
+        let mut blocks = self.blocks;
+        let known = &raw mut blocks;
+        let mut tid = tid_of(place);
+        let tid = &raw mut tid;
+        // SAFETY: the table is open and locked, the slot is one of its own, and there is a key for each column. Nothing with a
+        // destructor is on the closure's stack.
+        let is_at = unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let form = &*(*table).rd_rel;
+                if form.relam != pg_sys::HEAP_TABLE_AM_OID {
+                    return false;
+                }
+                if *known == 0 {
+                    let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
+                    *known = raw::RelationGetNumberOfBlocksInFork(table, fork);
+                }
+                if place.0 >= *known {
+                    return false;
+                }
+                let Some(fetch) = (*(*table).rd_tableam).tuple_fetch_row_version else {
+                    return false;
+                };
+                // As a look through the index does: what nobody sees any more makes room.
+                let buffer = raw::ReadBuffer(table, place.0);
+                raw::heap_page_prune_opt(table, buffer);
+                let is_alive = fetch(table, tid, dirty, slot);
+                raw::ReleaseBuffer(buffer);
+                if !is_alive
+                    || (*dirty).xmin != pg_sys::InvalidTransactionId
+                    || (*dirty).xmax != pg_sys::InvalidTransactionId
+                {
+                    return false;
+                }
+                for position in 0..count {
+                    let attribute = (*columns.add(position)).attribute;
+                    let column = usize::try_from(attribute - 1).unwrap_or(0);
+                    if (*slot).tts_nvalid < attribute {
+                        raw::slot_getsomeattrs_int(slot, i32::from(attribute));
+                    }
+                    let of_table = compat::TupleDescAttr((*table).rd_att, column);
+                    if *(*slot).tts_isnull.add(column)
+                        || !raw::datum_image_eq(
+                            *(*slot).tts_values.add(column),
+                            (*keys.add(position)).sk_argument,
+                            (*of_table).attbyval,
+                            i32::from((*of_table).attlen),
+                        )
+                    {
+                        return false;
+                    }
+                }
+                true
+            })
+        };
+        self.blocks = blocks;
+        is_at
+    }
+
     fn find_prepared(
         &mut self,
+        (key, mut noted): (&Key, Option<Place>),
         slot: *mut pg_sys::TupleTableSlot,
         lock: bool,
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
         loop {
-            match self.scan_once(slot) {
+            let outcome = match noted.take() {
+                Some(place) if self.is_at(key, place, slot) => Outcome::Visible,
+                _ => self.scan_once(slot),
+            };
+            match outcome {
                 Outcome::Visible => {
                     let stamp = if lock {
                         self.lock(slot)?
@@ -388,6 +504,20 @@ impl IndexLookup {
 fn drop_slot(slot: *mut pg_sys::TupleTableSlot) {
     // SAFETY: of those that `make_slot` has made, and not used any more.
     unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
+}
+
+fn place_of(tid: pg_sys::ItemPointerData) -> Place {
+    let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
+    (block, tid.ip_posid)
+}
+
+fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
+    let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
+    let mut tid = pg_sys::ItemPointerData::default();
+    tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);
+    tid.ip_blkid.bi_lo = u16::from_be_bytes([lo1, lo0]);
+    tid.ip_posid = item;
+    tid
 }
 
 fn same_place(one: pg_sys::ItemPointerData, other: pg_sys::ItemPointerData) -> bool {

@@ -34,6 +34,7 @@ mod merge;
 mod number_map;
 mod partition;
 mod peer;
+mod places;
 mod querier;
 mod relation;
 mod rules;

@@ -34,7 +34,7 @@ pub struct OpenTable {
     pub(super) local_slot: *mut pg_sys::TupleTableSlot,
     /// The key, as a row, for scans of the whole table.
     search_slot: *mut pg_sys::TupleTableSlot,
-    lookup: Option<IndexLookup>,
+    pub(super) lookup: Option<IndexLookup>,
     pub(super) has_triggers: bool,
     /// One of its constraints may be deferred.
     pub(super) deferrable: bool,
@@ -247,7 +247,10 @@ impl OpenTable {
         let (relation, target) = (self.relation, self.target);
         let (new_slot, local_slot, search_slot) =
             (self.new_slot, self.local_slot, self.search_slot);
-        let scan = self.lookup.as_mut().map(IndexLookup::restart);
+        let scan = self.lookup.as_mut().map(|lookup| {
+            lookup.end_transaction();
+            lookup.restart()
+        });
         // SAFETY: the references were taken in `open` or `resume` by this transaction: one for the table, one for each index, one
         // more for the index that is scanned. Locks stay until commit.
         unsafe {

@@ -165,6 +165,7 @@ impl OpenTable {
                 finish(estate);
             });
         }
+        self.note_place();
     }
 
     /// Insert the rows in these virtual slots into a plain table.
@@ -289,7 +290,17 @@ impl OpenTable {
                 result
             })
         };
+        if result == pg_sys::TM_Result::TM_Ok {
+            self.note_place();
+        }
         written(result)
+    }
+
+    /// The row that was looked for, or made, is where the new slot says.
+    fn note_place(&mut self) {
+        if let Some(lookup) = self.lookup.as_mut() {
+            lookup.note(self.new_slot);
+        }
     }
 
     /// Delete the found row.

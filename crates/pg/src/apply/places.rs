@@ -1,0 +1,48 @@
+//! Where the rows of a table were last found or written, by the hash of their keys: what is changed often is found again without
+//! its index, and without a walk through the versions that other transactions have left behind. Run by the appliers.
+//!
+//! An entry is a hint. Whoever follows one checks that a row with that very key is alive there, and looks in the index if not: so entries are
+//! neither removed nor corrected when a transaction is rolled back or the row goes elsewhere.
+
+/// A place in a table: block, and item in it.
+pub type Place = (u32, u16);
+
+/// How many keys are remembered of a table; of two that share an entry, the one seen last.
+const ENTRIES: usize = 1024;
+
+/// Look-ups before anything is remembered: tables of which little changes need no memory for it.
+const PATIENCE: u32 = 64;
+
+/// The places.
+#[derive(Debug, Default)]
+pub struct Places {
+    entries: Vec<(u64, Place)>,
+    seen: u32,
+}
+
+impl Places {
+    /// Where the row under the key with this hash may be.
+    #[must_use]
+    pub fn get(&self, hash: u64) -> Option<Place> {
+        let (of, place) = self.entries.get(index(hash))?;
+        (*of == hash && place.1 != 0).then_some(*place)
+    }
+
+    /// That row is here now.
+    pub fn note(&mut self, hash: u64, place: Place) {
+        if self.entries.is_empty() {
+            self.seen += 1;
+            if self.seen < PATIENCE {
+                return;
+            }
+            self.entries = vec![(0, (0, 0)); ENTRIES];
+        }
+        if let Some(entry) = self.entries.get_mut(index(hash)) {
+            *entry = (hash, place);
+        }
+    }
+}
+
+fn index(hash: u64) -> usize {
+    usize::try_from(hash % ENTRIES as u64).unwrap_or(0)
+}
