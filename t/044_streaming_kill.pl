@@ -14,9 +14,11 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # In all; a kill and what follows it take about a second.
-my $kills = $ENV{BRAID_TEST_KILLS} // 15;
+my $kills = $ENV{BRAID_TEST_KILLS} // 18;
 kill_seed();
-my @modes = qw(parallel batch);
+# Applied at their commit, and while they run.
+my %streaming = (parallel => 'parallel', batch => 'on', aggregate => 'parallel');
+my @modes = qw(parallel batch aggregate);
 
 # What is decoded leaves at once; what is large is applied through a small buffer.
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
@@ -74,7 +76,7 @@ start_load($tokyo, small => '-c 1 -R 150', moving => '-c 1 -R 150', $large => '-
 
 for my $mode (@modes)
 {
-	wait_until(sub { (attempt($paris, "select braid.alter_subscription('$name', apply_mode => '$mode')"))[0] == 0 }, 30)
+	wait_until(sub { (attempt($paris, "select braid.alter_subscription('$name', apply_mode => '$mode', streaming => '$streaming{$mode}')"))[0] == 0 }, 30)
 	  or die "cannot change to $mode";
 	kill_processes($mode, between => \@nodes, rounds => $kills / @modes);
 	goes_on($mode, $name, @nodes);

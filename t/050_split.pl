@@ -142,7 +142,7 @@ for my $change (q[apply_mode => 'batch'], q[commit_order => 'relaxed'], q[stream
 }
 ok(wait_until(sub { $half->(530) }, 20), 'in other pieces');
 kill 9, wait_for_worker($paris, 'braid applier');
-ok(wait_until(sub { ($paris->psql('postgres', 'select 1'))[0] == 0 }, 30), 'the server is back');
+ok(wait_until(sub { (attempt($paris, 'select 1'))[0] == 0 }, 30), 'the server is back');
 eval { $lock->quit };
 $lock = $paris->background_psql('postgres');
 caught_up($paris, $tokyo);

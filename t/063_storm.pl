@@ -16,8 +16,8 @@ my @kinds = (
 	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast)], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
 	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast)], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
 	sub { ($storm{two} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete key unique toast)], seconds => 6, large => 60, stream => 1))->run(@_) },
-	sub { ($storm{emptied} //= Storm->new(nodes => [qw(havana riga minsk)], with => [qw(plain delete key toast truncate)], seconds => 6))->run(@_) },
-	sub { ($storm{prepared} //= Storm->new(nodes => [qw(lima sofia)], with => [qw(plain delete key)], seconds => 6, prepare => 4))->run(@_) },
+	sub { ($storm{emptied} //= Storm->new(nodes => [qw(havana riga minsk)], with => [qw(plain delete key toast truncate)], seconds => 6, large => 60, stream => 1))->run(@_) },
+	sub { ($storm{prepared} //= Storm->new(nodes => [qw(lima sofia)], with => [qw(plain delete key)], seconds => 6, prepare => 4, large => 60, stream => 1))->run(@_) },
 );
 Storm::storms(7, @kinds);
 

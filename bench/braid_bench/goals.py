@@ -73,7 +73,7 @@ MODES = {
     "zipf0": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
     "zipf1": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
     "zipf2": ("serial", "parallel", "batch", "batch+consolidate", "aggregate"),
-    "bulk": ("parallel", "streaming", "batch", "aggregate"),
+    "bulk": ("parallel", "kept", "whole", "batch", "aggregate"),
     "wide": ("parallel",),
 }
 # With every commit waiting for the disk, the plain and the batched suffice.

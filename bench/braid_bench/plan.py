@@ -13,7 +13,7 @@ USAGE = """
   BENCH_SCALE=0.1              transactions and rows, as a share of the full size; for a quick look
   BENCH_RUNS=3                 samples of each; the median counts
   BENCH_MODES=parallel,batch   variants of Braid: parallel serial batch aggregate consolidate batch+consolidate
-                               streaming relaxed batch+relaxed. Default: those that the goals of each workload need
+                               kept whole relaxed batch+relaxed. Default: those that the goals of each workload need
   BENCH_NATIVE=best,default    variants of native replication; best is what the ratios refer to
   BENCH_COMMIT=off,on          synchronous_commit of the subscriptions
   BENCH_OPTIONS="..."          more arguments of braid.create_subscription for every variant, e.g. "two_phase => false"

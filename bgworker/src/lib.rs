@@ -23,6 +23,7 @@ pub mod progress;
 pub mod provider_snapshot;
 pub mod rate;
 pub mod resolution;
+pub mod running;
 pub mod scaling;
 pub mod skew;
 pub mod slot_name;

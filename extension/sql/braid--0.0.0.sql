@@ -65,7 +65,7 @@ create table braid.subscription (
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
-    streaming text not null default 'off' check (streaming in ('off', 'on')),
+    streaming text not null default 'parallel' check (streaming in ('off', 'on', 'parallel')),
     -- Transactions with more changes are committed in pieces; null: none are.
     split_transactions_above integer check (split_transactions_above > 0),
     -- Transactions that are prepared at the provider are prepared here.
@@ -575,7 +575,7 @@ create function braid.create_subscription(
     apply_mode text default 'parallel',
     consolidate boolean default false,
     commit_order text default 'source',
-    streaming text default 'off',
+    streaming text default 'parallel',
     two_phase boolean default false,
     split_transactions_above integer default null,
     on_error text default 'stop'
@@ -1064,7 +1064,7 @@ create function braid.schedule_activity() returns table (
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
     width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint,
-    taking integer, rate_one double precision, rate_all double precision,
+    applied_while_running bigint, given_up_while_running bigint, taking integer, rate_one double precision, rate_all double precision,
     questions bigint, fetched_columns bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
@@ -1342,6 +1342,8 @@ select s.subscription_name as subscription,
        d.consolidated,
        a.retries,
        d.large,
+       d.applied_while_running,
+       d.given_up_while_running,
        d.keys,
        d.keys_forgotten,
        a.stats_since

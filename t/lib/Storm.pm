@@ -27,7 +27,7 @@
 #   writers => 2            sessions that write, for each node
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
-#   stream => 0             transactions of more than 64 kB are sent while they run (streaming => 'on'), before their end is known
+#   stream => 0             transactions of more than 64 kB are sent while they run (streaming => 'parallel'), before their end is known
 #   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
 #                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
@@ -132,7 +132,7 @@ sub start
 			next if $subscriber == $provider;
 			my $proxy = Proxy->new($provider);
 			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'),
-				$self->{prepare} ? (two_phase => 'true') : (), $self->{stream} ? (streaming => "'on'") : ());
+				$self->{prepare} ? (two_phase => 'true') : (), $self->{stream} ? (streaming => "'parallel'") : ());
 			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
 		}
 	}

@@ -17,6 +17,7 @@ mod merge;
 mod parked;
 mod progress;
 mod random;
+mod running;
 mod scaling;
 mod schedule;
 mod skew;

@@ -14,6 +14,7 @@ mod batch;
 mod park;
 mod piece;
 mod prepared;
+mod running;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -113,6 +114,8 @@ pub struct Arguments {
     pub number: usize,
     /// The group's shared memory.
     pub handle: u32,
+    /// It applies the transaction that runs at the provider, and no other.
+    pub running: bool,
 }
 
 impl Arguments {
@@ -123,6 +126,7 @@ impl Arguments {
             u64::from(self.subscription_id),
             self.number as u64,
             u64::from(self.handle),
+            u64::from(self.running),
         ])
     }
 
@@ -132,6 +136,7 @@ impl Arguments {
             subscription_id: small(0),
             number: usize::try_from(extra.word(1)).unwrap_or(0),
             handle: small(2),
+            running: small(3) == 1,
         }
     }
 }
@@ -285,7 +290,11 @@ pub fn main(argument: pg_sys::Datum) {
         parking: Parking::default(),
         step: None,
     };
-    applier.run();
+    if arguments.running {
+        applier.apply_running();
+    } else {
+        applier.run();
+    }
 }
 
 /// Show this process in its entry, until it ends.
@@ -635,6 +644,9 @@ impl Applier {
             if !may_go_on {
                 return false;
             }
+            if transaction.is_elsewhere() {
+                return self.have_committed(&transaction, next);
+            }
             let alone = self.ring.committed() + 1 >= sequence;
             match self.set_aside(&mut transaction, next) {
                 Aside::No => {}
@@ -651,7 +663,7 @@ impl Applier {
             // What fails is applied again row by row: another session may have inserted a row that was not there when it was
             // looked for.
             let lsn = transaction.commit_lsn();
-            self.bulk = first && self.entry.row_by_row.load(Ordering::Relaxed) != lsn;
+            self.bulk = first && self.entry.anew.row_by_row.load(Ordering::Relaxed) != lsn;
             // One that can't be applied twice here has failed before.
             self.careful |= transaction.is_open() && !self.bulk;
             let outcome = match error::catch(|| self.apply(&mut transaction)) {
@@ -701,15 +713,7 @@ impl Applier {
                 continue;
             }
             at_turn += 1;
-            let again = match policy::for_apply(&error.sqlstate) {
-                _ if self.subscription.disable_on_error => false,
-                Policy::Retry => true,
-                Policy::Conflict => {
-                    violations += 1;
-                    violations < CONFLICT_ATTEMPTS
-                }
-                Policy::Reconnect | Policy::Stop => false,
-            };
+            let again = self.is_tried_again(&error, &mut violations);
             if !again && self.parks(&transaction, &error) {
                 if let Some(done) = self.park(&transaction, next, Why::Error(&error, at_turn)) {
                     return done;
@@ -723,6 +727,19 @@ impl Applier {
                 return false;
             }
             self.pause(&error, at_turn);
+        }
+    }
+
+    /// Whether what has failed at its turn is tried again, after so many violations of a constraint.
+    fn is_tried_again(&self, error: &PgError, violations: &mut u32) -> bool {
+        match policy::for_apply(&error.sqlstate) {
+            _ if self.subscription.disable_on_error => false,
+            Policy::Retry => true,
+            Policy::Conflict => {
+                *violations += 1;
+                *violations < CONFLICT_ATTEMPTS
+            }
+            Policy::Reconnect | Policy::Stop => false,
         }
     }
 
@@ -753,7 +770,7 @@ impl Applier {
     fn fail_open(&self, transaction: &Transaction, mut error: PgError) {
         let lsn = transaction.commit_lsn();
         if self.bulk && policy::for_apply(&error.sqlstate) == Policy::Conflict {
-            self.entry.row_by_row.store(lsn, Ordering::Relaxed);
+            self.entry.anew.row_by_row.store(lsn, Ordering::Relaxed);
             error.log(&format!(
                 "subscription \"{}\" receives a large transaction again, to apply it row by row",
                 self.subscription.name

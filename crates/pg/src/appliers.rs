@@ -107,6 +107,7 @@ impl Appliers {
                 subscription_id: self.subscription_id,
                 number,
                 handle: self.handle,
+                running: false,
             };
             let name = format!(
                 "braid applier {number} of subscription {}",

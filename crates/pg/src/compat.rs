@@ -71,6 +71,59 @@ pub(crate) unsafe fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
 /// The changed tuples of a decoded change.
 pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindgen_ty_1;
 
+/// Write to a file at an offset: how many bytes were, `None` for an error, of which errno tells. Up to 16 `FileWrite` and `FileRead` are
+/// functions, from 17 on wrappers of others.
+pub(crate) fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize> {
+    let offset = pg_sys::off_t::try_from(offset).ok()?;
+    let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_WRITE;
+    #[cfg(feature = "pg15")]
+    // SAFETY: the file is open; the bytes are read only, whatever the older declaration says.
+    let written = unsafe {
+        let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+        pg_sys::FileWrite(file, bytes.as_ptr().cast_mut().cast(), amount, offset, wait)
+    };
+    #[cfg(feature = "pg16")]
+    // SAFETY: the file is open.
+    let written =
+        unsafe { pg_sys::FileWrite(file, bytes.as_ptr().cast(), bytes.len(), offset, wait) };
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    // SAFETY: the file is open; the bytes are read only.
+    let written = unsafe {
+        let vector = pg_sys::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        pg_sys::FileWriteV(file, &raw const vector, 1, offset, wait)
+    };
+    usize::try_from(written).ok()
+}
+
+/// Read from a file at an offset, as [`file_write`]. 0 at its end.
+pub(crate) fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<usize> {
+    let offset = pg_sys::off_t::try_from(offset).ok()?;
+    let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_READ;
+    #[cfg(feature = "pg15")]
+    // SAFETY: the file is open, and there is room for as many bytes.
+    let read = unsafe {
+        let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+        pg_sys::FileRead(file, bytes.as_mut_ptr().cast(), amount, offset, wait)
+    };
+    #[cfg(feature = "pg16")]
+    // SAFETY: as above.
+    let read =
+        unsafe { pg_sys::FileRead(file, bytes.as_mut_ptr().cast(), bytes.len(), offset, wait) };
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    // SAFETY: as above.
+    let read = unsafe {
+        let vector = pg_sys::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        pg_sys::FileReadV(file, &raw const vector, 1, offset, wait)
+    };
+    usize::try_from(read).ok()
+}
+
 /// Number of the file that a decoded change was made in.
 pub(crate) fn change_file(tuples: &ChangedTuples) -> u32 {
     #[cfg(feature = "pg15")]

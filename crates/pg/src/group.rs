@@ -13,6 +13,7 @@ use braid_ring::{Geometry, Ring};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
+use braid_bgworker::running::Running;
 
 const LOG_SEGMENTS: usize = 24;
 const FIRST_LOG_SEGMENT: usize = 64 * 1024;
@@ -20,9 +21,10 @@ const FIRST_LOG_SEGMENT: usize = 64 * 1024;
 const DESCRIPTORS: u64 = 4096;
 
 #[repr(C, align(64))]
-struct LogDirectory {
+struct Directory {
     handles: [AtomicU32; LOG_SEGMENTS],
     used: [AtomicU64; LOG_SEGMENTS],
+    running: Running,
 }
 
 /// A mapped segment.
@@ -66,7 +68,7 @@ fn create(bytes: usize) -> Result<(Mapping, u32), PgError> {
 pub struct Group {
     /// The ring.
     pub ring: Ring,
-    directory: NonNull<LogDirectory>,
+    directory: NonNull<Directory>,
     /// Log segments that this process has mapped, in order.
     segments: Vec<Mapping>,
 }
@@ -79,13 +81,13 @@ impl Group {
     pub fn create(appliers: usize, buffer: u64) -> Result<(Self, u32), PgError> {
         let geometry = Geometry::new(appliers, buffer, DESCRIPTORS);
         let ring_bytes = geometry.bytes().next_multiple_of(64);
-        let (mapping, handle) = create(ring_bytes + size_of::<LogDirectory>())?;
+        let (mapping, handle) = create(ring_bytes + size_of::<Directory>())?;
         // SAFETY: fresh memory of the size that was asked for, page-aligned, mapped until this process ends; all-zero is a
         // valid directory.
         let group = unsafe {
             let ring = Ring::create(mapping.base, ring_bytes, geometry)
                 .map_err(|error| PgError::new("XX000", error.to_string()))?;
-            let directory = mapping.base.add(ring_bytes).cast::<LogDirectory>();
+            let directory = mapping.base.add(ring_bytes).cast::<Directory>();
             directory.as_ptr().write_bytes(0, 1);
             Self {
                 ring,
@@ -108,10 +110,10 @@ impl Group {
             let ring = Ring::attach(mapping.base, mapping.len)
                 .map_err(|error| PgError::new("XX000", error.to_string()))?;
             let ring_bytes = ring.geometry().bytes().next_multiple_of(64);
-            if mapping.len < ring_bytes + size_of::<LogDirectory>() {
+            if mapping.len < ring_bytes + size_of::<Directory>() {
                 return Err(PgError::new("XX000", "shared memory segment is too small"));
             }
-            let directory = mapping.base.add(ring_bytes).cast::<LogDirectory>();
+            let directory = mapping.base.add(ring_bytes).cast::<Directory>();
             Ok(Self {
                 ring,
                 directory,
@@ -120,7 +122,13 @@ impl Group {
         }
     }
 
-    fn directory(&self) -> &LogDirectory {
+    /// The transaction that is applied while it runs.
+    pub(crate) fn running(&self) -> &'static Running {
+        // SAFETY: mapped until this process ends; atomics only.
+        unsafe { &(*self.directory.as_ptr()).running }
+    }
+
+    fn directory(&self) -> &Directory {
         // SAFETY: mapped until this process ends; atomics only.
         unsafe { self.directory.as_ref() }
     }

@@ -64,6 +64,28 @@ pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError
     .map(parse)
 }
 
+/// Whether a subscription may use one more origin for `node` than `count`, which it has: so that some are left for those who can't do
+/// without. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, PgError> {
+    if all_of(subscription_id, node)?.len() > count {
+        return Ok(true);
+    }
+    // Which setting it is depends on the version. Also those count that were prepared for and are not in use.
+    let found = rows(
+        "select 1 from pg_catalog.pg_settings s where s.name in ('max_active_replication_origins', 'max_replication_slots') \
+         having (array_agg(s.setting::bigint order by s.name))[1] \
+                >= $1 + (select count(*) from pg_catalog.pg_show_replication_origin_status())",
+        &[SPARE_ORIGINS.into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// Of the server's places for origins so many stay free before one is taken that can be done without; with that one.
+const SPARE_ORIGINS: i64 = 3;
+
 /// Whose an origin is.
 #[derive(Debug, Clone, Copy)]
 enum Owner<'a> {

@@ -306,9 +306,8 @@ pub struct SubscriptionEntry {
     pub fetched: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
-    /// Commit position of a transaction that failed while its rows were inserted in bulk and could not be read again: it is applied row
-    /// by row; 0: none.
-    pub row_by_row: AtomicU64,
+    /// What is to be done otherwise when it comes again.
+    pub anew: Anew,
     /// Grows with each transaction that is parked, or is not any more: appliers look again.
     pub parked_version: AtomicU32,
     /// What braid.retry_parked asks for.
@@ -338,6 +337,27 @@ pub struct SubscriptionEntry {
     pub clock: ProviderClock,
     /// Appliers by number.
     pub appliers: [ApplierEntry; MAX_APPLIERS],
+}
+
+/// Transactions that have failed in one way, and are applied in another when they come again.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Anew {
+    /// Commit position of one that failed while its rows were inserted in bulk and could not be read again: it is applied row
+    /// by row; 0: none.
+    pub row_by_row: AtomicU64,
+    /// One, by its id at the provider, that was applied while it ran and given up when it had committed; 0: none.
+    pub not_running: AtomicU32,
+    /// 1: they are sent once they have committed, as one did not fit into temporary files.
+    pub whole: AtomicU32,
+}
+
+impl Anew {
+    fn reset(&self) {
+        self.row_by_row.store(0, Ordering::Relaxed);
+        self.not_running.store(0, Ordering::Relaxed);
+        self.whole.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Counters of one table of one subscription.
@@ -838,7 +858,7 @@ impl SubscriptionEntry {
             questions,
             fetched,
             retries,
-            row_by_row,
+            anew,
             parked_version,
             retry,
             first_applier_latch,
@@ -884,7 +904,6 @@ impl SubscriptionEntry {
             questions,
             fetched,
             retries,
-            row_by_row,
         ] {
             large.store(0, Ordering::Relaxed);
         }
@@ -898,6 +917,7 @@ impl SubscriptionEntry {
             time.store(0, Ordering::Relaxed);
         }
         per_second.reset();
+        anew.reset();
         retry.reset();
         to_park.clear();
         first_applier_latch.store(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! The consumers' side: an applier reads the transaction that it has taken.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, OPEN, SKIP, SPLIT, WIDE};
+use crate::layout::{Descriptor, EDGES, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
@@ -90,6 +90,17 @@ impl Transaction {
             .flags
             .load(Ordering::Acquire)
             & WIDE
+            != 0
+    }
+
+    /// Whether another process has applied its content, and waits to be told that it is its turn.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        self.ring
+            .descriptor(self.sequence)
+            .flags
+            .load(Ordering::Acquire)
+            & ELSEWHERE
             != 0
     }
 

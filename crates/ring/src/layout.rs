@@ -217,3 +217,4 @@ pub(crate) const SKIP: u32 = 2;
 pub(crate) const SPLIT: u32 = 4;
 pub(crate) const WIDE: u32 = 8;
 pub(crate) const ALONE: u32 = 16;
+pub(crate) const ELSEWHERE: u32 = 32;

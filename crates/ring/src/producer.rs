@@ -1,7 +1,7 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{ALONE, Descriptor, EDGES, OPEN, SKIP, SPLIT, WIDE};
+use crate::layout::{ALONE, Descriptor, EDGES, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -152,12 +152,14 @@ impl Leader {
         let split = if complete.split { SPLIT } else { 0 };
         let wide = if complete.wide { WIDE } else { 0 };
         let alone = if complete.alone { ALONE } else { 0 };
+        let elsewhere = if complete.elsewhere { ELSEWHERE } else { 0 };
+        let flags = skip | split | wide | alone | elsewhere;
         let descriptor = if self.open {
             let descriptor = self.ring.descriptor(self.sequence);
             descriptor.end.store(self.head, Ordering::Release);
             descriptor
         } else {
-            self.fill(complete.depends_on, OPEN | skip | split | wide | alone)
+            self.fill(complete.depends_on, OPEN | flags)
         };
         if !self.open {
             descriptor
@@ -179,9 +181,7 @@ impl Leader {
         descriptor
             .commit_timestamp
             .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
-        descriptor
-            .flags
-            .store(skip | split | wide | alone, Ordering::Release);
+        descriptor.flags.store(flags, Ordering::Release);
         let sequence = self.sequence;
         if !self.open {
             self.ring.header().counters.publish(sequence);
@@ -240,4 +240,6 @@ pub struct Complete {
     pub wide: bool,
     /// It never joins others.
     pub alone: bool,
+    /// Its content is not here: another process has applied it, and is only to be told that it is its turn.
+    pub elsewhere: bool,
 }

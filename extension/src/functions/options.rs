@@ -41,7 +41,11 @@ impl Options {
         if let Some(publications) = &self.publications {
             check_publication_names(publications)?;
         }
-        one_of("streaming", self.streaming.as_deref(), &["off", "on"])?;
+        one_of(
+            "streaming",
+            self.streaming.as_deref(),
+            &["off", "on", "parallel"],
+        )?;
         one_of("on_error", self.on_error.as_deref(), &["stop", "park"])?;
         one_of("origin", self.origin.as_deref(), &["none", "any"])?;
         one_of(

@@ -72,7 +72,7 @@ impl Applier {
     fn join(&mut self, run: Run) -> Joined {
         // Outside of a transaction: without a lock that another could wait for.
         let first = self.ring.transaction(run.first);
-        if first.is_skipped() || first.is_open() {
+        if first.is_skipped() || first.is_open() || first.is_elsewhere() {
             return Joined::Alone;
         }
         if !self.wait_for_dependencies(&first) {
@@ -137,7 +137,7 @@ impl Applier {
         let mut end_lsn = 0;
         for sequence in run.first..=run.last {
             let mut transaction = self.ring.transaction(sequence);
-            if transaction.is_skipped() || transaction.is_open() {
+            if transaction.is_skipped() || transaction.is_open() || transaction.is_elsewhere() {
                 break;
             }
             // What it depends on is part of this batch, or committed.
@@ -202,7 +202,7 @@ impl Applier {
         buffers.resize_with((run.first..=run.last).count(), Default::default);
         for (sequence, frames) in (run.first..=run.last).zip(&mut buffers) {
             let transaction = self.ring.transaction(sequence);
-            if transaction.is_skipped() || transaction.is_open() {
+            if transaction.is_skipped() || transaction.is_open() || transaction.is_elsewhere() {
                 break;
             }
             if last.is_some()

@@ -140,6 +140,12 @@ impl Applier {
         Ok(())
     }
 
+    /// Whether anything is parked. Outside of a transaction.
+    pub(super) fn has_parked(&mut self) -> Result<bool, PgError> {
+        self.look_at_parked()?;
+        Ok(!self.parking.known.parked.is_empty())
+    }
+
     /// Whether what was found out about what is parked is out of date.
     pub(super) fn is_parking_stale(&self) -> bool {
         self.parking.version != Some(self.entry.parked_version.load(Ordering::Acquire))

@@ -137,6 +137,9 @@ impl Session {
         let key = loop {
             let route = self.route(schema, &remote)?;
             if !route.takes(&current) {
+                if current.runs {
+                    return Err(self.wait_for_commit("Its commit says whether it is in a copy."));
+                }
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;
@@ -184,6 +187,9 @@ impl Session {
             // Nothing but a unique key can be in the way; a row that equals the new one is a row of its own.
             None => false,
         };
+        if moved && current.runs {
+            return Err(self.wait_for_commit("It changes a key."));
+        }
         self.update(old_key, remote, current, &old, &after, moved)?;
         self.spare.extend([old, after]);
         Ok(())
@@ -532,6 +538,9 @@ impl Session {
         }
         let local = self.local(found);
         let decision = decide(local, version(current), current.from_origin);
+        if current.runs && decision.conflict.is_some() {
+            return Err(self.wait_for_commit("It meets a conflict."));
+        }
         if current.told {
             return Ok(match found {
                 // It is gone here too: nothing to speak of.

@@ -17,6 +17,8 @@ use crate::tombstone::{self, Seen, Tombstone};
 
 /// Tombstones of one transaction that are held back until it ends.
 const HELD: usize = 1000;
+/// The same of one that runs at the provider.
+const HELD_WHILE_IT_RUNS: usize = 1_000_000;
 
 impl Session {
     /// The row in a slot was just deleted by a transaction of this time.
@@ -210,6 +212,13 @@ impl Session {
             timestamp,
             origin,
         });
+        if self.is_running() {
+            // What is written down has a time.
+            if self.tombstones.len() < HELD_WHILE_IT_RUNS {
+                return Ok(());
+            }
+            return Err(self.wait_for_commit("It deletes very many rows."));
+        }
         if self.tombstones.len() < HELD {
             return Ok(());
         }

@@ -212,8 +212,11 @@ struct Current {
     from_origin: bool,
     /// The sender tells of a row that has lost to another one (`eviction`): a deletion, which versions judge and no rule.
     told: bool,
-    /// It is to be prepared: the time is that of PREPARE, and its version will have a later one.
+    /// It is to be prepared: the time is that of PREPARE, and its version will have a later one. Or it runs.
     unsettled: bool,
+    /// It runs at the provider: it commits after this position, and at this time or later. What more than that would have to be known for is
+    /// not applied now.
+    runs: bool,
 }
 
 /// Rows written by a transaction, for the counters.
@@ -419,6 +422,7 @@ impl Session {
             from_origin,
             told: begin.origin == &*self.provider,
             unsettled: false,
+            runs: false,
         });
         self.show_versions();
     }
@@ -431,6 +435,44 @@ impl Session {
         }
     }
 
+    /// The transaction that was begun runs at the provider: it commits after `read`, and not before `newest` (Unix microseconds).
+    pub fn runs(&mut self, read: u64, newest: i64) {
+        self.waits_for_commit = None;
+        if let Some(current) = self.current.as_mut() {
+            current.unsettled = true;
+            current.runs = true;
+            current.commit_lsn = current.commit_lsn.max(read);
+            current.timestamp = current.timestamp.max(newest);
+        }
+    }
+
+    /// The transaction that was applied while it ran has committed there, at this position and time (Unix microseconds).
+    ///
+    /// # Errors
+    /// 40001 when that is before what is here and was taken for older.
+    pub fn has_committed(&mut self, commit_lsn: u64, timestamp: i64) -> Result<(), PgError> {
+        self.flush()?;
+        let Some(current) = self.current.as_mut() else {
+            return Err(PgError::new("XX000", "no transaction is in hand"));
+        };
+        if timestamp < current.timestamp {
+            return Err(self.wait_for_commit("The provider's clock has gone back."));
+        }
+        current.commit_lsn = commit_lsn;
+        current.timestamp = timestamp;
+        current.unsettled = false;
+        current.runs = false;
+        for tombstone in &mut self.tombstones {
+            tombstone.timestamp = timestamp;
+        }
+        Ok(())
+    }
+
+    /// Whether the transaction in hand runs at the provider.
+    fn is_running(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.runs)
+    }
+
     /// Why the transaction that was rolled back is not to be applied before it has committed at the provider, if that is so.
     pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
         self.waits_for_commit.take()
@@ -441,7 +483,7 @@ impl Session {
         self.waits_for_commit = Some(reason);
         PgError::new(
             "40001",
-            "a prepared transaction is not applied before it has committed",
+            "a transaction is not applied before it has committed",
         )
         .with_detail(reason)
     }

@@ -77,6 +77,9 @@ impl Session {
         current: &Current,
         wanted: Wanted<'_>,
     ) -> Result<Fetched, PgError> {
+        if current.runs {
+            return Err(self.wait_for_commit("A large value is to be asked for."));
+        }
         // SAFETY: the answer's values are used while the change is applied.
         unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
         let gaps = self.gaps(key, wanted.row)?;

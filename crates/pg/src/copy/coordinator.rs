@@ -176,6 +176,15 @@ impl Coordinator {
         }
     }
 
+    /// Whether a table is known to be part of the subscription, and to be copied.
+    #[must_use]
+    pub fn has(&self, namespace: &str, name: &str) -> bool {
+        self.names
+            .get(&(namespace.to_owned(), name.to_owned()))
+            .and_then(|relation| self.tables.get(relation))
+            .is_some_and(|table| table.state == State::Ready)
+    }
+
     /// Start and reap workers. Cheap when there is nothing to do.
     ///
     /// # Errors

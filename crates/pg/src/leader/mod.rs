@@ -12,6 +12,7 @@ mod confirm;
 mod prepared;
 mod provider;
 mod receive;
+mod running;
 mod schedule;
 mod segments;
 mod skew;
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::running::COMES_AGAIN;
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
@@ -243,9 +245,22 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     }
     stream.stop_appliers();
     if let Err(End::Transient(error, _)) = &outcome
-        && error.message == local::TO_BE_SENT_WHOLE
+        && [local::TO_BE_SENT_WHOLE, COMES_AGAIN].contains(&error.message.as_str())
     {
         // Nothing has failed: the provider is to be asked in another way.
+        entry.failures.store(0, Ordering::Release);
+        entry.at_once.store(1, Ordering::Release);
+        return Ok(());
+    }
+    if let Err(End::Transient(error, _) | End::Permanent(error, _)) = &outcome
+        && error.message == spool::NO_ROOM
+    {
+        pgrx::log!(
+            "subscription \"{}\" asks for large transactions once they have committed: {}",
+            subscription.name,
+            error.detail.as_deref().unwrap_or_default()
+        );
+        entry.anew.whole.store(1, Ordering::Release);
         entry.failures.store(0, Ordering::Release);
         entry.at_once.store(1, Ordering::Release);
         return Ok(());

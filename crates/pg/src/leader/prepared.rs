@@ -57,6 +57,7 @@ impl Stream {
         };
         self.expect_between()?;
         // Segments that came once more after a restart.
+        self.give_up_running(prepared.begin.xid, None);
         self.segments.forget(prepared.begin.xid);
         self.begin_prepared(prepared)?;
         if let Some(in_hand) = self.in_hand.as_mut() {

@@ -96,8 +96,13 @@ impl Stream {
                 }
                 Tag::Insert | Tag::Update | Tag::Delete if self.segments.is_open() => {
                     self.rows = self.rows.wrapping_add(1);
+                    self.running_change(body)?;
                 }
-                Tag::Truncate | Tag::Message if self.segments.is_open() => {}
+                Tag::Truncate | Tag::Message if self.segments.is_open() => {
+                    if let Some(content) = self.segments.content() {
+                        content.leave("It is more than changes of rows.");
+                    }
+                }
                 Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
                 Tag::Truncate => self.truncate(tag, body)?,
                 Tag::Message if self.in_hand.is_some() => self.transactional_message(tag, body)?,
@@ -241,6 +246,7 @@ impl Stream {
             streamed: false,
             two_phase: None,
             has_rule: false,
+            elsewhere: false,
             blocked_on: HashSet::new(),
         });
         Ok(())
@@ -511,7 +517,8 @@ impl Stream {
                 skip,
                 split,
                 wide: in_hand.streamed,
-                alone: in_hand.two_phase.is_some() || in_hand.has_rule,
+                alone: in_hand.two_phase.is_some() || in_hand.has_rule || in_hand.elsewhere,
+                elsewhere: in_hand.elsewhere,
             });
             // The reader of an open one waits for more of it, or for this.
             let ring = self.group.ring;
@@ -524,6 +531,7 @@ impl Stream {
                 registry::set_latch(latch);
             }
         }
+        self.watch.newest = self.watch.newest.max(commit.commit_timestamp);
         self.received(commit.end_lsn);
         Ok(())
     }

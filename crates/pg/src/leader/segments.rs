@@ -10,17 +10,25 @@ use std::time::Instant;
 
 use braid_gir::{Prepared, Reader, Record, StreamedCommit, Tag, Writer};
 
+use super::running::Content;
 use super::spool::Spool;
 use super::stream::Stream;
 use super::{End, out_of_order};
+use crate::error::PgError;
 
 /// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
 const READ_BACK: usize = 256 * 1024;
 
+/// What has come of a transaction.
+struct Kept {
+    spool: Spool,
+    content: Content,
+}
+
 /// The transactions that have not ended.
 #[derive(Default)]
 pub(super) struct Segments {
-    running: HashMap<u32, Spool>,
+    running: HashMap<u32, Kept>,
     /// The transaction whose segment is being received.
     current: Option<u32>,
     /// Schemas that came in a segment, of relations that may be new.
@@ -38,8 +46,44 @@ impl Segments {
         self.current.is_some()
     }
 
-    fn current(&mut self) -> Option<&mut Spool> {
+    fn current(&mut self) -> Option<&mut Kept> {
         self.running.get_mut(&self.current?)
+    }
+
+    /// What is known of the transaction whose segment is being received.
+    pub(super) fn content(&mut self) -> Option<&mut Content> {
+        self.current().map(|kept| &mut kept.content)
+    }
+
+    /// Why a transaction is not to be applied before it has ended, if it is not.
+    pub(super) fn unfit(&self, xid: u32) -> Option<&'static str> {
+        self.running
+            .get(&xid)
+            .map_or(Some("It is not known."), |kept| kept.content.unfit())
+    }
+
+    /// A transaction is not to be applied before it has ended.
+    pub(super) fn leave(&mut self, xid: u32) {
+        if let Some(kept) = self.running.get_mut(&xid) {
+            kept.content.leave("It was given up.");
+        }
+    }
+
+    /// The tables of a transaction, by schema.
+    pub(super) fn schemas(&self, xid: u32) -> Vec<u32> {
+        let kept = self.running.get(&xid);
+        kept.map(|kept| kept.content.schemas()).unwrap_or_default()
+    }
+
+    /// Where the file of a transaction is.
+    pub(super) fn path(&self, xid: u32) -> Option<String> {
+        self.running.get(&xid).map(|kept| kept.spool.path())
+    }
+
+    /// Hand all that came of a transaction to its file. How long that is.
+    pub(super) fn hand_over(&mut self, xid: u32) -> Result<Option<u64>, PgError> {
+        let kept = self.running.get_mut(&xid);
+        kept.map(|kept| kept.spool.hand_over()).transpose()
     }
 }
 
@@ -68,27 +112,35 @@ impl Stream {
                 self.segments
                     .running
                     .entry(start.xid)
-                    .or_insert_with(Spool::create);
+                    .or_insert_with(|| Kept {
+                        spool: Spool::create(),
+                        content: Content::default(),
+                    });
                 self.segments.current = Some(start.xid);
             }
             Record::Subtransaction(xid) => {
                 let top = self.segments.current;
-                let spool = self.segments.current().ok_or_else(out_of_order)?;
+                let kept = self.segments.current().ok_or_else(out_of_order)?;
                 if top != Some(xid) {
-                    spool.subtransaction(xid);
+                    kept.spool.subtransaction(xid);
                 }
             }
             Record::SegmentStop => {
-                self.segments.current.take().ok_or_else(out_of_order)?;
+                let xid = self.segments.current.take().ok_or_else(out_of_order)?;
+                self.supply(xid)?;
             }
             Record::Abort(abort) => {
                 self.expect_between()?;
                 let running = &mut self.segments.running;
-                if abort.subxid == abort.xid {
-                    running.remove(&abort.xid).ok_or_else(out_of_order)?;
-                } else {
-                    let spool = running.get_mut(&abort.xid).ok_or_else(out_of_order)?;
-                    spool.roll_back(abort.subxid)?;
+                let kept = running.get_mut(&abort.xid).ok_or_else(out_of_order)?;
+                let whole = abort.subxid == abort.xid;
+                if whole {
+                    self.give_up_running(abort.xid, None);
+                } else if kept.spool.roll_back(abort.subxid) {
+                    self.give_up_running(abort.xid, Some("It has rolled back to a savepoint."));
+                }
+                if whole {
+                    self.segments.running.remove(&abort.xid);
                 }
             }
             Record::StreamedCommit(commit) => {
@@ -109,8 +161,8 @@ impl Stream {
         if records.is_empty() {
             return Ok(());
         }
-        let spool = self.segments.current().ok_or_else(out_of_order)?;
-        Ok(spool.write(records)?)
+        let kept = self.segments.current().ok_or_else(out_of_order)?;
+        Ok(kept.spool.write(records)?)
     }
 
     fn end_streamed(&mut self, ending: &Ending<'_>) -> Result<(), End> {
@@ -119,11 +171,9 @@ impl Stream {
             Ending::Prepare(prepared) => (&prepared.begin, prepared.commit()),
         };
         let xid = begin.xid;
-        let mut spool = self
-            .segments
-            .running
-            .remove(&xid)
-            .ok_or_else(out_of_order)?;
+        if !self.segments.running.contains_key(&xid) {
+            return Err(out_of_order());
+        }
         match ending {
             Ending::Commit(_) => self.begin(begin)?,
             Ending::Prepare(prepared) => self.begin_prepared(prepared)?,
@@ -134,6 +184,19 @@ impl Stream {
             in_hand.streamed = true;
             !in_hand.skip && !in_hand.discard
         });
+        let is_elsewhere = match ending {
+            Ending::Commit(_) if wanted => {
+                let timestamp = begin.commit_timestamp;
+                self.is_applied_elsewhere(xid, begin.origin.is_empty(), &commit, timestamp)?
+            }
+            _ => {
+                self.give_up_running(xid, Some("It is prepared, or left out."));
+                false
+            }
+        };
+        let Some(mut kept) = self.segments.running.remove(&xid) else {
+            return Err(out_of_order());
+        };
         if wanted {
             // Its keys were hashed at another time than those of its neighbours, perhaps under indexes that came and went with a
             // subtransaction.
@@ -146,7 +209,14 @@ impl Stream {
             self.store(writer.frame())?;
             // They were counted when they came.
             let rows = self.rows;
-            self.read_back(&mut spool)?;
+            if is_elsewhere {
+                if let Some(in_hand) = self.in_hand.as_mut() {
+                    in_hand.elsewhere = true;
+                    in_hand.changes = kept.content.changes();
+                }
+            } else {
+                self.read_back(&mut kept.spool)?;
+            }
             self.rows = rows;
             writer.clear(0);
             match ending {
@@ -155,7 +225,7 @@ impl Stream {
             }
             self.store(writer.frame())?;
         }
-        drop(spool);
+        drop(kept);
         self.commit(&commit)
     }
 

@@ -16,6 +16,7 @@ use braid_ring::{Grain, Leader as Producer};
 use super::End;
 use super::confirm::Rate;
 use super::provider::check_provider;
+use super::running::Watch;
 use super::schedule::Schedule;
 use super::segments::Segments;
 use super::skew::ClockWatch;
@@ -52,6 +53,8 @@ pub(super) struct InHand {
     pub(super) two_phase: Option<Vec<u8>>,
     /// It sets a rule for conflicts.
     pub(super) has_rule: bool,
+    /// Another process has applied it.
+    pub(super) elsewhere: bool,
     /// Tables that it touches and that are not ready.
     pub(super) blocked_on: HashSet<u32>,
 }
@@ -89,6 +92,10 @@ pub(super) struct Stream {
     pub(super) in_hand: Option<InHand>,
     /// What runs at the provider, as far as it was sent.
     pub(super) segments: Segments,
+    /// What of it is applied while it runs.
+    pub(super) watch: Watch,
+    /// Of the group's memory.
+    pub(super) handle: u32,
     /// Commits that were taken note of.
     pub(super) collected: u64,
     /// Version of the catalog that the coordinator has read.
@@ -111,6 +118,7 @@ fn start_streaming(
     subscription: &Subscription,
     local_node: &str,
     start: u64,
+    streams: bool,
     connection: &mut Connection,
 ) -> Result<(), End> {
     let prepared = if subscription.two_phase {
@@ -130,7 +138,7 @@ fn start_streaming(
         publication_list(&subscription.publications),
         quote_literal(&subscription.origin),
         quote_literal(local_node),
-        quote_literal(&subscription.streaming),
+        quote_literal(if streams { "on" } else { "off" }),
         prepared,
     ))?)
 }
@@ -147,14 +155,16 @@ impl Stream {
         } else {
             settings::appliers_per_subscription()
         };
-        let (start, ahead, half_applied) = error::transaction(|| {
+        let (start, ahead, half_applied, watch) = error::transaction(|| {
             origin::ensure(subscription.id, &subscription.provider, most)?;
+            let watch = Watch::new(subscription, most)?;
             let start = origin::progress(subscription.id)?.max(subscription.start_lsn);
             // In either order: it may have been changed a moment ago.
             Ok((
                 start,
                 applied::ahead_of(subscription.id, start)?,
                 split::outstanding(subscription.id)?,
+                watch,
             ))
         })?;
         if !ahead.is_empty() {
@@ -171,7 +181,12 @@ impl Stream {
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         let all_tables = check_provider(&mut connection, subscription)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
-        start_streaming(subscription, &local_node, start, &mut connection)?;
+        // Without a limit there is room again.
+        // SAFETY: reads a setting.
+        let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
+        let streams = subscription.streaming != "off"
+            && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1);
+        start_streaming(subscription, &local_node, start, streams, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
             group.ring.relax(start);
@@ -215,6 +230,8 @@ impl Stream {
             all_tables,
             in_hand: None,
             segments: Segments::default(),
+            watch,
+            handle,
             collected: 0,
             catalog_version: entry.catalog_version.load(Ordering::Acquire),
             last_message: now,
@@ -279,6 +296,7 @@ impl Stream {
     }
 
     pub(super) fn stop_appliers(&mut self) {
+        self.watch.stop();
         self.appliers.stop();
         self.coordinator.stop();
     }
@@ -319,6 +337,7 @@ impl Stream {
         self.check_appliers()?;
         self.appliers.tend();
         self.spread_transactions();
+        self.tend_running();
         self.collect();
         let catalog_version = self.entry.catalog_version.load(Ordering::Acquire);
         if catalog_version != self.catalog_version {
@@ -331,6 +350,17 @@ impl Stream {
             self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
             registry::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
         }
+        self.look_at_copies()?;
+        self.confirm()?;
+        self.check_silence()?;
+        self.untangle()?;
+        self.measure();
+        self.publish_schedule();
+        Ok(())
+    }
+
+    /// Start and reap workers that copy tables, and know their states.
+    pub(super) fn look_at_copies(&mut self) -> Result<(), End> {
         let copy = self
             .coordinator
             .poll()
@@ -338,11 +368,6 @@ impl Stream {
         if copy.changed {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
-        self.confirm()?;
-        self.check_silence()?;
-        self.untangle()?;
-        self.measure();
-        self.publish_schedule();
         Ok(())
     }
 

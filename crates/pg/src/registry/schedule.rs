@@ -54,6 +54,10 @@ pub struct ScheduleCounters {
     pub consolidated: AtomicU64,
     /// Local commits of a part of a transaction, but for the last of each.
     pub pieces: AtomicU64,
+    /// Transactions that were applied while they ran at the provider.
+    pub applied_while_running: AtomicU64,
+    /// Such that were given up, and applied once they had committed.
+    pub given_up_while_running: AtomicU64,
     /// Now: appliers that take transactions.
     pub taking: AtomicU64,
     /// Rows and transactions per second with one of them and with all, as tried last: bits of an f64, 0 before.
@@ -88,6 +92,8 @@ impl ScheduleCounters {
             batch_max,
             consolidated,
             pieces,
+            applied_while_running,
+            given_up_while_running,
             taking,
             rate_one,
             rate_all,
@@ -116,6 +122,8 @@ impl ScheduleCounters {
             batch_max,
             consolidated,
             pieces,
+            applied_while_running,
+            given_up_while_running,
             taking,
             rate_one,
             rate_all,

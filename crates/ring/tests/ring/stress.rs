@@ -121,6 +121,7 @@ fn content(seed: u64, number: u64, buffer: usize) -> (Vec<Vec<u8>>, Complete) {
         split: random.index(10) == 0,
         wide: random.index(10) == 0,
         alone: false,
+        elsewhere: false,
     };
     (frames, complete)
 }

@@ -17,6 +17,7 @@ fn complete(number: u64) -> Complete {
         split: false,
         wide: false,
         alone: false,
+        elsewhere: false,
     }
 }
 

@@ -1,0 +1,344 @@
+//! A transaction that is applied while it runs at the provider (`braid_bgworker::running`): by a process of its own, until an applier that has come
+//! to its place in the provider's order tells it that it is its turn.
+//!
+//! It is in nobody's way: it rolls back as soon as anybody waits for what it has locked, and waits a moment at most for what others have.
+//! So neither a local session nor another stream ever waits for the end of a transaction elsewhere.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
+use braid_gir::{Begin, Reader, Record, Tag};
+use braid_ring::{ApplierState, Run, Transaction};
+use pgrx::pg_sys;
+
+use super::{Applier, Trouble, fail};
+use crate::error::{self, PgError};
+use crate::leader::spool::Frames;
+use crate::wait::Wait;
+use crate::{latch, registry, subscription, worker};
+
+/// How long it waits for what others have locked.
+const LOCK_TIMEOUT: &str = "200ms";
+/// How often it looks whether somebody waits for a row that it has written, and for a table.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOK_AT_TABLES: Duration = Duration::from_secs(1);
+
+/// Why it is not applied now.
+enum Stopped {
+    /// The leader wants no more of it, or it is time to end.
+    Asked,
+    /// Something is in the way.
+    Because(PgError),
+}
+
+impl From<PgError> for Stopped {
+    fn from(error: PgError) -> Self {
+        Self::Because(error)
+    }
+}
+
+impl From<braid_gir::Error> for Stopped {
+    fn from(error: braid_gir::Error) -> Self {
+        Self::Because(error.into())
+    }
+}
+
+/// The transaction, as far as it was applied.
+struct Progress {
+    frames: Frames,
+    supply: Supply,
+    looked: Instant,
+    looked_at_tables: Instant,
+    /// When something came last.
+    fed: Instant,
+    begun: bool,
+}
+
+impl Applier {
+    /// What the process does that was started for it.
+    pub(super) fn apply_running(&mut self) {
+        let running = self.group.running();
+        if running.state() != State::Started && running.state() != State::Whole {
+            return;
+        }
+        worker::set("lock_timeout", LOCK_TIMEOUT);
+        let outcome = match error::catch(|| self.follow(running)) {
+            Ok(outcome) => outcome,
+            Err(error) => Err(Stopped::Because(error)),
+        };
+        if let Err(stopped) = outcome {
+            error::abort();
+            let reason = self.session.as_mut().and_then(|session| {
+                session.forget_transaction();
+                session.take_reason_to_wait()
+            });
+            let was_wanted = running.give_up();
+            registry::set_latch(running.waiter());
+            registry::set_latch(self.entry.leader_latch.load(Ordering::Acquire));
+            if was_wanted && let Stopped::Because(error) = stopped {
+                self.entry
+                    .schedule
+                    .given_up_while_running
+                    .fetch_add(1, Ordering::Relaxed);
+                self.own.retries.fetch_add(1, Ordering::Relaxed);
+                self.entry.retries.fetch_add(1, Ordering::Relaxed);
+                pgrx::log!(
+                    "subscription \"{}\" applies transaction {} of the provider once it has committed: {}",
+                    self.subscription.name,
+                    running.xid(),
+                    reason.unwrap_or(&error.message)
+                );
+            }
+        }
+        self.show(ApplierState::Idle);
+    }
+
+    fn follow(&mut self, running: &Running) -> Result<(), Stopped> {
+        let now = Instant::now();
+        let frames = Frames::open(&running.path())?;
+        // From here on it does not matter whether the leader still has the file.
+        running.register(registry::my_latch());
+        let mut progress = Progress {
+            frames,
+            supply: Supply::default(),
+            looked: now,
+            looked_at_tables: now,
+            fed: now,
+            begun: false,
+        };
+        loop {
+            // Before the supply: what is whole gets no more.
+            let state = running.state();
+            self.check(running, &mut progress)?;
+            if let Some(supply) = running.supplied() {
+                if supply.length > progress.supply.length {
+                    progress.fed = Instant::now();
+                }
+                progress.supply = supply;
+            }
+            if progress.frames.place() < progress.supply.length {
+                self.apply_supply(running, &mut progress)?;
+            } else if matches!(state, State::Whole | State::Turn) {
+                return self.end_running(running, &mut progress);
+            } else {
+                self.show(ApplierState::Idle);
+                latch::wait_as(Wait::Rest, LOOK);
+            }
+        }
+    }
+
+    /// Whether to go on: somebody may wait for what is locked here, or nobody may want it any more.
+    fn check(&self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
+        pgrx::check_for_interrupts!();
+        if self.ring.stop_requested() {
+            return Err(Stopped::Asked);
+        }
+        match running.state() {
+            State::Started | State::Whole => {}
+            // Whoever waits now waits as for any transaction that is being applied.
+            State::Turn => return Ok(()),
+            State::Free | State::Committed | State::GivenUp => return Err(Stopped::Asked),
+        }
+        if !progress.begun || progress.looked.elapsed() < LOOK {
+            return Ok(());
+        }
+        progress.looked = Instant::now();
+        if progress.fed.elapsed() > PATIENCE && running.state() == State::Started {
+            return Err(given_up("Nothing more has come of it for a minute."));
+        }
+        if is_waited_for() {
+            return Err(given_up(
+                "Another session waits for a row that it has written.",
+            ));
+        }
+        if progress.looked_at_tables.elapsed() >= LOOK_AT_TABLES {
+            progress.looked_at_tables = Instant::now();
+            if is_any_lock_waited_for()? {
+                return Err(given_up(
+                    "Another session waits for a table that it has written.",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Apply what was supplied.
+    fn apply_supply(&mut self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
+        let Supply {
+            length,
+            after,
+            read,
+            newest,
+        } = progress.supply;
+        // The rows as what came before has left them.
+        while self.ring.committed() < after {
+            self.show(ApplierState::WaitingForDependency);
+            latch::wait_as(Wait::Dependency, Duration::from_millis(1));
+            self.check(running, progress)?;
+        }
+        if !progress.begun {
+            let begin = Begin {
+                xid: running.xid(),
+                commit_lsn: read,
+                commit_timestamp: newest,
+                origin: "",
+                origin_lsn: 0,
+            };
+            self.bulk = true;
+            self.begin(&begin, false)?;
+            progress.begun = true;
+        }
+        if let Some(session) = self.session.as_mut() {
+            session.runs(read, newest);
+        }
+        self.show(ApplierState::Applying);
+        let mut applied = 0_usize;
+        loop {
+            let Some(frame) = progress.frames.next(length)? else {
+                return Ok(());
+            };
+            let mut reader = Reader::new(frame);
+            while let Some((tag, body)) = reader.next_raw()? {
+                if matches!(tag, Tag::Schema) {
+                    continue;
+                }
+                let Record::Change(change) = Record::read(tag, body)? else {
+                    return Err(given_up("It is more than changes of rows."));
+                };
+                self.know(change.header.schema.0)?;
+                if let Some(session) = self.session.as_mut() {
+                    session.change(&change)?;
+                }
+                applied += 1;
+            }
+            if applied >= 1000 {
+                applied = 0;
+                self.check(running, progress)?;
+            }
+        }
+    }
+
+    /// All is applied, and the transaction has committed at the provider: commit it when it is its turn.
+    fn end_running(&mut self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
+        let ending = running.ending();
+        let Some(session) = self.session.as_mut().filter(|_| progress.begun) else {
+            return Err(given_up("Nothing came of it."));
+        };
+        session.has_committed(ending.commit_lsn, ending.timestamp)?;
+        session.finish()?;
+        let counts = session.counts();
+        self.own
+            .commit_lsn
+            .store(ending.commit_lsn, Ordering::Relaxed);
+        self.show(ApplierState::WaitingForTurn);
+        while running.state() != State::Turn {
+            latch::wait_as(Wait::Turn, LOOK);
+            self.check(running, progress)?;
+        }
+        let run = Run {
+            first: ending.sequence,
+            last: ending.sequence,
+        };
+        let local_end = match self.commit(run, ending.end_lsn) {
+            Ok(local_end) => local_end,
+            Err(Trouble::Error(error)) => return Err(error.into()),
+            Err(Trouble::InTheWay) => return Err(given_up("It is in the way.")),
+        };
+        let entry = self.entry;
+        if let Some(session) = self.session.as_mut() {
+            session.publish_counts(entry);
+        }
+        entry
+            .schedule
+            .applied_while_running
+            .fetch_add(1, Ordering::Relaxed);
+        self.own.transactions.fetch_add(1, Ordering::Relaxed);
+        self.own
+            .changes
+            .fetch_add(counts.changes(), Ordering::Relaxed);
+        running.commit(local_end);
+        registry::set_latch(running.waiter());
+        Ok(())
+    }
+
+    /// The applier has come to a transaction that is applied by that process: have it committed. All before it is committed. `next` is the
+    /// next in hand, 0 for none. False when it is time to end.
+    pub(super) fn have_committed(&mut self, transaction: &Transaction, next: u64) -> bool {
+        let running = self.group.running();
+        self.show(ApplierState::WaitingForDependency);
+        match error::catch(|| self.has_parked()) {
+            Ok(Ok(false)) => {
+                running.take_turn(registry::my_latch());
+                registry::set_latch(running.process());
+            }
+            // What it may have to follow is found out when it is applied in the ordinary way; and so is what is wrong.
+            Ok(Ok(true)) => {
+                running.give_up();
+            }
+            Ok(Err(_)) | Err(_) => {
+                error::abort();
+                running.give_up();
+            }
+        }
+        loop {
+            match running.state() {
+                State::Committed => {
+                    self.has_committed(transaction.sequence, running.local_end(), next);
+                    return true;
+                }
+                State::Whole | State::Turn if running.ending().sequence == transaction.sequence => {
+                }
+                State::Whole | State::Turn | State::Free | State::Started | State::GivenUp => {
+                    self.entry
+                        .anew
+                        .not_running
+                        .store(running.xid(), Ordering::Relaxed);
+                    let error = PgError::new("40001", COMES_AGAIN);
+                    fail(self.ring, &error, transaction.end_lsn());
+                    return false;
+                }
+            }
+            if !self.housekeeping() {
+                return false;
+            }
+            latch::wait_as(Wait::Turn, Duration::from_millis(100));
+        }
+    }
+}
+
+fn given_up(reason: &'static str) -> Stopped {
+    Stopped::Because(PgError::new("40001", reason))
+}
+
+/// Whether anybody waits for the end of this process's transaction: for a row that it has written.
+fn is_waited_for() -> bool {
+    // SAFETY: the lock is held by this process if the transaction has an id; the tag is that of SET_LOCKTAG_TRANSACTION
+    // (src/include/storage/lock.h, 15 to 18).
+    unsafe {
+        let xid = pg_sys::GetTopTransactionIdIfAny();
+        if xid == pg_sys::InvalidTransactionId {
+            return false;
+        }
+        let tag = pg_sys::LOCKTAG {
+            locktag_field1: xid.into_inner(),
+            locktag_field2: 0,
+            locktag_field3: 0,
+            locktag_field4: 0,
+            locktag_type: u8::try_from(pg_sys::LockTagType::LOCKTAG_TRANSACTION).unwrap_or(0),
+            locktag_lockmethodid: 1, // DEFAULT_LOCKMETHOD
+        };
+        let mode = i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7);
+        pg_sys::LockHasWaiters(&raw const tag, mode, false)
+    }
+}
+
+/// Whether anybody waits for any lock that this process holds.
+fn is_any_lock_waited_for() -> Result<bool, PgError> {
+    let found = subscription::rows(
+        "select 1 from pg_catalog.pg_locks l where not l.granted and l.pid <> pg_catalog.pg_backend_pid() \
+         and pg_catalog.pg_backend_pid() = any (pg_catalog.pg_blocking_pids(l.pid)) limit 1",
+        &[],
+    )?;
+    Ok(!found.is_empty())
+}
