@@ -103,8 +103,10 @@ fn a_path_that_does_not_fit_is_none() {
 fn what_is_supplied_belongs_together() {
     const STEPS: u64 = 200_000;
     let running = started();
+    // The writer stops half way until something of it was read.
+    let is_read = Arc::new(AtomicBool::new(false));
     let writer = {
-        let running = Arc::clone(&running);
+        let (running, is_read) = (Arc::clone(&running), Arc::clone(&is_read));
         thread::spawn(move || {
             for length in 1..=STEPS {
                 running.supply(Supply {
@@ -113,6 +115,9 @@ fn what_is_supplied_belongs_together() {
                     read: length * 5,
                     newest: i64::try_from(length * 7).unwrap_or(0),
                 });
+                while length == STEPS / 2 && !is_read.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
             }
         })
     };
@@ -128,6 +133,7 @@ fn what_is_supplied_belongs_together() {
         assert!(supply.length >= last, "it grows");
         seen += usize::from(supply.length > last);
         last = supply.length;
+        is_read.store(last > 0, Ordering::Release);
     }
     writer.join().expect("the leader does not fail");
     assert!(seen > 1, "it was read while it was written");
