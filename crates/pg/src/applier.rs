@@ -886,14 +886,23 @@ impl Applier {
             Some(step) => self.take_step(step, transaction.sequence, end_lsn)?,
             None => self.commit(run, end_lsn)?,
         };
-        if let Some(session) = self.session.as_mut() {
-            session.publish_counts(entry);
-        }
-        self.own.transactions.fetch_add(1, Ordering::Relaxed);
-        self.own
-            .changes
-            .fetch_add(counts.changes(), Ordering::Relaxed);
+        self.count_committed(1, counts.changes());
         Ok(local_end)
+    }
+
+    /// What the session has counted is committed: so many transactions, as one.
+    fn count_committed(&mut self, transactions: u64, changes: u64) {
+        if let Some(session) = self.session.as_mut() {
+            session.publish_counts(self.entry);
+        }
+        // Publishing counted one.
+        self.entry
+            .transactions
+            .fetch_add(transactions.saturating_sub(1), Ordering::Relaxed);
+        self.own
+            .transactions
+            .fetch_add(transactions, Ordering::Relaxed);
+        self.own.changes.fetch_add(changes, Ordering::Relaxed);
     }
 
     fn frame(

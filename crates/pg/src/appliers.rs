@@ -56,6 +56,21 @@ fn limits(most: usize) -> Limits {
     }
 }
 
+/// Start an applier's process; `None` when no worker is free.
+pub(crate) fn start_process(arguments: Arguments, subscription: &str) -> Option<worker::Handle> {
+    let name = format!(
+        "braid applier {} of subscription {subscription}",
+        arguments.number
+    );
+    worker::start(&worker::Worker {
+        name: &name,
+        kind: "braid applier",
+        function: "braid_applier_main",
+        argument: registry::my_database(),
+        extra: arguments.pack(),
+    })
+}
+
 impl Appliers {
     /// Start as many as there are to be at least, of at most `most`, for which the ring is laid out.
     ///
@@ -109,17 +124,7 @@ impl Appliers {
                 handle: self.handle,
                 running: false,
             };
-            let name = format!(
-                "braid applier {number} of subscription {}",
-                self.subscription
-            );
-            *place = worker::start(&worker::Worker {
-                name: &name,
-                kind: "braid applier",
-                function: "braid_applier_main",
-                argument: registry::my_database(),
-                extra: arguments.pack(),
-            });
+            *place = start_process(arguments, &self.subscription);
             if place.is_none() {
                 return false;
             }

@@ -85,34 +85,31 @@ impl Transaction {
     /// Whether its keys do not say what it depends on. Of an open one that is not known yet.
     #[must_use]
     pub fn is_wide(&self) -> bool {
-        self.ring
-            .descriptor(self.sequence)
-            .flags
-            .load(Ordering::Acquire)
-            & WIDE
-            != 0
+        self.has(WIDE)
     }
 
     /// Whether another process has applied its content, and waits to be told that it is its turn.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
-        self.ring
-            .descriptor(self.sequence)
-            .flags
-            .load(Ordering::Acquire)
-            & ELSEWHERE
-            != 0
+        self.has(ELSEWHERE)
     }
 
     /// Whether it is to be passed without being applied.
     #[must_use]
     pub fn is_skipped(&self) -> bool {
-        self.ring
-            .descriptor(self.sequence)
-            .flags
-            .load(Ordering::Acquire)
-            & SKIP
-            != 0
+        self.has(SKIP)
+    }
+
+    /// Whether it can be applied together with others: all of its content is here, and is to be applied.
+    #[must_use]
+    pub fn may_join(&self) -> bool {
+        !self.open && !self.has(SKIP | ELSEWHERE)
+    }
+
+    /// Whether it has any of these flags now.
+    fn has(&self, flags: u32) -> bool {
+        let descriptor = self.ring.descriptor(self.sequence);
+        descriptor.flags.load(Ordering::Acquire) & flags != 0
     }
 
     /// End of its commit record at the provider; 0 while it is not known.

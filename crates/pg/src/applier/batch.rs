@@ -72,7 +72,7 @@ impl Applier {
     fn join(&mut self, run: Run) -> Joined {
         // Outside of a transaction: without a lock that another could wait for.
         let first = self.ring.transaction(run.first);
-        if first.is_skipped() || first.is_open() || first.is_elsewhere() {
+        if !first.may_join() {
             return Joined::Alone;
         }
         if !self.wait_for_dependencies(&first) {
@@ -137,7 +137,7 @@ impl Applier {
         let mut end_lsn = 0;
         for sequence in run.first..=run.last {
             let mut transaction = self.ring.transaction(sequence);
-            if transaction.is_skipped() || transaction.is_open() || transaction.is_elsewhere() {
+            if !transaction.may_join() {
                 break;
             }
             // What it depends on is part of this batch, or committed.
@@ -202,7 +202,7 @@ impl Applier {
         buffers.resize_with((run.first..=run.last).count(), Default::default);
         for (sequence, frames) in (run.first..=run.last).zip(&mut buffers) {
             let transaction = self.ring.transaction(sequence);
-            if transaction.is_skipped() || transaction.is_open() || transaction.is_elsewhere() {
+            if !transaction.may_join() {
                 break;
             }
             if last.is_some()
@@ -328,28 +328,17 @@ impl Applier {
 
     /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and the end of the commit record.
     fn commit_batch(&mut self, first: u64, last: u64, end_lsn: u64) -> Result<(u64, u64), Trouble> {
-        let entry = self.entry;
         let Some(session) = self.session.as_mut() else {
             return Err(PgError::new("08P01", "empty batch").into());
         };
         session.finish_batch()?;
         let counts = session.counts();
         let local_end = self.commit(Run { first, last }, end_lsn)?;
-        if let Some(session) = self.session.as_mut() {
-            session.publish_counts(entry);
+        let count = last - first + 1;
+        self.count_committed(count, counts.changes());
+        if count > 1 {
+            self.entry.schedule.count_batch(count);
         }
-        let joined = last - first;
-        // Publishing counted one.
-        entry.transactions.fetch_add(joined, Ordering::Relaxed);
-        if joined > 0 {
-            entry.schedule.count_batch(joined + 1);
-        }
-        self.own
-            .transactions
-            .fetch_add(joined + 1, Ordering::Relaxed);
-        self.own
-            .changes
-            .fetch_add(counts.changes(), Ordering::Relaxed);
         Ok((last, local_end))
     }
 

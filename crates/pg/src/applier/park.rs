@@ -677,7 +677,6 @@ impl Applier {
             }
             frame = parked::frame(id, &mut part)?;
         }
-        let entry = self.entry;
         let Some(session) = self
             .session
             .as_mut()
@@ -692,11 +691,7 @@ impl Applier {
         let counts = session.counts();
         // The subscription's position is not before this one's end: it was committed with what is stored.
         session.commit(end_lsn)?;
-        session.publish_counts(entry);
-        self.own.transactions.fetch_add(1, Ordering::Relaxed);
-        self.own
-            .changes
-            .fetch_add(counts.changes(), Ordering::Relaxed);
+        self.count_committed(1, counts.changes());
         Ok(())
     }
 

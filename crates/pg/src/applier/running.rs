@@ -14,6 +14,7 @@ use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail};
 use crate::error::{self, PgError};
+use crate::leader::running::say_given_up;
 use crate::leader::spool::Frames;
 use crate::wait::Wait;
 use crate::{latch, registry, subscription, worker};
@@ -77,18 +78,10 @@ impl Applier {
             registry::set_latch(running.waiter());
             registry::set_latch(self.entry.leader_latch.load(Ordering::Acquire));
             if was_wanted && let Stopped::Because(error) = stopped {
-                self.entry
-                    .schedule
-                    .given_up_while_running
-                    .fetch_add(1, Ordering::Relaxed);
                 self.own.retries.fetch_add(1, Ordering::Relaxed);
                 self.entry.retries.fetch_add(1, Ordering::Relaxed);
-                pgrx::log!(
-                    "subscription \"{}\" applies transaction {} of the provider once it has committed: {}",
-                    self.subscription.name,
-                    running.xid(),
-                    reason.unwrap_or(&error.message)
-                );
+                let reason = reason.unwrap_or(&error.message);
+                say_given_up(self.entry, &self.subscription.name, running.xid(), reason);
             }
         }
         self.show(ApplierState::Idle);
@@ -245,18 +238,11 @@ impl Applier {
             Err(Trouble::Error(error)) => return Err(error.into()),
             Err(Trouble::InTheWay) => return Err(given_up("It is in the way.")),
         };
-        let entry = self.entry;
-        if let Some(session) = self.session.as_mut() {
-            session.publish_counts(entry);
-        }
-        entry
+        self.count_committed(1, counts.changes());
+        self.entry
             .schedule
             .applied_while_running
             .fetch_add(1, Ordering::Relaxed);
-        self.own.transactions.fetch_add(1, Ordering::Relaxed);
-        self.own
-            .changes
-            .fetch_add(counts.changes(), Ordering::Relaxed);
         running.commit(local_end);
         registry::set_latch(running.waiter());
         Ok(())

@@ -164,11 +164,7 @@ impl Coordinator {
         if self.progress.waiting == 0 && self.progress.copying == 0 && !self.stale {
             return Readiness::Ready;
         }
-        let table = self
-            .names
-            .get(&(namespace.to_owned(), name.to_owned()))
-            .and_then(|relation| self.tables.get(relation));
-        match table {
+        match self.table(namespace, name) {
             Some(table) if table.state == State::Ready => Readiness::Ready,
             Some(_) => Readiness::Waiting,
             None if self.stale => Readiness::Unknown,
@@ -176,13 +172,18 @@ impl Coordinator {
         }
     }
 
-    /// Whether a table is known to be part of the subscription, and to be copied.
+    /// Whether a table is known to be part of the subscription, and to have been copied.
     #[must_use]
     pub fn has(&self, namespace: &str, name: &str) -> bool {
+        self.table(namespace, name)
+            .is_some_and(|table| table.state == State::Ready)
+    }
+
+    /// What was read last of a table; `None`: it is not part of the subscription.
+    fn table(&self, namespace: &str, name: &str) -> Option<&Table> {
         self.names
             .get(&(namespace.to_owned(), name.to_owned()))
             .and_then(|relation| self.tables.get(relation))
-            .is_some_and(|table| table.state == State::Ready)
     }
 
     /// Start and reap workers. Cheap when there is nothing to do.

@@ -12,7 +12,7 @@ mod confirm;
 mod prepared;
 mod provider;
 mod receive;
-mod running;
+pub(crate) mod running;
 mod schedule;
 mod segments;
 mod skew;

@@ -13,8 +13,9 @@ use super::{End, out_of_order};
 use crate::applier::Arguments;
 use crate::copy::Readiness;
 use crate::error::PgError;
+use crate::registry::SubscriptionEntry;
 use crate::subscription::Subscription;
-use crate::{origin, registry, worker};
+use crate::{appliers, origin, registry, worker};
 
 /// A transaction takes its time a moment before its place in WAL: of two, the later one can have the earlier time, by so much at most
 /// (microseconds). Where it is more, that is found out in the end.
@@ -97,6 +98,17 @@ impl Content {
     pub(super) fn schemas(&self) -> Vec<u32> {
         self.schemas.iter().copied().collect()
     }
+}
+
+/// A running transaction is to be applied once it has committed.
+pub(crate) fn say_given_up(entry: &SubscriptionEntry, subscription: &str, xid: u32, reason: &str) {
+    entry
+        .schedule
+        .given_up_while_running
+        .fetch_add(1, Ordering::Relaxed);
+    pgrx::log!(
+        "subscription \"{subscription}\" applies transaction {xid} of the provider once it has committed: {reason}"
+    );
 }
 
 impl Stream {
@@ -213,17 +225,7 @@ impl Stream {
             handle: self.handle,
             running: true,
         };
-        let name = format!(
-            "braid applier {number} of subscription {}",
-            self.subscription.name
-        );
-        self.watch.process = worker::start(&worker::Worker {
-            name: &name,
-            kind: "braid applier",
-            function: "braid_applier_main",
-            argument: registry::my_database(),
-            extra: arguments.pack(),
-        });
+        self.watch.process = appliers::start_process(arguments, &self.subscription.name);
     }
 
     /// The process is not to commit the transaction, nor to be started for it again. Without a reason: it does not come to be committed.
@@ -235,14 +237,7 @@ impl Stream {
         }
         registry::set_latch(running.process());
         let Some(reason) = reason else { return };
-        self.entry
-            .schedule
-            .given_up_while_running
-            .fetch_add(1, Ordering::Relaxed);
-        pgrx::log!(
-            "subscription \"{}\" applies transaction {xid} of the provider once it has committed: {reason}",
-            self.subscription.name
-        );
+        say_given_up(self.entry, &self.subscription.name, xid, reason);
     }
 
     /// Whether the process that applies a transaction is there.
