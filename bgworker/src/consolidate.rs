@@ -335,7 +335,7 @@ pub fn group_by_table<K, V>(nets: &mut [Net<K, V>]) {
         let next = order.len();
         order.entry(net.relation).or_insert(next);
     }
-    nets.sort_by_key(|net| {
+    nets.sort_by_cached_key(|net| {
         let kind = match net.action {
             Action::Delete | Action::Vanish => 0,
             Action::Update(_) | Action::Replace(_) => 1,

@@ -193,7 +193,8 @@ impl Session {
             _ => return Ok(false),
         };
         let columns = if remains {
-            let changes = net.parts.iter().filter_map(|number| part(Some(number)));
+            let changes = net.parts.iter().rev();
+            let changes = changes.filter_map(|number| part(Some(number)));
             Some(joined_columns(changes.map(|(_, change)| change))?)
         } else {
             None
@@ -258,15 +259,16 @@ impl Session {
             }
         }
         self.spare.push(sought);
-        for number in &net.parts {
-            if let Some((_, change)) = part(Some(number)) {
-                self.count(key, |counts| match change.operation {
-                    Operation::Insert => counts.inserts += 1,
-                    Operation::Update => counts.updates += 1,
-                    Operation::Delete => counts.deletes += 1,
-                });
+        self.count(key, |counts| {
+            for number in &net.parts {
+                match part(Some(number)).map(|(_, change)| change.operation) {
+                    Some(Operation::Insert) => counts.inserts += 1,
+                    Some(Operation::Update) => counts.updates += 1,
+                    Some(Operation::Delete) => counts.deletes += 1,
+                    None => {}
+                }
             }
-        }
+        });
         self.counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
         let mut current = current;
         current.timestamp = last.commit_timestamp;
@@ -372,22 +374,25 @@ fn exact<'a>(image: Image<'a>, columns: &[usize]) -> Result<Option<ExactKey<'a>>
     Ok(columns.iter().map(of).collect::<Option<_>>().map(ExactKey))
 }
 
-/// What a row is after these changes of it; `None` in a column that is as it was before them.
+/// What a row is after these changes of it, the last one of which is given first; `None` in a column that is as it was before them.
 fn joined_columns<'b, 'a: 'b>(
     changes: impl Iterator<Item = &'b Change<'a>>,
 ) -> Result<Vec<Option<Value<'a>>>, PgError> {
     let mut columns: Vec<Option<Value<'a>>> = Vec::new();
-    for change in changes {
-        if change.operation != Operation::Update {
-            columns.clear();
+    for (at, change) in changes.enumerate() {
+        let Some(image) = change.after else { break };
+        if at == 0 {
+            columns.resize(usize::from(image.columns()), None);
         }
-        let Some(image) = change.after else { continue };
-        columns.resize(usize::from(image.columns()), None);
         for (place, value) in columns.iter_mut().zip(image.values()) {
             let value = value?;
-            if value != Value::None {
+            if place.is_none() && value != Value::None {
                 *place = Some(value);
             }
+        }
+        // Mostly so from the last one: only values that lie apart, and have not changed, are left out.
+        if change.operation != Operation::Update || columns.iter().all(Option::is_some) {
+            break;
         }
     }
     Ok(columns)

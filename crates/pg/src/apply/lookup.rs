@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 
 use super::key_hash::feed;
 use super::places::{Place, Places};
-use super::relation::Key;
+use super::relation::{Key, KeyColumn};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
 use crate::compat;
@@ -49,6 +49,8 @@ pub struct IndexLookup {
     places: Places,
     /// The hash of the key that was looked for last.
     last: u64,
+    /// The row that this transaction has deleted: the hash of its key, where it was, and the command from which on nothing else was written.
+    deleted: Option<(u64, Place, pg_sys::CommandId)>,
     /// At least so many blocks the table has: it does not get shorter while this transaction has it locked. 0: not known.
     blocks: pg_sys::BlockNumber,
 }
@@ -114,6 +116,7 @@ impl IndexLookup {
             dirty,
             places: Places::default(),
             last: 0,
+            deleted: None,
             blocks: 0,
         }
     }
@@ -121,6 +124,7 @@ impl IndexLookup {
     /// The transaction ends: the table may get shorter.
     pub(super) fn end_transaction(&mut self) {
         self.blocks = 0;
+        self.deleted = None;
     }
 
     /// The row that was looked for last is in this slot now, written to the table.
@@ -128,6 +132,47 @@ impl IndexLookup {
         // SAFETY: the slot is of the table.
         let place = place_of(unsafe { (*slot).tts_tid });
         self.places.note(self.last, place);
+    }
+
+    /// The row that was looked for last, in this slot, was just deleted.
+    pub(super) fn note_deleted(&mut self, slot: *mut pg_sys::TupleTableSlot) {
+        // SAFETY: the slot is of the table; reads the command counter.
+        let (tid, command) = unsafe { ((*slot).tts_tid, pg_sys::GetCurrentCommandId(false)) };
+        self.deleted = Some((self.last, place_of(tid), command));
+    }
+
+    /// Whether the row with the very key that is looked for is gone, as this transaction has just deleted it, and written nothing since. Then
+    /// there is none under the key: it was the only one, as the index is unique at all times, and whoever else has one for it waits for
+    /// the end of this transaction.
+    fn is_deleted(&mut self, key: &Key, slot: *mut pg_sys::TupleTableSlot) -> bool {
+        let Some((hash, place, command)) = self.deleted else {
+            return false;
+        };
+        // SAFETY: reads the command counter.
+        if hash != self.last || command != unsafe { pg_sys::GetCurrentCommandId(false) } {
+            return false;
+        }
+        let (table, keys) = (self.table, self.keys.as_ptr());
+        let (columns, count) = (key.columns.as_ptr(), self.keys.len());
+        let any = super::any_snapshot();
+        let mut tid = tid_of(place);
+        let tid = &raw mut tid;
+        // SAFETY: as in `is_at`; what this transaction has deleted stays where it is until it ends.
+        let is_there = unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let fetch = (*(*table).rd_tableam).tuple_fetch_row_version;
+                (*(*table).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID
+                    && fetch.is_some_and(|fetch| fetch(table, tid, any, slot))
+                    && has_key(table, keys, columns, count, slot)
+            })
+        };
+        // SAFETY: the slot holds that version, and is not wanted any more.
+        unsafe {
+            let is_deleted =
+                is_there && matches!(end_of(slot), EndOfVersion::Deleted(_, Stamp::Own));
+            super::clear_slot(slot);
+            is_deleted
+        }
     }
 
     /// End the scan. To be called before the table is closed.
@@ -171,6 +216,9 @@ impl IndexLookup {
             place.sk_argument = value;
         }
         self.last = self.hash(key);
+        if self.is_deleted(key, slot) {
+            return Ok(Found::Missing(None));
+        }
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
         let noted = self.places.get(self.last);
@@ -239,25 +287,7 @@ impl IndexLookup {
                 {
                     return false;
                 }
-                for position in 0..count {
-                    let attribute = (*columns.add(position)).attribute;
-                    let column = usize::try_from(attribute - 1).unwrap_or(0);
-                    if (*slot).tts_nvalid < attribute {
-                        raw::slot_getsomeattrs_int(slot, i32::from(attribute));
-                    }
-                    let of_table = compat::TupleDescAttr((*table).rd_att, column);
-                    if *(*slot).tts_isnull.add(column)
-                        || !raw::datum_image_eq(
-                            *(*slot).tts_values.add(column),
-                            (*keys.add(position)).sk_argument,
-                            (*of_table).attbyval,
-                            i32::from((*of_table).attlen),
-                        )
-                    {
-                        return false;
-                    }
-                }
-                true
+                has_key(table, keys, columns, count, slot)
             })
         };
         self.blocks = blocks;
@@ -498,6 +528,37 @@ impl IndexLookup {
             super::clear_slot(slot);
         }
         Ok((moved, latest))
+    }
+}
+
+/// Whether the row in a slot has this very key: the same bytes, not only equal ones.
+///
+/// # Safety
+/// Under a guard; the slot holds a row of the table, and keys and columns are `count` each.
+unsafe fn has_key(
+    table: pg_sys::Relation,
+    keys: *const pg_sys::ScanKeyData,
+    columns: *const KeyColumn,
+    count: usize,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        (0..count).all(|position| {
+            let attribute = (*columns.add(position)).attribute;
+            let column = usize::try_from(attribute - 1).unwrap_or(0);
+            if (*slot).tts_nvalid < attribute {
+                raw::slot_getsomeattrs_int(slot, i32::from(attribute));
+            }
+            let of_table = compat::TupleDescAttr((*table).rd_att, column);
+            !*(*slot).tts_isnull.add(column)
+                && raw::datum_image_eq(
+                    *(*slot).tts_values.add(column),
+                    (*keys.add(position)).sk_argument,
+                    (*of_table).attbyval,
+                    i32::from((*of_table).attlen),
+                )
+        })
     }
 }
 

@@ -309,7 +309,15 @@ impl OpenTable {
     /// As [`OpenTable::update`].
     pub fn delete(&mut self) -> Result<Written, PgError> {
         // SAFETY: the slot is this table's.
-        unsafe { self.delete_row(self.local_slot) }
+        let written = unsafe { self.delete_row(self.local_slot) }?;
+        // A trigger may have put another row in its place.
+        if written == Written::Done
+            && self.is_plain()
+            && let Some(lookup) = self.lookup.as_mut()
+        {
+            lookup.note_deleted(self.local_slot);
+        }
+        Ok(written)
     }
 
     /// Delete the row in a slot.
