@@ -118,6 +118,15 @@ bench-profile: setup
 bench-profile-installed: install
 	@bench/run profile
 
+# What the output plugin sends of each workload, as traces for the simulator: bench/results/traces.
+.PHONY: bench-traces bench-traces-installed
+bench-traces: setup
+	$(MAKE) --no-print-directory bench-traces-installed
+
+bench-traces-installed: install
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) build --release --quiet --locked -p braid-simulator
+	@BRAID_SIMULATOR=$(target_base)/unit/release/braid-simulator bench/run traces
+
 # Two nodes that were cut off meet again, with Braid and with Bucardo, which set-up installs for this alone: bench/run --help
 .PHONY: bench-reconcile bench-reconcile-installed
 bench-reconcile:

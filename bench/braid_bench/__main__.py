@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import dtle, goals, machine, peers, reconcile, summary
+from . import dtle, goals, machine, peers, reconcile, summary, traces
 from . import latency as timing
 from . import limits as limit
 from . import plan as planning
@@ -268,6 +268,7 @@ def profile_latency(stage, plan, major, directory):
 
 HELP = f"""make bench: native logical replication and Braid in turn, between servers of their own on this machine.
 make bench-profile: one drain of each variant under perf; for the latency, which process wakes which, and when that runs.
+make bench-traces: no drain; what the output plugin sends of each workload, for the simulator.
 
 {planning.USAGE}
 
@@ -278,7 +279,7 @@ make bench-reconcile: two nodes that were cut off meet again, with Braid and wit
 
 def main():
     arguments = sys.argv[1:]
-    if arguments not in ([], ["profile"], ["reconcile"]):
+    if arguments not in ([], ["profile"], ["reconcile"], ["traces"]):
         print(HELP)
         return 0 if arguments in (["--help"], ["-h"]) else 2
 
@@ -295,10 +296,13 @@ def main():
             stage = Stage(Installation.read(), plan)
             reconcile.measure(stage, plan, RESULTS, say)
             return 0
-        plan = planning.read(profile=bool(arguments))
+        plan = planning.read(profile=arguments == ["profile"])
         peers.check(plan)
         stage = Stage(Installation.read(), plan)
-        (profile if arguments else measure)(stage, plan)
+        if arguments == ["traces"]:
+            traces.record(stage, plan, scenes.template(stage)[0], RESULTS / "traces", say)
+        else:
+            (profile if arguments else measure)(stage, plan)
     except Mistake as mistake:
         print(f"bench: {mistake}", file=sys.stderr)
         return 2

@@ -186,6 +186,7 @@ mod tests {
     ) -> Change<'static, u64, u64> {
         Change {
             relation,
+            shape: relation,
             operation,
             barrier: false,
             hashes: key,

@@ -5,6 +5,7 @@
 //! starts. Within a run no two net changes share a unique key (by hash, as in the writeset), so they may be applied in
 //! any order, table by table, or at once. What ends a run: a barrier (truncate, unknown keys, a table that this node orders
 //! by itself), a change of a key that another row of the run has had, a change of a row whose key has changed in the run, a change
+//! of a row in another shape than its earlier ones (the provider's table was altered: its columns may be others, or in other places), a change
 //! whose version does not follow from the row's last one, a hash that two keys share, and its limit.
 //!
 //! | first | then | net |
@@ -60,6 +61,8 @@ pub struct Version {
 pub struct Change<'c, K, V> {
     /// The table.
     pub relation: u32,
+    /// A number for which columns it has there, and where.
+    pub shape: u32,
     /// What it does.
     pub operation: Operation,
     /// It orders with every other change of its table.
@@ -119,6 +122,8 @@ pub enum Ended {
     SharedKey,
     /// Its row has had, or now gets, another key.
     KeyChange,
+    /// It has other columns than its row's changes before it.
+    Shape,
     /// Its version does not follow from that of its row's last change.
     Version,
     /// The run is as large as it may be.
@@ -149,6 +154,7 @@ impl Hasher for AsItIs {
 #[derive(Debug)]
 struct Row<K, V> {
     relation: u32,
+    shape: u32,
     key: K,
     moves: bool,
     first: (Operation, Version),
@@ -254,6 +260,9 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
         if change.moves {
             return Err(Ended::KeyChange);
         }
+        if row.shape != change.shape {
+            return Err(Ended::Shape);
+        }
         let follows = row.version.origin == change.version.origin
             && ((row.from_origin && change.from_origin)
                 || row.version.timestamp < change.version.timestamp);
@@ -274,6 +283,7 @@ impl<K, V> Row<K, V> {
     fn new(change: Change<'_, K, V>, number: u32) -> Self {
         Self {
             relation: change.relation,
+            shape: change.shape,
             key: change.key,
             moves: change.moves,
             first: (change.operation, change.version),
@@ -362,6 +372,7 @@ mod tests {
         };
         Change {
             relation: 1,
+            shape: 1,
             operation,
             barrier: false,
             hashes,
@@ -442,6 +453,9 @@ mod tests {
         let mut moves = change(Operation::Update, 1, &[Some(1)], 2);
         moves.moves = true;
         assert_eq!(run.push(moves), Err(Ended::KeyChange));
+        let mut altered = change(Operation::Update, 1, &[Some(1)], 2);
+        altered.shape = 2;
+        assert_eq!(run.push(altered), Err(Ended::Shape));
         let mut elsewhere = change(Operation::Update, 1, &[Some(1)], 2);
         elsewhere.version.origin = 2;
         assert_eq!(run.push(elsewhere), Err(Ended::Version));

@@ -360,7 +360,7 @@ sub carry_out
 	}
 	elsif ($what eq 'terminate' || $what eq 'kill')
 	{
-		my @kinds = ('braid applier', 'braid leader', 'braid applier', 'walsender', 'braid manager');
+		my @kinds = ('braid applier', 'braid leader', 'braid applier', 'walsender', 'braid manager', 'braid collector');
 		my $kind = $kinds[ int($decision->{how} * @kinds) ];
 		my @pids = worker_pids($node, $kind) or return 0;
 		my $pid = $pids[ int($decision->{which} * @nodes * @pids) % @pids ];

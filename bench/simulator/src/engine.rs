@@ -633,6 +633,7 @@ impl Engine<'_> {
         for (at, change) in (0_i64..).zip(&changes) {
             let as_net = || NetChange {
                 relation: change.table,
+                shape: change.table,
                 operation: match change.operation {
                     Operation::Insert => consolidate::Operation::Insert,
                     Operation::Update => consolidate::Operation::Update,

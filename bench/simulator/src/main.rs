@@ -1,26 +1,30 @@
 //! How fast the apply engine would be with more appliers than this machine has processors for.
 //!
 //! ```text
-//! braid-simulator run [--costs FILE] [--out DIRECTORY] [--transactions N] [--cores N] [--no-decoder]
+//! braid-simulator run [--traces DIRECTORY] [--costs FILE] [--out DIRECTORY] [--transactions N] [--cores N] [--no-decoder]
 //! braid-simulator costs --results FILE [--quiet]
-//! braid-simulator check --results FILE [--results FILE] [--costs FILE] [--transactions N] [--within PERCENT]
+//! braid-simulator check --results FILE [--results FILE] [--traces DIRECTORY] [--costs FILE] [--transactions N] [--within PERCENT]
+//! braid-simulator record [--transactions N]
 //! braid-simulator trace WORKLOAD [--transactions N]
 //! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M] [--order O] [--flush F] [--rows WORKLOAD]
 //! ```
 //!
 //! `--no-decoder` leaves decoder and leader out, to see what the appliers could do. `run` writes `simulated.json` and `simulated.svg`: throughput for 1 to 64 appliers, per workload and mode, and what sets the limit at each
 //! point. `costs` prints the costs that follow from a result file of `make bench` with one applier (`--quiet`: nothing else ran there),
-//! `check` compares with such files, and fails when a point is further away than `--within`. `trace` prints
-//! a workload's trace, `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
+//! `check` compares with such files, and fails when a point is further away than `--within`. `record` makes a trace of what the output plugin
+//! sends, a frame in hexadecimal digits on each line of the standard input; `make bench-traces` has it do so for each workload, and `--traces` says
+//! where they are (`WORKLOAD.txt`). Without, and by `trace`, traces are generated. `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
 #![forbid(unsafe_code)]
 
 mod chart;
 mod costs;
 mod engine;
 mod measured;
+mod record;
 mod workload;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -74,6 +78,23 @@ impl Arguments {
         })
     }
 
+    /// The first transactions of a workload: as they were recorded, if it is said where, else generated.
+    fn trace_of(
+        &self,
+        workload: Workload,
+        transactions: usize,
+    ) -> Result<Vec<Transaction>, String> {
+        let Some(directory) = self.value("--traces") else {
+            return Ok(workload.trace(transactions));
+        };
+        let path = Path::new(directory).join(workload.name() + ".txt");
+        let path = path.to_string_lossy();
+        let mut trace =
+            workload::read(&read(&path)?).map_err(|error| format!("{path}: {error}"))?;
+        trace.truncate(transactions);
+        Ok(trace)
+    }
+
     fn costs(&self) -> Result<Costs, String> {
         match self.value("--costs") {
             None => Costs::read(COSTS),
@@ -101,9 +122,10 @@ fn main() -> ExitCode {
         "run" => run(&arguments),
         "costs" => print_costs(&arguments),
         "check" => check(&arguments),
+        "record" => record(&arguments),
         "trace" => trace(&arguments),
         "one" => one(&arguments),
-        _ => Err("usage: braid-simulator run | costs | check | trace | one (see the head of bench/simulator/src/main.rs)".to_owned()),
+        _ => Err("usage: braid-simulator run | costs | check | record | trace | one (see the head of bench/simulator/src/main.rs)".to_owned()),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -126,7 +148,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     let cores = arguments.number("--cores", 0)?;
     let mut points = Vec::new();
     for workload in Workload::ALL {
-        let trace = workload.trace(transactions);
+        let trace = arguments.trace_of(workload, transactions)?;
         let rows = costs.rows_of(&workload.name());
         for flush in [Flush::None, Flush::Leader, Flush::Appliers] {
             for order in [Order::Source, Order::Relaxed] {
@@ -182,9 +204,10 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
         let Some(workload) = Workload::by_name(&point.workload) else {
             continue;
         };
-        let trace = traces
-            .entry(point.workload.clone())
-            .or_insert_with(|| workload.trace(transactions));
+        let trace = match traces.entry(point.workload.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(arguments.trace_of(workload, transactions)?),
+        };
         let setup = point.setup;
         let rows = costs.rows_of(&point.workload);
         let outcome = simulate(trace, &costs, rows, setup);
@@ -219,6 +242,19 @@ fn print_costs(arguments: &Arguments) -> Result<bool, String> {
     let costs = results.costs(arguments.has("--quiet"))?;
     let json = serde_json::to_string_pretty(&costs).map_err(|error| error.to_string())?;
     println!("{json}");
+    Ok(true)
+}
+
+fn record(arguments: &Arguments) -> Result<bool, String> {
+    let lines = std::io::stdin().lines();
+    let mut broken = None;
+    let frames = lines.map_while(|line| line.map_err(|error| broken = Some(error)).ok());
+    let mut trace = record::transactions(frames)?;
+    if let Some(error) = broken {
+        return Err(error.to_string());
+    }
+    trace.truncate(arguments.number("--transactions", 40_000)?);
+    print!("{}", workload::write(&trace));
     Ok(true)
 }
 

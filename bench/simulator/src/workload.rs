@@ -96,7 +96,7 @@ impl Workload {
         let mut random = Random(1);
         match self {
             Self::Single => (0..transactions)
-                .map(|row| of(vec![change(Operation::Insert, 0, row as u64)], 110))
+                .map(|row| of(vec![change(Operation::Insert, 0, row as u64)], 126))
                 .collect(),
             Self::Sysbench => (0..transactions)
                 .map(|_| {
@@ -108,7 +108,7 @@ impl Workload {
                         change(Operation::Delete, 0, deleted),
                         change(Operation::Insert, 0, deleted),
                     ];
-                    of(changes, 900)
+                    of(changes, 726)
                 })
                 .collect(),
             Self::TpcB(scale) => {
@@ -121,7 +121,7 @@ impl Workload {
                             change(Operation::Update, 2, random.below(scale)),
                             keyless(3, row),
                         ];
-                        of(changes, 480)
+                        of(changes, 272)
                     })
                     .collect()
             }
@@ -131,7 +131,7 @@ impl Workload {
                     .map(|_| {
                         let table = u32::try_from(random.below(10)).unwrap_or(0);
                         let row = rows.row(&mut random);
-                        of(vec![change(Operation::Update, table, row)], 140)
+                        of(vec![change(Operation::Update, table, row)], 273)
                     })
                     .collect()
             }

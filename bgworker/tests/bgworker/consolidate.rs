@@ -23,6 +23,8 @@ type Columns = [u64; COLUMNS];
 #[derive(Debug, Clone)]
 pub(super) struct Made {
     pub(super) relation: u32,
+    /// Its columns are sent moved on by so many places.
+    shape: u32,
     /// `None`: truncate.
     pub(super) operation: Option<Operation>,
     barrier: bool,
@@ -173,16 +175,22 @@ impl Subscriber {
             }
             return;
         }
+        // As the first of its changes has them.
+        let put = |columns: &Vec<Option<u64>>| {
+            let mut columns = columns.clone();
+            columns.rotate_left(parts[0].shape as usize % COLUMNS);
+            columns
+        };
         match &net.action {
-            Action::Insert(columns) => self.write(place, columns, net.version),
+            Action::Insert(columns) => self.write(place, &put(columns), net.version),
             Action::Update(columns) => {
                 assert!(self.is_row(place), "an update without a conflict has a row");
-                self.write(place, columns, net.version);
+                self.write(place, &put(columns), net.version);
             }
             Action::Replace(columns) => {
                 assert!(columns.iter().all(Option::is_some), "as if new");
                 self.registers.remove(&place);
-                self.write(place, columns, net.version);
+                self.write(place, &put(columns), net.version);
             }
             Action::Delete | Action::Vanish => self.delete(place, net.version),
         }
@@ -207,6 +215,7 @@ impl Subscriber {
 struct Source {
     rows: BTreeMap<Place, Columns>,
     clock: i64,
+    shape: u32,
 }
 
 impl Source {
@@ -224,8 +233,12 @@ impl Source {
         // The clock goes back at times.
         self.clock += 1 - 3 * i64::from(random.one_in(15));
         let direct = !random.one_in(10);
+        if random.one_in(30) {
+            self.shape += 1;
+        }
         let mut made = Made {
             relation,
+            shape: self.shape,
             operation: None,
             barrier: random.one_in(40),
             key,
@@ -297,14 +310,18 @@ fn hashes(relation: u32, key: u64, unique: u64) -> [u64; 2] {
 }
 
 pub(super) fn changed(made: &Made) -> Change<'_, (u64, u64), u64> {
+    let mut columns = made.columns.clone();
+    let by = made.shape as usize % columns.len().max(1);
+    columns.rotate_right(by);
     Change {
         relation: made.relation,
+        shape: made.shape,
         operation: made.operation.unwrap_or(Operation::Delete),
         barrier: made.barrier,
         hashes: &made.hashes,
         key: (made.key, 0),
         moves: made.key != made.new_key,
-        columns: made.columns.clone(),
+        columns,
         version: made.version,
         from_origin: made.from_origin,
     }

@@ -342,6 +342,7 @@ pub(super) fn part<'c, 'a>(
     hashes.extend(change.header.writeset.hashes());
     Ok(Some(Part {
         relation,
+        shape: change.header.schema.0,
         operation: match change.operation {
             Operation::Insert => PartOperation::Insert,
             Operation::Update => PartOperation::Update,
