@@ -1,4 +1,4 @@
-//! The 90-50 rule against recorded load curves (`tests/load`). The plant is simple: an applier carries 1,000 rows a second, what is
+//! The 90-50 rule against load curves (`tests/load`): drawn ones of all kinds, and one that was recorded. The plant is simple: an applier carries 1,000 rows a second, what is
 //! offered beyond that waits.
 
 use std::time::Duration;
@@ -196,6 +196,24 @@ fn a_day_needs_a_quarter_of_what_its_peak_needs() {
         .filter(|backlog| **backlog > 2000.0)
         .count();
     assert!(seconds_behind < 60, "{seconds_behind}");
+}
+
+#[test]
+fn what_a_provider_was_seen_to_do_is_carried() {
+    // As though an applier carried 250 rows a second.
+    let offered: Vec<f64> = curve("pgbench")
+        .iter()
+        .map(|rows| rows / 250.0 * EACH)
+        .collect();
+    let run = run(&offered, limits(1, 16), false);
+    assert_eq!(run.most(), 16);
+    assert_eq!(*run.appliers.last().unwrap(), 1);
+    assert!(run.swings() <= 1, "{:?}", run.changes);
+    assert!(run.changes.len() <= 20, "{:?}", run.changes);
+    // Half of what as many as its peak needs would be all the time, and never more than two seconds of theirs behind.
+    let share = run.applier_seconds() * 100 / (16 * run.appliers.len());
+    assert!(share <= 50, "{share} %");
+    assert!(run.most_backlog() < 32_000.0, "{}", run.most_backlog());
 }
 
 #[test]
