@@ -64,7 +64,7 @@ delete from item where k = :i + 1;
 ] => '-c 2 -R 40');
 }
 
-my @kinds = map { [ $_, 'braid applier' ], [ $_, 'braid leader' ], [ $_, 'walsender' ], [ $_, 'braid applier' ], [ $_, 'postmaster' ], [ $_, 'braid manager' ] } @both;
+my @kinds = map { [ $_, 'braid applier' ], [ $_, 'braid leader' ], [ $_, 'walsender' ], [ $_, 'braid applier' ], [ $_, 'postmaster' ], [ $_, 'braid manager' ], [ $_, 'braid collector' ] } @both;
 start_checkpoints(@both);
 my $seconds = $ENV{BRAID_TEST_SECONDS} // 60;
 kill_processes('both write', between => \@both, kinds => \@kinds, seconds => $seconds, at_least => int($seconds / 3));

@@ -173,7 +173,7 @@ sub every_kind
 {
 	my ($provider, $subscriber) = @_;
 	return [
-		(map { [ $subscriber, "braid $_" ] } qw(applier applier applier leader leader manager supervisor collector)),
+		(map { [ $subscriber, "braid $_" ] } qw(applier applier applier leader leader manager supervisor)),
 		(map { [ $provider, 'walsender' ] } 1 .. 3),
 		(map { ([ $_, 'postmaster' ], [ $_, 'client backend', 'checkpointer', 'walwriter' ]) } $provider, $subscriber),
 	];
