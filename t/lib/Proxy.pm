@@ -3,7 +3,7 @@
 #
 #   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
 #   $proxy->connstr('postgres')                  what to connect with
-#   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut
+#   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut; 'stall 1000': after so many bytes
 #   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes
 #   $proxy->faults                               how many connections have come to their bad end so far
 #   Proxy->new($provider, lies => 1)             one that can also change what the stream says
@@ -147,8 +147,8 @@ sub serve
 				my $client = $listener->accept or next;
 				if ($link eq 'down') { close $client; next; }
 				my $server = IO::Socket::UNIX->new(Peer => $socket) or do { close $client; next };
-				my $how = PostgreSQL::Test::Utils::slurp_file("$dir/how");
-				my $new = { client => $client, server => $server, how => $how, left => int(rand $within), more => 300_000 };
+				my ($how, $left) = split / /, PostgreSQL::Test::Utils::slurp_file("$dir/how");
+				my $new = { client => $client, server => $server, how => $how, left => $left // int(rand $within), more => 300_000 };
 				$new->{liar} = Liar->new if $lies;
 				$pair{$_} = $new for $client, $server;
 				$select->add($client, $server);

@@ -109,6 +109,7 @@ impl Slot {
 /// Drop a slot; one that is not there is fine. One that is read from is an error at once: to wait for it would hold up the others.
 fn drop_slot(slot: &str, dsn: &str) -> Result<(), PgError> {
     let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
+    connection.give_up_when_silent();
     match connection.query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(slot))) {
         Ok(_) => Ok(()),
         Err(error) if error.sqlstate() == "42704" => Ok(()),

@@ -7,6 +7,9 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sql_text::quote_literal;
+
+use crate::settings;
 use crate::wait::Wait;
 
 #[repr(C)]
@@ -118,6 +121,9 @@ pub enum Error {
     /// The peer did not answer in time.
     #[error("timeout expired while waiting for an answer of the provider")]
     Timeout,
+    /// Nothing came from the peer, which should have answered.
+    #[error("the provider has been silent for longer than wal_receiver_timeout")]
+    Silent,
     /// The peer answered with something that was not asked for.
     #[error("unexpected answer from the provider to {0}")]
     Unexpected(&'static str),
@@ -129,7 +135,7 @@ impl Error {
     pub fn sqlstate(&self) -> &str {
         match self {
             Self::MalformedConnectionString => "22023",
-            Self::Connection(_) | Self::EndOfStream | Self::Timeout => "08006",
+            Self::Connection(_) | Self::EndOfStream | Self::Timeout | Self::Silent => "08006",
             Self::Server { sqlstate, .. } => sqlstate,
             Self::Unexpected(_) => "08P01",
         }
@@ -227,10 +233,53 @@ pub enum Mode {
     Replication,
 }
 
+/// What becomes of a connection whose peer should say something, and says nothing for as long as `wal_receiver_timeout`. That the
+/// network acknowledges is no sign of life: something between the two may, or a process that has been stopped.
+#[derive(Debug)]
+enum Silence {
+    /// It is waited for, until somebody cancels.
+    Borne,
+    /// It is given up.
+    GivenUp,
+    /// The question may take the peer hours. Another connection looks whether it is at work on it.
+    LookedInto(Backend),
+}
+
+/// The process at the other end.
+#[derive(Debug)]
+struct Backend {
+    dsn: String,
+    pid: String,
+    /// When its server was started.
+    server_started: String,
+}
+
+impl Backend {
+    /// Whether it works on what it was asked, as far as can be told: one that is gone, idle, or waits for this side to read
+    /// has answered, and the answer will not come.
+    fn is_at_work(&self) -> bool {
+        let sql = format!(
+            "select pg_catalog.pg_postmaster_start_time() operator(pg_catalog.=) {} and exists ( \
+               select from pg_catalog.pg_stat_activity \
+                where pid operator(pg_catalog.=) {} and state in ('active', 'disabled') \
+                  and wait_event_type is distinct from 'Client')",
+            quote_literal(&self.server_started),
+            self.pid
+        );
+        let answer = Connection::open(&self.dsn, "braid", Mode::Sql).and_then(|mut other| {
+            other.give_up_when_silent();
+            other.query(&sql)
+        });
+        // Who can't ask, as there is no connection left there, knows nothing.
+        answer.map_or(true, |rows| rows.get(0, 0) == Some("t"))
+    }
+}
+
 /// A connection to another server.
 #[derive(Debug)]
 pub struct Connection {
     raw: *mut PGconn,
+    silence: Silence,
 }
 
 impl Drop for Connection {
@@ -377,13 +426,69 @@ impl Connection {
         if raw.is_null() {
             return Err(Error::Connection("out of memory".to_owned()));
         }
-        let connection = Self { raw };
+        let connection = Self {
+            raw,
+            silence: Silence::Borne,
+        };
         connection.finish_connecting(timeout)?;
         // SAFETY: the connection is established.
         if unsafe { PQsetnonblocking(connection.raw, 1) } != 0 {
             return Err(connection.lost());
         }
         Ok(connection)
+    }
+
+    /// From now on a peer that says nothing for `wal_receiver_timeout` where it should answer is [`Error::Silent`].
+    pub fn give_up_when_silent(&mut self) {
+        self.silence = Silence::GivenUp;
+    }
+
+    /// The same, except as long as the peer works on what it was asked, which another connection to `dsn` finds out.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn look_into_silence(&mut self, dsn: &str) -> Result<()> {
+        self.silence = Silence::GivenUp;
+        let rows = self
+            .query("select pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()")?;
+        let (Some(pid), Some(server_started)) = (rows.get(0, 0), rows.get(0, 1)) else {
+            return Err(Error::Unexpected("a query"));
+        };
+        // It becomes part of a query.
+        let pid: i32 = pid.parse().map_err(|_| Error::Unexpected("a query"))?;
+        self.silence = Silence::LookedInto(Backend {
+            dsn: dsn.to_owned(),
+            pid: pid.to_string(),
+            server_started: server_started.to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Wait for the peer, which has been silent since then, and take in what it says.
+    fn await_peer(&mut self, interest: Interest, since: &mut Instant) -> Result<()> {
+        let limit = match self.silence {
+            Silence::Borne => None,
+            _ => settings::receiver_timeout(),
+        };
+        let left = limit.map(|limit| limit.saturating_sub(since.elapsed()));
+        let heard = if left.is_some_and(|left| left.is_zero()) {
+            let is_at_work = match &self.silence {
+                Silence::LookedInto(backend) => backend.is_at_work(),
+                _ => false,
+            };
+            // It may have said something just now.
+            if !is_at_work && !self.wait(interest, Some(Duration::from_millis(100))).socket {
+                return Err(Error::Silent);
+            }
+            true
+        } else {
+            self.wait(interest, left).socket
+        };
+        if heard {
+            *since = Instant::now();
+            self.consume()?;
+        }
+        Ok(())
     }
 
     fn finish_connecting(&self, timeout: Duration) -> Result<()> {
@@ -469,15 +574,12 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<()> {
+        let mut since = Instant::now();
         loop {
             // SAFETY: `raw` is live.
             match unsafe { PQflush(self.raw) } {
                 0 => return Ok(()),
-                1 => {
-                    if self.wait(Interest::Both, None).socket {
-                        self.consume()?;
-                    }
-                }
+                1 => self.await_peer(Interest::Both, &mut since)?,
                 _ => return Err(self.lost()),
             }
         }
@@ -493,11 +595,10 @@ impl Connection {
     }
 
     fn next_result(&mut self) -> Result<Option<ResultHandle>> {
+        let mut since = Instant::now();
         // SAFETY: `raw` is live.
         while unsafe { PQisBusy(self.raw) } != 0 {
-            if self.wait(Interest::Read, None).socket {
-                self.consume()?;
-            }
+            self.await_peer(Interest::Read, &mut since)?;
         }
         // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
         let raw = unsafe { PQgetResult(self.raw) };
@@ -694,13 +795,12 @@ impl Connection {
     /// # Errors
     /// As [`Connection::try_copy_data`].
     pub fn copy_data(&mut self) -> Result<Option<CopyMessage>> {
+        let mut since = Instant::now();
         loop {
             match self.try_copy_data()? {
                 CopyData::Message(message) => return Ok(Some(message)),
                 CopyData::End => return Ok(None),
-                CopyData::Pending => {
-                    self.wait(Interest::Read, None);
-                }
+                CopyData::Pending => self.await_peer(Interest::Read, &mut since)?,
             }
         }
     }

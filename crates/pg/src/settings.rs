@@ -1,9 +1,9 @@
-//! The settings `braid.*`. Registered once, when the library is loaded.
+//! The settings `braid.*`, registered once, when the library is loaded; and those of PostgreSQL that Braid goes by.
 
 use std::ffi::CStr;
 use std::time::Duration;
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 
 /// What becomes of a commit whose node's clock is too far behind what it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -498,4 +498,26 @@ pub fn retry_interval() -> Duration {
 #[must_use]
 pub fn retry_interval_max() -> Duration {
     milliseconds(RETRY_INTERVAL_MAX_MS.get())
+}
+
+/// `wal_receiver_status_interval`; `None` when it is 0.
+#[must_use]
+pub fn status_interval() -> Option<Duration> {
+    // SAFETY: a setting of the server, in seconds.
+    let seconds = unsafe { pg_sys::wal_receiver_status_interval };
+    u64::try_from(seconds)
+        .ok()
+        .filter(|seconds| *seconds > 0)
+        .map(Duration::from_secs)
+}
+
+/// `wal_receiver_timeout`; `None` when it is 0.
+#[must_use]
+pub fn receiver_timeout() -> Option<Duration> {
+    // SAFETY: a setting of the server, in milliseconds.
+    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    u64::try_from(milliseconds)
+        .ok()
+        .filter(|time| *time > 0)
+        .map(Duration::from_millis)
 }

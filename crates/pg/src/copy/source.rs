@@ -39,6 +39,7 @@ impl Source {
         };
         let application_name = format!("{} copy", subscription.name);
         let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
+        connection.look_into_silence(&subscription.dsn)?;
         connection.query(SETTINGS)?;
         if connection.server_version() >= 170_000 {
             connection.query("set transaction_timeout = 0")?;

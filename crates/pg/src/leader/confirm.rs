@@ -9,9 +9,9 @@ use super::End;
 use super::stream::Stream;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
-use crate::error::PgError;
 use crate::registry::{self, Activity};
 use crate::wait::Wait;
+use crate::{libpq, settings};
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
 /// durable at once; the leader receives nothing meanwhile.
@@ -82,7 +82,7 @@ impl Stream {
         entry
             .applied_lsn
             .store(positions.applied, Ordering::Relaxed);
-        let interval = status_interval();
+        let interval = settings::status_interval();
         let since = now.duration_since(self.last_feedback);
         let due = self.reply_wanted
             || (moved && (idle || since > self.durability.flush_interval()))
@@ -127,16 +127,12 @@ impl Stream {
 
     /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
     pub(super) fn check_silence(&mut self) -> Result<(), End> {
-        let Some(timeout) = receiver_timeout() else {
+        let Some(timeout) = settings::receiver_timeout() else {
             return Ok(());
         };
         let silence = self.last_message.elapsed();
         if silence > timeout {
-            let error = PgError::new(
-                "08006",
-                "the provider has been silent for longer than wal_receiver_timeout",
-            );
-            return Err(End::Transient(error, 0));
+            return Err(libpq::Error::Silent.into());
         }
         if silence > timeout / 2 && !self.ping_sent {
             self.ping_sent = true;
@@ -218,12 +214,12 @@ impl Stream {
         }
         // Neither a sign of life, nor asking for one, may come late.
         let since_message = self.last_message.elapsed();
-        let silence = receiver_timeout().map(|timeout| {
+        let silence = settings::receiver_timeout().map(|timeout| {
             let limit = if self.ping_sent { timeout } else { timeout / 2 };
             limit.saturating_sub(since_message)
         });
-        let status =
-            status_interval().map(|interval| interval.saturating_sub(self.last_feedback.elapsed()));
+        let status = settings::status_interval()
+            .map(|interval| interval.saturating_sub(self.last_feedback.elapsed()));
         let due = silence.into_iter().chain(status).min();
         Some(due.map_or(RATE_INTERVAL, |due| (due + A_MOMENT).min(RATE_INTERVAL)))
     }
@@ -239,24 +235,4 @@ fn status(write: u64, flush: u64, apply: u64, ping: bool) -> Vec<u8> {
     message.extend_from_slice(&registry::now().to_be_bytes());
     message.push(u8::from(ping));
     message
-}
-
-/// `wal_receiver_status_interval`; `None` when it is 0.
-pub(super) fn status_interval() -> Option<Duration> {
-    // SAFETY: a setting of the server, in seconds.
-    let seconds = unsafe { pg_sys::wal_receiver_status_interval };
-    u64::try_from(seconds)
-        .ok()
-        .filter(|seconds| *seconds > 0)
-        .map(Duration::from_secs)
-}
-
-/// `wal_receiver_timeout`; `None` when it is 0.
-pub(super) fn receiver_timeout() -> Option<Duration> {
-    // SAFETY: a setting of the server, in milliseconds.
-    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
-    u64::try_from(milliseconds)
-        .ok()
-        .filter(|time| *time > 0)
-        .map(Duration::from_millis)
 }

@@ -200,9 +200,11 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     if subscription.phase == "slot" {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        connection.look_into_silence(&subscription.dsn)?;
         let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
         // Tables that were published between the look at the provider and the slot would be in neither.
         let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+        asked.give_up_when_silent();
         let published = published_tables(&mut asked, &subscription)?;
         let rules = rules_for_all_nodes(&mut asked)?;
         drop(asked);

@@ -113,6 +113,15 @@ pub(super) struct Stream {
     pub(super) tangle: Tangle,
 }
 
+/// Whether transactions are to come while they run.
+fn takes_running(subscription: &Subscription, entry: &SubscriptionEntry) -> bool {
+    // Without a limit there is room again.
+    // SAFETY: reads a setting.
+    let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
+    subscription.streaming != "off"
+        && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1)
+}
+
 /// Have the provider send what it has from `start` on.
 fn start_streaming(
     subscription: &Subscription,
@@ -179,13 +188,10 @@ impl Stream {
         let applied_up_to = Durability::Local.durable_up_to();
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        connection.give_up_when_silent();
         let all_tables = check_provider(&mut connection, subscription)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
-        // Without a limit there is room again.
-        // SAFETY: reads a setting.
-        let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
-        let streams = subscription.streaming != "off"
-            && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1);
+        let streams = takes_running(subscription, entry);
         start_streaming(subscription, &local_node, start, streams, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
         if subscription.relaxed {
