@@ -311,13 +311,15 @@ struct PqCommMethods {
     flush_if_writable: FlushIfWritable,
     is_send_pending: IsSendPending,
     putmessage: unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int,
-    putmessage_noblock: unsafe extern "C-unwind" fn(c_char, *const c_char, usize),
+    putmessage_noblock: PutMessage,
 }
 
 /// Sends what can be sent without waiting; EOF when the client is gone.
 pub(crate) type FlushIfWritable = unsafe extern "C-unwind" fn() -> c_int;
 /// Whether something is still to be sent.
 pub(crate) type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
+/// Puts a protocol message into the send buffer: its kind, its body and the body's length.
+pub(crate) type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
 
 unsafe extern "C" {
     #[link_name = "PqCommMethods"]
@@ -330,11 +332,15 @@ static ORIGINAL_METHODS: AtomicPtr<PqCommMethods> = AtomicPtr::new(std::ptr::nul
 /// Ours.
 static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
 
-/// Put two functions in the place of PostgreSQL's; always the same two.
+/// Put functions in the place of PostgreSQL's; always the same ones.
 ///
 /// # Safety
 /// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and are never unloaded.
-pub(crate) unsafe fn replace_flush(flush: FlushIfWritable, pending: IsSendPending) {
+pub(crate) unsafe fn replace_methods(
+    flush: FlushIfWritable,
+    pending: IsSendPending,
+    put: PutMessage,
+) {
     if !ORIGINAL_METHODS.load(Relaxed).is_null() {
         return;
     }
@@ -344,6 +350,7 @@ pub(crate) unsafe fn replace_flush(flush: FlushIfWritable, pending: IsSendPendin
         let ours = OUR_METHODS.get_or_init(|| PqCommMethods {
             flush_if_writable: flush,
             is_send_pending: pending,
+            putmessage_noblock: put,
             ..*original
         });
         ORIGINAL_METHODS.store(original.cast_mut(), Relaxed);
@@ -352,7 +359,7 @@ pub(crate) unsafe fn replace_flush(flush: FlushIfWritable, pending: IsSendPendin
 }
 
 /// Put PostgreSQL's functions back.
-pub(crate) fn restore_flush() {
+pub(crate) fn restore_methods() {
     let original = ORIGINAL_METHODS.swap(std::ptr::null_mut(), Relaxed);
     if !original.is_null() {
         // SAFETY: it is the table that was there.
@@ -387,6 +394,15 @@ pub(crate) unsafe fn original_flush_if_writable() -> c_int {
 pub(crate) unsafe fn original_is_send_pending() -> bool {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).is_send_pending)() }
+}
+
+/// PostgreSQL's own `pq_putmessage_noblock`, for the function that stands in its place.
+///
+/// # Safety
+/// Called by PostgreSQL: an error leaves by a long jump.
+pub(crate) unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_char, length: usize) {
+    // SAFETY: as the caller says.
+    unsafe { ((*original_methods()).putmessage_noblock)(kind, body, length) }
 }
 
 /// `pq_flush_if_writable`. That the client is gone is found out by the next who writes.

@@ -43,6 +43,7 @@ mod scratch;
 mod session;
 mod stream;
 mod tuple;
+mod turn;
 mod type_facts;
 mod version;
 mod wal2json;

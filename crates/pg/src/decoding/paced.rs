@@ -7,8 +7,8 @@
 //! - before the walsender waits for WAL, when it has been held for too long, and before a long transaction ([`super::page_read`]);
 //! - whenever something is written in the usual way (`outgoing`), as it is from some size on.
 //!
-//! The walsender's flushes go through a table of functions (`PqCommMethods` of src/include/libpq/libpq.h), which is there to be replaced. Ours has two
-//! functions of its own, which do nothing while flushes wait; a blocking flush (errors, the end of the stream) never does.
+//! The walsender's flushes go through functions of ours ([`super::turn`]), which do nothing while flushes wait; a blocking flush (errors, the
+//! end of the stream) never does.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -23,16 +23,22 @@ use crate::ffi;
 /// Flushes wait.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
-/// What a paced stream has to put back.
+/// Whether what is in the send buffer is to stay there for now.
+#[inline]
+pub(super) fn flushes_wait() -> bool {
+    WAITING.load(Relaxed)
+}
+
+/// What a paced stream needs beyond its buffer.
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     pages: PageRead,
-    /// Our functions are in place.
+    /// Flushes can wait.
     on: bool,
 }
 
 impl Pacing {
-    /// Put our functions in place. Only a walsender has flushes to wait.
+    /// Flushes can wait from here on. Only a walsender has any.
     ///
     /// # Safety
     /// `ctx` is valid, and this is its format's; in the startup callback.
@@ -42,8 +48,6 @@ impl Pacing {
             return;
         }
         WAITING.store(false, Relaxed);
-        // SAFETY: this process has a client; the functions are of this library, which is never unloaded.
-        unsafe { ffi::replace_flush(flush_if_writable, is_send_pending) };
         self.on = true;
     }
 
@@ -73,30 +77,13 @@ impl Pacing {
 }
 
 impl Drop for Pacing {
-    /// Unlike what other guards do, also after an error: this only assigns variables, and a connection must not be left with our
-    /// functions.
+    /// Unlike what other guards do, also after an error: this only assigns a variable, and no connection must be left with flushes that
+    /// wait.
     fn drop(&mut self) {
         if self.on {
             WAITING.store(false, Relaxed);
-            ffi::restore_flush();
         }
     }
-}
-
-unsafe extern "C-unwind" fn flush_if_writable() -> c_int {
-    if WAITING.load(Relaxed) {
-        return 0;
-    }
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe { ffi::original_flush_if_writable() }
-}
-
-unsafe extern "C-unwind" fn is_send_pending() -> bool {
-    if WAITING.load(Relaxed) {
-        return false;
-    }
-    // SAFETY: see above.
-    unsafe { ffi::original_is_send_pending() }
 }
 
 #[pgrx::pg_guard]

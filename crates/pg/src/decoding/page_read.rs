@@ -106,16 +106,19 @@ impl Wanted {
 
 /// Whether the server has this page of WAL up to `length` bytes, for decoding to read.
 pub(crate) fn is_there(page: pg_sys::XLogRecPtr, length: c_int) -> bool {
-    let position = page.saturating_add(u64::try_from(length).unwrap_or(0));
+    page.saturating_add(u64::try_from(length).unwrap_or(0)) <= readable_end()
+}
+
+/// Up to where the server has WAL for decoding to read.
+pub(super) fn readable_end() -> pg_sys::XLogRecPtr {
     // SAFETY: reads of shared memory.
-    let end = unsafe {
+    unsafe {
         if pg_sys::RecoveryInProgress() {
             pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())
         } else {
             pg_sys::GetFlushRecPtr(std::ptr::null_mut())
         }
-    };
-    position <= end
+    }
 }
 
 /// Whether what is held is to be let go before this transaction, which takes long to go through.

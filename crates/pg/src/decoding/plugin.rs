@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 use super::arguments::{given_options, split_identifiers};
 use super::format::{self, Author, Change, Format, LogicalMessage, Preparation, Truncation};
 use super::report::or_raise;
+use super::turn::Turn;
 use super::{deletions, held, invalidation};
 use crate::compat;
 use crate::registry;
@@ -43,13 +44,26 @@ pub unsafe fn install(callbacks: *mut c_void) {
     callbacks.rollback_prepared_cb = Some(rollback_prepared);
 }
 
-/// What hangs on the decoding context: a thin pointer to it.
-type State = Box<dyn Format>;
+/// What hangs on the decoding context.
+struct State {
+    format: Box<dyn Format>,
+    turn: Turn,
+}
 
 /// The stream's format, if there is one: creating a slot has none.
-pub(super) unsafe fn state<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Option<&'c mut State> {
+pub(super) unsafe fn state<'c>(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+) -> Option<&'c mut Box<dyn Format>> {
+    let state = unsafe { (*ctx).output_plugin_private.cast::<State>() };
     // SAFETY: set by `startup` to null or a box that lives as long as the context; callbacks do not nest.
-    unsafe { (*ctx).output_plugin_private.cast::<State>().as_mut() }
+    (!state.is_null()).then(|| unsafe { &mut (*state).format })
+}
+
+/// What the stream has replaced of a walsender's.
+pub(super) unsafe fn turn<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Option<&'c Turn> {
+    let state = unsafe { (*ctx).output_plugin_private.cast::<State>() };
+    // SAFETY: as above; nothing writes to it after `startup`.
+    (!state.is_null()).then(|| unsafe { &(*state).turn })
 }
 
 #[pgrx::pg_guard]
@@ -88,11 +102,13 @@ unsafe extern "C-unwind" fn startup(
         (*ctx).twophase = can_prepare && format.prepares();
         // A slot that was made without it is marked from here on.
         (*ctx).twophase_opt_given = (*ctx).twophase;
-        let state = hang(ctx, format);
-        if let Some(stream) = (*state).joined() {
+        let state = &mut *hang(ctx, format);
+        // First, as the others put theirs in front of it.
+        state.turn.enter(ctx);
+        if let Some(stream) = state.format.joined() {
             held::join_if_wanted(ctx, stream);
         }
-        if let Some(pacing) = (*state).paced() {
+        if let Some(pacing) = state.format.paced() {
             pacing.enter(ctx);
         }
     }
@@ -110,7 +126,8 @@ unsafe fn hang(ctx: *mut pg_sys::LogicalDecodingContext, format: Box<dyn Format>
             size_of::<pg_sys::MemoryContextCallback>(),
         )
         .cast::<pg_sys::MemoryContextCallback>();
-        let state = Box::into_raw(Box::<State>::new(format));
+        let turn = Turn::default();
+        let state = Box::into_raw(Box::new(State { format, turn }));
         (*callback).func = Some(drop_state);
         (*callback).arg = state.cast();
         pg_sys::MemoryContextRegisterResetCallback((*ctx).context, callback);
