@@ -23,8 +23,12 @@ pub struct Price {
 pub struct Apply {
     /// To begin, to look at a transaction, and to clean up.
     pub transaction: f64,
+    /// How long one that waits looks for itself, before it sleeps; as if that took no processor.
+    pub spin: f64,
     /// To sleep and be woken.
     pub wake: f64,
+    /// From being woken to running, without a processor.
+    pub latency: f64,
 }
 
 /// A row's prices in one workload: they depend on indexes and on whether pages are in a processor's cache.
@@ -39,18 +43,21 @@ pub struct Rows {
     pub delete: f64,
     /// For each of them: microseconds of waiting, without a processor (for WAL buffers, for pages).
     pub wait: f64,
+    /// A row's price in a batch, in parts of what it costs otherwise.
+    pub batch: f64,
+    /// All that an applier does, in parts of what it costs where it is alone, where there are several: the pages that one has written
+    /// are in another processor's cache.
+    pub shared: f64,
+    /// The same in batches.
+    pub batch_shared: f64,
 }
 
 /// What a batch saves.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batch {
-    /// Transactions in one at most.
-    pub most: usize,
     /// For each transaction of it, instead of [`Apply::transaction`], which is paid once.
     pub transaction: f64,
-    /// A row's price in it, in parts of what it costs otherwise.
-    pub row: f64,
     /// To look at a change for consolidation.
     pub consolidate: f64,
 }
@@ -102,6 +109,9 @@ impl Costs {
             update: 0.0,
             delete: 0.0,
             wait: 0.0,
+            batch: 1.0,
+            shared: 1.0,
+            batch_shared: 1.0,
         })
     }
 

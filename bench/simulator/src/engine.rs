@@ -4,11 +4,12 @@
 //! Processors are shared evenly: with more runnable processes than processors, each runs at that part of its speed. Processes that
 //! wait use none.
 //!
-//! Left out: what processes do to each other beyond that (caches, locks on pages and WAL buffers), the network, and local load. So a
-//! prediction for many appliers is the limit that scheduling sets.
+//! What is taken at once is what the ring of transactions hands out: small ones many at a time. What an applier's work costs more
+//! where several share the pages is measured with two. Left out: that it may cost still more with many (caches, locks on pages and
+//! WAL buffers), the network, and local load. So a prediction for many appliers is the limit that scheduling sets.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use braid_bgworker::consolidate::{self, Change as NetChange, Run, Version};
 use braid_bgworker::dependency::DependencyTracker;
@@ -19,6 +20,36 @@ use crate::workload::{Operation, Transaction};
 
 /// Keys that the tracker remembers, as the leader's.
 const TRACKED_KEYS: usize = 200_000;
+
+/// Which transactions are taken at once, as the appliers' (`crates/pg/src/applier.rs`): changes of a run, and up to how many
+/// a transaction is small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Grain {
+    run: usize,
+    small: usize,
+}
+
+const ONE: Grain = Grain { run: 1, small: 0 };
+const RUN: Grain = Grain { run: 128, small: 2 };
+const BATCH: Grain = Grain {
+    run: 1024,
+    small: 128,
+};
+const SHARED_BATCH: Grain = Grain {
+    run: 256,
+    small: 128,
+};
+
+impl Grain {
+    /// What a transaction of so many changes adds to a run.
+    fn weight(self, changes: usize) -> usize {
+        if changes > self.small {
+            self.run
+        } else {
+            changes.max(1)
+        }
+    }
+}
 
 /// The order of commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,6 +101,9 @@ pub struct Setup {
     pub mode: Mode,
     /// Flushes.
     pub flush: Flush,
+    /// Small transactions, too, are taken one by one, and batches are smaller: the leader has found that all appliers are faster than one.
+    #[serde(default)]
+    pub singly: bool,
 }
 
 /// What came out.
@@ -101,6 +135,8 @@ pub struct Outcome {
     /// Waiting for a flush.
     #[serde(rename = "waits_for_flush")]
     pub flush: f64,
+    /// Woken, and not yet running.
+    pub woken: f64,
     /// Transactions in a local one, on average.
     pub batch: f64,
     /// Rows written here, in parts of those written there.
@@ -133,9 +169,10 @@ enum State {
     Turn,
     Committing,
     Flush,
+    Woken,
 }
 
-const STATES: usize = 6;
+const STATES: usize = 7;
 
 #[derive(Debug)]
 struct Applier {
@@ -144,6 +181,10 @@ struct Applier {
     spent: [f64; STATES],
     /// Transactions in hand.
     unit: Vec<u64>,
+    /// Those of its run that come after them.
+    rest: VecDeque<u64>,
+    /// It has applied them.
+    is_applied: bool,
     /// It may start when all up to this one are committed.
     needs: u64,
     /// What it has to wait, after its processor time.
@@ -255,6 +296,8 @@ pub fn simulate(trace: &[Transaction], costs: &Costs, row_prices: Rows, setup: S
                 since: 0.0,
                 spent: [0.0; STATES],
                 unit: Vec::new(),
+                rest: VecDeque::new(),
+                is_applied: false,
                 needs: 0,
                 wait: 0.0,
             })
@@ -468,7 +511,7 @@ impl Engine<'_> {
         self.employ();
     }
 
-    /// Idle appliers take what there is.
+    /// Idle appliers take what there is: one for each run that nobody has taken, and one where none is busy.
     fn employ(&mut self) {
         for number in 0..self.appliers.len() {
             let idle = |applier: &Applier| applier.state == State::Idle;
@@ -476,7 +519,9 @@ impl Engine<'_> {
                 continue;
             }
             let took = match self.setup.order {
-                Order::Source => self.claim(number),
+                Order::Source => {
+                    (self.has_run() || self.appliers.iter().all(idle)) && self.claim(number)
+                }
                 Order::Relaxed => self.pick(number),
             };
             if !took {
@@ -485,23 +530,69 @@ impl Engine<'_> {
         }
     }
 
-    fn most(&self) -> usize {
+    fn joins(&self) -> bool {
+        matches!(self.setup.mode, Mode::Batch | Mode::Consolidate)
+    }
+
+    fn grain(&self) -> Grain {
         match self.setup.mode {
-            Mode::Serial | Mode::Parallel => 1,
-            Mode::Batch | Mode::Consolidate => self.costs.batch.most.max(1),
+            Mode::Serial => ONE,
+            Mode::Parallel if self.setup.singly => ONE,
+            Mode::Parallel => RUN,
+            Mode::Batch | Mode::Consolidate if self.setup.singly => SHARED_BATCH,
+            Mode::Batch | Mode::Consolidate => BATCH,
         }
     }
 
-    /// Source order: the next ones, a fair share of what waits.
+    fn weight(&self, sequence: u64) -> usize {
+        let changes = self
+            .transaction(sequence)
+            .map_or(1, |one| one.changes.len());
+        self.grain().weight(changes)
+    }
+
+    /// Whether a whole run waits.
+    fn has_run(&self) -> bool {
+        let run = self.grain().run;
+        let mut sum = 0;
+        (self.claimed + 1..=self.dispatched).any(|sequence| {
+            sum += self.weight(sequence);
+            sum >= run
+        })
+    }
+
+    /// Source order: the next run.
     fn claim(&mut self, number: usize) -> bool {
-        let waiting = place(self.dispatched - self.claimed);
-        if waiting == 0 {
+        let first = self.claimed + 1;
+        if first > self.dispatched {
             return false;
         }
-        let count = (waiting / self.appliers.len()).clamp(1, self.most());
-        let first = self.claimed + 1;
-        let unit: Vec<u64> = (first..first + count as u64).collect();
-        self.claimed += count as u64;
+        let run = self.grain().run;
+        let (mut last, mut sum) = (first, 0);
+        for sequence in first..=self.dispatched {
+            let weight = self.weight(sequence);
+            sum += weight;
+            if weight == run || sum > run {
+                break;
+            }
+            last = sequence;
+        }
+        self.claimed = last;
+        let (unit, rest) = if self.joins() {
+            ((first..=last).collect(), VecDeque::new())
+        } else {
+            (vec![first], (first + 1..=last).collect())
+        };
+        if let Some(applier) = self.appliers.get_mut(number) {
+            applier.rest = rest;
+        }
+        self.take_up(number, unit);
+        true
+    }
+
+    /// Begin with a local transaction, or wait for what is before it.
+    fn take_up(&mut self, number: usize, unit: Vec<u64>) {
+        let first = unit.first().copied().unwrap_or(0);
         let latest = |sequence: &u64| {
             let entry = self.published.get(place(*sequence));
             entry.map_or(0, |entry| entry.latest)
@@ -514,23 +605,25 @@ impl Engine<'_> {
             .max();
         if let Some(applier) = self.appliers.get_mut(number) {
             applier.unit = unit;
+            applier.is_applied = false;
             applier.needs = needs.unwrap_or(0);
         }
         if needs.is_some_and(|needs| needs > self.committed) {
             self.enter(number, State::Dependency);
         } else {
-            self.work(number);
+            self.go_on(number);
         }
-        true
     }
 
     /// Relaxed: any that are ready, and those that depend on nothing but them.
     fn pick(&mut self, number: usize) -> bool {
-        let most = (self.ready.len() / self.appliers.len()).clamp(1, self.most());
+        let joined = if self.joins() { self.grain().run } else { 1 };
+        let most = (self.ready.len() / self.appliers.len()).clamp(1, joined);
         let mut unit: Vec<u64> = Vec::new();
+        let mut sum = 0;
         let mut members: HashSet<u64> = HashSet::new();
         let mut candidates: BinaryHeap<Reverse<u64>> = BinaryHeap::new();
-        while unit.len() < most.max(if self.most() > 1 { self.most() } else { 1 }) {
+        while sum < joined {
             let next = match candidates.pop() {
                 Some(Reverse(next)) => Some(next),
                 None if unit.len() < most => self.ready.pop().map(|Reverse(next)| next),
@@ -550,6 +643,7 @@ impl Engine<'_> {
             if !free {
                 continue;
             }
+            sum += if joined > 1 { self.weight(next) } else { 1 };
             unit.push(next);
             members.insert(next);
             if let Some(entry) = self.published.get_mut(place(next)) {
@@ -563,8 +657,9 @@ impl Engine<'_> {
         unit.sort_unstable();
         if let Some(applier) = self.appliers.get_mut(number) {
             applier.unit = unit;
+            applier.is_applied = false;
         }
-        self.work(number);
+        self.go_on(number);
         true
     }
 
@@ -579,23 +674,55 @@ impl Engine<'_> {
         }
     }
 
-    /// Start applying what is in hand.
-    fn work(&mut self, number: usize) {
+    /// An applier that waited may go on; one that has slept is woken first.
+    fn go_on(&mut self, number: usize) {
         let Some(applier) = self.appliers.get(number) else {
             return;
         };
-        // Whoever waited has slept, unless it was for a moment.
-        let slept = self.now - applier.since > self.costs.apply.wake
-            && matches!(applier.state, State::Idle | State::Dependency);
+        let latency = self.costs.apply.latency;
+        let slept = self.now - applier.since > self.costs.apply.spin
+            && matches!(applier.state, State::Idle | State::Dependency | State::Turn);
+        if !slept {
+            return self.work(number, 0.0);
+        }
+        self.enter(number, State::Woken);
+        if latency > 0.0 {
+            self.waits.push(Reverse((Time(self.now + latency), number)));
+        } else {
+            self.work(number, self.costs.apply.wake);
+        }
+    }
+
+    /// Apply what is in hand, or commit it; with this cost before.
+    fn work(&mut self, number: usize, before: f64) {
+        let Some(applier) = self.appliers.get(number) else {
+            return;
+        };
+        if applier.is_applied {
+            self.enter(number, State::Committing);
+            let cost = before + self.costs.commit.transaction * self.share();
+            return self.start(Process::Applier(number), cost);
+        }
         let unit = applier.unit.clone();
         let written = self.written;
-        let cost = self.price(&unit) + if slept { self.costs.apply.wake } else { 0.0 };
+        let cost = before + self.price(&unit) * self.share();
         let wait = float(self.written - written) * self.row_prices.wait;
         if let Some(applier) = self.appliers.get_mut(number) {
             applier.wait = wait;
         }
         self.enter(number, State::Applying);
         self.start(Process::Applier(number), cost);
+    }
+
+    /// What work costs here, in parts of what it costs an applier that is alone.
+    fn share(&self) -> f64 {
+        if self.appliers.len() == 1 {
+            1.0
+        } else if self.joins() {
+            self.row_prices.batch_shared
+        } else {
+            self.row_prices.shared
+        }
     }
 
     fn price(&mut self, unit: &[u64]) -> f64 {
@@ -614,7 +741,7 @@ impl Engine<'_> {
             .collect();
         self.units += 1;
         self.rows += changes.len() as u64;
-        if self.most() == 1 || unit.len() == 1 {
+        if !self.joins() || unit.len() == 1 {
             self.written += changes.len() as u64;
             return apply.transaction
                 + changes
@@ -626,7 +753,7 @@ impl Engine<'_> {
         if self.setup.mode == Mode::Batch {
             self.written += changes.len() as u64;
             let rows: f64 = changes.iter().map(|change| row(change.operation)).sum();
-            return fixed + rows * batch.row;
+            return fixed + rows * prices.batch;
         }
         let mut rows = 0.0;
         let mut run = Run::new(u32::MAX);
@@ -662,7 +789,7 @@ impl Engine<'_> {
             }
         }
         rows += self.net_rows(run);
-        fixed + rows * batch.row + batch.consolidate * float(changes.len() as u64)
+        fixed + rows * prices.batch + batch.consolidate * float(changes.len() as u64)
     }
 
     fn net_rows(&mut self, run: Run<Option<u64>, ()>) -> f64 {
@@ -684,14 +811,20 @@ impl Engine<'_> {
             return;
         };
         let first = applier.unit.first().copied().unwrap_or(0);
-        if applier.state == State::Applying {
-            let turn = self.setup.order == Order::Relaxed || self.committed + 1 == first;
-            if turn {
-                self.commit(number);
-            } else {
-                self.enter(number, State::Turn);
+        match applier.state {
+            State::Woken => return self.work(number, self.costs.apply.wake),
+            State::Applying => {
+                if let Some(applier) = self.appliers.get_mut(number) {
+                    applier.is_applied = true;
+                }
+                if self.setup.order == Order::Relaxed || self.committed + 1 == first {
+                    self.work(number, 0.0);
+                } else {
+                    self.enter(number, State::Turn);
+                }
+                return;
             }
-            return;
+            _ => {}
         }
         self.committed_unit(number);
         if self.setup.flush == Flush::Appliers {
@@ -699,16 +832,27 @@ impl Engine<'_> {
             self.to_flush.push(number);
             self.flush();
         } else {
-            self.enter(number, State::Idle);
+            self.next(number);
         }
         self.employ();
         self.dispatch();
         self.decode();
     }
 
-    fn commit(&mut self, number: usize) {
-        self.enter(number, State::Committing);
-        self.start(Process::Applier(number), self.costs.commit.transaction);
+    /// An applier goes on with its run, or takes what there is.
+    fn next(&mut self, number: usize) {
+        self.enter(number, State::Idle);
+        let next = self
+            .appliers
+            .get_mut(number)
+            .and_then(|applier| applier.rest.pop_front());
+        if let Some(next) = next {
+            self.take_up(number, vec![next]);
+        } else if self.setup.order == Order::Source {
+            self.claim(number);
+        } else {
+            self.pick(number);
+        }
     }
 
     fn committed_unit(&mut self, number: usize) {
@@ -754,8 +898,8 @@ impl Engine<'_> {
             };
             let first = applier.unit.first().copied().unwrap_or(0);
             match applier.state {
-                State::Dependency if applier.needs <= self.committed => self.work(other),
-                State::Turn if first == self.committed + 1 => self.commit(other),
+                State::Dependency if applier.needs <= self.committed => self.go_on(other),
+                State::Turn if first == self.committed + 1 => self.go_on(other),
                 _ => {}
             }
         }
@@ -777,7 +921,7 @@ impl Engine<'_> {
             return;
         }
         for number in std::mem::take(&mut self.flushing) {
-            self.enter(number, State::Idle);
+            self.next(number);
         }
         self.flush();
         self.employ();
@@ -812,6 +956,7 @@ impl Engine<'_> {
             dependency: share(State::Dependency),
             turn: share(State::Turn),
             flush: share(State::Flush),
+            woken: share(State::Woken),
             batch: float(self.committed) / float(self.units.max(1)),
             written: float(self.written) / float(self.rows.max(1)),
         };
@@ -859,6 +1004,9 @@ mod tests {
         update: 20.0,
         delete: 10.0,
         wait: 0.0,
+        batch: 0.5,
+        shared: 1.0,
+        batch_shared: 1.0,
     };
 
     fn costs() -> Costs {
@@ -876,13 +1024,13 @@ mod tests {
             },
             apply: Apply {
                 transaction: 10.0,
+                spin: 5.0,
                 wake: 0.0,
+                latency: 0.0,
             },
             rows: std::iter::once((String::new(), ROWS)).collect(),
             batch: Batch {
-                most: 50,
                 transaction: 1.0,
-                row: 0.5,
                 consolidate: 0.1,
             },
             commit: Commit {
@@ -912,6 +1060,7 @@ mod tests {
             } else {
                 Flush::None
             },
+            singly: true,
         };
         simulate(&workload.trace(5_000), &costs(), ROWS, setup)
     }
@@ -949,6 +1098,7 @@ mod tests {
             order: Order::Relaxed,
             mode: Mode::Parallel,
             flush: Flush::None,
+            singly: true,
         };
         let rows = Rows {
             wait: 275.0,
@@ -976,6 +1126,82 @@ mod tests {
     }
 
     #[test]
+    fn a_run_is_committed_by_who_has_taken_it() {
+        let setup = |appliers, singly, order| Setup {
+            appliers,
+            cores: 0,
+            order,
+            mode: Mode::Parallel,
+            flush: Flush::None,
+            singly,
+        };
+        let trace = Workload::Single.trace(5_000);
+        let rate = |setup| simulate(&trace, &costs(), ROWS, setup);
+        // The others have applied one transaction each by the time that it is their turn.
+        let runs = rate(setup(4, false, Order::Source));
+        near(&runs, 1e6 / 25.0 * (128.0 / (128.0 - 20.0 / 25.0)));
+        assert!(runs.turn > 0.7, "{runs:?}");
+        near(&rate(setup(4, true, Order::Source)), 4e6 / 25.0);
+        near(&rate(setup(4, false, Order::Relaxed)), 4e6 / 25.0);
+        // What has more changes is taken one by one.
+        let trace = Workload::Sysbench.trace(5_000);
+        let one = simulate(&trace, &costs(), ROWS, setup(1, false, Order::Source));
+        let four = simulate(&trace, &costs(), ROWS, setup(4, false, Order::Source));
+        assert!(
+            four.transactions_per_second > 3.5 * one.transactions_per_second,
+            "{four:?}"
+        );
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_first() {
+        let setup = Setup {
+            appliers: 1,
+            cores: 0,
+            order: Order::Source,
+            mode: Mode::Serial,
+            flush: Flush::None,
+            singly: true,
+        };
+        let mut costs = costs();
+        costs.apply.latency = 50.0;
+        costs.decode.transaction = 1000.0;
+        // It waits for each transaction, and the last one ends that much later.
+        let trace = Workload::Single.trace(10);
+        let outcome = simulate(&trace, &costs, ROWS, setup);
+        near(&outcome, 10e6 / (10.0 * 1001.0 + 1.0 + 50.0 + 25.0));
+        assert!(
+            (outcome.woken * 10_087.0 - 500.0).abs() < 10.0,
+            "{outcome:?}"
+        );
+    }
+
+    #[test]
+    fn what_several_share_costs_more() {
+        let setup = |appliers, mode| Setup {
+            appliers,
+            cores: 0,
+            order: Order::Relaxed,
+            mode,
+            flush: Flush::None,
+            singly: true,
+        };
+        let rows = Rows {
+            shared: 2.0,
+            batch_shared: 1.0,
+            ..ROWS
+        };
+        let trace = Workload::Single.trace(5_000);
+        let rate = |rows, setup| simulate(&trace, &costs(), rows, setup).transactions_per_second;
+        let one = setup(1, Mode::Parallel);
+        assert!((rate(rows, one) - rate(ROWS, one)).abs() < 1.0);
+        let two = setup(2, Mode::Parallel);
+        assert!((rate(rows, two) / rate(ROWS, two) - 0.5).abs() < 0.01);
+        let batch = setup(2, Mode::Batch);
+        assert!((rate(rows, batch) - rate(ROWS, batch)).abs() < 1.0);
+    }
+
+    #[test]
     fn processors_are_shared() {
         let setup = Setup {
             appliers: 4,
@@ -983,6 +1209,7 @@ mod tests {
             order: Order::Relaxed,
             mode: Mode::Parallel,
             flush: Flush::None,
+            singly: true,
         };
         let outcome = simulate(&Workload::Single.trace(5_000), &costs(), ROWS, setup);
         // 25 + 2 + 1 microseconds of two processors.
@@ -1009,6 +1236,7 @@ mod tests {
             order: Order::Source,
             mode: Mode::Parallel,
             flush,
+            singly: true,
         };
         let trace = Workload::Single.trace(5_000);
         let none = simulate(&trace, &costs(), ROWS, setup(Flush::None));
@@ -1044,6 +1272,7 @@ mod tests {
                 order,
                 mode: Mode::Parallel,
                 flush: Flush::None,
+                singly: true,
             };
             let outcome = simulate(&trace, &costs(), ROWS, setup);
             near(&outcome, 1e6 / 35.0);
@@ -1068,6 +1297,7 @@ mod tests {
                             order,
                             mode,
                             flush,
+                            singly: true,
                         };
                         let outcome = simulate(&trace, &costs(), ROWS, setup);
                         let rows: usize = trace.iter().map(|one| one.changes.len()).sum();
@@ -1078,7 +1308,8 @@ mod tests {
                             + outcome.idle
                             + outcome.dependency
                             + outcome.turn
-                            + outcome.flush;
+                            + outcome.flush
+                            + outcome.woken;
                         assert!((all - 1.0).abs() < 1e-6, "{setup:?} {outcome:?}");
                     }
                 }

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! braid-simulator run [--traces DIRECTORY] [--costs FILE] [--out DIRECTORY] [--transactions N] [--cores N] [--no-decoder]
-//! braid-simulator costs --results FILE [--quiet]
+//! braid-simulator costs --results FILE [--results FILE] [--quiet]
 //! braid-simulator check --results FILE [--results FILE] [--traces DIRECTORY] [--costs FILE] [--transactions N] [--within PERCENT]
 //! braid-simulator record [--transactions N]
 //! braid-simulator trace WORKLOAD [--transactions N]
-//! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M] [--order O] [--flush F] [--rows WORKLOAD]
+//! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M] [--order O] [--flush F] [--singly] [--rows WORKLOAD]
 //! ```
 //!
 //! `--no-decoder` leaves decoder and leader out, to see what the appliers could do. `run` writes `simulated.json` and `simulated.svg`: throughput for 1 to 64 appliers, per workload and mode, and what sets the limit at each
-//! point. `costs` prints the costs that follow from a result file of `make bench` with one applier (`--quiet`: nothing else ran there),
+//! point; as the leader does, one applier is taken where several are slower. `costs` prints the costs that follow from a result file of `make bench` with one applier, and
+//! a second one with two and `braid.parallel_apply = always` (`--quiet`: nothing else ran there),
 //! `check` compares with such files, and fails when a point is further away than `--within`. `record` makes a trace of what the output plugin
 //! sends, a frame in hexadecimal digits on each line of the standard input; `make bench-traces` has it do so for each workload, and `--traces` says
 //! where they are (`WORKLOAD.txt`). Without, and by `trace`, traces are generated. `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
@@ -30,7 +31,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use costs::{Costs, Price};
+use costs::{Costs, Price, Rows};
 use engine::{Flush, Mode, Order, Outcome, Setup, simulate};
 use measured::Results;
 use workload::{Transaction, Workload};
@@ -137,6 +138,27 @@ fn main() -> ExitCode {
     }
 }
 
+/// Where commits wait for each other, the leader tries one applier and all, and keeps what is faster.
+fn as_the_leader_has_it(trace: &[Transaction], costs: &Costs, rows: Rows, setup: Setup) -> Outcome {
+    if setup.order == Order::Relaxed || setup.appliers == 1 {
+        return simulate(trace, costs, rows, setup);
+    }
+    let tried = |appliers, singly| {
+        let setup = Setup {
+            appliers,
+            singly,
+            ..setup
+        };
+        simulate(trace, costs, rows, setup)
+    };
+    let (one, all) = (tried(1, false), tried(setup.appliers, true));
+    if all.transactions_per_second > one.transactions_per_second {
+        all
+    } else {
+        one
+    }
+}
+
 fn run(arguments: &Arguments) -> Result<bool, String> {
     let mut costs = arguments.costs()?;
     if arguments.has("--no-decoder") {
@@ -163,11 +185,12 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
                             order,
                             mode,
                             flush,
+                            singly: false,
                         };
                         points.push(Point {
                             workload: workload.name(),
                             setup,
-                            outcome: simulate(&trace, &costs, rows, setup),
+                            outcome: as_the_leader_has_it(&trace, &costs, rows, setup),
                         });
                     }
                 }
@@ -235,11 +258,13 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
 }
 
 fn print_costs(arguments: &Arguments) -> Result<bool, String> {
-    let path = arguments
-        .value("--results")
-        .ok_or("costs needs --results FILE")?;
-    let results = Results::read(&read(path)?).map_err(|error| format!("{path}: {error}"))?;
-    let costs = results.costs(arguments.has("--quiet"))?;
+    let results = arguments
+        .values("--results")
+        .into_iter()
+        .map(|path| Results::read(&read(path)?).map_err(|error| format!("{path}: {error}")));
+    let results: Vec<Results> = results.collect::<Result<_, _>>()?;
+    let one = results.first().ok_or("costs needs --results FILE")?;
+    let costs = one.costs(results.get(1), arguments.has("--quiet"))?;
     let json = serde_json::to_string_pretty(&costs).map_err(|error| error.to_string())?;
     println!("{json}");
     Ok(true)
@@ -282,6 +307,7 @@ fn one(arguments: &Arguments) -> Result<bool, String> {
         order: serde_json::from_value(word("--order", "source")).map_err(named)?,
         mode: serde_json::from_value(word("--mode", "parallel")).map_err(named)?,
         flush: serde_json::from_value(word("--flush", "none")).map_err(named)?,
+        singly: arguments.has("--singly"),
     };
     let rows = costs.rows_of(arguments.value("--rows").unwrap_or_default());
     let outcome = simulate(&trace, &costs, rows, setup);

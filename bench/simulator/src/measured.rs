@@ -100,6 +100,11 @@ impl Drain {
     }
 }
 
+/// What a transaction of a batch costs beside its rows, in parts of what it costs alone.
+const TRANSACTION_IN_BATCH: f64 = 0.1;
+/// What a row of a batch costs where none was measured, in parts of what it costs otherwise.
+const ROW_IN_BATCH: f64 = 0.85;
+
 /// The workload's name here.
 fn name(of: &str) -> String {
     match of {
@@ -152,6 +157,7 @@ impl Results {
                     } else {
                         Flush::None
                     },
+                    singly: false,
                 },
                 transactions_per_second: 1e6 / drain.each()?.microseconds,
             })
@@ -159,22 +165,39 @@ impl Results {
         points.collect()
     }
 
-    /// Costs of what was measured. `quiet`: nothing else ran, so that time without processor time was waiting.
+    /// Drains of a variant with commit off, by workload.
+    fn drained(&self, variant: &str) -> BTreeMap<&str, Each> {
+        let of = |drain: &&Drain| drain.variant == variant && drain.commit == "off";
+        self.drains
+            .iter()
+            .filter(of)
+            .filter_map(|drain| Some((drain.workload.as_str(), drain.each()?)))
+            .collect()
+    }
+
+    /// Costs of what was measured with one applier, and what they come to where there are several, by what was measured `with_two`.
+    /// `quiet`: nothing else ran, so that time without processor time was waiting.
     ///
     /// # Errors
-    /// When it was not measured with one applier, or without single-row inserts.
-    pub fn costs(&self, quiet: bool) -> Result<Costs, String> {
-        if self.appliers() != 1 {
+    /// When it was not measured with one applier, or two, or without single-row inserts.
+    pub fn costs(&self, with_two: Option<&Self>, quiet: bool) -> Result<Costs, String> {
+        if self.appliers() != 1 || with_two.is_some_and(|with_two| with_two.appliers() != 2) {
             return Err(
-                "costs are those of one applier: braid.appliers_per_subscription=1".to_owned(),
+                "costs are those of one applier, then of two: braid.appliers_per_subscription=1"
+                    .to_owned(),
             );
         }
-        let measured: BTreeMap<&str, Each> = self
-            .drains
-            .iter()
-            .filter(|drain| drain.variant == "parallel" && drain.commit == "off")
-            .filter_map(|drain| Some((drain.workload.as_str(), drain.each()?)))
-            .collect();
+        let measured = self.drained("parallel");
+        let batches = self.drained("batch");
+        // What the appliers of two used, in parts of what one did.
+        let shared = |of: &BTreeMap<&str, Each>, variant: &str, workload: &str| {
+            let two = with_two.map(|with_two| with_two.drained(variant));
+            let two = two.and_then(|two| two.get(workload).copied());
+            let factor = two
+                .zip(of.get(workload))
+                .map(|(two, one)| two.appliers / one.appliers);
+            rounded(factor.unwrap_or(1.0).clamp(1.0, 5.0))
+        };
         let single = measured
             .get("single")
             .ok_or("costs need the workload \"single\"")?;
@@ -194,11 +217,17 @@ impl Results {
                 let row = ((each.appliers - fixed) / each.rows).max(0.1);
                 let busiest = each.appliers.max(each.walsender).max(each.leader);
                 let wait = (each.microseconds - busiest).max(0.0) / each.rows;
+                let batch = batches.get(workload).map_or(ROW_IN_BATCH, |batch| {
+                    (batch.appliers - fixed * TRANSACTION_IN_BATCH) / batch.rows / row
+                });
                 let prices = Rows {
                     insert: rounded(row),
                     update: rounded(row),
                     delete: rounded(row),
                     wait: if quiet { rounded(wait) } else { 0.0 },
+                    batch: rounded(batch.clamp(0.1, 2.0)),
+                    shared: shared(&measured, "parallel", workload),
+                    batch_shared: shared(&batches, "batch", workload),
                 };
                 (name(workload), prices)
             })
@@ -208,21 +237,22 @@ impl Results {
         }
         Ok(Costs {
             about: format!(
-                "measured at {} on {} ({} processors); a commit's part of what a transaction costs beside its rows, and what a \
-                 batch saves, are assumed",
+                "measured at {} on {} ({} processors); what a transaction costs beside its rows, a commit's part of that, and \
+                 what being woken costs, are assumed",
                 self.at, self.machine.cpu, self.machine.cores
             ),
             decode: fitted(small().map(|(_, each)| (each.rows, each.walsender))),
             dispatch: fitted(small().map(|(_, each)| (each.rows, each.leader))),
             apply: Apply {
                 transaction: rounded(fixed * 0.4),
-                wake: 5.0,
+                // As many looks as an applier takes, at 30 ns each.
+                spin: 12.0,
+                wake: 2.0,
+                latency: 10.0,
             },
             rows,
             batch: Batch {
-                most: 64,
-                transaction: rounded(fixed * 0.1),
-                row: 0.85,
+                transaction: rounded(fixed * TRANSACTION_IN_BATCH),
                 consolidate: 0.15,
             },
             commit: Commit {
@@ -270,17 +300,24 @@ mod tests {
     use crate::engine::simulate;
     use crate::workload::Workload;
 
+    /// Two appliers need half as much again; a row of a batch costs half.
     fn results(appliers: usize) -> Results {
+        let more = if appliers == 2 { 1.5 } else { 1.0 };
         let process = |title: &str, cpu: f64| serde_json::json!({ "title": title, "cpu": cpu });
-        let drain = |workload: &str, transactions: f64, rows: f64, seconds: f64, applier: f64| {
+        let drain = |workload: &str,
+                     variant: &str,
+                     transactions: f64,
+                     rows: f64,
+                     seconds: f64,
+                     applier: f64| {
             serde_json::json!({
-                "workload": workload, "variant": "parallel", "commit": "off",
+                "workload": workload, "variant": variant, "commit": "off",
                 "transactions": transactions, "rows": rows,
                 "samples": [ { "void": "for some reason" }, {
                     "seconds": seconds, "first_row_s": 0.0,
                     "walsender": { "cpu": 0.2 + rows * 1e-6, "processes": [] },
                     "subscriber": { "cpu": 1.0, "processes": [
-                        process("braid applier 0 of subscription bench", applier),
+                        process("braid applier 0 of subscription bench", applier * more),
                         process("braid leader of subscription bench", 0.1),
                     ] },
                 } ],
@@ -290,9 +327,10 @@ mod tests {
             "at": "2024-01-01", "machine": { "cpu": "any", "cores": 2, "flush_ms": 0.1 },
             "plan": { "settings": [format!("braid.appliers_per_subscription={appliers}")] },
             "drains": [
-                drain("single", 100_000.0, 100_000.0, 1.0, 0.8),
-                drain("sysbench", 100_000.0, 400_000.0, 4.0, 2.8),
-                drain("bulk", 1.0, 1_000_000.0, 4.0, 4.0),
+                drain("single", "parallel", 100_000.0, 100_000.0, 1.0, 0.8),
+                drain("sysbench", "parallel", 100_000.0, 400_000.0, 4.0, 2.8),
+                drain("sysbench", "batch", 100_000.0, 400_000.0, 2.44, 1.24),
+                drain("bulk", "parallel", 1.0, 1_000_000.0, 4.0, 4.0),
             ],
         });
         Results::read(&text.to_string()).unwrap()
@@ -301,7 +339,7 @@ mod tests {
     #[test]
     fn costs_give_back_what_they_were_made_of() {
         let results = results(1);
-        let costs = results.costs(true).unwrap();
+        let costs = results.costs(None, true).unwrap();
         assert_eq!((costs.decode.transaction, costs.decode.row), (2.0, 1.0));
         assert!(
             (costs.rows_of("single").insert - 4.0).abs() < 0.01,
@@ -324,7 +362,22 @@ mod tests {
 
     #[test]
     fn only_one_applier_has_costs() {
-        assert!(results(2).costs(true).is_err());
-        assert_eq!(results(2).points().len(), 3);
+        assert!(results(2).costs(None, true).is_err());
+        assert_eq!(results(2).points().len(), 4);
+    }
+
+    #[test]
+    fn what_batches_and_a_second_applier_change_is_measured() {
+        let rows = |costs: &Costs, workload| {
+            let rows = costs.rows_of(workload);
+            (rows.batch, rows.shared, rows.batch_shared)
+        };
+        let alone = results(1).costs(None, true).unwrap();
+        assert_eq!(rows(&alone, "sysbench"), (0.5, 1.0, 1.0));
+        let two = results(1).costs(Some(&results(2)), true).unwrap();
+        assert_eq!(rows(&two, "sysbench"), (0.5, 1.5, 1.5));
+        // No batch was measured.
+        assert_eq!(rows(&two, "single"), (ROW_IN_BATCH, 1.5, 1.0));
+        assert!(results(1).costs(Some(&results(1)), true).is_err());
     }
 }
