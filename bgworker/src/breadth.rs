@@ -34,12 +34,16 @@ impl Breadth {
 /// Marks and times. The default is the rule as documented.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// So much of a turn is not counted: what the turn before has begun is still in hand.
+    /// So much of a turn is not counted: what the turn before has begun is still in hand,
     pub settle: Duration,
+    /// at least until so many local transactions are committed.
+    pub settle_commits: u64,
     /// A turn is counted for at least so long,
     pub window: Duration,
     /// until so many transactions are committed in it,
     pub transactions: u64,
+    /// and so many local ones: a batch counts once, and there are to be many of them, as one more or less is not to matter,
+    pub commits: u64,
     /// and no longer than this.
     pub window_at_most: Duration,
     /// Turns of each in a trial.
@@ -60,8 +64,10 @@ impl Default for Rule {
     fn default() -> Self {
         Self {
             settle: Duration::from_millis(5),
+            settle_commits: 2,
             window: Duration::from_millis(30),
             transactions: 50,
+            commits: 10,
             window_at_most: Duration::from_secs(2),
             turns: 3,
             gain: 1.1,
@@ -80,6 +86,8 @@ pub struct Look {
     pub at: Duration,
     /// Transactions committed here so far.
     pub transactions: u64,
+    /// As how many local transactions, counted from anywhere; it may be behind by a batch for a moment.
+    pub commits: u64,
     /// Work done so far, in any unit: rows and transactions, say.
     pub work: u64,
     /// Transactions received and not committed here yet.
@@ -117,7 +125,7 @@ impl Sum {
 /// A turn of a trial: it settles, then it counts.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
-    Settling(Duration),
+    Settling(Look),
     Counting(Look),
 }
 
@@ -129,6 +137,11 @@ struct Trial {
     turns: u32,
     one: Sum,
     all: Sum,
+}
+
+/// How many more commits there are, of a count that may have begun below zero.
+fn more(from: u64, to: u64) -> u64 {
+    to.wrapping_sub(from).cast_signed().max(0).cast_unsigned()
 }
 
 /// Decides for one subscription.
@@ -201,9 +214,12 @@ impl Chooser {
             return self.chosen;
         };
         match trial.turn {
-            None => trial.turn = Some(Turn::Settling(look.at)),
+            None => trial.turn = Some(Turn::Settling(look)),
             Some(Turn::Settling(since)) => {
-                if look.at.saturating_sub(since) >= self.rule.settle {
+                let time = look.at.saturating_sub(since.at);
+                let enough = more(since.commits, look.commits) >= self.rule.settle_commits
+                    || time >= self.rule.window_at_most;
+                if time >= self.rule.settle && enough {
                     trial.turn = Some(Turn::Counting(look));
                 }
             }
@@ -211,6 +227,7 @@ impl Chooser {
                 let time = look.at.saturating_sub(from.at);
                 let enough = look.transactions.saturating_sub(from.transactions)
                     >= self.rule.transactions
+                    && more(from.commits, look.commits) >= self.rule.commits
                     || time >= self.rule.window_at_most;
                 if time >= self.rule.window && enough {
                     let sum = match trial.whose {
@@ -220,7 +237,7 @@ impl Chooser {
                     sum.add(from, look);
                     trial.turns += 1;
                     trial.whose = trial.whose.other();
-                    trial.turn = Some(Turn::Settling(look.at));
+                    trial.turn = Some(Turn::Settling(look));
                 }
             }
         }

@@ -50,6 +50,12 @@ pub struct Rows {
     pub shared: f64,
     /// The same in batches.
     pub batch_shared: f64,
+    /// A transaction's price in the walsender, where it was measured, instead of [`Costs::decode`].
+    #[serde(default)]
+    pub decode: Option<f64>,
+    /// The same in the leader, instead of [`Costs::dispatch`].
+    #[serde(default)]
+    pub dispatch: Option<f64>,
 }
 
 /// What a batch saves.
@@ -98,7 +104,25 @@ pub struct Costs {
     pub pipe: u64,
 }
 
+impl Price {
+    /// Of a transaction.
+    #[must_use]
+    pub fn of(self, rows: f64, bytes: f64) -> f64 {
+        self.transaction + self.row * rows + self.byte * bytes
+    }
+}
+
 impl Costs {
+    /// As though somebody else decoded and handed out.
+    pub fn leave_out_decoder(&mut self) {
+        self.decode = Price::default();
+        self.dispatch = Price::default();
+        for rows in self.rows.values_mut() {
+            rows.decode = None;
+            rows.dispatch = None;
+        }
+    }
+
     /// A row's prices in a workload.
     #[must_use]
     pub fn rows_of(&self, workload: &str) -> Rows {
@@ -112,6 +136,8 @@ impl Costs {
             batch: 1.0,
             shared: 1.0,
             batch_shared: 1.0,
+            decode: None,
+            dispatch: None,
         })
     }
 

@@ -425,15 +425,14 @@ impl Engine<'_> {
         let Some(transaction) = self.transaction(self.decoded + 1) else {
             return;
         };
-        let price = self.costs.decode;
-        let rows = transaction.changes.len() as u64;
         let bytes = u64::from(transaction.bytes);
+        let price = self.row_prices.decode.unwrap_or_else(|| {
+            let rows = transaction.changes.len() as u64;
+            self.costs.decode.of(float(rows), float(bytes))
+        });
         self.decoder_runs = true;
         self.in_pipe += bytes;
-        self.start(
-            Process::Decoder,
-            price.transaction + price.row * float(rows) + price.byte * float(bytes),
-        );
+        self.start(Process::Decoder, price);
     }
 
     /// The leader goes on if there is something and a descriptor for it.
@@ -452,15 +451,14 @@ impl Engine<'_> {
         let Some(transaction) = self.transaction(self.dispatched + 1) else {
             return;
         };
-        let price = self.costs.dispatch;
-        let rows = transaction.changes.len() as u64;
         let bytes = u64::from(transaction.bytes);
+        let price = self.row_prices.dispatch.unwrap_or_else(|| {
+            let rows = transaction.changes.len() as u64;
+            self.costs.dispatch.of(float(rows), float(bytes))
+        });
         self.leader_runs = true;
         self.in_pipe -= bytes;
-        self.start(
-            Process::Leader,
-            price.transaction + price.row * float(rows) + price.byte * float(bytes),
-        );
+        self.start(Process::Leader, price);
     }
 
     fn flush_is_due(&self) -> bool {
@@ -593,16 +591,16 @@ impl Engine<'_> {
     /// Begin with a local transaction, or wait for what is before it.
     fn take_up(&mut self, number: usize, unit: Vec<u64>) {
         let first = unit.first().copied().unwrap_or(0);
-        let latest = |sequence: &u64| {
-            let entry = self.published.get(place(*sequence));
-            entry.map_or(0, |entry| entry.latest)
-        };
         // Within a unit the order is kept anyway.
-        let needs = unit
-            .iter()
-            .map(latest)
-            .filter(|latest| *latest < first)
-            .max();
+        let before = |sequence: &u64| {
+            let entry = self.published.get(place(*sequence))?;
+            let edges = entry.all.iter().copied();
+            edges
+                .chain([entry.latest, entry.through])
+                .filter(|edge| *edge < first)
+                .max()
+        };
+        let needs = unit.iter().filter_map(before).max();
         if let Some(applier) = self.appliers.get_mut(number) {
             applier.unit = unit;
             applier.is_applied = false;
@@ -680,8 +678,12 @@ impl Engine<'_> {
             return;
         };
         let latency = self.costs.apply.latency;
-        let slept = self.now - applier.since > self.costs.apply.spin
-            && matches!(applier.state, State::Idle | State::Dependency | State::Turn);
+        // One that has nothing to do sleeps at once.
+        let slept = match applier.state {
+            State::Idle => self.now > applier.since,
+            State::Dependency | State::Turn => self.now - applier.since > self.costs.apply.spin,
+            _ => false,
+        };
         if !slept {
             return self.work(number, 0.0);
         }
@@ -960,7 +962,7 @@ impl Engine<'_> {
             batch: float(self.committed) / float(self.units.max(1)),
             written: float(self.written) / float(self.rows.max(1)),
         };
-        let commits = float(self.units) * self.costs.commit.transaction / elapsed;
+        let commits = float(self.units) * self.costs.commit.transaction * self.share() / elapsed;
         outcome.bottleneck = bottleneck(&outcome, commits, self.setup);
         outcome
     }
@@ -1007,6 +1009,8 @@ mod tests {
         batch: 0.5,
         shared: 1.0,
         batch_shared: 1.0,
+        decode: None,
+        dispatch: None,
     };
 
     fn costs() -> Costs {

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use costs::{Costs, Price, Rows};
+use costs::{Costs, Rows};
 use engine::{Flush, Mode, Order, Outcome, Setup, simulate};
 use measured::Results;
 use workload::{Transaction, Workload};
@@ -162,8 +162,7 @@ fn as_the_leader_has_it(trace: &[Transaction], costs: &Costs, rows: Rows, setup:
 fn run(arguments: &Arguments) -> Result<bool, String> {
     let mut costs = arguments.costs()?;
     if arguments.has("--no-decoder") {
-        costs.decode = Price::default();
-        costs.dispatch = Price::default();
+        costs.leave_out_decoder();
     }
     let out = PathBuf::from(arguments.value("--out").unwrap_or("."));
     let transactions = arguments.number("--transactions", 40_000)?;
@@ -233,7 +232,11 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
         };
         let setup = point.setup;
         let rows = costs.rows_of(&point.workload);
-        let outcome = simulate(trace, &costs, rows, setup);
+        let outcome = if point.always {
+            simulate(trace, &costs, rows, setup)
+        } else {
+            as_the_leader_has_it(trace, &costs, rows, setup)
+        };
         let error = 100.0 * (outcome.transactions_per_second / point.transactions_per_second - 1.0);
         println!(
             "{:<12} {:>8} {:<11} {:<8} {:<8} {:>10.0} {:>10.0} {error:>+5.0}%  {}",

@@ -19,6 +19,8 @@ pub struct Results {
 
 #[derive(Debug, Deserialize)]
 struct Machine {
+    #[serde(default)]
+    braid: String,
     cpu: String,
     cores: u32,
     flush_ms: f64,
@@ -56,6 +58,8 @@ pub struct Point {
     pub workload: String,
     /// How it was run.
     pub setup: Setup,
+    /// All appliers took transactions, whatever was faster.
+    pub always: bool,
     /// What it gave.
     pub transactions_per_second: f64,
 }
@@ -123,13 +127,16 @@ impl Results {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
-    fn appliers(&self) -> usize {
-        let number = |setting: &String| {
+    fn setting(&self, wanted: &str) -> Option<&str> {
+        self.plan.settings.iter().find_map(|setting| {
             let (name, value) = setting.split_once('=')?;
-            let found = name.trim() == "braid.appliers_per_subscription";
-            found.then(|| value.trim().parse().ok()).flatten()
-        };
-        self.plan.settings.iter().find_map(number).unwrap_or(2)
+            (name.trim() == wanted).then(|| value.trim())
+        })
+    }
+
+    fn appliers(&self) -> usize {
+        let number = self.setting("braid.appliers_per_subscription");
+        number.and_then(|number| number.parse().ok()).unwrap_or(2)
     }
 
     /// What there is to compare with.
@@ -159,6 +166,7 @@ impl Results {
                     },
                     singly: false,
                 },
+                always: self.setting("braid.parallel_apply") == Some("always"),
                 transactions_per_second: 1e6 / drain.each()?.microseconds,
             })
         });
@@ -228,18 +236,25 @@ impl Results {
                     batch: rounded(batch.clamp(0.1, 2.0)),
                     shared: shared(&measured, "parallel", workload),
                     batch_shared: shared(&batches, "batch", workload),
+                    decode: Some(rounded(each.walsender)),
+                    dispatch: Some(rounded(each.leader)),
                 };
                 (name(workload), prices)
             })
             .collect();
         if let Some(single) = rows.get("single").copied() {
-            rows.insert(String::new(), single);
+            let any = Rows {
+                decode: None,
+                dispatch: None,
+                ..single
+            };
+            rows.insert(String::new(), any);
         }
         Ok(Costs {
             about: format!(
-                "measured at {} on {} ({} processors); what a transaction costs beside its rows, a commit's part of that, and \
+                "measured at {} with Braid {} on {} ({} processors); what a transaction costs beside its rows, a commit's part of that, and \
                  what being woken costs, are assumed",
-                self.at, self.machine.cpu, self.machine.cores
+                self.at, self.machine.braid, self.machine.cpu, self.machine.cores
             ),
             decode: fitted(small().map(|(_, each)| (each.rows, each.walsender))),
             dispatch: fitted(small().map(|(_, each)| (each.rows, each.leader))),

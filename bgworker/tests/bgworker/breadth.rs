@@ -17,6 +17,8 @@ struct Machine {
     speed: (f64, f64),
     /// Work of a transaction.
     size: f64,
+    /// Transactions in a local one.
+    joined: u64,
     /// A look's work is off by up to this share.
     noise: f64,
     done: f64,
@@ -33,6 +35,7 @@ impl Machine {
             now: Duration::ZERO,
             speed: (one, all),
             size: 4.0,
+            joined: 1,
             noise: 0.2,
             done: 0.0,
             breadth: Breadth::One,
@@ -56,10 +59,12 @@ impl Machine {
         if in_flight > 0 {
             self.done += speed * LOOK.as_secs_f64() * off;
         }
-        let transactions = (self.done / self.size) as u64;
+        let commits = (self.done / self.size) as u64 / self.joined;
+        let transactions = commits * self.joined;
         self.breadth = self.chooser.look(Look {
             at: self.now,
             transactions,
+            commits,
             work: transactions * self.size as u64,
             in_flight,
         });
@@ -199,4 +204,23 @@ fn few_and_long_transactions_are_waited_for() {
     let ratio = rates.all / rates.one;
     assert!((1.7..2.3).contains(&ratio), "{rates:?}");
     assert_eq!(machine.chosen(), Breadth::All);
+}
+
+#[test]
+fn batches_are_many_before_they_count() {
+    // One takes some twelve milliseconds: in a window of thirty there are two of them or three.
+    for seed in 0..50 {
+        for (all, expected) in [(82_000.0, Breadth::One), (100_000.0, Breadth::All)] {
+            let mut machine = Machine::new(seed, 80_000.0, all);
+            machine.joined = 256;
+            machine.full(1_500);
+            let rates = machine.chooser.rates().expect("there was a trial");
+            let found = if rates.all >= rates.one * Rule::default().gain {
+                Breadth::All
+            } else {
+                Breadth::One
+            };
+            assert_eq!(found, expected, "{rates:?}, seed {seed}");
+        }
+    }
 }

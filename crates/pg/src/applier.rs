@@ -75,13 +75,16 @@ enum Mode {
     Single,
     /// Small ones are joined.
     Batch,
+    /// As that, and many changes of a row become one: the more are joined, the more of them.
+    Consolidate,
     /// As that, and their changes are regrouped by table.
     Aggregate,
 }
 
 impl Mode {
-    fn of(apply_mode: &str) -> Self {
-        match apply_mode {
+    fn of(subscription: &Subscription) -> Self {
+        match subscription.apply_mode.as_str() {
+            "batch" if subscription.consolidate => Self::Consolidate,
             "batch" => Self::Batch,
             "aggregate" => Self::Aggregate,
             _ => Self::Single,
@@ -94,16 +97,16 @@ impl Mode {
             Self::Single if singly => Grain::ONE,
             Self::Single => GRAIN,
             Self::Batch if singly => SHARED_BATCH,
-            Self::Batch => BATCH,
+            Self::Batch | Self::Consolidate => BATCH,
             Self::Aggregate => AGGREGATE,
         }
     }
 }
 
-/// What an applier takes at once in an apply mode.
+/// What an applier takes at once of a subscription.
 #[must_use]
-pub(crate) fn grain(apply_mode: &str, singly: bool) -> Grain {
-    Mode::of(apply_mode).grain(singly)
+pub(crate) fn grain(subscription: &Subscription, singly: bool) -> Grain {
+    Mode::of(subscription).grain(singly)
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -275,7 +278,7 @@ pub fn main(argument: pg_sys::Datum) {
     ));
     let mut applier = Applier {
         number: arguments.number,
-        mode: Mode::of(&subscription.apply_mode),
+        mode: Mode::of(&subscription),
         consolidate: subscription.consolidate,
         ring,
         group,

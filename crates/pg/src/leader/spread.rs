@@ -52,7 +52,7 @@ impl Stream {
         self.spread.breadth = breadth;
         // All together are faster only where a transaction takes long against a hand-over: then also where it is small.
         let singly = breadth == Some(Breadth::All);
-        self.grain = applier::grain(&self.subscription.apply_mode, singly);
+        self.grain = applier::grain(&self.subscription, singly);
         let ring = self.group.ring;
         ring.set_singly(singly);
         ring.set_taking(match breadth {
@@ -77,14 +77,15 @@ impl Stream {
             chooser.forget();
         }
         let transactions = ring.committed();
+        let counters = &self.entry.schedule;
         let breadth = chooser.look(Look {
             at,
             transactions,
+            commits: counters.commits_of(transactions),
             work: transactions.wrapping_add(self.entry.rows()),
             in_flight: ring.published().saturating_sub(transactions),
         });
         let rates = chooser.rates();
-        let counters = &self.entry.schedule;
         for (counter, rate) in [
             (&counters.rate_one, rates.map(|rates| rates.one)),
             (&counters.rate_all, rates.map(|rates| rates.all)),

@@ -211,7 +211,7 @@ impl Stream {
         .map_err(|error| End::Transient(error, 0))?;
         let now = Instant::now();
         let stream = Self {
-            grain: applier::grain(&subscription.apply_mode, false),
+            grain: applier::grain(subscription, false),
             durability: Durability::parse(&subscription.synchronous_commit),
             subscription: subscription.clone(),
             local_node,

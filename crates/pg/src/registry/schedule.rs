@@ -132,6 +132,14 @@ impl ScheduleCounters {
         }
     }
 
+    /// As how many local transactions so many were committed, counted from anywhere. A batch is counted before its transactions are
+    /// among these, so the number falls by less than a batch for a moment, and is never ahead by more than one.
+    pub fn commits_of(&self, transactions: u64) -> u64 {
+        let batched = self.batched.load(Ordering::Relaxed);
+        let batches = self.batches.load(Ordering::Relaxed);
+        transactions.wrapping_sub(batched).wrapping_add(batches)
+    }
+
     /// A batch of so many transactions was committed.
     pub fn count_batch(&self, transactions: u64) {
         self.batches.fetch_add(1, Ordering::Relaxed);
