@@ -55,6 +55,19 @@ commit;
 \endif
 \sleep 100 ms
 ];
+# One of which nothing is rolled back may be applied while it runs, up to its commit.
+my $whole = q[
+\set k random(1, 40)
+begin;
+insert into ledger values (nextval('ledger_id'), :k);
+update counter set n = n + 1 where k = :k;
+insert into bulk select nextval('bulk_id'), repeat('x', 200) from generate_series(1, 1500);
+\sleep 30 ms
+insert into bulk select nextval('bulk_id'), repeat('z', 200) from generate_series(1, 500);
+delete from bulk where id % 3 = 0 and id > (select max(id) - 2000 from bulk);
+commit;
+\sleep 20 ms
+];
 # Shapes that are rolled back while their rows are decoded, and one that stays as it was.
 my $shapes = q[
 \set n random(300, 900)
@@ -72,17 +85,23 @@ insert into shape select nextval('bulk_id'), 'kept' from generate_series(1, :n) 
 commit;
 \sleep 200 ms
 ];
-start_load($tokyo, small => '-c 1 -R 150', moving => '-c 1 -R 150', $large => '-c 2', $shapes => '-c 1');
+start_load($tokyo, small => '-c 1 -R 150', moving => '-c 1 -R 150', $large => '-c 1', $whole => '-c 2', $shapes => '-c 1');
+start_checkpoints($tokyo);
+my $running = 0;
 
 for my $mode (@modes)
 {
 	wait_until(sub { (attempt($paris, "select braid.alter_subscription('$name', apply_mode => '$mode', streaming => '$streaming{$mode}')"))[0] == 0 }, 30)
 	  or die "cannot change to $mode";
-	kill_processes($mode, between => \@nodes, rounds => $kills / @modes);
+	my $tally = start_tally($paris, $name);
+	kill_processes($mode, between => \@nodes, rounds => $kills / @modes, tally => $tally);
+	note("$mode: " . join '; ', map { "$_: $tally->{sum}{$_}" } sort keys %{ $tally->{sum} });
+	$running += $tally->{sum}{running} // 0 if $streaming{$mode} eq 'parallel';
 	goes_on($mode, $name, @nodes);
 	is($paris->safe_psql('postgres', "select apply_mode from braid.subscription where subscription_name = '$name'"), $mode, "in its mode, $mode");
 }
 
+cmp_ok($running, '>', 5, "$running transactions were applied while they ran at the provider");
 ok(wait_until(sub { $tokyo->safe_psql('postgres', 'select coalesce(sum(stream_bytes), 0) from pg_stat_replication_slots') > 0 }, 30), 'transactions are streamed');
 stop_load();
 caught_up($paris, $tokyo);

@@ -249,7 +249,8 @@ sub look
 		select 'since', extract(epoch from stats_since)::text from braid.dependency_stats where subscription = '$tally->{name}'
 		union all
 		select key, value::text from braid.dependency_stats d,
-			lateral (values ('batches', batches), ('batched', round(batches * batch_mean)), ('most', batch_max), ('consolidated', consolidated)) v (key, value)
+			lateral (values ('batches', batches), ('batched', round(batches * batch_mean)), ('most', batch_max), ('consolidated', consolidated),
+				('running', applied_while_running)) v (key, value)
 			where subscription = '$tally->{name}'
 		union all
 		select worker, transactions::text from braid.apply_workers where subscription = '$tally->{name}' and worker <> 'leader'
