@@ -25,6 +25,7 @@ def merge(files):
     merged = None
     for path in files:
         found = json.loads(path.read_text())
+        sign(found)
         if merged is None:
             merged = found
             continue
@@ -40,6 +41,14 @@ def merge(files):
             entries = {tuple(e[k] for k in keys): e for e in [*merged.get(part, ()), *found.get(part, ())]}
             merged[part] = list(entries.values())
     return merged
+
+
+def sign(results):
+    """Each entry says itself when and of which version it was taken, as it may come to stand beside others."""
+    taken = f"{results['at'][:10]} {results['machine']['braid'][:7]}"
+    for part in IDENTITY:
+        for entry in results.get(part, ()):
+            entry.setdefault("taken", taken)
 
 
 def keep_beside_native(before, later):

@@ -127,13 +127,13 @@ def table(rows, right=()):
 def drain_rows(results):
     """One row a workload, commit and variant: medians, and ratios to native's best."""
     rows = [("workload", "commit", "variant", "seconds", "tx/s", "rows/s", "sub CPU", "ws CPU", "throughput", "sub CPU ratio",
-             "ws CPU ratio")]
+             "ws CPU ratio", "taken")]
     for entry in results.get("drains", ()):
         key = (entry["workload"], entry["variant"], entry["commit"])
         samples = drained(results, *key)
         if not samples:
             why = "not available" if "not_available" in entry else "void"
-            rows.append((key[0], key[2], key[1], why, *[""] * 7))
+            rows.append((key[0], key[2], key[1], why, *[""] * 8))
             continue
         ratios = [ratio(results, *key, m) for m in MEASURES] if key[1] != "native" else [None] * 3
         rows.append((
@@ -142,7 +142,7 @@ def drain_rows(results):
             f"{entry['transactions'] / statistics.median(s['seconds'] for s in samples):.0f}",
             f"{entry['rows'] / statistics.median(s['seconds'] for s in samples):.0f}",
             f"{median(samples, goals.SUBSCRIBER_CPU):.2f}", f"{median(samples, goals.WALSENDER_CPU):.2f}",
-            *(str(r) if r else "" for r in ratios)))
+            *(str(r) if r else "" for r in ratios), entry.get("taken", "")))
     return rows
 
 

@@ -323,6 +323,17 @@ class Report(unittest.TestCase):
         ratios = [summary.ratio(merged, "single", variant, "off", goals.THROUGHPUT).value for variant in ("parallel", "batch")]
         self.assertEqual(ratios, [4.0, 4.0])
 
+    def test_what_is_not_measured_again_keeps_its_date(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = pathlib.Path(folder, "1.json"), pathlib.Path(folder, "2.json")
+            old = results(drains=[drained("single", "native", [2.0]), drained("single", "batch", [0.5])])
+            new = results(drains=[drained("single", "native", [4.0])])
+            old["at"], new["at"] = "2026-01-01T00:00:00", "2026-02-02T00:00:00"
+            first.write_text(json.dumps(old))
+            second.write_text(json.dumps(new))
+            rows = summary.drain_rows(report.merge([first, second]))
+        self.assertEqual({row[2]: row[-1][:10] for row in rows[1:]}, {"native": "2026-02-02", "batch": "2026-01-01"})
+
     def test_the_document_has_every_mark(self):
         text = report.DOCUMENT.read_text()
         r = results(drains=[drained("single", "native", [2] * 3)],

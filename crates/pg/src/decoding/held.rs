@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 
-use super::page_read::{PageRead, Wanted, is_long};
+use super::page_read::{PageRead, Wanted, is_long, readable_end};
 use super::plugin::state;
 use super::report::or_raise;
 use super::stream::{Sink, Stream};
@@ -20,6 +20,8 @@ use super::stream::{Sink, Stream};
 #[derive(Debug, Default)]
 pub struct Held {
     pages: PageRead,
+    /// Up to here there was WAL when it was last asked.
+    known_end: u64,
 }
 
 /// Set a stream up to join transactions, if that was asked for. Only a walsender's output can wait: the SQL functions end when
@@ -46,6 +48,32 @@ pub unsafe fn release_before(
     if is_long(next) && stream.outbox.holds() {
         let delivery = &mut *stream.delivery;
         or_raise(stream.outbox.release(None, &mut Sink { ctx, delivery }));
+    }
+}
+
+/// Let go of what is held if the transaction that has just been put there, and whose commit record ends at `end`, is the last that there
+/// is WAL of: the walsender would do so too, but only once it has cleaned up behind the transaction and looked at its socket.
+///
+/// # Safety
+/// In the commit callback of `ctx`.
+#[inline]
+pub unsafe fn release_at_end(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    stream: &mut Stream,
+    end: u64,
+) {
+    if end < stream.held.known_end || !stream.outbox.holds() {
+        return;
+    }
+    stream.held.known_end = readable_end();
+    if end >= stream.held.known_end {
+        stream.held.pages.let_go();
+        let delivery = &mut *stream.delivery;
+        or_raise(
+            stream
+                .outbox
+                .release(Some(end), &mut Sink { ctx, delivery }),
+        );
     }
 }
 

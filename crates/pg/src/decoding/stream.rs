@@ -940,6 +940,10 @@ impl Format for Stream {
     unsafe fn commit(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
         let delivery = &mut *self.delivery;
         let sent = or_raise(self.outbox.commit(txn.end_lsn, &mut Sink { ctx, delivery }));
+        if sent {
+            // SAFETY: as the caller says.
+            unsafe { held::release_at_end(ctx, self, txn.end_lsn) };
+        }
         // Keeps feedback and synchronous replication going over transactions of which nothing is sent.
         // SAFETY: as the caller says.
         unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
