@@ -80,6 +80,17 @@ impl PgError {
         };
         report(pgrx::PgLogLevel::LOG, &with_context);
     }
+
+    /// Write it to the server's log, and to no client whatever that has asked for.
+    pub fn log_to_server(&self) {
+        report(pgrx::PgLogLevel::LOG_SERVER_ONLY, self);
+    }
+
+    /// Report it as fatal, which ends the process.
+    pub fn end_process(&self) -> ! {
+        report(pgrx::PgLogLevel::FATAL, self);
+        unreachable!("ereport(FATAL) does not return")
+    }
 }
 
 impl From<crate::libpq::Error> for PgError {

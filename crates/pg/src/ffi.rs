@@ -1,9 +1,9 @@
 //! Exported functions of PostgreSQL that the bindings lack. Each is called through `pg_guard_ffi_boundary`, as the bindings'
 //! own functions are, so that an error raised in it unwinds as a panic; signal handlers are only passed on by address.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use pgrx::pg_sys;
 
@@ -307,19 +307,31 @@ pub(crate) mod raw {
 #[derive(Clone, Copy)]
 struct PqCommMethods {
     comm_reset: unsafe extern "C-unwind" fn(),
-    flush: unsafe extern "C-unwind" fn() -> c_int,
-    flush_if_writable: FlushIfWritable,
+    flush: Flush,
+    flush_if_writable: Flush,
     is_send_pending: IsSendPending,
-    putmessage: unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int,
-    putmessage_noblock: PutMessage,
+    putmessage: PutMessage,
+    putmessage_noblock: PutMessageNoblock,
 }
 
-/// Sends what can be sent without waiting; EOF when the client is gone.
-pub(crate) type FlushIfWritable = unsafe extern "C-unwind" fn() -> c_int;
+/// Sends what there is, or what can be sent without waiting; EOF when the client is gone.
+pub(crate) type Flush = unsafe extern "C-unwind" fn() -> c_int;
 /// Whether something is still to be sent.
 pub(crate) type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
+/// Sends a protocol message: its kind, its body and the body's length. EOF when the client is gone.
+pub(crate) type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int;
 /// Puts a protocol message into the send buffer: its kind, its body and the body's length.
-pub(crate) type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
+pub(crate) type PutMessageNoblock = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
+
+/// What stands in the place of PostgreSQL's functions.
+#[derive(Clone, Copy)]
+pub(crate) struct Methods {
+    pub(crate) flush: Flush,
+    pub(crate) flush_if_writable: Flush,
+    pub(crate) is_send_pending: IsSendPending,
+    pub(crate) put_message: PutMessage,
+    pub(crate) put_message_noblock: PutMessageNoblock,
+}
 
 unsafe extern "C" {
     #[link_name = "PqCommMethods"]
@@ -328,6 +340,8 @@ unsafe extern "C" {
 
 /// The table that was there, while ours is in its place.
 static ORIGINAL_METHODS: AtomicPtr<PqCommMethods> = AtomicPtr::new(std::ptr::null_mut());
+/// That table is PostgreSQL's own, and not one of another extension.
+static ORIGINAL_IS_POSTGRES: AtomicBool = AtomicBool::new(false);
 
 /// Ours.
 static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
@@ -336,11 +350,7 @@ static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
 ///
 /// # Safety
 /// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and are never unloaded.
-pub(crate) unsafe fn replace_methods(
-    flush: FlushIfWritable,
-    pending: IsSendPending,
-    put: PutMessage,
-) {
+pub(crate) unsafe fn replace_methods(methods: Methods) {
     if !ORIGINAL_METHODS.load(Relaxed).is_null() {
         return;
     }
@@ -348,11 +358,18 @@ pub(crate) unsafe fn replace_methods(
     unsafe {
         let original = PQ_COMM_METHODS;
         let ours = OUR_METHODS.get_or_init(|| PqCommMethods {
-            flush_if_writable: flush,
-            is_send_pending: pending,
-            putmessage_noblock: put,
+            flush: methods.flush,
+            flush_if_writable: methods.flush_if_writable,
+            is_send_pending: methods.is_send_pending,
+            putmessage: methods.put_message,
+            putmessage_noblock: methods.put_message_noblock,
             ..*original
         });
+        let is_postgres = same_object(
+            (*original).putmessage_noblock as *const c_void,
+            secure_write_unguarded as *const c_void,
+        );
+        ORIGINAL_IS_POSTGRES.store(is_postgres, Relaxed);
         ORIGINAL_METHODS.store(original.cast_mut(), Relaxed);
         PQ_COMM_METHODS = ours;
     }
@@ -367,6 +384,24 @@ pub(crate) fn restore_methods() {
     }
 }
 
+/// Whether functions stand in the place of PostgreSQL's own, and not of another extension's.
+pub(crate) fn has_replaced_postgres_methods() -> bool {
+    !ORIGINAL_METHODS.load(Relaxed).is_null() && ORIGINAL_IS_POSTGRES.load(Relaxed)
+}
+
+/// Whether both addresses are of the same executable or library.
+fn same_object(one: *const c_void, other: *const c_void) -> bool {
+    let base = |address| {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: it only looks the address up, and fills in the structure if it finds it.
+        let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+        // SAFETY: zeros are a value of it, as its fields are pointers.
+        let base = unsafe { info.assume_init() }.dli_fbase;
+        (found != 0).then_some(base)
+    };
+    base(one).is_some_and(|found| base(other) == Some(found))
+}
+
 /// The table of PostgreSQL's own functions.
 unsafe fn original_methods() -> *const PqCommMethods {
     let original = ORIGINAL_METHODS.load(Relaxed);
@@ -376,6 +411,28 @@ unsafe fn original_methods() -> *const PqCommMethods {
     } else {
         original
     }
+}
+
+/// PostgreSQL's own `pq_flush`, for the function that stands in its place.
+///
+/// # Safety
+/// Called by PostgreSQL: an error leaves by a long jump.
+pub(crate) unsafe fn original_flush() -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { ((*original_methods()).flush)() }
+}
+
+/// PostgreSQL's own `pq_putmessage`, for the function that stands in its place.
+///
+/// # Safety
+/// Called by PostgreSQL: an error leaves by a long jump.
+pub(crate) unsafe fn original_putmessage(
+    kind: c_char,
+    body: *const c_char,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { ((*original_methods()).putmessage)(kind, body, length) }
 }
 
 /// PostgreSQL's own `pq_flush_if_writable`, for the function that stands in its place.
@@ -405,15 +462,69 @@ pub(crate) unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_ch
     unsafe { ((*original_methods()).putmessage_noblock)(kind, body, length) }
 }
 
-/// `pq_flush_if_writable`. That the client is gone is found out by the next who writes.
+/// `pq_flush_if_writable`. False if the client is gone, which the next who writes finds out too.
 ///
 /// # Safety
 /// This process has a client.
-pub(crate) unsafe fn pq_flush_if_writable() {
+pub(crate) unsafe fn pq_flush_if_writable() -> bool {
     // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
     unsafe {
         let flush = (*original_methods()).flush_if_writable;
-        pg_sys::ffi::pg_guard_ffi_boundary(|| flush());
+        pg_sys::ffi::pg_guard_ffi_boundary(|| flush()) == 0
+    }
+}
+
+/// The first members of `Port` of src/include/libpq/libpq-be.h, 15 to 18.
+#[repr(C)]
+struct PortHead {
+    sock: c_int,
+    noblock: bool,
+}
+
+unsafe extern "C-unwind" {
+    // src/include/libpq/libpq.h, 15 to 18. (The bytes are only read, whatever the older declarations say.)
+    #[link_name = "secure_write"]
+    fn secure_write_unguarded(
+        port: *mut pg_sys::Port,
+        bytes: *const c_void,
+        length: usize,
+    ) -> isize;
+}
+
+/// What came of writing to the client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Written {
+    /// So many bytes were taken.
+    Bytes(usize),
+    /// None were, for now. The same bytes have to be written again, perhaps with more behind them.
+    Later,
+    /// The client is gone; the system's number for how.
+    Lost(i32),
+}
+
+/// Write bytes to the client past the send buffer, without waiting: `secure_write`, which may encrypt them.
+///
+/// # Safety
+/// This process has a client, and nothing is in the send buffer.
+pub(crate) unsafe fn write_to_client(bytes: &[u8]) -> Written {
+    // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
+    unsafe {
+        let port = pg_sys::MyProcPort;
+        loop {
+            // As `socket_set_nonblocking` of src/backend/libpq/pqcomm.c does; who wants to wait sets it back.
+            (*port.cast::<PortHead>()).noblock = true;
+            let (written, code) = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let written = secure_write_unguarded(port, bytes.as_ptr().cast(), bytes.len());
+                let error = std::io::Error::last_os_error();
+                (written, error.raw_os_error().unwrap_or_default())
+            });
+            match usize::try_from(written) {
+                Ok(count) if count > 0 => return Written::Bytes(count),
+                _ if code == libc::EINTR => {}
+                _ if code == libc::EAGAIN || code == libc::EWOULDBLOCK => return Written::Later,
+                _ => return Written::Lost(code),
+            }
+        }
     }
 }
 

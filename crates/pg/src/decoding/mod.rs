@@ -16,6 +16,7 @@
 //! where a transaction's changes come from. `version` tells the version of one of this node's.
 
 mod arguments;
+mod bulk;
 mod column;
 pub(crate) mod deletions;
 mod displacement;
@@ -27,6 +28,7 @@ mod invalidation;
 mod json_table;
 mod json_value;
 mod key;
+mod message_file;
 mod node;
 mod outgoing;
 mod own_table;

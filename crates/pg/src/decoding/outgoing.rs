@@ -4,32 +4,50 @@
 //! A walsender flushes with each message that a plugin writes, which for small ones is most of the work. So these are only put
 //! into the connection's send buffer ([`Outgoing::queue`]), as the same protocol messages that a write makes of them. When they
 //! are flushed is `paced`'s to say; the next write of a large one flushes them too.
+//!
+//! What a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file (`message_file`) until it is whole, and is sent from there in
+//! pieces (`bulk`): its memory does not grow with a message. An SQL function returns a message as one value, so there it is gathered in the
+//! context's buffer.
 
 use pgrx::pg_sys;
 
+use super::bulk::{self, Body};
 use super::format::Context;
+use super::message_file::MessageFile;
 use super::paced::Pacing;
 use super::stream::write_message;
 use crate::ffi;
 
 /// How much is kept in the buffer before it goes to the context's own.
-const GATHERED_BYTES: usize = 64 << 10;
+const MOVED_BYTES: usize = 64 << 10;
+/// How much is kept in the buffer before it goes to a file.
+const GATHERED_BYTES: usize = 1 << 20;
 /// How much memory the context's buffer keeps after a message.
 const KEPT_BYTES: i32 = 1 << 20;
 
 /// After how many bytes that are only in the send buffer a message is written the usual way, so that the client's pace is
 /// kept.
 const QUEUED_BYTES: usize = 32 << 10;
-/// What a walsender puts before a message: 'w', two positions, a time, each of 8 bytes in network order
-/// (`WalSndPrepareWrite` of src/backend/replication/walsender.c, 15 to 18).
-const HEADER_BYTES: usize = 25;
+
+/// Where a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// Nothing was prepared yet.
+    Unknown,
+    /// An SQL function.
+    Function,
+    /// A walsender's client.
+    Client {
+        /// Large messages can be sent in pieces.
+        in_pieces: bool,
+    },
+}
 
 /// The message in hand.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     buffer: Vec<u8>,
-    /// A walsender writes, and not an SQL function. Known once it has prepared a message.
-    to_client: Option<bool>,
+    reader: Reader,
     /// Bytes that are in the send buffer only.
     queued: usize,
     /// A protocol message in the making.
@@ -37,8 +55,12 @@ pub(super) struct Outgoing {
     pub(super) pacing: Pacing,
     /// How much of `buffer` is whole pieces.
     whole: usize,
+    /// How much `buffer` may have before it is moved.
+    room: usize,
     /// Bytes of the message that are in the context's buffer already.
     moved: usize,
+    /// Where the beginning of the message is instead, if it is large.
+    file: Option<MessageFile>,
     /// Beyond so many bytes a message is sent and another one begun.
     limit: usize,
 }
@@ -48,12 +70,14 @@ impl Outgoing {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             buffer: Vec::new(),
-            to_client: None,
+            reader: Reader::Unknown,
             queued: 0,
             message: Vec::new(),
             pacing: Pacing::default(),
             whole: 0,
+            room: MOVED_BYTES,
             moved: 0,
+            file: None,
             limit,
         }
     }
@@ -64,18 +88,24 @@ impl Outgoing {
         &mut self.buffer
     }
 
+    /// Bytes of the message that are elsewhere already.
+    #[inline]
+    fn elsewhere(&self) -> usize {
+        self.moved + self.file.as_ref().map_or(0, MessageFile::len)
+    }
+
     /// A piece is whole, and more will follow.
     ///
     /// # Safety
     /// `ctx` is valid, in a callback that may write.
     #[inline]
     pub(super) unsafe fn keep(&mut self, ctx: Context) {
-        if self.moved + self.buffer.len() > self.limit {
+        if self.elsewhere() + self.buffer.len() > self.limit {
             // SAFETY: as the caller says.
             unsafe { self.cut(ctx) };
-        } else if self.buffer.len() >= GATHERED_BYTES {
+        } else if self.buffer.len() >= self.room {
             // SAFETY: as the caller says.
-            unsafe { self.move_out(ctx, self.buffer.len()) };
+            unsafe { self.make_room(ctx) };
         }
         self.whole = self.buffer.len();
     }
@@ -86,35 +116,73 @@ impl Outgoing {
         self.pacing.release();
         // SAFETY: as the caller says.
         unsafe {
-            if self.moved + self.whole > 0 {
-                self.move_out(ctx, self.whole);
-                self.write(ctx);
+            if self.elsewhere() + self.whole > 0 {
+                self.write(ctx, self.whole);
             }
         }
     }
 
-    /// Move bytes into the context's buffer.
+    /// Take what is gathered out of the buffer.
     #[cold]
-    unsafe fn move_out(&mut self, ctx: Context, len: usize) {
-        // SAFETY: as the caller says; the output buffer is the context's.
+    unsafe fn make_room(&mut self, ctx: Context) {
+        // SAFETY: as the caller says.
         unsafe {
-            if self.moved == 0 {
-                pg_sys::OutputPluginPrepareWrite(ctx, true);
-                self.learn(ctx);
+            self.learn(ctx);
+            if self.buffer.len() >= self.room {
+                self.move_out(ctx, self.buffer.len());
             }
-            let bytes = self.buffer.get(..len).unwrap_or_default();
-            let count = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-            pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), count);
         }
-        self.moved += len;
-        self.buffer.drain(..len);
     }
 
+    /// Move bytes into the file or into the context's buffer.
+    unsafe fn move_out(&mut self, ctx: Context, len: usize) {
+        let bytes = self.buffer.get(..len).unwrap_or_default();
+        if self.reader == (Reader::Client { in_pieces: true }) {
+            self.file
+                .get_or_insert_with(MessageFile::create)
+                .append(bytes);
+        } else {
+            // SAFETY: as the caller says; the output buffer is the context's.
+            unsafe {
+                if self.moved == 0 {
+                    pg_sys::OutputPluginPrepareWrite(ctx, true);
+                }
+                let count = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+                pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), count);
+            }
+            self.moved += len;
+        }
+        self.take(len);
+    }
+
+    /// Forget the first bytes of the buffer, and the memory of many.
+    fn take(&mut self, len: usize) {
+        self.buffer.drain(..len);
+        if self.buffer.capacity() > 2 * self.room {
+            self.buffer.shrink_to(self.room);
+        }
+    }
+
+    /// Send what is elsewhere and the first bytes of the buffer as one message.
     #[cold]
-    unsafe fn write(&mut self, ctx: Context) {
+    unsafe fn write(&mut self, ctx: Context, len: usize) {
         // SAFETY: as the caller says. The context's buffer is its own, and nothing in it is needed after it was written.
         unsafe {
-            pg_sys::OutputPluginWrite(ctx, true);
+            self.learn(ctx);
+            if self.elsewhere() == 0 {
+                write_message(ctx, self.buffer.get(..len).unwrap_or_default(), true);
+                self.take(len);
+            } else {
+                self.move_out(ctx, len);
+                if let Some(file) = &self.file {
+                    pg_sys::OutputPluginPrepareWrite(ctx, true);
+                    bulk::write(ctx, Body::File(file), true);
+                    self.file = None;
+                } else {
+                    pg_sys::OutputPluginWrite(ctx, true);
+                    self.moved = 0;
+                }
+            }
             let out = &mut *(*ctx).out;
             if out.maxlen > KEPT_BYTES {
                 pg_sys::resetStringInfo(out);
@@ -123,7 +191,6 @@ impl Outgoing {
                 out.maxlen = KEPT_BYTES;
             }
         }
-        self.moved = 0;
     }
 
     /// The message is whole, and a small one may wait for others to be sent.
@@ -135,7 +202,8 @@ impl Outgoing {
         // SAFETY: as the caller says.
         unsafe {
             let queued = self.queued + self.buffer.len();
-            if self.to_client != Some(true) || self.moved > 0 || queued > QUEUED_BYTES {
+            let is_small = queued <= QUEUED_BYTES && self.elsewhere() == 0;
+            if !is_small || !matches!(self.reader, Reader::Client { .. }) {
                 self.send(ctx);
                 return;
             }
@@ -155,13 +223,23 @@ impl Outgoing {
         self.whole = 0;
     }
 
-    /// What a message that was just prepared looks like tells who writes it.
+    /// What a message that was just prepared looks like tells who reads it.
     unsafe fn learn(&mut self, ctx: Context) {
-        // SAFETY: as the caller of all methods says; an SQL function's buffer is empty at this point.
+        if self.reader != Reader::Unknown {
+            return;
+        }
+        // SAFETY: as the caller of all methods says; nothing is in the context's buffer before this is known.
         unsafe {
-            let out = &*(*ctx).out;
-            let header = usize::try_from(out.len) == Ok(HEADER_BYTES);
-            self.to_client = Some(header && (*out.data).cast_unsigned() == b'w');
+            pg_sys::OutputPluginPrepareWrite(ctx, true);
+            self.reader = if bulk::is_for_client(ctx) {
+                let in_pieces = bulk::is_possible(ctx);
+                if in_pieces {
+                    self.room = GATHERED_BYTES;
+                }
+                Reader::Client { in_pieces }
+            } else {
+                Reader::Function
+            };
         }
     }
 
@@ -175,23 +253,10 @@ impl Outgoing {
         unsafe {
             self.queued = 0;
             self.pacing.release();
-            if self.to_client.is_none() && self.moved == 0 {
-                pg_sys::OutputPluginPrepareWrite(ctx, true);
-                self.learn(ctx);
+            if self.elsewhere() + self.buffer.len() > self.limit {
+                self.cut(ctx);
             }
-            if self.moved == 0 && self.buffer.len() <= self.limit {
-                write_message(ctx, &self.buffer, true);
-                self.buffer.clear();
-                if self.buffer.capacity() > 2 * GATHERED_BYTES {
-                    self.buffer.shrink_to(GATHERED_BYTES);
-                }
-            } else {
-                if self.moved + self.buffer.len() > self.limit {
-                    self.cut(ctx);
-                }
-                self.move_out(ctx, self.buffer.len());
-                self.write(ctx);
-            }
+            self.write(ctx, self.buffer.len());
         }
         self.whole = 0;
     }

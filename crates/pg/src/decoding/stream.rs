@@ -15,6 +15,7 @@ use braid_decoder::{
 use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
+use super::bulk::{self, Body, LARGE_BYTES};
 use super::column::Tools;
 use super::displacement;
 use super::format::{Author, Change, Context, Format, LogicalMessage, Preparation, Truncation};
@@ -149,6 +150,10 @@ pub(super) unsafe fn write_message(ctx: Context, bytes: &[u8], last: bool) {
     // SAFETY: as the caller says; the output buffer is the context's.
     unsafe {
         pg_sys::OutputPluginPrepareWrite(ctx, last);
+        if bytes.len() > LARGE_BYTES && bulk::is_possible(ctx) {
+            bulk::write(ctx, Body::Bytes(bytes), last);
+            return;
+        }
         pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), len);
         pg_sys::OutputPluginWrite(ctx, last);
     }

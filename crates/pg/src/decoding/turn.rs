@@ -14,7 +14,7 @@
 //! - Not while the socket takes no more, and not once the stream was ended on this side.
 //!
 //! The functions through which a backend talks to its client (`PqCommMethods`) are there to be replaced; ours do what PostgreSQL's do, and
-//! those of a stream whose flushes wait ([`super::paced`]) leave out some. They are put back when the stream's state goes, also after an error.
+//! those of a stream whose flushes wait ([`super::paced`]) leave out some, and while a large message is sent ([`super::bulk`]) they see to that. They are put back when the stream's state goes, also after an error.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
+use super::bulk;
 use super::format::Context;
 use super::paced::flushes_wait;
 use super::page_read::readable_end;
@@ -67,7 +68,13 @@ impl Turn {
             }
             self.page_read = (*(*ctx).reader).routine.page_read.replace(read_page);
             // The process has a client, as it is a walsender; the functions are of this library, which is never unloaded.
-            ffi::replace_methods(flush_if_writable, is_send_pending, put_message);
+            ffi::replace_methods(ffi::Methods {
+                flush,
+                flush_if_writable,
+                is_send_pending,
+                put_message,
+                put_message_noblock,
+            });
         }
         BUSY.store(false, Relaxed);
         CONTEXT.store(ctx, Relaxed);
@@ -95,6 +102,10 @@ fn busy<T>(work: impl FnOnce() -> T) -> T {
 }
 
 unsafe extern "C-unwind" fn flush_if_writable() -> c_int {
+    if bulk::is_under_way() {
+        // SAFETY: as just asked.
+        return unsafe { push() };
+    }
     if flushes_wait() {
         return 0;
     }
@@ -102,13 +113,41 @@ unsafe extern "C-unwind" fn flush_if_writable() -> c_int {
     unsafe { ffi::original_flush_if_writable() }
 }
 
-unsafe extern "C-unwind" fn put_message(kind: c_char, body: *const c_char, length: usize) {
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn push() -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { bulk::push() }
+}
+
+/// Nothing is flushed that would be taken for a part of a message.
+unsafe extern "C-unwind" fn flush() -> c_int {
+    if bulk::is_begun() {
+        return 0;
+    }
+    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
+    unsafe { ffi::original_flush() }
+}
+
+/// As above. The original one for what is put without waiting comes here too.
+unsafe extern "C-unwind" fn put_message(kind: c_char, body: *const c_char, length: usize) -> c_int {
+    if bulk::is_begun() {
+        return 0;
+    }
+    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
+    unsafe { ffi::original_putmessage(kind, body, length) }
+}
+
+unsafe extern "C-unwind" fn put_message_noblock(kind: c_char, body: *const c_char, length: usize) {
     // CopyDone: nothing may follow it.
     if kind.cast_unsigned() == b'c' {
         CONTEXT.store(std::ptr::null_mut(), Relaxed);
     }
     // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe { ffi::original_putmessage_noblock(kind, body, length) }
+    unsafe {
+        if !bulk::takes(kind, body, length) {
+            ffi::original_putmessage_noblock(kind, body, length);
+        }
+    }
 }
 
 #[pgrx::pg_guard]
@@ -133,7 +172,7 @@ unsafe extern "C-unwind" fn is_send_pending() -> bool {
 /// Whether the loop is to wait until the socket takes more.
 unsafe fn is_pending() -> bool {
     // SAFETY: as the caller of PostgreSQL's function says.
-    !flushes_wait() && unsafe { ffi::original_is_send_pending() }
+    bulk::is_under_way() || (!flushes_wait() && unsafe { ffi::original_is_send_pending() })
 }
 
 /// Whether another record leaves [`MARGIN`] before `end`, the end of what there is to read. (One that is larger than that is waited for
@@ -215,7 +254,11 @@ unsafe extern "C-unwind" fn write(
     // SAFETY: called by `OutputPluginWrite` in place of the original, which is called as it would have been.
     unsafe {
         if let Some(original) = turn(ctx).and_then(|turn| turn.write) {
-            busy(|| pg_sys::ffi::pg_guard_ffi_boundary(|| original(ctx, location, xid, last)));
+            busy(|| {
+                bulk::or_end(|| {
+                    pg_sys::ffi::pg_guard_ffi_boundary(|| original(ctx, location, xid, last));
+                });
+            });
         }
     }
 }
