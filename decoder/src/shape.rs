@@ -1,6 +1,6 @@
 //! A relation's shape as it is sent, kept so that it is only sent again when it really changed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use braid_gir::{
     Column, ColumnFlags, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, Writer, WrittenKey,
@@ -8,6 +8,11 @@ use braid_gir::{
 
 /// How many shapes of one relation are remembered.
 const REMEMBERED_SHAPES: usize = 8;
+
+/// Of how many relations shapes are remembered. Beyond it all are forgotten.
+const REMEMBERED_RELATIONS: usize = 16_384;
+/// After how many new numbers it is worth a look which are still used.
+const NEW_NUMBERS: u32 = 4_096;
 
 /// One column of a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +110,8 @@ impl Shape {
 pub struct SchemaBook {
     next: u32,
     sent: HashMap<u32, Vec<(SchemaNumber, Shape)>>,
+    /// What was next when it was last asked which numbers are in use.
+    looked: u32,
 }
 
 impl SchemaBook {
@@ -113,6 +120,9 @@ impl SchemaBook {
     /// # Errors
     /// [`braid_gir::Error::TooLarge`].
     pub fn announce(&mut self, shape: &Shape, writer: &mut Writer) -> Result<SchemaNumber> {
+        if self.sent.len() >= REMEMBERED_RELATIONS && !self.sent.contains_key(&shape.relation_oid) {
+            self.forget();
+        }
         let known = self.sent.entry(shape.relation_oid).or_default();
         if let Some((number, _)) = known.iter().find(|(_, other)| other == shape) {
             return Ok(*number);
@@ -130,6 +140,20 @@ impl SchemaBook {
     /// Forget what was sent: it will be sent again, under new numbers.
     pub fn forget(&mut self) {
         self.sent.clear();
+    }
+
+    /// Whether so many numbers were given that whoever keeps something for each should ask which are in use.
+    #[must_use]
+    pub fn has_many_new(&self) -> bool {
+        self.next.wrapping_sub(self.looked) >= NEW_NUMBERS
+    }
+
+    /// The numbers that records may refer to from here on: those of the book, and `kept`, which the caller uses without asking it. No
+    /// other number that was given ever comes again.
+    pub fn in_use(&mut self, kept: impl Iterator<Item = SchemaNumber>) -> HashSet<SchemaNumber> {
+        self.looked = self.next;
+        let known = self.sent.values().flatten().map(|(number, _)| *number);
+        known.chain(kept).collect()
     }
 }
 
@@ -171,5 +195,65 @@ mod tests {
             records += 1;
         }
         assert_eq!(records, 15);
+    }
+
+    /// What a reader keeps for each number, told as a stream tells its delivery.
+    #[derive(Default)]
+    struct Kept {
+        book: SchemaBook,
+        numbers: HashSet<SchemaNumber>,
+        most: usize,
+    }
+
+    impl Kept {
+        fn announce(&mut self, shape: &Shape, used: &[SchemaNumber]) -> SchemaNumber {
+            let mut writer = Writer::new();
+            let number = self.book.announce(shape, &mut writer).unwrap();
+            if !writer.is_empty() {
+                self.numbers.insert(number);
+            }
+            assert!(self.numbers.contains(&number), "{number:?} is known");
+            self.most = self.most.max(self.numbers.len());
+            if self.book.has_many_new() {
+                let used = used.iter().copied().chain([number]);
+                let in_use = self.book.in_use(used);
+                self.numbers.retain(|number| in_use.contains(number));
+            }
+            number
+        }
+    }
+
+    #[test]
+    fn tables_that_come_and_go_leave_nothing_behind() {
+        let mut kept = Kept::default();
+        let lasting = kept.announce(&shape(1, "lasting"), &[]);
+        for oid in 2..100_000 {
+            kept.announce(&shape(oid, "one of many"), &[lasting]);
+        }
+        assert!(
+            kept.most <= REMEMBERED_RELATIONS + NEW_NUMBERS as usize + 1,
+            "{}",
+            kept.most
+        );
+        assert!(kept.book.sent.len() <= REMEMBERED_RELATIONS);
+        assert!(
+            kept.numbers.contains(&lasting),
+            "what is used is not forgotten"
+        );
+    }
+
+    #[test]
+    fn shapes_that_a_table_had_leave_nothing_behind() {
+        let mut kept = Kept::default();
+        for version in 0..100_000 {
+            kept.announce(&shape(1, &format!("version {version}")), &[]);
+            kept.announce(&shape(2, "lasting"), &[]);
+        }
+        assert!(
+            kept.most <= 2 * REMEMBERED_SHAPES + NEW_NUMBERS as usize,
+            "{}",
+            kept.most
+        );
+        assert_eq!(kept.announce(&shape(2, "lasting"), &[]), SchemaNumber(1));
     }
 }

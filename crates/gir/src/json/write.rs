@@ -145,6 +145,12 @@ impl JsonWriter {
         written
     }
 
+    /// Forget the schemas with other numbers than those that `in_use` is true for: no record will refer to them. Who does not know keeps them
+    /// all, which takes memory for each shape that a table of the stream ever had.
+    pub fn keep_schemas(&mut self, mut in_use: impl FnMut(SchemaNumber) -> bool) {
+        self.schemas.retain(|number, _| in_use(*number));
+    }
+
     fn stream_header(&mut self, header: &StreamHeader<'_>, out: &mut String) {
         // Text that was decoded is in UTF-8 from here on.
         let (charset, name) = match (header.charset, self.decoder) {

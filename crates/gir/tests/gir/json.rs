@@ -155,7 +155,7 @@ fn validator() -> &'static jsonschema::Validator {
 }
 
 /// Says whether the published schema takes it.
-fn is_published(line: &str) -> Result<(), String> {
+pub(crate) fn is_published(line: &str) -> Result<(), String> {
     let value: serde_json::Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
     validator()
         .validate(&value)
@@ -887,4 +887,35 @@ fn a_running_transaction_is_refused() {
         );
         assert_eq!(out, "");
     }
+}
+
+#[test]
+fn schemas_that_are_not_used_again_are_forgotten() {
+    let shape = |number: u32| OwnedRecord::Schema {
+        numbers: (number, 1),
+        identity: ReplicaIdentity::Default,
+        names: ["public".to_owned(), "items".to_owned()],
+        columns: Vec::new(),
+        keys: Vec::new(),
+    };
+    let truncate = |number: u32| OwnedRecord::Truncate {
+        flags: (false, false),
+        schemas: vec![number],
+    };
+    let mut writer = JsonWriter::new(KEYS);
+    let mut write = |record: &OwnedRecord, forgets: bool| {
+        if forgets {
+            writer.keep_schemas(|number| number == SchemaNumber(7));
+        }
+        let frame = frame(std::slice::from_ref(record));
+        let record = Reader::new(frame.frame()).next_record().unwrap().unwrap();
+        writer.record(&record, &mut String::new())
+    };
+    write(&shape(7), false).unwrap();
+    write(&shape(8), false).unwrap();
+    write(&truncate(8), false).unwrap();
+    write(&truncate(7), true).unwrap();
+    assert_eq!(write(&truncate(8), false), Err(Error::UnknownSchema(8)));
+    write(&shape(8), false).unwrap();
+    write(&truncate(8), false).unwrap();
 }

@@ -11,6 +11,7 @@ mod json;
 mod model;
 mod mutation;
 mod order;
+mod published;
 mod rejection;
 mod rendering;
 mod round_trip;

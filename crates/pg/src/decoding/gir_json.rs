@@ -4,6 +4,8 @@
 //! that types without a portable form come in their text form, and that values which are not in WAL may be asked for
 //! ([`super::fetch`]).
 
+use std::collections::HashSet;
+
 use braid_decoder::JsonRequest;
 use braid_gir::{
     Change, JsonOptions, JsonWriter, Reader, Record, SchemaDetail, SchemaNumber, Tag, Value,
@@ -127,6 +129,13 @@ impl Delivery for GirJson {
         self.text.shrink_to(KEPT_BYTES);
         // SAFETY: as the caller says.
         unsafe { (*ctx).write_location = location };
+    }
+
+    fn keep_schemas(&mut self, in_use: &HashSet<SchemaNumber>) {
+        self.writer.keep_schemas(|number| in_use.contains(&number));
+        if let Some(fetching) = &mut self.fetch {
+            fetching.schemas.retain(|number, _| in_use.contains(number));
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! It belongs to the decoding context: it is dropped when that context's memory goes, also after an error, for which there
 //! is no callback.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::ops::ControlFlow;
 
@@ -119,6 +119,9 @@ pub(super) trait Delivery {
     /// # Safety
     /// `ctx` is valid and may be written to; in a transaction with a historic snapshot, unless the frame is a lone message.
     unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]);
+
+    /// Frames to come refer to no other schemas than these and new ones.
+    fn keep_schemas(&mut self, _in_use: &HashSet<SchemaNumber>) {}
 }
 
 /// Each frame as one message.
@@ -256,8 +259,19 @@ impl Stream {
         if written {
             let delivery = &mut *self.delivery;
             self.outbox.flush_if_large(&mut Sink { ctx, delivery });
+            self.keep_schemas();
         }
         self.progress.note(ctx, written);
+    }
+
+    /// Once in a while tell the delivery which schemas may come again, when nothing waits for it that refers to others.
+    #[inline]
+    fn keep_schemas(&mut self) {
+        if self.book.has_many_new() && self.outbox.writer().is_empty() {
+            let numbers = self.relations.values().filter_map(|entry| entry.number);
+            let in_use = self.book.in_use(numbers);
+            self.delivery.keep_schemas(&in_use);
+        }
     }
 
     /// Name of a replication origin; empty for none, for one that is not known any more, and for what was marked as not to be
@@ -949,6 +963,7 @@ impl Format for Stream {
             // SAFETY: as the caller says.
             unsafe { held::release_at_end(ctx, self, txn.end_lsn) };
         }
+        self.keep_schemas();
         // Keeps feedback and synchronous replication going over transactions of which nothing is sent.
         // SAFETY: as the caller says.
         unsafe { pg_sys::OutputPluginUpdateProgress(ctx, !sent) };
