@@ -237,4 +237,35 @@ for my $way (
 	is(scalar($out =~ tr/Q//), $fewer * 1_000_000, 'as does a smaller size of messages');
 }
 
+# A table whose shape changes all the time, and one whose shape was announced long before: more shapes than a stream remembers numbers of.
+{
+	my $shapes = 4500;
+	new_slot();
+	$node->safe_psql('postgres', qq[
+		create table changing (id int, c0 int);
+		create table lasting (id int, v text);
+		alter publication everything add table changing, lasting;
+		insert into lasting values (0, 'before');
+		do \$\$ begin
+			for i in 1 .. $shapes loop
+				execute format('alter table changing rename c%s to c%s', i - 1, i);
+				insert into changing values (i, i);
+				if i % 100 = 0 then insert into lasting values (i, 'meanwhile'); end if;
+				commit;
+			end loop;
+		end \$\$;
+	]);
+	for my $schema (qw(each once))
+	{
+		my $read = "pg_logical_slot_peek_changes('feed', null, null, 'format', 'gir-json', 'publication_names', 'everything', 'schema', '$schema')";
+		my $seen = $node->safe_psql('postgres', qq[
+			select count(*) filter (where o->>'operation' = 'schema'),
+				count(*) filter (where o->'schema'->>'table' = 'changing' and o->'after'->('c' || (o->'after'->>'id')) = o->'after'->'id'),
+				count(*) filter (where o->'schema'->>'table' = 'lasting' and o->'after'->>'v' in ('before', 'meanwhile')),
+				count(distinct o->'schema'->>'number') filter (where o->'schema'->>'table' = 'lasting')
+			from (select data::jsonb as o from $read) x]);
+		is($seen, join('|', $shapes + 1, $shapes, $shapes / 100 + 1, 1), "schema $schema: many shapes, and one that lasts");
+	}
+}
+
 done_testing();
