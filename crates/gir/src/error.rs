@@ -70,7 +70,4 @@ pub enum Error {
     /// A schema has two columns of one name, so that an image can't be an object with a member for each.
     #[error("column name \"{0}\" is there twice")]
     RepeatedColumn(String),
-    /// A record of a transaction that may still run, which JSON does not have.
-    #[error("a running transaction has no form in JSON")]
-    NotInJson,
 }

@@ -70,6 +70,9 @@ pub enum JsonErrorKind {
     /// A record in a place where it has no business: the stream's order is broken.
     #[error("{0}")]
     OutOfOrder(&'static str),
+    /// The object is of a stream with transactions that have not committed, where only others are taken.
+    #[error("transactions that have not committed are not taken here")]
+    Uncommitted,
     /// The record can't be written in the binary form.
     #[error("{0}")]
     Record(crate::Error),

@@ -1,19 +1,18 @@
 //! JSON objects into records.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::IDENTITIES;
 use super::error::{Inside, JsonError, JsonErrorKind, Result};
 use super::scan::Node;
-use super::value::{Read, hex_bytes, read_timestamp, read_value};
+use super::value::{Read, hex_bytes, read_value};
 use crate::change::BeforeKind;
 use crate::image::ImageWriter;
 use crate::message::Message;
 use crate::record::Writer;
 use crate::schema::{Column, ColumnFlags, ReplicaIdentity, SchemaKeyColumn, SchemaNumber};
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
-use crate::transaction::{Begin, Commit};
 use crate::value::Value;
 
 /// Columns of a relation that are taken: what PostgreSQL's tuples can have. An image says only what it has of them, so
@@ -30,6 +29,9 @@ const MAX_COLUMNS: usize = 1_664;
 /// - no begin and commit: neighbours with the same `transaction` are one, and [`JsonReader::finish`] ends the last;
 /// - no `keys`: the change is a barrier.
 ///
+/// What still runs or is prepared has to say all of it: segments have a start and an end, prepared transactions a begin and a
+/// prepare object, and changes in them may leave out only which transaction they are of.
+///
 /// Memory is bounded by the length of what was read.
 #[derive(Debug, Default)]
 pub struct JsonReader {
@@ -39,7 +41,11 @@ pub struct JsonReader {
     /// Schemas without a number, by their encoded form.
     numbers: HashMap<Vec<u8>, u32>,
     next_number: u32,
-    transaction: Option<Open>,
+    open: Open,
+    /// Transactions of which segments came, and no end.
+    running: HashSet<u32>,
+    /// Transactions that have not committed are refused.
+    committed_only: bool,
 }
 
 /// A schema that was announced.
@@ -52,22 +58,6 @@ struct Known {
     /// The record's body but for the number.
     body: Vec<u8>,
     columns: HashMap<String, usize>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Transaction {
-    xid: u32,
-    lsn: u64,
-    commit_time: i64,
-    origin: String,
-    origin_lsn: u64,
-}
-
-#[derive(Debug)]
-struct Open {
-    transaction: Transaction,
-    /// There was no begin object, so there may be no commit object either.
-    implied: bool,
 }
 
 /// A member that may be there once.
@@ -110,11 +100,26 @@ macro_rules! members {
     };
 }
 
+// Behind the macro, which it uses.
+mod boundary;
+
+use boundary::{Open, Within};
+
 impl JsonReader {
     /// A stream of which nothing was read.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, for who takes only transactions that have committed: what is said of others is refused
+    /// ([`JsonErrorKind::Uncommitted`]).
+    #[must_use]
+    pub fn of_committed() -> Self {
+        Self {
+            committed_only: true,
+            ..Self::default()
+        }
     }
 
     /// Read one JSON text, an object or an array of objects, and append its records to `out`.
@@ -133,14 +138,9 @@ impl JsonReader {
     /// The text has ended: write the Commit of a transaction that had no begin object.
     ///
     /// # Errors
-    /// [`JsonErrorKind::OutOfOrder`] when a transaction that had one has no commit object.
+    /// [`JsonErrorKind::OutOfOrder`] when a transaction that had one has no commit or prepare object, or a segment no end.
     pub fn finish(&mut self, out: &mut Writer) -> std::result::Result<(), JsonError> {
-        let whole = |kind| JsonError::new(0, kind);
-        self.end_implied(out).map_err(whole)?;
-        if self.transaction.is_some() {
-            return Err(whole(JsonErrorKind::OutOfOrder("transaction has no end")));
-        }
-        Ok(())
+        self.close(out).map_err(|kind| JsonError::new(0, kind))
     }
 
     fn read_text(&mut self, text: &[u8], out: &mut Writer) -> Result<()> {
@@ -164,14 +164,15 @@ impl JsonReader {
         }
         let operation = operation.required(node, "operation")?;
         let word = operation.string().inside("operation")?;
+        self.check_committed(&word)
+            .map_err(|kind| operation.error(kind).inside("operation"))?;
         match word.as_ref() {
             "stream" => self.stream(node, out),
             "schema" => self.schema_object(node, out),
-            "begin" => self.begin(node, out),
-            "commit" => self.commit(node, out),
             "insert" | "update" | "delete" => self.change(&word, node, out),
             "truncate" => self.truncate(node, out),
             "message" => self.message(node, out),
+            word if Self::is_boundary(word) => self.boundary(word, node, out),
             _ => Err(operation
                 .error(JsonErrorKind::UnknownWord {
                     what: "operation",
@@ -343,106 +344,19 @@ impl JsonReader {
         Ok(SchemaNumber(assigned))
     }
 
-    fn begin(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<()> {
-        members!(node, "operation" => _operation, "transaction" => transaction);
-        let given = transaction.required(node, "transaction")?;
-        let transaction = read_transaction(&given).inside("transaction")?;
-        self.end_implied(out).map_err(|kind| node.error(kind))?;
-        if self.transaction.is_some() {
-            return Err(node.error(JsonErrorKind::OutOfOrder(
-                "transaction begins inside another",
-            )));
-        }
-        self.start(transaction, false, out)
-            .map_err(|kind| node.error(kind))
-    }
-
-    fn start(
-        &mut self,
-        transaction: Transaction,
-        implied: bool,
-        out: &mut Writer,
-    ) -> std::result::Result<(), JsonErrorKind> {
-        out.begin(&Begin {
-            commit_lsn: transaction.lsn,
-            commit_timestamp: transaction.commit_time,
-            xid: transaction.xid,
-            origin: &transaction.origin,
-            origin_lsn: transaction.origin_lsn,
-        })
-        .map_err(JsonErrorKind::Record)?;
-        self.transaction = Some(Open {
-            transaction,
-            implied,
-        });
-        Ok(())
-    }
-
-    fn end_implied(&mut self, out: &mut Writer) -> std::result::Result<(), JsonErrorKind> {
-        if let Some(open) = self.transaction.take_if(|open| open.implied) {
-            let Transaction {
-                lsn, commit_time, ..
-            } = open.transaction;
-            out.commit(&Commit {
-                commit_lsn: lsn,
-                end_lsn: lsn,
-                commit_timestamp: commit_time,
-            })
-            .map_err(JsonErrorKind::Record)?;
-        }
-        Ok(())
-    }
-
-    fn commit(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<()> {
-        members!(node, "operation" => _operation, "lsn" => lsn, "end_lsn" => end,
-            "commit_time" => time);
-        let Some(open) = self.transaction.take_if(|open| !open.implied) else {
-            return Err(node.error(JsonErrorKind::OutOfOrder("commit outside of a transaction")));
-        };
-        let time = time.required(node, "commit_time")?;
-        let lsn = lsn.required(node, "lsn")?;
-        let commit = Commit {
-            commit_lsn: read_lsn(&lsn).inside("lsn")?,
-            end_lsn: read_lsn(&end.required(node, "end_lsn")?).inside("end_lsn")?,
-            commit_timestamp: read_timestamp(&time).inside("commit_time")?,
-        };
-        if commit.commit_lsn != open.transaction.lsn {
-            let kind = JsonErrorKind::OutOfOrder("commit is of another transaction");
-            return Err(lsn.error(kind).inside("lsn"));
-        }
-        out.commit(&commit)
-            .map_err(|error| node.error(JsonErrorKind::Record(error)))
-    }
-
-    /// A record of a transaction: the one in hand, or one that its own member says.
-    fn enter(&mut self, node: &Node<'_>, member: &Member<'_>, out: &mut Writer) -> Result<()> {
-        let Some(given) = member.given() else {
-            return match self.transaction {
-                Some(Open { implied: false, .. }) => Ok(()),
-                _ => Err(node.error(JsonErrorKind::Missing("transaction"))),
-            };
-        };
-        let transaction = read_transaction(&given).inside("transaction")?;
-        match &self.transaction {
-            Some(open) if open.transaction == transaction => return Ok(()),
-            Some(Open { implied: false, .. }) => {
-                let kind = JsonErrorKind::OutOfOrder("record is of another transaction");
-                return Err(given.error(kind).inside("transaction"));
-            }
-            _ => {}
-        }
-        self.end_implied(out)
-            .and_then(|()| self.start(transaction, true, out))
-            .map_err(|kind| node.error(kind))
-    }
-
     fn change(&mut self, operation: &str, node: &Node<'_>, out: &mut Writer) -> Result<()> {
         members!(node, "operation" => _operation, "transaction" => transaction,
-            "schema" => schema, "before_kind" => kind, "before" => before, "after" => after,
-            "keys" => keys, "barrier" => barrier);
+            "prepared" => prepared, "running" => running, "schema" => schema,
+            "before_kind" => kind, "before" => before, "after" => after, "keys" => keys,
+            "barrier" => barrier);
         let schema = schema.required(node, "schema")?;
         let number = self.schema(&schema, out).inside("schema")?;
-        self.enter(node, &transaction, out)?;
+        let within = Within {
+            transaction: &transaction,
+            prepared: &prepared,
+            running: &running,
+        };
+        self.enter(node, &within, out)?;
         let kind = match (before.given(), kind.given()) {
             (None, None) => BeforeKind::Absent,
             (None, Some(_)) => return Err(node.error(JsonErrorKind::Missing("before"))),
@@ -481,14 +395,19 @@ impl JsonReader {
 
     fn truncate(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<()> {
         members!(node, "operation" => _operation, "transaction" => transaction,
-            "schemas" => schemas, "cascade" => cascade, "restart_identity" => restart);
+            "prepared" => prepared, "running" => running, "schemas" => schemas, "cascade" => cascade, "restart_identity" => restart);
         let mut numbers = Vec::new();
         let schemas = schemas.required(node, "schemas")?;
         for (index, schema) in schemas.elements().inside("schemas")?.enumerate() {
             let number = schema.and_then(|schema| self.schema(&schema, out));
             numbers.push(number.inside(&index.to_string()).inside("schemas")?);
         }
-        self.enter(node, &transaction, out)?;
+        let within = Within {
+            transaction: &transaction,
+            prepared: &prepared,
+            running: &running,
+        };
+        self.enter(node, &within, out)?;
         let flag = |member: &Member<'_>, name| match member.given() {
             Some(flag) => flag.boolean().inside(name),
             None => Ok(false),
@@ -503,17 +422,21 @@ impl JsonReader {
 
     fn message(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<()> {
         members!(node, "operation" => _operation, "transaction" => transaction,
-            "transactional" => transactional, "lsn" => lsn, "prefix" => prefix,
+            "prepared" => prepared, "running" => running, "transactional" => transactional, "lsn" => lsn, "prefix" => prefix,
             "content" => content);
         let transactional = transactional
             .required(node, "transactional")?
             .boolean()
             .inside("transactional")?;
+        let within = Within {
+            transaction: &transaction,
+            prepared: &prepared,
+            running: &running,
+        };
         if transactional {
-            self.enter(node, &transaction, out)?;
-        } else if let Some(given) = transaction.given() {
-            let kind = JsonErrorKind::OutOfOrder("message is not transactional");
-            return Err(given.error(kind).inside("transaction"));
+            self.enter(node, &within, out)?;
+        } else {
+            within.refuse("message is not transactional")?;
         }
         let prefix = text(&prefix, node, "prefix")?;
         let content = read_content(&content.required(node, "content")?).inside("content")?;
@@ -673,31 +596,6 @@ fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
             None => Cow::Borrowed("pg_catalog"),
         },
         type_name: text(&type_name, node, "type")?,
-    })
-}
-
-fn read_transaction(node: &Node<'_>) -> Result<Transaction> {
-    members!(node, "xid" => xid, "lsn" => lsn, "commit_time" => time, "node" => name,
-        "origin" => origin, "origin_lsn" => origin_lsn);
-    if let Some(name) = name.given() {
-        name.string().inside("node")?;
-    }
-    let time = time.required(node, "commit_time")?;
-    Ok(Transaction {
-        xid: match xid.given() {
-            Some(xid) => xid.integer("xid").inside("xid")?,
-            None => 0,
-        },
-        lsn: read_lsn(&lsn.required(node, "lsn")?).inside("lsn")?,
-        commit_time: read_timestamp(&time).inside("commit_time")?,
-        origin: match origin.given() {
-            Some(origin) => origin.string().inside("origin")?.into_owned(),
-            None => String::new(),
-        },
-        origin_lsn: match origin_lsn.given() {
-            Some(lsn) => read_lsn(&lsn).inside("origin_lsn")?,
-            None => 0,
-        },
     })
 }
 

@@ -1,5 +1,7 @@
 //! Records into JSON objects.
 
+mod boundary;
+
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -13,7 +15,6 @@ use crate::message::Message;
 use crate::record::Record;
 use crate::schema::{Schema, SchemaNumber};
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
-use crate::transaction::{Begin, Commit};
 use crate::truncate::Truncate;
 use crate::value::Value;
 
@@ -54,8 +55,11 @@ pub struct JsonWriter {
     node: String,
     database: String,
     schemas: HashMap<SchemaNumber, Shape>,
-    /// The member `transaction` as JSON; empty outside of transactions.
-    transaction: String,
+    /// What the objects of the transaction in hand say of it, as JSON: the member `transaction`, that and `prepared`, or `running`;
+    /// empty outside of transactions.
+    within: String,
+    /// The transaction of the segment in hand.
+    segment: Option<u32>,
 }
 
 /// A relation's schema, as JSON.
@@ -91,8 +95,7 @@ impl JsonWriter {
     /// the stream, none left out.
     ///
     /// # Errors
-    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`], and [`Error::NotInJson`] for what belongs to a
-    /// transaction that may still run. Nothing is appended then.
+    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Nothing is appended then.
     pub fn record(&mut self, record: &Record<'_>, out: &mut String) -> Result<()> {
         self.record_with(record, None, out)
     }
@@ -109,35 +112,21 @@ impl JsonWriter {
     ) -> Result<()> {
         let start = out.len();
         let written = match record {
+            Record::Schema(schema) => self.schema(schema, out),
+            Record::Change(change) => self.change(change, fetched, out),
+            Record::Truncate(truncate) => self.truncate(truncate, out),
             Record::StreamHeader(header) => {
                 self.stream_header(header, out);
                 Ok(())
             }
-            Record::Schema(schema) => self.schema(schema, out),
-            Record::Begin(begin) => {
-                self.begin(begin, out);
-                Ok(())
-            }
-            Record::Commit(commit) => {
-                self.commit(commit, out);
-                Ok(())
-            }
-            Record::Change(change) => self.change(change, fetched, out),
-            Record::Truncate(truncate) => self.truncate(truncate, out),
             Record::Message(message) => {
                 self.message(message, out);
                 Ok(())
             }
-            Record::SegmentStart(_)
-            | Record::SegmentStop
-            | Record::Subtransaction(_)
-            | Record::Abort(_)
-            | Record::StreamedCommit(_)
-            | Record::BeginPrepared(_)
-            | Record::Prepare(_)
-            | Record::StreamedPrepare(_)
-            | Record::CommitPrepared(_)
-            | Record::RollbackPrepared(_) => Err(Error::NotInJson),
+            _ => {
+                self.boundary(record, out);
+                Ok(())
+            }
         };
         if written.is_err() {
             out.truncate(start);
@@ -149,6 +138,29 @@ impl JsonWriter {
     /// all, which takes memory for each shape that a table of the stream ever had.
     pub fn keep_schemas(&mut self, mut in_use: impl FnMut(SchemaNumber) -> bool) {
         self.schemas.retain(|number, _| in_use(*number));
+    }
+
+    /// What is said of a transaction, and not of what it changed.
+    fn boundary(&mut self, record: &Record<'_>, out: &mut String) {
+        match record {
+            Record::Begin(begin) => self.begin(begin, out),
+            Record::Commit(commit) => self.commit(commit, out),
+            Record::SegmentStart(start) => self.segment_start(*start, out),
+            Record::SegmentStop => self.segment_end(out),
+            Record::Subtransaction(xid) => self.subtransaction(*xid, out),
+            Record::Abort(abort) => Self::abort(*abort, out),
+            Record::StreamedCommit(commit) => self.streamed_commit(commit, out),
+            Record::BeginPrepared(prepared) => self.begin_prepared(prepared, out),
+            Record::Prepare(prepare) => self.prepare(prepare, out),
+            Record::StreamedPrepare(prepared) => self.step("streamed_prepare", prepared, out),
+            Record::CommitPrepared(prepared) => self.step("commit_prepared", prepared, out),
+            Record::RollbackPrepared(rollback) => self.rollback_prepared(rollback, out),
+            Record::StreamHeader(_)
+            | Record::Schema(_)
+            | Record::Change(_)
+            | Record::Truncate(_)
+            | Record::Message(_) => {}
+        }
     }
 
     fn stream_header(&mut self, header: &StreamHeader<'_>, out: &mut String) {
@@ -196,56 +208,6 @@ impl JsonWriter {
         Ok(())
     }
 
-    fn begin(&mut self, begin: &Begin<'_>, out: &mut String) {
-        let text = &mut self.transaction;
-        text.clear();
-        print(
-            text,
-            format_args!(r#""transaction":{{"xid":{},"lsn":"#, begin.xid),
-        );
-        put_lsn(text, begin.commit_lsn);
-        print(
-            text,
-            format_args!(
-                r#","commit_time":"{}","#,
-                timestamp_text(begin.commit_timestamp)
-            ),
-        );
-        if !self.node.is_empty() {
-            print(text, format_args!(r#""node":{},"#, self.node));
-        }
-        text.push_str(r#""origin":"#);
-        if begin.origin.is_empty() {
-            text.push_str("null");
-        } else {
-            put_string(text, begin.origin);
-        }
-        text.push_str(r#","origin_lsn":"#);
-        put_lsn(text, begin.origin_lsn);
-        text.push('}');
-        print(
-            out,
-            format_args!(r#"{{"operation":"begin",{}}}"#, self.transaction),
-        );
-    }
-
-    fn commit(&mut self, commit: &Commit, out: &mut String) {
-        self.transaction.clear();
-        out.push_str(r#"{"operation":"commit","lsn":"#);
-        put_lsn(out, commit.commit_lsn);
-        out.push_str(r#","end_lsn":"#);
-        put_lsn(out, commit.end_lsn);
-        let at = timestamp_text(commit.commit_timestamp);
-        print(out, format_args!(r#","commit_time":"{at}"}}"#));
-    }
-
-    fn transaction(&self, out: &mut String) {
-        if !self.transaction.is_empty() {
-            out.push(',');
-            out.push_str(&self.transaction);
-        }
-    }
-
     fn shape(&self, number: SchemaNumber) -> Result<&Shape> {
         self.schemas
             .get(&number)
@@ -272,7 +234,7 @@ impl JsonWriter {
             Operation::Update => r#"{"operation":"update""#,
             Operation::Delete => r#"{"operation":"delete""#,
         });
-        self.transaction(out);
+        self.put_within(out);
         out.push_str(r#","schema":"#);
         self.put_shape(shape, out);
         match header.before {
@@ -353,7 +315,7 @@ impl JsonWriter {
 
     fn truncate(&self, truncate: &Truncate<'_>, out: &mut String) -> Result<()> {
         out.push_str(r#"{"operation":"truncate""#);
-        self.transaction(out);
+        self.put_within(out);
         out.push_str(r#","schemas":["#);
         for (index, number) in truncate.schemas().enumerate() {
             if index > 0 {
@@ -374,7 +336,7 @@ impl JsonWriter {
     fn message(&self, message: &Message<'_>, out: &mut String) {
         out.push_str(r#"{"operation":"message""#);
         if message.transactional {
-            self.transaction(out);
+            self.put_within(out);
         }
         print(
             out,

@@ -16,3 +16,4 @@ mod rejection;
 mod rendering;
 mod round_trip;
 mod text;
+mod uncommitted;

@@ -184,11 +184,11 @@ pub enum Step {
 
 #[derive(Debug, Clone)]
 pub struct OwnedPrepared {
-    lsns: (u64, u64, u64),
-    timestamp: i64,
-    xid: u32,
-    origin: String,
-    gid: String,
+    pub lsns: (u64, u64, u64),
+    pub timestamp: i64,
+    pub xid: u32,
+    pub origin: String,
+    pub gid: String,
 }
 
 impl OwnedPrepared {
