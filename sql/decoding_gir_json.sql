@@ -111,6 +111,51 @@ insert into t values (50, 'm');
 commit;
 select r->>'operation', r->'transactional', r->'prefix', r->'content', r ? 'transaction' from objects('dec_json', 'dec_json', 'messages', 'on') r where r->>'operation' in ('message', 'insert');
 
+-- Transactions that still run, in segments. How many these are is the server's affair; ids are numbered in their order.
+set logical_decoding_work_mem = '64kB';
+create table w (id int primary key, v text, pad text);
+alter table w alter pad set storage plain;
+create publication dec_json_running for table w (id, v), table t;
+select count(*) >= 0 from objects('dec_json', 'dec_json');
+begin;
+insert into w select i, 'own', repeat('p', 7000) from generate_series(1, 12) i;
+savepoint a;
+insert into w select i, 'kept', repeat('p', 7000) from generate_series(101, 112) i;
+release a;
+savepoint b;
+insert into w select i, 'gone', repeat('p', 7000) from generate_series(201, 212) i;
+rollback to b;
+select 1 from pg_logical_emit_message(true, 'app', 'inside');
+insert into w select i, 'own again', repeat('p', 7000) from generate_series(301, 312) i;
+truncate t;
+commit;
+begin; insert into w select i, 'undone', repeat('p', 7000) from generate_series(401, 424) i; rollback;
+insert into t values (60, 'small');
+create function running(variadic options text[] default '{}') returns table (n bigint, r jsonb, xid bigint, subxid bigint) language sql as $$
+  with o as materialized (select row_number() over () as n, data::jsonb as r
+    from pg_logical_slot_peek_changes('dec_json', null, null, variadic array['format', 'gir-json', 'publication_names', 'dec_json_running', 'schema', 'once', 'messages', 'on'] || options)),
+  ids as (select n, r, (coalesce(r->'xid', r#>'{running,xid}', r#>'{transaction,xid}'))::bigint as xid, (coalesce(r->'subxid', r#>'{running,subxid}'))::bigint as subxid from o),
+  names as (select id, row_number() over (order by id) as name from (select xid as id from ids union select subxid from ids) i where id is not null)
+  select n, r, (select name from names where id = xid), (select name from names where id = subxid) from ids $$;
+-- In PostgreSQL 18 and later nothing is sent of one that is known to be rolled back.
+create temp table streamed as select * from running('streaming', 'on') where not (r->>'operation' = 'insert' and coalesce(r#>>'{after,v}', '') in ('gone', 'undone'));
+select r->>'operation' as operation, case when r->>'operation' <> 'begin' then xid end as xid, subxid = xid as own, coalesce(r#>>'{after,v}', r#>>'{after,note}') as v, count(*) from streamed
+  where r->>'operation' in ('insert', 'truncate', 'message', 'streamed_commit', 'begin', 'commit') group by 1, 2, 3, 4 order by min(n);
+-- What is said of each.
+select distinct r->>'operation' as operation, string_agg(key, ' ' order by key) from streamed, jsonb_object_keys(r) key where r->>'operation' not in ('stream', 'schema', 'abort') group by n, r order by 1, 2;
+select distinct r->'running' ?& array['xid', 'subxid'] as running, r ? 'transaction' as transaction from streamed where r->'running' is not null;
+-- Segments start and end in turn; the first of a transaction says so; whose changes follow is said wherever that changes.
+select count(*) > 2 as several, bool_and(next = 'segment_end') as in_turn, count(distinct r->'xid') = count(*) filter (where (r->>'first')::bool) as first
+  from (select r, lead(r->>'operation') over (order by n) as next from streamed where r->>'operation' in ('segment_start', 'segment_end')) s where r->>'operation' = 'segment_start';
+select bool_and(subxid = said) as told
+  from (select *, (select m.xid from streamed m where m.n < s.n and m.r->>'operation' in ('segment_start', 'subtransaction') order by m.n desc limit 1) as said
+    from streamed s) s where r ? 'running';
+-- The same rows as without it.
+select (select jsonb_agg(r->'after' order by r#>'{after,id}') from streamed where r->>'operation' = 'insert')
+     = (select jsonb_agg(r->'after' order by r#>'{after,id}') from running() where r->>'operation' = 'insert') as same;
+select count(*) from running() where r->>'operation' in ('segment_start', 'segment_end', 'subtransaction', 'abort', 'streamed_commit') or r ? 'running';
+reset logical_decoding_work_mem;
+
 -- Errors.
 \set SHOW_CONTEXT never
 \set attempt :abs_srcdir '/sql/include/try_options.sql'
@@ -121,8 +166,15 @@ select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'k
 select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'include-unchanged-toast', 'on');
 select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'proto_version', '2');
 select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'proto_version', '1');
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'join_transactions', 'on');
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'streaming', 'maybe');
+-- Who looks a value up does not see what has not committed.
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'streaming', 'on', 'include-unchanged-toast', 'fetch');
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'include-unchanged-toast', 'fetch', 'two_phase', 'on');
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'streaming', 'off', 'two_phase', 'off', 'include-unchanged-toast', 'fetch');
+select try('dec_json', 'format', 'gir-json', 'publication_names', 'dec_json', 'streaming', 'on', 'messages', 'on', 'unprepared', '1');
 
 select pg_drop_replication_slot('dec_json');
 set client_min_messages = warning;
-drop publication dec_json, dec_json_filtered;
+drop publication dec_json, dec_json_filtered, dec_json_running;
 drop schema dec_json cascade;

@@ -128,10 +128,27 @@ alter table shop.t disable trigger plain;
 -- Not with PREPARE: the mark goes with the session.
 begin; select * from braid.ingest(put('insert', 32, 'x', '0/D1', '2024-01-01T00:02:10Z'), 'shop'); prepare transaction 'ingest';
 -- What is told of a mistake, and where it is.
+create function refused(gir jsonb) returns text language plpgsql as $$
+declare detail text;
+begin
+  perform braid.ingest(gir, 'shop');
+  return 'taken';
+exception when others then
+  get stacked diagnostics detail = pg_exception_detail;
+  return sqlstate || ': ' || detail;
+end $$;
 \set VERBOSITY default
 select * from braid.ingest(null, 'shop');
 select * from braid.ingest('3', 'shop');
 select * from braid.ingest('{"operation": "upsert"}', 'shop');
+-- Nothing of a transaction that has not committed, alone or with what was said before.
+select operation, error from unnest(array['segment_start', 'segment_end', 'subtransaction', 'abort', 'streamed_commit', 'begin_prepared', 'prepare', 'streamed_prepare', 'commit_prepared',
+  'rollback_prepared']) operation, refused(jsonb_build_object('operation', operation)) error;
+select * from braid.ingest('[{"operation": "segment_start", "xid": 7, "first": true}, {"operation": "segment_end"}, {"operation": "abort", "xid": 7, "subxid": 7}]', 'shop');
+select * from braid.ingest(jsonb_build_array(put('insert', 42, 'x', '0/E0', '2024-01-01T00:02:20Z'), '{"operation": "commit_prepared",
+  "transaction": {"lsn": "0/E1", "commit_time": "2024-01-01T00:02:20Z"}, "end_lsn": "0/E2", "gid": "two"}'::jsonb), 'shop');
+select * from braid.ingest(put('insert', 43, 'x', '0/E0', '2024-01-01T00:02:20Z') - 'transaction' || '{"running": {"xid": 7, "subxid": 7}}', 'shop');
+select * from braid.ingest(put('insert', 44, 'x', '0/E0', '2024-01-01T00:02:20Z') || '{"prepared": "two"}', 'shop');
 select * from braid.ingest(jsonb_build_array(put('insert', 40, 'x', '0/E0', '2024-01-01T00:02:20Z'), put('insert', 41, 'x', '0/E0', 'yesterday')), 'shop');
 select * from braid.ingest(jsonb_build_array(put('insert', 40, 'x', '0/E0', '2024-01-01T00:02:20Z'), jsonb_set(put('insert', 41, 'x', '0/E0', '2024-01-01T00:02:20Z'), '{after,price}', '1')), 'shop');
 select * from braid.ingest(jsonb_build_array(put('insert', 40, 'x', '0/E0', '2024-01-01T00:02:20Z'), put('insert', 41, 'x', '0/E0', '2024-01-01T00:02:20Z', null, 'nowhere')), 'shop');

@@ -18,6 +18,9 @@ our $dsn = $node->connstr('postgres');
 my $dir = $node->basedir;
 $node->safe_psql('postgres', q[
 	create table items (id int primary key, note text);
+	create table large (id int primary key, v text, pad text);
+	alter table large alter pad set storage plain;
+	create publication running for table large (id, v), table items;
 	create table kinds (id int primary key, b bool, i8 int8, f8 float8, f4 float4, n numeric, v varchar(9), by bytea, d date, ts timestamp, tz timestamptz, u uuid, j jsonb, e int[]);
 ]);
 
@@ -106,9 +109,29 @@ for my $bad ([ "\\x4\n", 'an odd digit' ], [ "\xff\n", 'no text' ])
 	IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$bad->[0], '>', \$out, '2>', \$err);
 	like($err, qr/^Malformed: bytea that is not in hexadecimal digits at 0 of frame 1$/, "and $bad->[1]");
 }
-# Frames of every kind of value, and changes of their bytes.
+# The same of transactions in segments, and of prepared ones: what is large in them is not published.
+my $rows_of = sub { return "insert into large select i, 'v', repeat('p', 7000) from generate_series($_[0], $_[0] + 11) i;" };
+my @uncommitted = ('messages', 'on', 'streaming', 'on', 'two_phase', 'on', 'publication_names', 'running');
+my $uncommitted = join(', ', map { "'$_'" } @uncommitted);
+$node->safe_psql('postgres', "select pg_create_logical_replication_slot('uncommitted', 'braid', false, true)");
+$node->safe_psql('postgres', $_) for
+	"begin; @{[ $rows_of->(1) ]} savepoint a; @{[ $rows_of->(21) ]} rollback to a; select pg_logical_emit_message(true, 'p', 'hello'); @{[ $rows_of->(41) ]} truncate items; commit;",
+	"begin; @{[ $rows_of->(61) ]} prepare transaction 'one'; insert into items values (90, 'between'); commit prepared 'one'",
+	"begin; insert into items values (91, 'x'); prepare transaction 'two'; rollback prepared 'two'";
+my $both = $node->safe_psql('postgres', "select data from pg_logical_slot_peek_binary_changes('uncommitted', null, null, 'proto_version', '1', $uncommitted)");
+@expected = map { /^\{"operation":"(\w+)"/ } split(/\n/, $node->safe_psql('postgres', "select data from pg_logical_slot_peek_changes('uncommitted', null, null, 'format', 'gir-json', $uncommitted)"));
+IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$both, '>', \$python, '2>', \$err);
+is($err, '', 'the Python reader takes what has not committed');
+@kinds = $python =~ /"record": "(\w+)"/g;
+is_deeply(\@kinds, \@expected, 'and finds the same records');
+my %kinds = map { $_ => 1 } @kinds;
+is(join(' ', grep { !$kinds{$_} } qw(segment_start segment_end subtransaction abort streamed_commit begin_prepared prepare streamed_prepare commit_prepared rollback_prepared)),
+	'', 'of every kind');
+$node->safe_psql('postgres', q[select pg_drop_replication_slot('uncommitted')]);
+
+# Frames of every kind of value and record, and changes of their bytes.
 my $mutated = '';
-ok(IPC::Run::run([ 'python3', "$ENV{TESTDIR}/t/gir_reader_mutations.py" ], '<', \$frames, '>', \$mutated, '2>', \$err), "all bytes that are changed are refused or read: $mutated$err");
+ok(IPC::Run::run([ 'python3', "$ENV{TESTDIR}/t/gir_reader_mutations.py" ], '<', \"$frames\n\n$both", '>', \$mutated, '2>', \$err), "all bytes that are changed are refused or read: $mutated$err");
 note($mutated);
 
 # Killed again and again under load, the server restarted once: each row at least once, none missing.
@@ -275,36 +298,98 @@ for my $name (sort keys %forms)
 	$node->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
 }
 
-# Transactions that still run, and such as are prepared, come as text too, and what is confirmed of them is kept.
+# Transactions that still run, and such as are prepared, come as text and as JSON, and what is confirmed of them is kept, however the program ends.
+my %of = (
+	text => { insert => qr/^INSERT .*id=(\d+),/, streamed => qr/^STREAMED xid=\d+ BEGIN .* COMMIT /, segment => qr/^SEGMENT/,
+		prepared => qr/^BEGIN PREPARED 'one' .*\n(?:SCHEMA .*\n)?INSERT .*\nPREPARE .*\n\z/m, committed => qr/^COMMIT PREPARED 'one'/ },
+	json => { insert => qr/^\{"operation":"insert".*"after":\{"id":(\d+),/, streamed => qr/^\{"operation":"streamed_commit",/, segment => qr/^\{"operation":"segment_start"/,
+		prepared => qr/^\{"operation":"begin_prepared",.*"gid":"one"\}\n(?:\{"operation":"schema".*\n)?\{"operation":"insert",.*"prepared":"one",.*\n\{"operation":"prepare",.*\n\z/m,
+		committed => qr/^\{"operation":"commit_prepared",.*"gid":"one"\}$/ },
+);
+my $next = 2_000_000;
+for my $format (sort keys %of)
 {
-	my $file = "$dir/running";
-	$node->safe_psql('postgres', q[select pg_create_logical_replication_slot('running', 'braid')]);
-	my @command = ($gir_tail, '-d', $dsn, '--slot', 'running', '-p', 'braid', '--file', $file, '-s', '1', '-o', 'streaming=on', '-o', 'two_phase=on');
-	my $tail = IPC::Run::start(\@command, '2>>', $log);
-	$node->safe_psql('postgres', q[
-		begin; insert into items select i, repeat('r', 100) from generate_series(2000001, 2005000) i; rollback;
-		begin; insert into items select i, repeat('r', 100) from generate_series(2010001, 2015000) i; commit;
-	]);
-	ok(confirmed('running'), 'a transaction that came in segments is confirmed');
-	$tail->signal('TERM');
-	$tail->finish;
-	like((lines($file))[-1], qr/^STREAMED xid=\d+ BEGIN .* COMMIT /, 'and its commit is kept');
-	is(scalar(grep { /^INSERT .*id=201\d{4},/ } lines($file)), 5000, 'with all of its rows');
-	ok(free('running'), 'nobody follows the slot');
-	$tail = IPC::Run::start(\@command, '2>>', $log);
-	$node->safe_psql('postgres', q[begin; insert into items values (2020001, 'prepared'); prepare transaction 'one']);
-	ok(confirmed('running'), 'a prepared transaction is confirmed');
-	$tail->signal('TERM');
-	$tail->finish;
-	is(join(' ', map { /^(BEGIN PREPARED 'one'|INSERT|PREPARE) / } (lines($file))[-5 .. -1]), "BEGIN PREPARED 'one' INSERT PREPARE", 'and kept');
-	ok(free('running'), 'nobody follows the slot');
-	$tail = IPC::Run::start(\@command, '2>>', $log);
+	my $like = $of{$format};
+	my $slot = "running_$format";
+	my $file = "$dir/$slot";
+	$node->safe_psql('postgres', "select pg_create_logical_replication_slot('$slot', 'braid')");
+	my @command = ($gir_tail, '-d', $dsn, '--slot', $slot, '-p', 'braid', '--format', $format, '--file', $file, '-s', '1', '-o', 'streaming=on', '-o', 'two_phase=on');
+	my $tail;
+	my $follow = sub { ok(free($slot), "$format: nobody follows the slot"); $tail = IPC::Run::start(\@command, '2>>', $log); };
+	my $end = sub { my ($signal) = @_; $tail->signal($signal); eval { $tail->finish }; };
+	my @rows;
+	my $large = sub
+	{
+		my ($end) = @_;
+		my $first = $next + 1;
+		$next += 3000;
+		push @rows, $first .. $next if $end eq 'commit';
+		return "begin; insert into items select i, repeat('r', 100) from generate_series($first, $next) i; $end;";
+	};
+	my $missing = sub { my %there = map { $_ =~ $like->{insert} ? ($1 => 1) : () } lines($file); return scalar grep { !$there{$_} } @rows; };
+
+	$follow->();
+	$node->safe_psql('postgres', $large->('rollback') . $large->('commit'));
+	ok(confirmed($slot), "$format: a transaction that came in segments is confirmed");
+	$end->('TERM');
+	like((lines($file))[-1], $like->{streamed}, "$format: and its commit is kept");
+	is($missing->(), 0, "$format: with all of its rows");
+	ok((grep { $_ =~ $like->{segment} } lines($file)) > 1, "$format: which came in segments");
+
+	# Confirmed while another still runs, killed, gone on with.
+	$follow->();
+	my $open = $node->background_psql('postgres');
+	my $running = $large->('commit') =~ s/ commit;$//r;
+	$open->query_safe($running);
+	$node->safe_psql('postgres', $large->('commit'));
+	ok(confirmed($slot), "$format: what commits beside a running transaction is confirmed");
+	$end->('KILL');
+	$open->query_safe('commit');
+	$open->quit;
+	$follow->();
+	ok(confirmed($slot), "$format: so is that");
+	$end->('KILL');
+	is($missing->(), 0, "$format: all rows of both are there after kill -9");
+
+	# Killed in the middle, several times; and a lost connection.
+	for my $round (1 .. 3)
+	{
+		my $before = -s $file;
+		$follow->();
+		$node->safe_psql('postgres', $large->('commit'));
+		wait_until(sub { -s $file > $before + 20000 * $round }, 30);
+		$node->safe_psql('postgres', "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '$slot'") if $round == 2;
+		$end->('KILL');
+	}
+	$follow->();
+	ok(confirmed($slot), "$format: it catches up");
+	$end->('TERM');
+	is($missing->(), 0, "$format: and nothing is lost");
+
+	$follow->();
+	my $id = ++$next;
+	$node->safe_psql('postgres', "begin; insert into items values ($id, 'prepared'); prepare transaction 'one'");
+	ok(confirmed($slot), "$format: a prepared transaction is confirmed");
+	$end->('KILL');
+	like(slurp_file($file), $like->{prepared}, "$format: and kept");
+	$follow->();
 	$node->safe_psql('postgres', q[commit prepared 'one']);
-	ok(confirmed('running'), 'so is what became of it');
-	$tail->signal('TERM');
-	$tail->finish;
-	like((lines($file))[-1], qr/^COMMIT PREPARED 'one'/, 'which is kept');
-	$node->safe_psql('postgres', q[select pg_drop_replication_slot('running')]);
+	ok(confirmed($slot), "$format: so is what became of it");
+	$end->('TERM');
+	like((lines($file))[-1], $like->{committed}, "$format: which is kept");
+	is(scalar(grep { $_ =~ $like->{insert} && $1 == $id } lines($file)), 1, "$format: and does not come again");
+
+	# Nothing past a position to end at.
+	my $until = lsn();
+	ok(free($slot), "$format: nobody follows the slot");
+	$node->safe_psql('postgres', $large->('commit'));
+	my ($status, $out, $err) = tail(@command[ 3 .. $#command ], '--until-lsn', $until);
+	is($status, 0, "$format: it ends at a position: $err");
+	unlike((lines($file))[-1], $like->{streamed}, "$format: before what commits later");
+	($status, $out, $err) = tail(@command[ 3 .. $#command ], '--until-lsn', lsn());
+	is($missing->(), 0, "$format: which comes next");
+	is(scalar(grep { !defined objects($_) } lines($file)), 0, "$format: in whole lines") if $format eq 'json';
+	$node->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
 }
 
 # Large values that were not changed are fetched on the way.

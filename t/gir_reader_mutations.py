@@ -3,7 +3,8 @@
 
     psql -XAt -c "select data from pg_logical_slot_peek_binary_changes(..)" | gir_reader_mutations.py [SEED]
 
-Frames come one a line, as for the reader; the example of docs/PROTOCOL.md is always among them. The seed is printed.
+Frames come one a line, as for the reader, with an empty line between streams; the example of docs/PROTOCOL.md is always among them. The
+seed is printed.
 """
 
 import json
@@ -90,8 +91,8 @@ def main():
     seed = int(sys.argv[1]) if len(sys.argv) > 1 else time.time_ns() % 1_000_000_007
     print(f"seed {seed}")
     rng = random.Random(seed)
-    real = [bytes.fromhex(line.strip().removeprefix("\\x")) for line in sys.stdin]
-    streams = [stream for stream in ([example()], real) if stream]
+    real = [text.split() for text in sys.stdin.read().split("\n\n")]
+    streams = [[example()], *([bytes.fromhex(line.removeprefix("\\x")) for line in lines] for lines in real if lines)]
     for frames in streams:
         lines, error = read(frames)
         assert error is None and lines, error

@@ -66,22 +66,26 @@ impl Request {
             None | Some("gir") => Ok(Self::Gir(Options::parse(given, split)?)),
             Some("gir-json") => {
                 let json = JsonRequest::take(&mut given)?;
-                // Each record has a position of its own, so they can't wait for one another; and each says what became of its
-                // transaction, which one that still runs can't.
-                let alien = |name: &str| {
-                    matches!(
-                        name,
-                        "join_transactions" | "streaming" | "two_phase" | "unprepared"
-                    )
-                };
-                if let Some((name, _)) = given.iter().find(|(name, _)| alien(name)) {
+                // Each record has a position of its own, so they can't wait for one another.
+                if let Some((name, _)) = given.iter().find(|(name, _)| name == "join_transactions")
+                {
                     return Err(Error::UnknownOption(name.clone()));
                 }
                 // The version says how bytes are read, and these are not.
                 if !given.iter().any(|(name, _)| name == "proto_version") {
                     given.push(("proto_version".to_owned(), Some("1".to_owned())));
                 }
-                Ok(Self::GirJson(Options::parse(given, split)?, json))
+                let options = Options::parse(given, split)?;
+                // Whoever looks a value up does not see what a transaction has changed that has not committed: it would be the value
+                // from before.
+                if json.fetch && (options.streaming || options.two_phase) {
+                    return Err(Error::InvalidOption {
+                        option: "include-unchanged-toast",
+                        value: "fetch".to_owned(),
+                        hint: "Values are looked up of committed transactions only: set \"streaming\" and \"two_phase\" to off, or leave it out.",
+                    });
+                }
+                Ok(Self::GirJson(options, json))
             }
             Some(other) => Err(Error::InvalidOption {
                 option: "format",
@@ -252,12 +256,10 @@ mod tests {
                 Err(Error::UnknownOption(name.to_owned()))
             );
         }
-        for alien in ["join_transactions", "streaming", "two_phase", "unprepared"] {
-            assert_eq!(
-                parse(&[format, names, (alien, "on")]),
-                Err(Error::UnknownOption(alien.to_owned()))
-            );
-        }
+        assert_eq!(
+            parse(&[format, names, ("join_transactions", "off")]),
+            Err(Error::UnknownOption("join_transactions".to_owned()))
+        );
         assert_eq!(
             parse(&[format, names, ("proto_version", "2")]),
             Err(Error::UnsupportedVersion("2".to_owned()))
@@ -266,6 +268,34 @@ mod tests {
             parse(&[format]),
             Err(Error::MissingOption("publication_names"))
         );
+    }
+
+    #[test]
+    fn gir_json_of_what_has_not_committed() {
+        let (format, names) = (("format", "gir-json"), ("publication_names", "a"));
+        let fetch = ("include-unchanged-toast", "fetch");
+        let all = [
+            format,
+            names,
+            ("streaming", "on"),
+            ("two_phase", "on"),
+            ("unprepared", "751"),
+        ];
+        let Ok(Request::GirJson(options, _)) = parse(&all) else {
+            panic!("not gir-json");
+        };
+        assert!(options.streaming && options.two_phase);
+        assert_eq!(options.unprepared, [751]);
+        // Values that are looked up are not those of a transaction that has not committed.
+        for name in ["streaming", "two_phase"] {
+            assert!(matches!(
+                parse(&[format, names, fetch, (name, "on")]),
+                Err(Error::InvalidOption { option: "include-unchanged-toast", value, .. }) if value == "fetch"
+            ));
+            assert!(parse(&[format, names, (name, "off"), fetch]).is_ok());
+            let off = ("include-unchanged-toast", "off");
+            assert!(parse(&[format, names, (name, "on"), off]).is_ok());
+        }
     }
 
     #[test]

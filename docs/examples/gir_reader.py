@@ -161,8 +161,10 @@ def date_time(cursor):
 class Stream:
     def __init__(self):
         self.charset, self.schemas = None, {}
-        # LSN of the open transaction, and end of the one before.
-        self.open, self.end = None, 0
+        # Tag of the record that opened what is open, with the LSN of the transaction or the id of the one whose segment it is.
+        self.open = None
+        # End of the last transaction, and those that came in segments and have not ended.
+        self.end, self.running = 0, set()
 
     def text(self, data):
         try:
@@ -249,22 +251,91 @@ class Stream:
             columns.append((known[index]["name"], c.name()))
         return {"nulls_equal": nulls_equal, "columns": columns}
 
-    def begin(self, c):
+    def transaction(self, c):
+        """The fields that Begin has, of a transaction that comes, or has ended, after those before it."""
         start, lsn = c.at, c.number("Q")
-        if self.open is not None:
-            raise Malformed("transaction inside another", start)
         if lsn < self.end:
             raise Malformed(f"transaction of {lsn_text(lsn)} after one that ends at {lsn_text(self.end)}", start)
-        self.open = lsn
-        return {"record": "begin", "lsn": lsn_text(lsn), "commit_time": timestamp(c.number("q")), "xid": c.number("I"),
-                "origin": c.name(), "origin_lsn": lsn_text(c.number("Q"))}
+        return lsn, {"lsn": lsn_text(lsn), "commit_time": timestamp(c.number("q")), "xid": c.number("I"), "origin": c.name(), "origin_lsn": lsn_text(c.number("Q"))}
 
-    def commit(self, c):
+    def begin(self, c):
+        lsn, fields = self.transaction(c)
+        self.open = (b"B", lsn)
+        return {"record": "begin", **fields}
+
+    def close(self, record, tag, time, c):
         start, lsn = c.at, c.number("Q")
-        if self.open != lsn:
+        if self.open != (tag, lsn):
             raise Malformed(f"end of the transaction {lsn_text(lsn)}, which is not open,", start)
         self.open, self.end = None, c.number("Q")
-        return {"record": "commit", "lsn": lsn_text(lsn), "end_lsn": lsn_text(self.end), "commit_time": timestamp(c.number("q"))}
+        return {"record": record, "lsn": lsn_text(lsn), "end_lsn": lsn_text(self.end), time: timestamp(c.number("q"))}
+
+    def commit(self, c):
+        return self.close("commit", b"B", "commit_time", c)
+
+    def segment_start(self, c):
+        start, first, xid = c.at, bool(c.flags(1)), c.number("I")
+        if first == (xid in self.running):
+            raise Malformed(f"segment of transaction {xid}, which is {'not ' * (not first)}the first,", start)
+        self.open = (b"G", xid)
+        self.running.add(xid)
+        return {"record": "segment_start", "xid": xid, "first": first}
+
+    def segment_end(self, c):
+        self.open = None
+        return {"record": "segment_end"}
+
+    def subtransaction(self, c):
+        return {"record": "subtransaction", "xid": c.number("I")}
+
+    def streamed(self, xid, ends, at):
+        """Something is said of a transaction that came in segments."""
+        if xid not in self.running:
+            raise Malformed(f"transaction {xid}, of which no segment came,", at)
+        if ends:
+            self.running.remove(xid)
+
+    def abort(self, c):
+        start, xid, subxid = c.at, c.number("I"), c.number("I")
+        self.streamed(xid, xid == subxid, start)
+        return {"record": "abort", "xid": xid, "subxid": subxid}
+
+    def streamed_commit(self, c):
+        start = c.at
+        _, fields = self.transaction(c)
+        self.streamed(fields["xid"], True, start)
+        self.end = c.number("Q")
+        return {"record": "streamed_commit", **fields, "end_lsn": lsn_text(self.end)}
+
+    def begin_prepared(self, c):
+        lsn, fields = self.transaction(c)
+        self.open = (b"P", lsn)
+        return {"record": "begin_prepared", **fields, "end_lsn": lsn_text(c.number("Q")), "gid": c.name()}
+
+    def prepare(self, c):
+        return self.close("prepare", b"P", "prepare_time", c)
+
+    def streamed_prepare(self, c):
+        start = c.at
+        out = self.finished("streamed_prepare", c)
+        self.streamed(out["xid"], True, start)
+        return out
+
+    def commit_prepared(self, c):
+        out = self.finished("commit_prepared", c)
+        # It may have come in segments once more since its Prepare was confirmed.
+        self.running.discard(out["xid"])
+        return out
+
+    def rollback_prepared(self, c):
+        out = self.finished("rollback_prepared", c)
+        self.running.discard(out["xid"])
+        return {**out, "prepare_end_lsn": lsn_text(c.number("Q")), "prepare_time": timestamp(c.number("q"))}
+
+    def finished(self, record, c):
+        _, fields = self.transaction(c)
+        self.end = c.number("Q")
+        return {"record": record, **fields, "end_lsn": lsn_text(self.end), "gid": c.name()}
 
     def change(self, tag, c):
         schema, flags = self.known_schema(c), c.flags(7)
@@ -298,10 +369,16 @@ class Stream:
             raise Malformed("a stream starts with its header, which does not come again: another record", start)
         if tag in b"IUDT" and self.open is None:
             raise Malformed("change outside of a transaction", start)
+        if tag in b"EX" and (self.open is None or self.open[0] != b"G"):
+            raise Malformed("record of a segment outside of one", start)
+        if tag in b"BGAFPJKR" and self.open is not None:
+            raise Malformed("transaction inside another, or in a segment,", start)
         if tag in b"IUD":
             out = self.change(tag, c)
         else:
-            readers = {b"H": self.stream_header, b"S": self.schema, b"B": self.begin, b"C": self.commit, b"T": self.truncate, b"M": self.message}
+            readers = {b"H": self.stream_header, b"S": self.schema, b"B": self.begin, b"C": self.commit, b"T": self.truncate, b"M": self.message,
+                       b"G": self.segment_start, b"E": self.segment_end, b"X": self.subtransaction, b"A": self.abort, b"F": self.streamed_commit,
+                       b"P": self.begin_prepared, b"Q": self.prepare, b"J": self.streamed_prepare, b"K": self.commit_prepared, b"R": self.rollback_prepared}
             if tag not in readers:
                 raise Malformed(f"unknown record tag {tag!r}", start)
             out = readers[tag](c)

@@ -327,8 +327,8 @@ impl Wal2json {
 #[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 mod tests {
     use braid_gir::{
-        Abort, Begin, Commit, Message, Prepared, RollbackPrepared, SegmentStart, StreamHeader,
-        StreamedCommit,
+        Abort, Begin, Commit, JsonWriter, Message, Prepared, RollbackPrepared, SegmentStart,
+        StreamHeader, StreamedCommit,
     };
 
     use super::*;
@@ -366,6 +366,8 @@ mod tests {
     /// A stream and what was kept of it.
     struct Stream {
         renderer: Renderer,
+        /// Of a server that writes JSON.
+        server: Option<JsonWriter>,
         kept: Kept,
         until: Option<u64>,
     }
@@ -374,6 +376,7 @@ mod tests {
         fn new(format: Format) -> Self {
             Self {
                 renderer: Renderer::new(format),
+                server: (format == Format::Json).then(JsonWriter::default),
                 kept: Kept::default(),
                 until: None,
             }
@@ -390,7 +393,18 @@ mod tests {
             (complete.filter(|_| self.kept.is_whole()), self.kept.lines())
         }
 
+        /// In one message, as a server sends GIR; or, as it sends JSON, in a message each, the last of which counts.
         fn records(&mut self, records: &[Record<'_>]) -> (Option<u64>, usize) {
+            if self.server.is_some() {
+                let mut last = (None, 0);
+                for record in records {
+                    let mut object = String::new();
+                    let server = self.server.as_mut().unwrap();
+                    server.record(record, &mut object).unwrap();
+                    last = self.message(0, object.as_bytes());
+                }
+                return last;
+            }
             let mut writer = Writer::new();
             for record in records {
                 writer.copy(record).unwrap();
@@ -464,8 +478,14 @@ mod tests {
     }
 
     #[test]
-    fn text_is_whole_between_segments_and_prepared_transactions() {
-        let mut stream = Stream::new(Format::Text);
+    fn text_and_json_are_whole_between_segments_and_prepared_transactions() {
+        for format in [Format::Text, Format::Json] {
+            whole_between_segments_and_prepared_transactions(format);
+        }
+    }
+
+    fn whole_between_segments_and_prepared_transactions(format: Format) {
+        let mut stream = Stream::new(format);
         let segment = |first| Record::SegmentStart(SegmentStart { first, xid: 7 });
         assert_eq!(stream.records(&[HEADER, segment(true)]), (None, 1));
         let more = [note(true), Record::SegmentStop];
@@ -503,17 +523,42 @@ mod tests {
     }
 
     #[test]
-    fn text_ends_before_what_commits_later() {
+    fn text_and_json_end_before_what_commits_later() {
+        let streamed = StreamedCommit {
+            begin: about(20),
+            end_lsn: 25,
+        };
+        let rollback = RollbackPrepared {
+            prepared: prepared(20),
+            prepare_end_lsn: 15,
+            prepare_timestamp: 0,
+        };
         let ends = [
             begin(20),
+            Record::StreamedCommit(streamed),
             Record::BeginPrepared(prepared(20)),
+            Record::StreamedPrepare(prepared(20)),
             Record::CommitPrepared(prepared(20)),
+            Record::RollbackPrepared(rollback),
         ];
-        for end in ends {
-            let mut stream = Stream::new(Format::Text);
-            stream.until = Some(20);
-            let records = [HEADER, begin(10), commit(10), end];
-            assert_eq!(stream.records(&records), (Some(15), 3));
+        for (format, complete) in [(Format::Text, Some(15)), (Format::Json, None)] {
+            for end in &ends {
+                let mut stream = Stream::new(format);
+                stream.until = Some(20);
+                let records = [
+                    HEADER,
+                    Record::SegmentStart(SegmentStart {
+                        first: true,
+                        xid: 7,
+                    }),
+                    Record::SegmentStop,
+                    begin(10),
+                    commit(10),
+                    *end,
+                ];
+                assert_eq!(stream.records(&records), (complete, 5));
+                assert!(stream.kept.is_whole());
+            }
         }
     }
 

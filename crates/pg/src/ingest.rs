@@ -11,7 +11,7 @@ pub(crate) mod stamp;
 
 use std::cell::RefCell;
 
-use braid_gir::{Begin, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
+use braid_gir::{Begin, JsonErrorKind, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -73,7 +73,8 @@ impl Input {
 /// Apply records in the transaction that is open.
 ///
 /// # Errors
-/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't take them; what applying a
+/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't take them, and for such
+/// of transactions that have not committed; what applying a
 /// subscription's change would say. Whatever it is, the transaction, or its savepoint, is to be rolled back.
 pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
     check_transaction()?;
@@ -154,18 +155,22 @@ fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
         ends: Vec::with_capacity(elements.len()),
         is_array,
     };
-    let mut reader = JsonReader::new();
+    let mut reader = JsonReader::of_committed();
     let invalid = |error: &braid_gir::JsonError, index: usize| {
         let element = if is_array {
             format!("/{index}")
         } else {
             String::new()
         };
+        let place = match format!("{element}{}", error.path) {
+            path if path.is_empty() => "In the record as a whole.".to_owned(),
+            path => format!("At {path}."),
+        };
+        if error.kind == JsonErrorKind::Uncommitted {
+            return uncommitted().with_detail(place);
+        }
         PgError::new("22023", format!("invalid gir-json: {}", error.kind))
-            .with_detail(match format!("{element}{}", error.path) {
-                path if path.is_empty() => "In the record as a whole.".to_owned(),
-                path => format!("At {path}."),
-            })
+            .with_detail(place)
             .with_hint("docs/gir.schema.json says what records look like.")
     };
     for (index, element) in elements.iter().enumerate() {
@@ -179,6 +184,16 @@ fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
         .finish(&mut input.writer)
         .map_err(|error| invalid(&error, last))?;
     Ok(input)
+}
+
+/// A source's records are of transactions that have committed: of others it would have to be known what becomes of them, and a
+/// position says only what has ended.
+fn uncommitted() -> PgError {
+    PgError::new(
+        "0A000",
+        "records of transactions that have not committed cannot be applied",
+    )
+    .with_hint("Take them from a stream without the options \"streaming\" and \"two_phase\", in which each transaction comes as a whole once it has committed.")
 }
 
 /// A jsonb value as an SPI argument.
@@ -368,7 +383,18 @@ impl Call<'_> {
                 self.done.applied += 1;
                 with_session(|session| session.truncate(truncate))
             }
-            _ => Ok(()),
+            Record::StreamHeader(_) | Record::Message(_) => Ok(()),
+            // The reader has refused them, where they are.
+            Record::SegmentStart(_)
+            | Record::SegmentStop
+            | Record::Subtransaction(_)
+            | Record::Abort(_)
+            | Record::StreamedCommit(_)
+            | Record::BeginPrepared(_)
+            | Record::Prepare(_)
+            | Record::StreamedPrepare(_)
+            | Record::CommitPrepared(_)
+            | Record::RollbackPrepared(_) => Err(uncommitted()),
         }
     }
 

@@ -387,9 +387,22 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
                 continue;
             }
             let record = Record::read(tag, body).map_err(corrupt)?;
+            let is_content = match record {
+                Record::Change(_) | Record::Truncate(_) | Record::Message(_) => true,
+                _ if known => false,
+                Record::Begin(_) | Record::Commit(_) => false,
+                // What came in segments, or was prepared, is parked as the transaction that it has become.
+                other => {
+                    let kind = other.tag().name();
+                    return Err(PgError::new(
+                        "XX001",
+                        format!("parked records are corrupt: unexpected {kind}"),
+                    ));
+                }
+            };
             let mut line = String::new();
             writer.record(&record, &mut line).map_err(corrupt)?;
-            if !known && !matches!(record, Record::Begin(_) | Record::Commit(_)) {
+            if is_content {
                 lines.push(if encoding::is_utf8() {
                     line
                 } else {

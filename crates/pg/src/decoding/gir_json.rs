@@ -3,6 +3,10 @@
 //! Everything before this is the same, so publications, row filters, column lists and the origin filter are too. What differs is
 //! that types without a portable form come in their text form, and that values which are not in WAL may be asked for
 //! ([`super::fetch`]).
+//!
+//! A client may confirm the position of any object. So of what ends in a frame, a transaction or what is said of one, only the last
+//! object has the end as its position: what stands before it, be it a stream header, has one before the record that ends it, which
+//! is then sent again. Segments hold nothing back: their positions lie before the end of their transaction.
 
 use std::collections::HashSet;
 
@@ -15,16 +19,17 @@ use pgrx::pg_sys;
 use super::fetch::Fetcher;
 use super::format::Context;
 use super::report::or_raise;
+use super::running::Unwatched;
 use super::scratch::Scratch;
-use super::stream::{Delivery, small_context, write_message};
+use super::stream::{Delivery, in_transaction, small_context, write_message};
 use crate::encoding;
 
 /// Frames as JSON.
 pub(super) struct GirJson {
     writer: JsonWriter,
     fetch: Option<Fetching>,
-    /// Of the transaction in hand.
-    commit_lsn: u64,
+    /// Where the record lies that ends what is in hand; 0: nothing is.
+    end_record: u64,
     text: String,
     scratch: Scratch,
 }
@@ -55,7 +60,7 @@ impl GirJson {
         Self {
             writer: JsonWriter::with_decoder(options, encoding::text_from_server),
             fetch: request.fetch.then(Fetching::default),
-            commit_lsn: 0,
+            end_record: 0,
             text: String::new(),
             // SAFETY: as the caller says.
             scratch: Scratch::new(unsafe { small_context(parent, c"braid JSON") }),
@@ -99,26 +104,35 @@ impl Delivery for GirJson {
         // SAFETY: as the caller says.
         let location = unsafe { (*ctx).write_location };
         // Header and schemas may stand before the Begin.
-        if let Some(begin) = begin_in(frame) {
-            self.commit_lsn = begin;
+        if let Some(lsn) = end_record_in(frame) {
+            self.end_record = lsn;
         }
         let mut reader = Reader::new(frame);
         let mut rest = frame;
         while let Some(record) = or_raise(reader.next_record()) {
             let (raw, behind) = rest.split_at(rest.len() - reader.remaining());
             rest = behind;
-            // What a client confirms mid-way must not be the end of the transaction: it would not be sent again.
-            let is_end = matches!(record, Record::Commit(_));
-            let at = if is_end || self.commit_lsn == 0 {
+            let is_end = is_end(&record);
+            let at = if is_end || self.end_record == 0 {
                 location
             } else {
-                location.min(self.commit_lsn)
+                location.min(self.end_record)
             };
             if is_end {
-                self.commit_lsn = 0;
+                self.end_record = 0;
             }
             let scratch = Scratch::new(self.scratch.context());
-            scratch.run(|| self.write(&record, raw));
+            scratch.run(|| {
+                if matches!(record, Record::Change(_)) && !encoding::is_utf8() {
+                    // A conversion is looked for in the catalog. What it would see of a transaction that is rolled back meanwhile is no
+                    // reason to end in the middle of a frame.
+                    let _unwatched = Unwatched::enter();
+                    // SAFETY: in a callback of the context.
+                    unsafe { in_transaction(|| self.write(&record, raw)) }
+                } else {
+                    self.write(&record, raw);
+                }
+            });
             // SAFETY: as the caller says.
             unsafe {
                 (*ctx).write_location = at;
@@ -139,17 +153,46 @@ impl Delivery for GirJson {
     }
 }
 
-/// The position in the frame's Begin, if it has one. A frame is of one transaction at most.
-fn begin_in(frame: &[u8]) -> Option<u64> {
+/// Where the record lies that ends what begins in the frame, or is all that is said of it there. A frame is of one transaction at most.
+fn end_record_in(frame: &[u8]) -> Option<u64> {
     let mut reader = Reader::new(frame);
     while let Some((tag, body)) = reader.next_raw().ok()? {
-        if tag == Tag::Begin
-            && let Ok(Record::Begin(begin)) = Record::read(tag, body)
-        {
-            return Some(begin.commit_lsn);
+        if !matches!(
+            tag,
+            Tag::Begin
+                | Tag::StreamedCommit
+                | Tag::BeginPrepared
+                | Tag::StreamedPrepare
+                | Tag::CommitPrepared
+                | Tag::RollbackPrepared
+        ) {
+            continue;
         }
+        let begin = match Record::read(tag, body).ok()? {
+            Record::Begin(begin) => begin,
+            Record::StreamedCommit(commit) => commit.begin,
+            Record::BeginPrepared(prepared)
+            | Record::StreamedPrepare(prepared)
+            | Record::CommitPrepared(prepared) => prepared.begin,
+            Record::RollbackPrepared(rollback) => rollback.prepared.begin,
+            _ => continue,
+        };
+        return Some(begin.commit_lsn);
     }
     None
+}
+
+/// Whether a transaction, or what is said of it, is whole with this record.
+fn is_end(record: &Record<'_>) -> bool {
+    matches!(
+        record,
+        Record::Commit(_)
+            | Record::Prepare(_)
+            | Record::StreamedCommit(_)
+            | Record::StreamedPrepare(_)
+            | Record::CommitPrepared(_)
+            | Record::RollbackPrepared(_)
+    )
 }
 
 /// How many bytes of text are kept for the next frame.

@@ -5,7 +5,7 @@
 //! is no callback.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 use std::ops::ControlFlow;
 
 use braid_decoder::{
@@ -117,7 +117,8 @@ pub(super) trait Delivery {
     /// Send a frame: whole records, at most of one transaction.
     ///
     /// # Safety
-    /// `ctx` is valid and may be written to; in a transaction with a historic snapshot, unless the frame is a lone message.
+    /// `ctx` is valid and may be written to; in a transaction with a historic snapshot, unless the frame is a lone message or of a
+    /// transaction that came in segments or is prepared.
     unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]);
 
     /// Frames to come refer to no other schemas than these and new ones.
@@ -363,7 +364,7 @@ impl Stream {
         let (gid, version) = unsafe {
             let is_sent = !left_out && !matches!(preparation, Preparation::Now);
             let version = is_sent.then(|| version::written_down(txn)).flatten();
-            (encoding::from_server(txn.gid), version)
+            (name_outside(txn.gid), version)
         };
         let transaction = self.outbox.start();
         match preparation {
@@ -934,7 +935,7 @@ impl Format for Stream {
             return;
         }
         // SAFETY: as the caller says.
-        let prefix = unsafe { encoding::from_server(message.prefix.as_ptr()) };
+        let prefix = unsafe { name_outside(message.prefix.as_ptr()) };
         let record = Message {
             transactional: message.transactional,
             lsn: message.lsn,
@@ -1017,6 +1018,20 @@ unsafe fn origin_of_any_time(origin: pg_sys::RepOriginId) -> Option<String> {
         );
     }
     found
+}
+
+/// A name as UTF-8, where there may be no transaction: for a conversion there has to be one.
+///
+/// # Safety
+/// `name` is null or a C string; in a callback of the decoding context.
+unsafe fn name_outside(name: *const c_char) -> String {
+    // SAFETY: as the caller says.
+    unsafe {
+        if name.is_null() || CStr::from_ptr(name).to_bytes().is_ascii() || encoding::is_utf8() {
+            return encoding::from_server(name);
+        }
+        in_transaction(|| encoding::from_server(name))
+    }
 }
 
 /// Do something in a transaction: the one there is, or one that is left by aborting it as the reorder buffer does, for it writes nothing.
