@@ -51,7 +51,7 @@ pub(super) enum Body<'b> {
     File(&'b MessageFile),
 }
 
-/// The same without its lifetime, which [`write`] sees to.
+/// The same without its lifetime, which [`write()`] sees to.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Bytes(*const [u8]),
