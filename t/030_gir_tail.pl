@@ -313,7 +313,7 @@ for my $format (sort keys %of)
 	my $slot = "running_$format";
 	my $file = "$dir/$slot";
 	$node->safe_psql('postgres', "select pg_create_logical_replication_slot('$slot', 'braid')");
-	my @command = ($gir_tail, '-d', $dsn, '--slot', $slot, '-p', 'braid', '--format', $format, '--file', $file, '-s', '1', '-o', 'streaming=on', '-o', 'two_phase=on');
+	my @command = ($gir_tail, '-d', $dsn, '--slot', $slot, '-p', 'braid', '--format', $format, '--file', $file, '-s', '1', '-o', 'streaming=on', '-o', 'two_phase=on', $format eq 'json' ? ('-o', 'schema=once') : ());
 	my $tail;
 	my $follow = sub { ok(free($slot), "$format: nobody follows the slot"); $tail = IPC::Run::start(\@command, '2>>', $log); };
 	my $end = sub { my ($signal) = @_; $tail->signal($signal); eval { $tail->finish }; };
@@ -322,7 +322,7 @@ for my $format (sort keys %of)
 	{
 		my ($end) = @_;
 		my $first = $next + 1;
-		$next += 3000;
+		$next += 1000;
 		push @rows, $first .. $next if $end eq 'commit';
 		return "begin; insert into items select i, repeat('r', 100) from generate_series($first, $next) i; $end;";
 	};
@@ -352,7 +352,7 @@ for my $format (sort keys %of)
 	is($missing->(), 0, "$format: all rows of both are there after kill -9");
 
 	# Killed in the middle, several times; and a lost connection.
-	for my $round (1 .. 3)
+	for my $round (1 .. 2)
 	{
 		my $before = -s $file;
 		$follow->();
@@ -388,7 +388,7 @@ for my $format (sort keys %of)
 	unlike((lines($file))[-1], $like->{streamed}, "$format: before what commits later");
 	($status, $out, $err) = tail(@command[ 3 .. $#command ], '--until-lsn', lsn());
 	is($missing->(), 0, "$format: which comes next");
-	is(scalar(grep { !defined objects($_) } lines($file)), 0, "$format: in whole lines") if $format eq 'json';
+	is(scalar(grep { !/^\{"operation":"\w+".*\}$/ } lines($file)), 0, "$format: in whole lines") if $format eq 'json';
 	$node->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
 }
 

@@ -167,198 +167,122 @@ fn the_form_of_what_has_not_committed() {
     assert_eq!(read(&short).frame(), frame.frame());
 }
 
-#[test]
-fn what_has_not_committed_stands_in_its_order() {
+/// A transaction, and no more than it needs.
+const TRANSACTION: &str = r#""transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}"#;
+
+/// The objects of [`uncommitted`].
+fn objects() -> Vec<String> {
     let once = JsonOptions {
         schema: SchemaDetail::Once,
         ..JsonOptions::default()
     };
-    let good: Vec<_> = lines(frame(&uncommitted()).frame(), once).unwrap();
+    lines(frame(&uncommitted()).frame(), once).unwrap()
+}
+
+fn refusal(lines: &[String]) -> String {
+    without_byte(&error_of(lines))
+}
+
+/// In which of the objects, what, by what it is replaced, and what is wrong then.
+#[rustfmt::skip]
+const REPLACED: &[(usize, &str, &str, &str)] = &[
+    // Members that are missing, or that are not of this object.
+    (1, r#","first":true"#, "", r#"member "first" is missing"#),
+    (1, r#""xid":7,"#, "", r#"member "xid" is missing"#),
+    (1, "7", "4294967296", "transaction id is out of range (/xid)"),
+    (4, r#","xid":8"#, "", r#"member "xid" is missing"#),
+    (11, "}", r#","xid":7}"#, r#"unknown member "xid""#),
+    (12, r#","subxid":8"#, "", r#"member "subxid" is missing"#),
+    (13, r#","gid":"t\"wo""#, "", r#"member "gid" is missing"#),
+    (13, r#""end_lsn":"0/15618D0","#, "", r#"member "end_lsn" is missing"#),
+    (17, "prepare_time", "commit_time", r#"unknown member "commit_time""#),
+    (21, r#","end_lsn":"0/15618D0""#, "", r#"member "end_lsn" is missing"#),
+    (26, r#""prepare_end_lsn":"0/1561800","#, "", r#"member "prepare_end_lsn" is missing"#),
+    (26, r#","prepare_time":"2024-02-29T12:30:00.5Z""#, "", r#"member "prepare_time" is missing"#),
+    // Of another transaction.
+    (3, r#""subxid":7"#, r#""subxid":8"#, "record is of another transaction (/running)"),
+    (5, r#""xid":7"#, r#""xid":8"#, "record is of another transaction (/running)"),
+    (6, r#""subxid":8,"#, "", r#"member "subxid" is missing (/running)"#),
+    (7, r#""running":{"xid":7,"subxid":8,"node":"tokyo"}"#, TRANSACTION, "record is inside a segment (/transaction)"),
+    (8, r#""message""#, r#""message","transaction":{}"#, "message is not transactional (/transaction)"),
+    (8, r#""message""#, r#""message","prepared":"x""#, "message is not transactional (/prepared)"),
+    (8, r#""message""#, r#""message","running":{"xid":7,"subxid":7}"#, "message is not transactional (/running)"),
+    (14, r#""xid":751"#, r#""xid":752"#, "record is of another transaction (/transaction)"),
+    (14, r#""prepared":"t\"wo""#, r#""prepared":"two""#, "record is of another transaction (/prepared)"),
+    (14, r#""prepared":"t\"wo","#, "", r#"member "prepared" is missing"#),
+    (14, r#""prepared":"t\"wo""#, r#""running":{"xid":1,"subxid":1}"#, "record is outside of a segment (/running)"),
+    (17, r#""lsn":"0/15618A0""#, r#""lsn":"0/1""#, "prepare is of another transaction (/lsn)"),
+    // Segments that came, or did not.
+    (18, "false", "true", "segments of this transaction came before (/first)"),
+    (1, "true", "false", "no segment of this transaction came before (/first)"),
+    (12, r#""xid":7"#, r#""xid":8"#, "no segment of this transaction came before"),
+    (12, r#""xid":7"#, r#""xid":6"#, "no segment of this transaction came before"),
+    (21, r#""xid":7"#, r#""xid":8"#, "no segment of this transaction came before"),
+    (24, r#""xid":9"#, r#""xid":8"#, "no segment of this transaction came before"),
+];
+
+#[test]
+fn what_is_wrong_in_objects_of_what_has_not_committed() {
+    let good = objects();
     assert_eq!(error_of(&good), "accepted");
-    let with = |index: usize, from: &str, to: &str| {
+    for (index, from, to, expected) in REPLACED {
         let mut lines = good.clone();
-        let changed = lines[index].replacen(from, to, 1);
-        assert_ne!(changed, lines[index], "{from}");
-        lines[index] = changed;
-        lines
-    };
-    let without = |index: usize| {
-        let mut lines = good.clone();
-        lines.remove(index);
-        lines
-    };
-    let cut = |end: usize| good[..end].to_vec();
-    let schemas = |index: usize| vec![good[0].clone(), good[2].clone(), good[index].clone()];
-    let alone = |index: usize| vec![good[index].clone()];
-    let begin =
-        r#"{"operation":"begin","transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}}"#;
-    let inside = |index: usize| vec![begin.to_owned(), good[index].clone()];
-    let none = r#","transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}"#;
-    for (lines, expected) in [
-        // Members that are missing, or that are not of this object.
+        let changed = lines[*index].replacen(from, to, 1);
+        assert_ne!(changed, lines[*index], "{from}");
+        lines[*index] = changed;
+        assert_eq!(refusal(&lines), *expected);
+    }
+}
+
+#[test]
+fn what_has_not_committed_stands_in_its_order() {
+    let good = objects();
+    let begin = format!(r#"{{"operation":"begin",{TRANSACTION}}}"#);
+    for (index, expected) in [
+        (11, "segment ends that has not started"),
+        (4, "subtransaction outside of a segment"),
+        (17, "prepare outside of a prepared transaction"),
+        (3, "record is outside of a segment (/running)"),
         (
-            with(1, r#","first":true"#, ""),
-            r#"member "first" is missing"#,
-        ),
-        (with(1, r#""xid":7,"#, ""), r#"member "xid" is missing"#),
-        (
-            with(1, "7", "4294967296"),
-            "transaction id is out of range (/xid)",
-        ),
-        (with(4, r#","xid":8"#, ""), r#"member "xid" is missing"#),
-        (with(11, "}", r#","xid":7}"#), r#"unknown member "xid""#),
-        (
-            with(12, r#","subxid":8"#, ""),
-            r#"member "subxid" is missing"#,
-        ),
-        (
-            with(13, r#","gid":"t\"wo""#, ""),
-            r#"member "gid" is missing"#,
-        ),
-        (
-            with(13, r#""end_lsn":"0/15618D0","#, ""),
-            r#"member "end_lsn" is missing"#,
-        ),
-        (
-            with(17, "prepare_time", "commit_time"),
-            r#"unknown member "commit_time""#,
-        ),
-        (
-            with(21, r#","end_lsn":"0/15618D0""#, ""),
-            r#"member "end_lsn" is missing"#,
-        ),
-        (
-            with(26, r#""prepare_end_lsn":"0/1561800","#, ""),
-            r#"member "prepare_end_lsn" is missing"#,
-        ),
-        (
-            with(26, r#","prepare_time":"2024-02-29T12:30:00.5Z""#, ""),
-            r#"member "prepare_time" is missing"#,
-        ),
-        // Of another transaction.
-        (
-            with(3, r#""subxid":7"#, r#""subxid":8"#),
-            "record is of another transaction (/running)",
-        ),
-        (
-            with(5, r#""xid":7"#, r#""xid":8"#),
-            "record is of another transaction (/running)",
-        ),
-        (
-            with(6, r#""subxid":8,"#, ""),
-            r#"member "subxid" is missing (/running)"#,
-        ),
-        (
-            with(
-                7,
-                r#""running":{"xid":7,"subxid":8,"node":"tokyo"}"#,
-                &none[1..],
-            ),
-            "record is inside a segment (/transaction)",
-        ),
-        (
-            with(8, r#""message""#, &format!(r#""message"{none}"#)),
-            "message is not transactional (/transaction)",
-        ),
-        (
-            with(8, r#""message""#, r#""message","prepared":"x""#),
-            "message is not transactional (/prepared)",
-        ),
-        (
-            with(14, r#""xid":751"#, r#""xid":752"#),
-            "record is of another transaction (/transaction)",
-        ),
-        (
-            with(14, r#""prepared":"t\"wo""#, r#""prepared":"two""#),
-            "record is of another transaction (/prepared)",
-        ),
-        (
-            with(14, r#""prepared":"t\"wo","#, ""),
-            r#"member "prepared" is missing"#,
-        ),
-        (
-            with(
-                14,
-                r#""prepared":"t\"wo""#,
-                r#""running":{"xid":1,"subxid":1}"#,
-            ),
-            "record is outside of a segment (/running)",
-        ),
-        (
-            with(17, r#""lsn":"0/15618A0""#, r#""lsn":"0/1""#),
-            "prepare is of another transaction (/lsn)",
-        ),
-        // Where it does not stand.
-        (alone(11), "segment ends that has not started"),
-        (alone(4), "subtransaction outside of a segment"),
-        (alone(17), "prepare outside of a prepared transaction"),
-        (schemas(3), "record is outside of a segment (/running)"),
-        (
-            schemas(14),
+            14,
             "record is outside of a prepared transaction (/prepared)",
         ),
-        (
-            inside(1),
-            "segment starts inside a transaction or another segment",
-        ),
-        (inside(12), "abort stands inside a transaction or segment"),
-        (inside(13), "transaction begins inside another"),
-        (inside(21), "commit stands inside a transaction or segment"),
-        (inside(24), "prepare stands inside a transaction or segment"),
-        (inside(25), "commit stands inside a transaction or segment"),
-        (
-            inside(26),
-            "rollback stands inside a transaction or segment",
-        ),
-        (without(11), "abort stands inside a transaction or segment"),
-        (
-            without(17),
-            "segment starts inside a transaction or another segment",
-        ),
-        // Segments that came, or did not.
-        (
-            with(18, "false", "true"),
-            "segments of this transaction came before (/first)",
-        ),
-        (
-            with(1, "true", "false"),
-            "no segment of this transaction came before (/first)",
-        ),
-        (
-            with(12, r#""xid":7"#, r#""xid":8"#),
-            "no segment of this transaction came before",
-        ),
-        (
-            with(12, r#""xid":7"#, r#""xid":6"#),
-            "no segment of this transaction came before",
-        ),
-        (
-            with(21, r#""xid":7"#, r#""xid":8"#),
-            "no segment of this transaction came before",
-        ),
-        (
-            with(24, r#""xid":9"#, r#""xid":8"#),
-            "no segment of this transaction came before",
-        ),
-        (
-            vec![
-                good[1].clone(),
-                good[11].clone(),
-                good[21].clone(),
-                good[21].clone(),
-            ],
-            "no segment of this transaction came before",
-        ),
-        // What is not whole.
-        (cut(2), "segment has no end"),
-        (cut(15), "transaction has no end"),
-        (cut(12), "accepted"),
     ] {
-        assert_eq!(without_byte(&error_of(&lines)), expected);
+        let alone = [&good[0], &good[2], &good[index]].map(Clone::clone);
+        assert_eq!(refusal(&alone), expected);
     }
-    // What committed meanwhile is forgotten, wherever its segments came from.
+    for (index, expected) in [
+        (1, "segment starts inside a transaction or another segment"),
+        (12, "abort stands inside a transaction or segment"),
+        (13, "transaction begins inside another"),
+        (21, "commit stands inside a transaction or segment"),
+        (24, "prepare stands inside a transaction or segment"),
+        (25, "commit stands inside a transaction or segment"),
+        (26, "rollback stands inside a transaction or segment"),
+    ] {
+        assert_eq!(refusal(&[begin.clone(), good[index].clone()]), expected);
+    }
+    for (index, expected) in [
+        (11, "abort stands inside a transaction or segment"),
+        (17, "segment starts inside a transaction or another segment"),
+    ] {
+        let mut without = good.clone();
+        without.remove(index);
+        assert_eq!(refusal(&without), expected);
+    }
+    for (end, expected) in [
+        (2, "segment has no end"),
+        (15, "transaction has no end"),
+        (12, "accepted"),
+    ] {
+        assert_eq!(refusal(&good[..end]), expected);
+    }
+    // What has ended is forgotten, wherever its segments came from.
+    let twice = [1, 11, 21, 21].map(|index| good[index].clone());
+    let expected = "no segment of this transaction came before";
+    assert_eq!(refusal(&twice), expected);
     let again = [1, 11, 25, 1].map(|index| good[index].replace(r#""xid":9"#, r#""xid":7"#));
-    assert_eq!(without_byte(&error_of(&again)), "segment has no end");
+    assert_eq!(refusal(&again), "segment has no end");
 }
 
 #[test]
