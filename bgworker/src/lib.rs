@@ -14,6 +14,7 @@ pub mod conflict;
 pub mod consolidate;
 pub mod copy_query;
 pub mod dependency;
+pub mod joining;
 pub mod lock_circle;
 pub mod merge;
 pub mod origin_name;

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bgworker::dependency::DependencyTracker;
+use braid_bgworker::joining::missing;
 
 use crate::random::{Budget, Random};
 
@@ -236,6 +237,28 @@ struct Kept {
     all: Vec<u64>,
 }
 
+/// A run that was taken, and the batch that is made of its start.
+struct Hand {
+    first: u64,
+    last: u64,
+    begun: bool,
+    /// The transaction in hand, and how much of it is applied.
+    at: u64,
+    place: usize,
+}
+
+impl Hand {
+    fn new(first: u64, last: u64) -> Self {
+        Self {
+            first,
+            last,
+            begun: false,
+            at: first,
+            place: 0,
+        }
+    }
+}
+
 struct Replay<'a> {
     history: &'a [Vec<Operation>],
     order: Order,
@@ -311,6 +334,94 @@ impl Replay<'_> {
             }
         }
         Ok((database, most))
+    }
+
+    /// The same in batches: runs are taken in order, as from the ring, and what goes together is committed as one. In the source's
+    /// order, or whenever a batch is done: then one ends before what would have to wait.
+    fn run_batches(
+        &self,
+        random: &mut Random,
+        in_order: bool,
+    ) -> Result<(Database, usize), String> {
+        let mut tracker = DependencyTracker::new(self.capacity);
+        let mut database = Database::default();
+        let mut edges: Vec<Kept> = Vec::new();
+        let (mut committed, mut done) = (0, BTreeSet::new());
+        let mut hands: Vec<Hand> = Vec::new();
+        let (mut claimed, mut joined) = (0, 0);
+        let ahead_at_most = 1 + random.below(80);
+        while committed < self.history.len() as u64 {
+            let ahead = edges.len() as u64 - committed;
+            if edges.len() < self.history.len() && ahead < ahead_at_most && random.one_in(2) {
+                edges.push(self.ask(&mut tracker, edges.len(), committed, random));
+                continue;
+            }
+            let free = edges.len() as u64 - claimed;
+            if hands.len() < self.appliers && free > 0 && random.one_in(2) {
+                let run = free.min(1 + random.below(8));
+                hands.push(Hand::new(claimed + 1, claimed + run));
+                claimed += run;
+                continue;
+            }
+            if hands.is_empty() {
+                continue;
+            }
+            let place = random.index(hands.len());
+            let hand = &mut hands[place];
+            let kept = |sequence: u64| &edges[usize::try_from(sequence - 1).unwrap()];
+            let is_done = |sequence: u64| sequence <= committed || done.contains(&sequence);
+            if !hand.begun {
+                let needs = kept(hand.first);
+                hand.begun = if in_order {
+                    needs.latest <= committed
+                } else {
+                    needs.through <= committed && needs.all.iter().all(|edge| is_done(*edge))
+                };
+                continue;
+            }
+            let operations = &self.history[usize::try_from(hand.at - 1).unwrap()];
+            if let Some(operation) = operations.get(hand.place) {
+                database.apply(operation).map_err(|error| {
+                    format!(
+                        "transaction {} of a batch from {}, {operation:?}: {error}",
+                        hand.at, hand.first
+                    )
+                })?;
+                hand.place += 1;
+                continue;
+            }
+            // Another origin, say, ends a batch.
+            if hand.at < hand.last && !random.one_in(20) {
+                let needs = kept(hand.at + 1);
+                let needed = (needs.through, needs.all.iter().copied());
+                match missing(needed, hand.first, committed, is_done) {
+                    None => {
+                        hand.at += 1;
+                        hand.place = 0;
+                        joined += 1;
+                        continue;
+                    }
+                    Some(missing) if in_order => {
+                        assert!(missing < hand.first);
+                        continue;
+                    }
+                    Some(_) => {}
+                }
+            }
+            if in_order && committed + 1 != hand.first {
+                continue;
+            }
+            done.extend(hand.first..=hand.at);
+            while done.remove(&(committed + 1)) {
+                committed += 1;
+            }
+            if hand.at < hand.last {
+                *hand = Hand::new(hand.at + 1, hand.last);
+            } else {
+                hands.swap_remove(place);
+            }
+        }
+        Ok((database, joined))
     }
 
     fn ask(
@@ -419,5 +530,50 @@ fn i5_parallel_is_serial_when_commits_overtake_each_other() {
     parallel_equals_serial(
         "i5_parallel_is_serial_when_commits_overtake_each_other",
         true,
+    );
+}
+
+fn batches_equal_serial(test: &str, in_order: bool) {
+    let mut random = Random::new(test);
+    let mut budget = Budget::new();
+    let (mut joined, mut rounds) = (0, 0);
+    while let Some(round) = budget.round(250) {
+        let (history, serial) = history(&mut random, 100, [3, 10, 40, 400][round % 4]);
+        let replay = Replay {
+            history: &history,
+            order: Order::Relaxed([0, 1, 3, 6][random.index(4)]),
+            appliers: 1 + random.index(8),
+            capacity: [16, 60, 100_000][round % 3],
+            hashes: [Hashes::Good, Hashes::Good, Hashes::Colliding][random.index(3)],
+        };
+        let about = format!(
+            "round {round} ({:?}, {} appliers, capacity {}, {:?})",
+            replay.order, replay.appliers, replay.capacity, replay.hashes
+        );
+        match replay.run_batches(&mut random, in_order) {
+            Ok((batches, count)) => {
+                assert!(batches == serial, "{about}: the final states differ");
+                joined += count;
+            }
+            Err(error) => panic!("{about}: {error}"),
+        }
+        rounds = round + 1;
+    }
+    assert!(
+        joined > rounds * 10,
+        "transactions did join others: {joined} in {rounds}"
+    );
+}
+
+#[test]
+fn i5_batches_are_serial_when_commits_follow_the_source() {
+    batches_equal_serial("i5_batches_are_serial_when_commits_follow_the_source", true);
+}
+
+#[test]
+fn i5_batches_are_serial_when_commits_overtake_each_other() {
+    batches_equal_serial(
+        "i5_batches_are_serial_when_commits_overtake_each_other",
+        false,
     );
 }

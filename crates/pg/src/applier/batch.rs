@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::conflict::{self, Version};
+use braid_bgworker::joining;
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_ring::{FrameRead, Run, Transaction};
 
@@ -120,14 +121,12 @@ impl Applier {
     }
 
     /// Up to which transaction all must be committed before this one can join a batch that starts with `first`; `None` when it can
-    /// join. The latest that it depends on does not tell: that one may be in the batch, and another one before it.
+    /// join.
     fn missing(&self, transaction: &Transaction, first: u64) -> Option<u64> {
-        let (through, single) = transaction.needs(first);
-        let missing = single
-            .into_iter()
-            .filter(|edge| *edge != 0 && !self.ring.is_done(*edge))
-            .fold(through, u64::max);
-        (self.ring.committed() < missing).then_some(missing)
+        let needs = transaction.needs(first);
+        joining::missing(needs, first, self.ring.committed(), |sequence| {
+            self.ring.is_done(sequence)
+        })
     }
 
     /// Apply transactions up to the end of the run, or to the first that can't join, and commit them. Returns the last one, and
