@@ -173,6 +173,35 @@ $tokyo->safe_psql('postgres', 'do $$ begin for i in 1 .. 40 loop insert into lar
 waits('BraidLeaderAppliers', 'the leader waits for room');
 $holder->query_safe('commit');
 caught_up($paris, $tokyo);
+# The same where commits may overtake each other: one after the other, and joined, where an applier waits with a batch in hand.
+for my $mode ('parallel', 'batch')
+{
+	my $leader = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'");
+	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', commit_order => 'relaxed', apply_mode => '$mode')");
+	ok(wait_until(sub { my $now = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'"); $now && $now ne $leader }, 20),
+		"relaxed, $mode");
+	ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it runs');
+	waits('BraidLeaderProvider', 'the leader waits for the provider');
+	waits('BraidApplierWork', 'an applier waits for work');
+	my $base = $mode eq 'batch' ? 20000 : 10000;
+	$holder->query_safe('begin; select from hot where id = 1 for update');
+	for my $part (1, 2)
+	{
+		# More than is joined, so that each goes to another applier.
+		$tokyo->safe_psql('postgres', "begin; update hot set n = n + 1 where id = 1; insert into item select $base + 2000 * $part + i, 0 from generate_series(1, 1100) i; commit");
+	}
+	waits('BraidApplierDependency', 'an applier waits for a transaction that another depends on');
+	ok(wait_until(
+			sub {
+				$paris->safe_psql('postgres', "select state from braid.apply_workers where subscription = '$name' and wait_event = 'BraidApplierDependency'") eq
+				  'waiting for a dependency';
+			}, 10),
+		'and says so');
+	$holder->query_safe('commit');
+	caught_up($paris, $tokyo);
+}
+$paris->safe_psql('postgres', "select braid.alter_subscription('$name', commit_order => 'source', apply_mode => 'parallel')");
+ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'in the order of the source again');
 $paris->safe_psql('postgres', "select braid.set_rate_limit('$name', rows_per_second => 20)");
 each_of(200, 'insert into item values (9000 + $1, 0)');
 waits('BraidRateLimit', 'the rate limit holds the leader back');

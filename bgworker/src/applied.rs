@@ -7,9 +7,10 @@
 //! and the last notes of all appliers, and nothing else is in them (I1). A commit with nothing outstanding before it needs no note: its
 //! own end is the mark then.
 //!
-//! Transactions that follow each other at the provider and are committed by one applier are one range, from where the commit record of the first starts
-//! to where that of the last ends: no other commit record lies there. A note has a bounded number of ranges, so that it
-//! stays a small row; whoever has no room for another waits for the mark.
+//! Transactions that follow each other at the provider are one range, from where the commit record of the first starts
+//! to where that of the last ends: no other commit record lies there. What others have committed between an applier's own is part of the range
+//! once they have said so: their commit records are before this one in the local WAL, as those up to the mark are. A note has a bounded
+//! number of ranges, so that it stays a small row; whoever has no room for another waits for the mark.
 
 /// A range: where the first commit record starts, and where the last one ends.
 pub type Range = (u64, u64);
@@ -28,12 +29,21 @@ pub struct Committing {
     pub range: Range,
 }
 
+/// Transactions that follow each other, and are committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stretch {
+    first: u64,
+    last: u64,
+    range: Range,
+}
+
 /// What an applier has committed beyond the low-water mark.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Applied {
-    ranges: Vec<Range>,
-    /// Number of the transaction with which the last range ends; 0 when it is of another run of the group.
-    last: u64,
+    /// In this run of the group. In the provider's order.
+    stretches: Vec<Stretch>,
+    /// In earlier ones, whose numbers are not known any more.
+    left: Vec<Range>,
 }
 
 /// What goes with a commit.
@@ -52,53 +62,99 @@ impl Applied {
     #[must_use]
     pub fn resume(ranges: impl IntoIterator<Item = Range>, mark: u64) -> Self {
         Self {
-            ranges: ranges.into_iter().filter(|(_, end)| *end > mark).collect(),
-            last: 0,
+            stretches: Vec::new(),
+            left: ranges.into_iter().filter(|(_, end)| *end > mark).collect(),
         }
     }
 
     /// The ranges.
     #[must_use]
-    pub fn ranges(&self) -> &[Range] {
-        &self.ranges
+    pub fn ranges(&self) -> Vec<Range> {
+        let own = self.stretches.iter().map(|stretch| stretch.range);
+        self.left.iter().copied().chain(own).collect()
     }
 
-    /// Whether a commit of what starts with transaction `first` could not be noted while the mark is at the position `mark`.
+    fn len(&self) -> usize {
+        self.stretches.len() + self.left.len()
+    }
+
+    /// The same without what ends up to a position.
+    fn beyond(&self, position: u64) -> Self {
+        let is_beyond = |range: &Range| range.1 > position;
+        Self {
+            stretches: self
+                .stretches
+                .iter()
+                .filter(|stretch| is_beyond(&stretch.range))
+                .copied()
+                .collect(),
+            left: self.left.iter().copied().filter(is_beyond).collect(),
+        }
+    }
+
+    /// Make one of what has nothing between it that is not committed.
+    fn join(&mut self, is_done: impl Fn(u64) -> bool) {
+        self.stretches.dedup_by(|next, stretch| {
+            let follows = (stretch.last + 1..next.first).all(&is_done);
+            if follows {
+                stretch.last = next.last;
+                stretch.range.1 = next.range.1;
+            }
+            follows
+        });
+        let own = &self.stretches;
+        self.left.retain(|(begin, end)| {
+            !own.iter()
+                .any(|stretch| stretch.range.0 <= *begin && *end <= stretch.range.1)
+        });
+    }
+
+    /// Whether a commit of what starts with transaction `first` could not be noted while the mark is at the position `mark`. `is_done` says
+    /// which transactions are committed.
     #[must_use]
-    pub fn is_full(&self, first: u64, mark: u64) -> bool {
-        self.ranges.len() >= MOST
-            && !self.is_followed_by(first)
-            && self.ranges.iter().filter(|(_, end)| *end > mark).count() >= MOST
+    pub fn is_full(&self, first: u64, mark: u64, is_done: impl Fn(u64) -> bool) -> bool {
+        if self.len() < MOST {
+            return false;
+        }
+        let mut kept = self.beyond(mark);
+        kept.join(&is_done);
+        let before = kept.stretches.iter().rfind(|stretch| stretch.last < first);
+        let is_next = before.is_some_and(|before| (before.last + 1..first).all(&is_done));
+        kept.len() >= MOST && !is_next
     }
 
-    fn is_followed_by(&self, first: u64) -> bool {
-        self.last != 0 && self.last + 1 == first
-    }
-
-    /// What goes with a commit when the mark is (the number, the position).
+    /// What goes with a commit when the mark is (the number, the position). `is_done` says which other transactions are committed: whatever
+    /// it says is so before this commit.
     #[must_use]
-    pub fn note(&self, commit: Committing, (number, position): (u64, u64)) -> Note {
-        let (begin, end) = commit.range;
+    pub fn note(
+        &self,
+        commit: Committing,
+        (number, position): (u64, u64),
+        is_done: impl Fn(u64) -> bool,
+    ) -> Note {
         if number + 1 >= commit.first {
+            let end = commit.range.1;
             return Note {
                 position: end,
                 is_needed: false,
-                applied: Self::resume(self.ranges.iter().copied(), end),
+                applied: self.beyond(end),
             };
         }
-        let mut ranges = self.ranges.clone();
-        match ranges.last_mut() {
-            Some(last) if self.is_followed_by(commit.first) => last.1 = end,
-            _ => ranges.push((begin, end)),
-        }
-        ranges.retain(|(_, end)| *end > position);
+        let mut applied = self.beyond(position);
+        let place = applied
+            .stretches
+            .partition_point(|stretch| stretch.first < commit.first);
+        let stretch = Stretch {
+            first: commit.first,
+            last: commit.last,
+            range: commit.range,
+        };
+        applied.stretches.insert(place, stretch);
+        applied.join(is_done);
         Note {
             position,
             is_needed: true,
-            applied: Self {
-                ranges,
-                last: commit.last,
-            },
+            applied,
         }
     }
 }
@@ -114,7 +170,7 @@ impl AppliedAhead {
     /// From the notes of all appliers.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = Range>, mark: u64) -> Self {
-        let mut notes = Applied::resume(ranges, mark).ranges;
+        let mut notes = Applied::resume(ranges, mark).left;
         notes.sort_unstable();
         let mut ranges: Vec<Range> = Vec::with_capacity(notes.len());
         for (begin, end) in notes {
@@ -164,10 +220,14 @@ mod tests {
         }
     }
 
+    fn nothing(_: u64) -> bool {
+        false
+    }
+
     #[test]
     fn what_has_nothing_outstanding_before_it_needs_no_note() {
         let applied = Applied::resume([(100, 105), (200, 205)], 0);
-        let note = applied.note(committing(11, 12), (10, 105));
+        let note = applied.note(committing(11, 12), (10, 105), nothing);
         assert!(!note.is_needed);
         assert_eq!(note.position, 125);
         assert_eq!(note.applied.ranges(), [(200, 205)]);
@@ -176,34 +236,68 @@ mod tests {
     #[test]
     fn transactions_that_follow_each_other_are_one_range() {
         let mark = (1, 15);
-        let first = Applied::default().note(committing(3, 3), mark);
+        let first = Applied::default().note(committing(3, 3), mark, nothing);
         assert!(first.is_needed);
         assert_eq!(first.position, 15);
-        let second = first.applied.note(committing(4, 6), mark);
+        let second = first.applied.note(committing(4, 6), mark, nothing);
         assert_eq!(second.applied.ranges(), [(30, 65)]);
-        let third = second.applied.note(committing(8, 8), (4, 45));
+        let third = second.applied.note(committing(8, 8), (4, 45), nothing);
         assert_eq!(third.applied.ranges(), [(30, 65), (80, 85)]);
         assert_eq!(third.position, 45);
-        let fourth = third.applied.note(committing(10, 10), (6, 65));
+        let fourth = third.applied.note(committing(10, 10), (6, 65), nothing);
         assert_eq!(fourth.applied.ranges(), [(80, 85), (100, 105)]);
+    }
+
+    #[test]
+    fn what_others_have_committed_in_between_is_part_of_the_range() {
+        let mark = (1, 15);
+        let mut applied = Applied::default();
+        for number in [9, 3, 5] {
+            applied = applied
+                .note(committing(number, number), mark, nothing)
+                .applied;
+        }
+        assert_eq!(applied.ranges(), [(30, 35), (50, 55), (90, 95)]);
+        // Number 7 is committed now; 4 and 6 were by others, 8 is not.
+        let note = applied.note(committing(7, 7), mark, |n| n == 4 || n == 6);
+        assert_eq!(note.applied.ranges(), [(30, 75), (90, 95)]);
+        let note = note.applied.note(committing(8, 8), mark, nothing);
+        assert_eq!(note.applied.ranges(), [(30, 95)]);
+        // What an earlier run has left is within it, or stays.
+        let left = Applied {
+            left: vec![(80, 85), (98, 99)],
+            ..note.applied
+        };
+        let note = left.note(committing(12, 12), mark, nothing);
+        assert_eq!(note.applied.ranges(), [(98, 99), (30, 95), (120, 125)]);
     }
 
     #[test]
     fn i9_a_note_has_so_many_ranges_and_no_more() {
         let mut applied = Applied::default();
         let mut number = 3;
-        while !applied.is_full(number, 15) {
-            applied = applied.note(committing(number, number), (1, 15)).applied;
+        while !applied.is_full(number, 15, nothing) {
+            applied = applied
+                .note(committing(number, number), (1, 15), nothing)
+                .applied;
             number += 2;
         }
         assert_eq!(applied.ranges().len(), MOST);
         assert!(
-            !applied.is_full(number - 1, 15),
+            !applied.is_full(number - 1, 15, nothing),
             "what follows the last one"
         );
         assert!(
-            !applied.is_full(number, 35),
+            !applied.is_full(4, 15, nothing),
+            "what follows one in the middle"
+        );
+        assert!(
+            !applied.is_full(number, 35, nothing),
             "the first is not needed any more"
+        );
+        assert!(
+            !applied.is_full(number, 15, |n| n == 4),
+            "two are one since what was between them is committed"
         );
     }
 

@@ -53,6 +53,9 @@ struct Run<'a> {
     done: BTreeSet<u64>,
     mark: u64,
     claimed: u64,
+    /// Transactions are put aside and taken again later, by whoever comes.
+    puts_aside: bool,
+    aside: Vec<u64>,
 }
 
 impl Run<'_> {
@@ -80,7 +83,7 @@ impl Run<'_> {
                     of: sequences.iter().map(|s| self.source(*s).0).collect(),
                     applier: number,
                     position: note.position,
-                    note: note.is_needed.then(|| note.applied.ranges().to_vec()),
+                    note: note.is_needed.then(|| note.applied.ranges()),
                 });
             } else {
                 let of: Vec<u64> = sequences.iter().map(|s| self.source(*s).0).collect();
@@ -88,6 +91,19 @@ impl Run<'_> {
             }
             applier.applied = note.applied;
             applier.committed = sequences;
+        } else if applier.taken.is_empty() && !self.aside.is_empty() && random.one_in(4) {
+            // What is next to commit is in somebody's hands before long.
+            let place = random.index(self.aside.len());
+            applier.taken = vec![self.aside.swap_remove(place)];
+        } else if applier.taken.is_empty() && self.puts_aside {
+            if self.claimed < self.todo.len() as u64 {
+                self.claimed += 1;
+                if self.relaxed && random.one_in(3) {
+                    self.aside.push(self.claimed);
+                } else {
+                    applier.taken = vec![self.claimed];
+                }
+            }
         } else if applier.taken.is_empty() {
             let free = self.todo.len() as u64 - self.claimed;
             let run = free.min(1 + random.below(5));
@@ -106,7 +122,14 @@ impl Run<'_> {
                 range: (self.source(first).0, self.source(last).1),
             };
             let note = if self.relaxed {
-                applier.applied.note(commit, self.mark())
+                let (mark, done) = (self.mark, &self.done);
+                let is_done = |sequence| sequence <= mark || done.contains(&sequence);
+                if applier.applied.is_full(first, self.mark().1, is_done) {
+                    return;
+                }
+                let note = applier.applied.note(commit, self.mark(), is_done);
+                assert!(note.applied.ranges().len() <= 100, "i9: a note is small");
+                note
             } else if self.mark + 1 == first {
                 Note {
                     position: commit.range.1,
@@ -195,6 +218,8 @@ fn i1_nothing_is_lost_or_repeated_when_commits_overtake_each_other() {
             let mut run = Run {
                 start,
                 relaxed: !random.one_in(4),
+                puts_aside: random.one_in(2),
+                aside: Vec::new(),
                 wal: &mut wal,
                 wrote_nothing: &mut wrote_nothing,
                 done: BTreeSet::new(),

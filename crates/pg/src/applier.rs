@@ -3,6 +3,9 @@
 //!
 //! States of a transaction in hand, all in this process until the last:
 //! taken -> (waits for what it depends on) -> applied, not committed -> (waits for its turn, if there are turns) -> committed.
+//! Where commits may overtake each other and transactions are not joined, none waits here: what can't be applied yet is put aside, in the
+//! ring, where whoever comes takes it once it can be (`Applier::puts_aside`). So the only thing that an applier waits for with a transaction in hand
+//! is what PostgreSQL makes it wait for, a lock, say; and then the others go on with whatever does not depend on that one.
 //! A transaction that fails while others are ahead is rolled back and applied again when it is its turn: then only its own
 //! merits count, and only then is an error taken for one.
 //!
@@ -91,10 +94,11 @@ impl Mode {
         }
     }
 
-    /// What is taken at once. `singly`: one by one, or what comes near it in this mode.
-    fn grain(self, singly: bool) -> Grain {
+    /// What is taken at once. `singly`: one by one, or what comes near it in this mode. `relaxed`: commits may overtake each other. Then what is
+    /// taken together with one that waits for a lock would wait for nothing.
+    fn grain(self, relaxed: bool, singly: bool) -> Grain {
         match self {
-            Self::Single if singly => Grain::ONE,
+            Self::Single if singly || relaxed => Grain::ONE,
             Self::Single => GRAIN,
             Self::Batch if singly => SHARED_BATCH,
             Self::Batch | Self::Consolidate => BATCH,
@@ -106,7 +110,7 @@ impl Mode {
 /// What an applier takes at once of a subscription.
 #[must_use]
 pub(crate) fn grain(subscription: &Subscription, singly: bool) -> Grain {
-    Mode::of(subscription).grain(singly)
+    Mode::of(subscription).grain(subscription.relaxed, singly)
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -170,6 +174,16 @@ impl From<braid_gir::Error> for Trouble {
     fn from(error: braid_gir::Error) -> Self {
         Self::Error(error.into())
     }
+}
+
+/// Whether a transaction in hand can be applied now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    Yes,
+    /// It is no longer in hand.
+    Aside,
+    /// It is time to end.
+    Stop,
 }
 
 struct Applier {
@@ -433,9 +447,32 @@ impl Applier {
         !self.ring.stop_requested()
     }
 
+    /// Whether this group puts transactions aside instead of waiting for what they depend on. A batch waits, and breaks off before what would
+    /// have to.
+    fn puts_aside(&self) -> bool {
+        self.relaxed && self.mode == Mode::Single
+    }
+
     fn claim(&self) -> Option<Run> {
-        let grain = self.mode.grain(self.ring.is_singly());
+        if self.puts_aside() {
+            let sequence = self.ring.take(self.number)?;
+            return Some(Run {
+                first: sequence,
+                last: sequence,
+            });
+        }
+        let grain = self.mode.grain(self.relaxed, self.ring.is_singly());
         self.ring.claim_run(self.number, grain)
+    }
+
+    /// Put a transaction aside that is not to be applied before it is its turn, if that is not now. `careful`: it has ended in a unique
+    /// violation.
+    fn put_aside_until_turn(&self, transaction: &Transaction, careful: bool) -> bool {
+        self.puts_aside()
+            && !transaction.is_open()
+            && self
+                .ring
+                .put_aside_until_turn(self.number, transaction.sequence, careful)
     }
 
     fn next(&mut self) -> Option<Run> {
@@ -448,14 +485,14 @@ impl Applier {
         if !self.ring.takers().contains(&self.number) {
             set_latches(&self.ring.left_behind());
         }
-        self.show(ApplierState::Idle);
         let mut idle = true;
         loop {
             if !self.housekeeping() {
                 return None;
             }
             if self.number >= self.ring.active_appliers() {
-                // There are to be fewer. Nothing is in hand, and nothing can be taken any more.
+                // There are to be fewer. Nothing is in hand, and nothing can be taken any more. It may have been woken for something.
+                set_latches(&self.ring.left_behind());
                 return None;
             }
             if !self.tend_parked() {
@@ -464,15 +501,27 @@ impl Applier {
             self.ring.applier_will_wait(self.number, u64::MAX - 1);
             if let Some(run) = self.claim() {
                 self.ring.applier_awake(self.number);
+                if self.puts_aside() {
+                    // It may have been woken for more than that, and does not come back if that one waits for a lock.
+                    set_latches(&self.ring.offer());
+                }
                 return Some(run);
             }
+            // What waits for others may be all that there is.
+            let waits = self.puts_aside() && self.ring.waiting_aside() > 0;
+            self.show(if waits {
+                ApplierState::WaitingForDependency
+            } else {
+                ApplierState::Idle
+            });
             if idle {
                 // Once for each pause, not for each transaction.
                 idle = false;
                 // SAFETY: outside of a transaction.
                 unsafe { pg_sys::pgstat_report_stat(true) };
             }
-            latch::wait_as(Wait::Work, Duration::from_secs(10));
+            let wait = if waits { Wait::Dependency } else { Wait::Work };
+            latch::wait_as(wait, Duration::from_secs(10));
             self.ring.applier_awake(self.number);
             if let Some(session) = self.session.as_mut() {
                 session.rest();
@@ -495,7 +544,11 @@ impl Applier {
             }
             self.ring.applier_will_wait(self.number, sequence);
             if self.ring.committed() < sequence {
-                latch::wait_as(Wait::Dependency, Duration::from_secs(1));
+                let wait = match state {
+                    ApplierState::WaitingForTurn => Wait::Turn,
+                    _ => Wait::Dependency,
+                };
+                latch::wait_as(wait, Duration::from_secs(1));
             }
             self.ring.applier_awake(self.number);
         }
@@ -517,7 +570,7 @@ impl Applier {
             }
             self.ring.applier_will_wait_for(self.number, sequence);
             if !self.ring.is_done(sequence) {
-                latch::wait(Some(Duration::from_secs(1)));
+                latch::wait_as(Wait::Dependency, Duration::from_secs(1));
             }
             self.ring.applier_awake(self.number);
         }
@@ -536,19 +589,65 @@ impl Applier {
                 .into_iter()
                 .take_while(|edge| *edge != 0)
                 .all(|edge| self.wait_for_one(edge))
-            && self.wait_for_room(sequence)
+            && self.wait_for_room(sequence) == Ready::Yes
     }
 
-    /// Wait until the commit of what starts with `first` can be noted. False when it is time to end.
-    fn wait_for_room(&self, first: u64) -> bool {
+    /// Wait for all that a transaction depends on. Where transactions are put aside, what was taken has nothing to wait for, but for a moment:
+    /// until who has committed the last of that has said so.
+    fn make_ready(&self, transaction: &Transaction) -> Ready {
+        let sequence = transaction.sequence;
+        let can_go_on = |go_on| if go_on { Ready::Yes } else { Ready::Stop };
+        if !self.puts_aside() {
+            return can_go_on(self.wait_for_dependencies(transaction));
+        }
+        // It is passed at its turn.
+        if transaction.is_skipped() && self.put_aside_until_turn(transaction, false) {
+            return Ready::Aside;
+        }
+        let (through, single) = transaction.needs(sequence);
+        let go_on = self.wait_for(through, ApplierState::WaitingForDependency)
+            && single
+                .into_iter()
+                .take_while(|edge| *edge != 0)
+                .all(|edge| self.wait_for_one(edge));
+        if go_on {
+            self.wait_for_room(sequence)
+        } else {
+            Ready::Stop
+        }
+    }
+
+    /// Wait for all that comes before a transaction that has failed.
+    fn come_to_turn(&self, transaction: &Transaction) -> Ready {
+        if self.put_aside_until_turn(transaction, self.careful) {
+            Ready::Aside
+        } else if self.wait_for(transaction.sequence - 1, ApplierState::WaitingForDependency) {
+            Ready::Yes
+        } else {
+            Ready::Stop
+        }
+    }
+
+    /// Wait until the commit of what starts with `first` can be noted.
+    fn wait_for_room(&self, first: u64) -> Ready {
         loop {
             let (mark, position) = self.ring.mark();
             // With nothing outstanding before it there is nothing to note, and nobody but this process to wait for.
-            if mark + 1 >= first || !self.applied.is_full(first, position) {
-                return true;
+            if mark + 1 >= first
+                || !self
+                    .applied
+                    .is_full(first, position, |sequence| self.ring.is_done(sequence))
+            {
+                return Ready::Yes;
+            }
+            if self.puts_aside() && self.ring.is_ready(mark + 1) {
+                // All others may wait like this one: it takes that one first.
+                self.ring.give_back(self.number, first);
+                set_latches(&self.ring.offer());
+                return Ready::Aside;
             }
             if !self.wait_for(mark + 1, ApplierState::WaitingForTurn) {
-                return false;
+                return Ready::Stop;
             }
         }
     }
@@ -565,7 +664,9 @@ impl Applier {
                 last: run.last,
                 range: (begin_lsn, end_lsn),
             };
-            let note = self.applied.note(committing, self.ring.mark());
+            let note = self.applied.note(committing, self.ring.mark(), |sequence| {
+                self.ring.is_done(sequence)
+            });
             if note.is_needed {
                 // Also when the transaction itself has written nothing: what comes after it may be committed already.
                 self.applied_row.write(&note.applied)?;
@@ -644,16 +745,18 @@ impl Applier {
         let sequence = transaction.sequence;
         let mut at_turn = 0;
         let mut violations = 0;
-        let mut first = true;
-        self.careful = false;
+        let mut first = !transaction.is_tried();
+        self.careful = transaction.is_careful();
         loop {
-            let may_go_on = if first {
-                self.wait_for_dependencies(&transaction)
+            let ready = if first {
+                self.make_ready(&transaction)
             } else {
-                self.wait_for(sequence - 1, ApplierState::WaitingForDependency)
+                self.come_to_turn(&transaction)
             };
-            if !may_go_on {
-                return false;
+            match ready {
+                Ready::Yes => {}
+                Ready::Aside => return true,
+                Ready::Stop => return false,
             }
             if transaction.is_elsewhere() {
                 return self.have_committed(&transaction, next);

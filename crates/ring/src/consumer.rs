@@ -1,7 +1,8 @@
 //! The consumers' side: an applier reads the transaction that it has taken.
 
+use crate::aside::EDGES;
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{Descriptor, EDGES, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
+use crate::layout::{CAREFUL, Descriptor, ELSEWHERE, OPEN, SKIP, SPLIT, TRIED, WIDE};
 use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
@@ -98,6 +99,18 @@ impl Transaction {
     #[must_use]
     pub fn is_skipped(&self) -> bool {
         self.has(SKIP)
+    }
+
+    /// Whether it was put aside until all before it are committed ([`Ring::put_aside_until_turn`]).
+    #[must_use]
+    pub fn is_tried(&self) -> bool {
+        self.has(TRIED)
+    }
+
+    /// Whether that was because of a unique violation.
+    #[must_use]
+    pub fn is_careful(&self) -> bool {
+        self.has(CAREFUL)
     }
 
     /// Whether it can be applied together with others: all of its content is here, and is to be applied.

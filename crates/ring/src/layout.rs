@@ -1,11 +1,12 @@
 //! What lies where in the segment. Indices and offsets only, no pointers but latches', which PostgreSQL keeps at the same
 //! address in all of its processes.
 
+use crate::aside::{Aside, EDGES};
 use crate::failure::Failure;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::wake::{ApplierWait, Counters, LeaderWait, MAX_APPLIERS};
 
-pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0004;
+pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0005;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
 
@@ -35,10 +36,21 @@ impl Geometry {
         size_of::<Header>().next_multiple_of(64)
     }
 
-    pub(crate) fn buffer_at(&self) -> usize {
+    pub(crate) fn places_at(&self) -> usize {
         let descriptors = usize::try_from(self.descriptors).unwrap_or(usize::MAX);
-        Self::descriptors_at()
-            .saturating_add(descriptors.saturating_mul(size_of::<Descriptor>()))
+        Self::descriptors_at().saturating_add(descriptors.saturating_mul(size_of::<Descriptor>()))
+    }
+
+    pub(crate) fn ready_at(&self) -> usize {
+        let descriptors = usize::try_from(self.descriptors).unwrap_or(usize::MAX);
+        self.places_at()
+            .saturating_add(descriptors.saturating_mul(size_of::<Place>()))
+    }
+
+    pub(crate) fn buffer_at(&self) -> usize {
+        let words = usize::try_from(self.descriptors.div_ceil(64)).unwrap_or(usize::MAX);
+        self.ready_at()
+            .saturating_add(words.saturating_mul(size_of::<AtomicU64>()))
             .next_multiple_of(64)
     }
 
@@ -73,6 +85,7 @@ pub(crate) struct Header {
     /// 1 when everybody is to stop.
     pub(crate) stop: AtomicU32,
     pub(crate) counters: Counters,
+    pub(crate) aside: Aside,
     pub(crate) failure: Failure,
     pub(crate) slots: [ApplierSlot; MAX_APPLIERS],
 }
@@ -175,10 +188,6 @@ impl ApplierSlot {
     }
 }
 
-/// Single transactions that one can depend on when commits may overtake each other: as many as a descriptor's second cache line has
-/// room for. More than that are few, and stand for all before the last of them.
-pub const EDGES: usize = 6;
-
 /// A transaction in flight. Written by the leader before it is published, but for `end` of an open one, `local_end` and `done`.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -212,9 +221,23 @@ pub struct Descriptor {
     pub(crate) edges: [AtomicU64; EDGES],
 }
 
+/// What goes with a descriptor where transactions are put aside (`aside.rs`).
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Those that wait for the transaction in this place.
+    pub(crate) waiters: AtomicU64,
+    /// The next on the list that this one is on.
+    pub(crate) next: AtomicU64,
+}
+
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const SKIP: u32 = 2;
 pub(crate) const SPLIT: u32 = 4;
 pub(crate) const WIDE: u32 = 8;
 pub(crate) const ALONE: u32 = 16;
 pub(crate) const ELSEWHERE: u32 = 32;
+/// It was tried, and is applied when all before it are committed. Set by the applier that puts it aside.
+pub(crate) const TRIED: u32 = 64;
+/// The same, and it ended in a unique violation.
+pub(crate) const CAREFUL: u32 = 128;

@@ -13,7 +13,8 @@
 //! | `tail` | bytes that are no longer needed | the applier whose turn it is |
 //!
 //! Where commits may overtake each other there are no turns: each commit is marked in its descriptor, and whoever marks moves
-//! `committed` over all marked ones that follow it (`Counters::complete`). So `committed` is the low-water mark there.
+//! `committed` over all marked ones that follow it (`Counters::complete`). So `committed` is the low-water mark there. And whoever has
+//! taken a transaction that can't be applied yet puts it aside (`aside.rs`): then it is nobody's until what it depends on is committed.
 //!
 //! A descriptor belongs to the leader until it is published, then to the applier that claimed it until it is committed;
 //! only then does the leader use it again. `end` of an open transaction (one that is larger than the ring can hold) grows
@@ -26,6 +27,7 @@
 //! all of them, and the ring with them.
 #![allow(unsafe_code)]
 
+mod aside;
 #[cfg(not(loom))]
 mod consumer;
 #[cfg(not(loom))]
@@ -41,12 +43,15 @@ mod ring;
 mod sync;
 mod wake;
 
+pub use aside::EDGES;
+#[cfg(loom)]
+pub use aside::{Aside, Places, close, list_of};
 #[cfg(not(loom))]
 pub use consumer::{FrameRead, Transaction};
 #[cfg(not(loom))]
 pub use failure::{Failure, FailureReport};
 #[cfg(not(loom))]
-pub use layout::{ApplierSlot, ApplierState, Descriptor, EDGES, Geometry};
+pub use layout::{ApplierSlot, ApplierState, Descriptor, Geometry};
 #[cfg(not(loom))]
 pub use producer::{Complete, Leader};
 #[cfg(not(loom))]

@@ -1,7 +1,8 @@
 //! The producer's side: the leader writes frames and publishes transactions.
 
+use crate::aside::{self, EDGES};
 use crate::frame::{FRAME_HEADER, LAST_PART, PART, WHOLE, WRAP, footprint};
-use crate::layout::{ALONE, Descriptor, EDGES, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
+use crate::layout::{ALONE, Descriptor, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -124,6 +125,10 @@ impl Leader {
         if let Some(first) = descriptor.edges.first() {
             first.store(0, Ordering::Relaxed);
         }
+        self.ring
+            .place(self.sequence)
+            .waiters
+            .store(aside::empty(self.sequence), Ordering::Release);
         descriptor
     }
 

@@ -3,10 +3,13 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use crate::aside::{self, EDGES, Places};
 use crate::consumer::Transaction;
 use crate::failure::Failure;
-use crate::layout::{ApplierSlot, ApplierState, Descriptor, Geometry, Header, MAGIC};
-use crate::sync::{Ordering, fence};
+use crate::layout::{
+    ApplierSlot, ApplierState, CAREFUL, Descriptor, Geometry, Header, MAGIC, Place, TRIED,
+};
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::wake::{ApplierWait, Wakes};
 
 /// What is wrong with a segment.
@@ -141,6 +144,21 @@ impl Ring {
                 .as_ptr()
                 .add(Geometry::descriptors_at())
                 .cast::<Descriptor>()
+                .add(index)
+        }
+    }
+
+    pub(crate) fn place(&self, sequence: u64) -> &Place {
+        let index = sequence & (self.geometry.descriptors - 1);
+        let index = usize::try_from(index).unwrap_or(0);
+        // SAFETY: index < descriptors, and geometry.bytes() covers that many; both parts before are multiples of 64 bytes long; atomics
+        // only.
+        unsafe {
+            &*self
+                .base
+                .as_ptr()
+                .add(self.geometry.places_at())
+                .cast::<Place>()
                 .add(index)
         }
     }
@@ -395,6 +413,94 @@ impl Ring {
         Some(Run { first, last })
     }
 
+    /// Take a transaction that can be applied now, if there is one and this applier may: the oldest of those that were put aside and are
+    /// ready, else the next in order of which nothing is missing; those before it are put aside. Only when commits may overtake each other.
+    /// An applier that was idle then hands on what is left ([`Ring::offer`]).
+    #[must_use]
+    pub fn take(&self, applier: usize) -> Option<u64> {
+        if !self.takers().contains(&applier) {
+            return None;
+        }
+        let slot = self.slot(applier)?;
+        let header = self.header();
+        let waited = slot.wait.waited();
+        let show = |sequence| slot.sequence.store(sequence, Ordering::SeqCst);
+        loop {
+            if let Some(sequence) = header.aside.take(self) {
+                show(sequence);
+                return Some(sequence);
+            }
+            let (sequence, _) = header.counters.claim(&slot.wait, show, |first, _| first)?;
+            if !self.put_aside(applier, sequence) {
+                return Some(sequence);
+            }
+            // It is idle still, and looks again after it has said so.
+            slot.wait.will_wait(waited);
+        }
+    }
+
+    /// Put a transaction aside that this applier has taken, if anything that it depends on is missing: whoever commits the last of that
+    /// makes it ready. False: nothing is missing, and it stays in hand.
+    #[must_use]
+    pub fn put_aside(&self, applier: usize, sequence: u64) -> bool {
+        let slot = self.slot(applier);
+        // Before it can be in somebody else's hands.
+        if let Some(slot) = slot {
+            slot.sequence.store(0, Ordering::SeqCst);
+        }
+        let is_aside = self.header().aside.put(self, sequence);
+        if !is_aside && let Some(slot) = slot {
+            slot.sequence.store(sequence, Ordering::SeqCst);
+        }
+        is_aside
+    }
+
+    /// Put a transaction aside that this applier has taken until all before it are committed: it has failed, `careful` with a unique
+    /// violation, or is nothing that could overtake others. Not one that is open. False: all are, and it stays in hand.
+    #[must_use]
+    pub fn put_aside_until_turn(&self, applier: usize, sequence: u64, careful: bool) -> bool {
+        let descriptor = self.descriptor(sequence);
+        // Whoever takes it finds it through a list or a bit that is written later.
+        descriptor.through.store(sequence - 1, Ordering::Relaxed);
+        let flags = TRIED | if careful { CAREFUL } else { 0 };
+        descriptor.flags.fetch_or(flags, Ordering::AcqRel);
+        self.put_aside(applier, sequence)
+    }
+
+    /// Give a transaction back that this applier has taken and that anybody can apply. Then [`Ring::offer`].
+    pub fn give_back(&self, applier: usize, sequence: u64) {
+        if let Some(slot) = self.slot(applier) {
+            slot.sequence.store(0, Ordering::SeqCst);
+        }
+        self.header().aside.give_back(self, sequence);
+    }
+
+    /// Whether this transaction was put aside, is ready, and nobody has taken it.
+    #[must_use]
+    pub fn is_ready(&self, sequence: u64) -> bool {
+        self.header().aside.is_ready(self, sequence)
+    }
+
+    /// How many transactions are put aside and wait for others.
+    #[must_use]
+    pub fn waiting_aside(&self) -> u64 {
+        self.header().aside.waiting()
+    }
+
+    /// Latches of idle appliers that are to take what is left to take, as many as there is of it. Only when commits may overtake each other.
+    #[must_use]
+    pub fn offer(&self) -> Wakes {
+        let mut wakes = Wakes::default();
+        self.offer_but(0, &mut wakes);
+        wakes
+    }
+
+    fn offer_but(&self, but: u64, wakes: &mut Wakes) {
+        let header = self.header();
+        let takers = self.waits(self.takers());
+        header.counters.offer(takers, &header.aside, but, wakes);
+    }
+
     /// A transaction that this applier has taken.
     #[must_use]
     pub fn transaction(&self, sequence: u64) -> Transaction {
@@ -448,10 +554,17 @@ impl Ring {
     /// The transactions from `run.first` to `run.last` are committed here as one; else as [`Ring::commit`].
     pub fn commit_run(&self, applier: usize, run: Run, local_end: u64, next: u64) -> Wakes {
         let relaxed = self.is_relaxed();
+        // Of each of them, who was hung on it last. Mostly nobody.
+        let mut waiters = Vec::new();
         for sequence in run.first..=run.last {
             let descriptor = self.descriptor(sequence);
             descriptor.local_end.store(local_end, Ordering::Relaxed);
             if relaxed {
+                // Before its place may be used again.
+                match aside::close(self, sequence) {
+                    0 => {}
+                    waiter => waiters.push(waiter),
+                }
                 descriptor.done.store(sequence, Ordering::SeqCst);
             }
         }
@@ -462,14 +575,23 @@ impl Ring {
             return self.commit_in_order(run.last);
         }
         let header = self.header();
-        header.counters.complete(
+        let mut wakes = header.counters.complete(
             run.first,
             run.last,
             |sequence| self.marked(sequence),
             |sequence| self.descriptor(sequence).end.load(Ordering::Acquire),
             &header.leader,
             self.waits(0..self.geometry.appliers),
-        )
+        );
+        let ready: u64 = waiters
+            .into_iter()
+            .map(|waiter| header.aside.release(self, waiter))
+            .sum();
+        if ready > 0 {
+            // It comes for one itself, or finds that it takes no more and hands on what is left.
+            self.offer_but(1, &mut wakes);
+        }
+        wakes
     }
 
     fn waits(&self, appliers: Range<usize>) -> impl Iterator<Item = &ApplierWait> + Clone {
@@ -494,9 +616,10 @@ impl Ring {
     pub fn idle_appliers(&self, grain: Grain) -> Wakes {
         let takers = self.takers();
         let count = takers.len() as u64;
-        self.header()
-            .counters
-            .idle(self.waits(takers), |first, published, busy| {
+        self.header().counters.idle(
+            self.waits(takers),
+            &self.header().aside,
+            |first, published, busy| {
                 let run = u64::from(grain.run);
                 let mut sum = 0_u64;
                 for sequence in first..=published {
@@ -506,14 +629,17 @@ impl Ring {
                     }
                 }
                 (sum / run).max(u64::from(!busy))
-            })
+            },
+        )
     }
 
     /// Latch of an applier that takes transactions, if something is left to take. For one that takes no more, when it has nothing in hand.
     #[must_use]
     pub fn left_behind(&self) -> Wakes {
         let mut wakes = Wakes::default();
-        if self.header().counters.leaves_some()
+        if self.is_relaxed() {
+            self.offer_but(0, &mut wakes);
+        } else if self.header().counters.leaves_some()
             && let Some(last) = self.slot(self.takers().end - 1)
         {
             wakes.push(last.wait.latch.load(Ordering::Acquire));
@@ -541,5 +667,45 @@ impl Ring {
                 let held = slot.sequence.load(Ordering::SeqCst);
                 (held != 0 && held < sequence).then(|| slot.pid.load(Ordering::Acquire))
             })
+    }
+}
+
+impl Places for Ring {
+    fn waiters(&self, sequence: u64) -> &AtomicU64 {
+        &self.place(sequence).waiters
+    }
+
+    fn next(&self, sequence: u64) -> &AtomicU64 {
+        &self.place(sequence).next
+    }
+
+    fn needs(&self, sequence: u64) -> (u64, [u64; EDGES]) {
+        let descriptor = self.descriptor(sequence);
+        let mut edges = [0; EDGES];
+        for (to, from) in edges.iter_mut().zip(&descriptor.edges) {
+            *to = from.load(Ordering::Acquire);
+        }
+        (descriptor.through.load(Ordering::Acquire), edges)
+    }
+
+    fn ready(&self, word: usize) -> &AtomicU64 {
+        let words = usize::try_from(self.geometry.descriptors.div_ceil(64)).unwrap_or(1);
+        // SAFETY: the index is below the number of words, which geometry.bytes() covers; aligned as what is before it; atomics only.
+        unsafe {
+            &*self
+                .base
+                .as_ptr()
+                .add(self.geometry.ready_at())
+                .cast::<AtomicU64>()
+                .add(word % words)
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.geometry.descriptors
+    }
+
+    fn committed(&self) -> u64 {
+        self.header().counters.committed()
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! This module knows nothing of how things lie in shared memory, so that loom can check it (`tests/loom.rs`).
 
+use crate::aside::Aside;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Most appliers that one subscription can have.
@@ -93,6 +94,11 @@ impl ApplierWait {
         fence(Ordering::SeqCst);
     }
 
+    /// What it has said that it is about to wait for.
+    pub fn waited(&self) -> u64 {
+        self.wakes_at.load(Ordering::Relaxed)
+    }
+
     /// The wait is over.
     pub fn awake(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
@@ -150,10 +156,11 @@ impl Counters {
     /// Idle appliers to wake after transactions were published: as many as `wanted` says of what nobody has taken (the first,
     /// the last, and whether an applier is busy: that one looks for more when it is done). As many as were just published
     /// would not do: an applier that was woken for an earlier one and has not run yet still looks idle, and the wake-up
-    /// would be spent on it twice.
+    /// would be spent on it twice. What was put aside and is ready counts as well, each for itself.
     pub fn idle<'a>(
         &self,
         appliers: impl Iterator<Item = &'a ApplierWait> + Clone,
+        aside: &Aside,
         wanted: impl FnOnce(u64, u64, bool) -> u64,
     ) -> Wakes {
         fence(Ordering::SeqCst);
@@ -164,19 +171,44 @@ impl Counters {
         }
         let published = self.published.0.load(Ordering::Relaxed);
         let claimed = self.claimed.0.load(Ordering::Acquire);
-        if claimed >= published {
-            return wakes;
+        let mut count = aside.ready();
+        if claimed < published {
+            let busy = self.committed.0.load(Ordering::Acquire) < claimed;
+            count += wanted(claimed + 1, published, busy);
         }
-        let busy = self.committed.0.load(Ordering::Acquire) < claimed;
-        let wanted = wanted(claimed + 1, published, busy);
         // Looked at again: one that was idle a moment ago may have taken what is counted as taken now, and the wake-up be spent on it.
         for applier in appliers.filter(is_idle) {
-            if wakes.len() as u64 >= wanted {
+            if wakes.len() as u64 >= count {
                 break;
             }
             wakes.push(applier.latch.load(Ordering::Acquire));
         }
         wakes
+    }
+
+    /// Idle appliers to wake for what is ready or not taken, less `but` of it: for those who will look for more themselves. To be asked for
+    /// by whoever has made something ready, and by an applier that was idle and has taken something: it may have been woken for all of it.
+    pub fn offer<'a>(
+        &self,
+        appliers: impl Iterator<Item = &'a ApplierWait>,
+        aside: &Aside,
+        but: u64,
+        wakes: &mut Wakes,
+    ) {
+        fence(Ordering::SeqCst);
+        let claimed = self.claimed.0.load(Ordering::SeqCst);
+        let published = self.published.0.load(Ordering::SeqCst);
+        let takable = aside.ready() + published.saturating_sub(claimed);
+        let mut left = takable.saturating_sub(but);
+        for applier in appliers {
+            if left == 0 {
+                break;
+            }
+            if applier.wakes_at.load(Ordering::SeqCst) == IDLE {
+                wakes.push(applier.latch.load(Ordering::Acquire));
+                left -= 1;
+            }
+        }
     }
 
     /// Whether something is published that nobody has taken. An applier that takes no more asks when it has committed what it had, and

@@ -6,8 +6,8 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
-use braid_ring::{ApplierWait, Counters, LeaderWait, Wakes};
-use loom::sync::atomic::{AtomicBool, Ordering};
+use braid_ring::{ApplierWait, Aside, Counters, EDGES, LeaderWait, Places, Wakes, close, list_of};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -48,11 +48,59 @@ struct Group {
     latches: Vec<Latch>,
     /// Of each transaction, from 0, when commits overtake each other.
     done: Vec<AtomicBool>,
+    aside: Aside,
+    /// Of each transaction, from 0: those that wait for it, the next on the list that it is on, and what it needs.
+    lists: Vec<AtomicU64>,
+    links: Vec<AtomicU64>,
+    needs: Vec<(u64, [u64; EDGES])>,
+    ready: AtomicU64,
+}
+
+impl Places for Group {
+    fn waiters(&self, sequence: u64) -> &AtomicU64 {
+        &self.lists[usize::try_from(sequence).unwrap()]
+    }
+
+    fn next(&self, sequence: u64) -> &AtomicU64 {
+        &self.links[usize::try_from(sequence).unwrap()]
+    }
+
+    fn needs(&self, sequence: u64) -> (u64, [u64; EDGES]) {
+        self.needs[usize::try_from(sequence).unwrap()]
+    }
+
+    fn ready(&self, _: usize) -> &AtomicU64 {
+        &self.ready
+    }
+
+    fn count(&self) -> u64 {
+        4
+    }
+
+    fn committed(&self) -> u64 {
+        self.counters.committed()
+    }
 }
 
 impl Group {
     fn new(appliers: usize) -> Arc<Self> {
+        Self::with(appliers, &[])
+    }
+
+    /// What transactions need, from the first on: all up to a number, and two single ones.
+    fn with(appliers: usize, needs: &[(u64, [u64; 2])]) -> Arc<Self> {
+        let mut all = vec![(0, [0; EDGES])];
+        all.extend(needs.iter().map(|(through, [one, two])| {
+            let mut edges = [0; EDGES];
+            (edges[0], edges[1]) = (*one, *two);
+            (*through, edges)
+        }));
         Arc::new(Self {
+            aside: Aside::new(),
+            lists: (0..4).map(list_of).collect(),
+            links: (0..4).map(|_| AtomicU64::new(0)).collect(),
+            needs: all,
+            ready: AtomicU64::new(0),
             counters: Counters::new(),
             leader: LeaderWait::at(1),
             appliers: (0..appliers)
@@ -74,7 +122,9 @@ impl Group {
         self.set(
             &self
                 .counters
-                .idle(self.appliers.iter(), |first, last, _| last + 1 - first),
+                .idle(self.appliers.iter(), &self.aside, |first, last, _| {
+                    last + 1 - first
+                }),
         );
     }
 
@@ -105,6 +155,87 @@ impl Group {
             &self.leader,
             self.appliers.iter(),
         ));
+    }
+
+    /// Take what can be applied, as `Ring::take`.
+    fn take(&self, applier: usize) -> Option<u64> {
+        let me = &self.appliers[applier];
+        let waited = me.waited();
+        loop {
+            if let Some(sequence) = self.aside.take(self) {
+                return Some(sequence);
+            }
+            let (sequence, _) = self.counters.claim(me, |_| {}, |first, _| first)?;
+            if !self.aside.put(self, sequence) {
+                return Some(sequence);
+            }
+            me.will_wait(waited);
+        }
+    }
+
+    /// Commit as `Ring::commit_run`.
+    fn finish(&self, sequence: u64) {
+        let place = usize::try_from(sequence).unwrap();
+        let waiter = close(self, sequence);
+        self.done[place].store(true, Ordering::SeqCst);
+        let mut wakes = self.counters.complete(
+            sequence,
+            sequence,
+            |sequence| self.is_done(sequence),
+            |sequence| sequence,
+            &self.leader,
+            self.appliers.iter(),
+        );
+        if self.aside.release(self, waiter) > 0 {
+            self.offer(1, &mut wakes);
+        }
+        self.set(&wakes);
+    }
+
+    fn offer(&self, but: u64, wakes: &mut Wakes) {
+        self.counters
+            .offer(self.appliers.iter(), &self.aside, but, wakes);
+    }
+
+    /// Apply until all is committed, as `Applier::run`. `hold` is told what was taken, and that it was committed.
+    fn apply_all(&self, applier: usize, last: u64, mut hold: impl FnMut(u64)) {
+        let me = &self.appliers[applier];
+        loop {
+            let mut taken = self.take(applier);
+            while taken.is_none() {
+                if self.counters.committed() == last {
+                    return;
+                }
+                // It waits for something to take, and for the end.
+                me.will_wait(IDLE);
+                taken = self.take(applier);
+                if taken.is_some() {
+                    me.awake();
+                    let mut wakes = Wakes::default();
+                    self.offer(0, &mut wakes);
+                    self.set(&wakes);
+                } else if self.counters.committed() != last {
+                    self.latches[applier + 1].wait();
+                }
+                me.awake();
+            }
+            let Some(sequence) = taken else { continue };
+            let (through, edges) = self.needs(sequence);
+            assert!((1..=through).all(|needed| self.is_closed(needed)));
+            assert!(edges.iter().all(|edge| *edge == 0 || self.is_closed(*edge)));
+            hold(sequence);
+            self.finish(sequence);
+            if self.counters.committed() == last {
+                for latch in self.latches.iter().skip(1) {
+                    latch.set();
+                }
+            }
+        }
+    }
+
+    /// Whether it is committed: nothing can be hung on it any more.
+    fn is_closed(&self, sequence: u64) -> bool {
+        self.waiters(sequence).load(Ordering::SeqCst) & ((1 << 21) - 1) == (1 << 21) - 1
     }
 
     fn applier_waits_for_one(&self, applier: usize, sequence: u64) {
@@ -262,7 +393,9 @@ fn what_an_applier_leaves_behind_is_taken_by_another() {
         };
         group.counters.publish(2);
         let may_take = group.appliers.iter().take(1);
-        let wakes = group.counters.idle(may_take, |_, _, busy| u64::from(!busy));
+        let wakes = group
+            .counters
+            .idle(may_take, &group.aside, |_, _, busy| u64::from(!busy));
         group.set(&wakes);
         group.leader_waits_for(2);
         first.join().unwrap();
@@ -338,5 +471,102 @@ fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
             applier.join().unwrap();
         }
         assert_eq!(group.counters.committed(), 3);
+    });
+}
+
+/// Each waits for the one before: whoever finds what is put aside ready takes it, and each is taken once.
+#[test]
+fn what_is_put_aside_is_taken_once_what_it_needs_is_committed() {
+    check(2, || {
+        let group = Group::with(2, &[(0, [0, 0]), (0, [1, 0]), (2, [0, 0])]);
+        let counts: Arc<Vec<AtomicU64>> = Arc::new((0..4).map(|_| AtomicU64::new(0)).collect());
+        group.counters.publish(2);
+        let appliers: Vec<_> = (0..2)
+            .map(|number| {
+                let (group, counts) = (Arc::clone(&group), Arc::clone(&counts));
+                thread::spawn(move || {
+                    group.apply_all(number, 3, |sequence| {
+                        let place = usize::try_from(sequence).unwrap();
+                        assert_eq!(counts[place].fetch_add(1, Ordering::SeqCst), 0);
+                    });
+                })
+            })
+            .collect();
+        group.publish(3);
+        for applier in appliers {
+            applier.join().unwrap();
+        }
+        assert_eq!(group.counters.committed(), 3);
+        assert_eq!((group.aside.ready(), group.aside.waiting()), (0, 0));
+    });
+}
+
+/// The first needs nothing and is held until the third is taken, which needs nothing either; the second needs the first.
+#[test]
+fn one_that_is_held_up_does_not_hold_up_what_does_not_depend_on_it() {
+    check(2, || {
+        let group = Group::with(2, &[(0, [0, 0]), (1, [1, 0]), (0, [0, 0])]);
+        let free = Arc::new(Latch::new());
+        let appliers: Vec<_> = (0..2)
+            .map(|number| {
+                let (group, free) = (Arc::clone(&group), Arc::clone(&free));
+                thread::spawn(move || {
+                    group.apply_all(number, 3, |sequence| match sequence {
+                        1 => free.wait(),
+                        3 => free.set(),
+                        _ => {}
+                    });
+                })
+            })
+            .collect();
+        for sequence in 1..=3 {
+            group.publish(sequence);
+        }
+        for applier in appliers {
+            applier.join().unwrap();
+        }
+        assert_eq!(group.counters.committed(), 3);
+    });
+}
+
+/// Two that are committed at the same time are both needed by a third: it is ready once, whoever is last.
+#[test]
+fn what_needs_two_is_ready_once() {
+    check(2, || {
+        let group = Group::with(2, &[(0, [0, 0]), (0, [0, 0]), (0, [1, 2])]);
+        group.counters.publish(3);
+        for sequence in 1..=2 {
+            assert_eq!(group.take(0), Some(sequence));
+        }
+        assert_eq!((group.take(0), group.aside.waiting()), (None, 1));
+        let appliers: Vec<_> = (1..=2)
+            .map(|sequence| {
+                let group = Arc::clone(&group);
+                thread::spawn(move || group.finish(sequence))
+            })
+            .collect();
+        for applier in appliers {
+            applier.join().unwrap();
+        }
+        assert_eq!((group.aside.ready(), group.aside.waiting()), (1, 0));
+        assert_eq!((group.take(0), group.take(1)), (Some(3), None));
+    });
+}
+
+/// One is put aside while what it needs is being committed: it stays in hand, or becomes ready.
+#[test]
+fn what_is_put_aside_at_this_moment_is_not_lost() {
+    check(3, || {
+        let group = Group::with(2, &[(0, [0, 0]), (1, [0, 0])]);
+        group.counters.publish(2);
+        assert_eq!(group.take(0), Some(1));
+        let committer = {
+            let group = Arc::clone(&group);
+            thread::spawn(move || group.finish(1))
+        };
+        let taken = group.take(1);
+        committer.join().unwrap();
+        assert_eq!(taken.or_else(|| group.take(0)), Some(2));
+        assert_eq!((group.aside.ready(), group.aside.waiting()), (0, 0));
     });
 }

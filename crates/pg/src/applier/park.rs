@@ -111,6 +111,8 @@ impl Applier {
             Err(error) => Err(error),
         };
         let done = match holder {
+            // It is parked at its turn.
+            Ok(Some(_)) if self.put_aside_until_turn(transaction, self.careful) => Some(true),
             Ok(Some(holder)) => match self.park(transaction, next, Why::Waits(holder)) {
                 None => return Aside::Again,
                 done => done,
@@ -532,6 +534,8 @@ impl Applier {
             if self.parking.tended == Some(now) {
                 return true;
             }
+            // It may have been woken for something in the ring, and an attempt may wait for a lock.
+            set_latches(&self.ring.left_behind());
             let tended = match error::catch(|| self.try_parked(asked)) {
                 Ok(tended) => tended,
                 Err(error) => Err(error),

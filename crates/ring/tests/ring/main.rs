@@ -9,6 +9,7 @@
     reason = "test code, over raw memory"
 )]
 
+mod aside;
 mod failure;
 mod memory;
 mod segment;

@@ -208,6 +208,8 @@ struct Applier<'a> {
     seed: u64,
     order: &'a Mutex<Vec<u64>>,
     random: Random,
+    /// It puts transactions aside instead of waiting with them.
+    asides: bool,
 }
 
 impl Applier<'_> {
@@ -218,7 +220,22 @@ impl Applier<'_> {
                 thread::yield_now();
             }
             let sequence = transaction.sequence;
-            self.wait_for(transaction.depends_on);
+            if self.asides {
+                if !transaction.is_open()
+                    && !transaction.is_tried()
+                    && (transaction.is_skipped() || self.random.index(30) == 0)
+                    && self.ring.put_aside_until_turn(self.number, sequence, false)
+                {
+                    continue;
+                }
+                let (through, edges) = transaction.needs(sequence);
+                self.wait_for(through);
+                for edge in edges {
+                    self.wait_for_one(edge);
+                }
+            } else {
+                self.wait_for(transaction.depends_on);
+            }
             if self.ring.is_relaxed() && transaction.is_open() {
                 self.wait_for(sequence - 1);
             }
@@ -255,11 +272,32 @@ impl Applier<'_> {
 
     fn next(&self) -> Option<Transaction> {
         loop {
-            if self.ring.stop_requested() && self.ring.claimed() == self.ring.published() {
+            let all = self.ring.published();
+            let end = if self.asides {
+                self.ring.committed()
+            } else {
+                self.ring.claimed()
+            };
+            if self.ring.stop_requested() && end == all {
                 return None;
             }
-            self.ring.applier_will_wait(self.number, IDLE);
-            if let Some(transaction) = self.ring.claim(self.number) {
+            if self.asides {
+                // At first as one that comes back from a commit, and looks before it is idle.
+                if let Some(sequence) = self.ring.take(self.number) {
+                    return Some(self.ring.transaction(sequence));
+                }
+                self.ring.applier_will_wait(self.number, IDLE);
+                if let Some(sequence) = self.ring.take(self.number) {
+                    self.ring.applier_awake(self.number);
+                    self.latches.set(&self.ring.offer());
+                    return Some(self.ring.transaction(sequence));
+                }
+            } else {
+                self.ring.applier_will_wait(self.number, IDLE);
+            }
+            if !self.asides
+                && let Some(transaction) = self.ring.claim(self.number)
+            {
                 self.ring.applier_awake(self.number);
                 return Some(transaction);
             }
@@ -317,7 +355,7 @@ impl Applier<'_> {
 }
 
 /// Run transactions for a while. Returns how many.
-fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool) -> u64 {
+fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool, asides: bool) -> u64 {
     let (memory, leader) = ring(geometry);
     if relaxed {
         leader.ring().relax(3);
@@ -341,6 +379,7 @@ fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool) -> u64 {
                         seed,
                         order,
                         random,
+                        asides,
                     }
                     .run();
                 })
@@ -411,7 +450,13 @@ fn i5_i6_every_transaction_arrives_whole_once_and_in_order() {
     for (appliers, buffer, descriptors) in [(1, 0, 16), (2, 0, 64), (4, 0, 16), (8, 1 << 20, 1024)]
     {
         let geometry = Geometry::new(appliers, buffer, descriptors);
-        let count = run(random.next(), geometry, Duration::from_millis(700), false);
+        let count = run(
+            random.next(),
+            geometry,
+            Duration::from_millis(700),
+            false,
+            false,
+        );
         println!("{appliers} appliers: {count} transactions");
         assert!(count > 10);
     }
@@ -424,7 +469,32 @@ fn i1_i6_every_transaction_arrives_whole_once_when_commits_overtake_each_other()
     for (appliers, buffer, descriptors) in [(1, 0, 16), (2, 0, 64), (4, 0, 16), (8, 1 << 20, 1024)]
     {
         let geometry = Geometry::new(appliers, buffer, descriptors);
-        let count = run(random.next(), geometry, Duration::from_millis(700), true);
+        let count = run(
+            random.next(),
+            geometry,
+            Duration::from_millis(700),
+            true,
+            false,
+        );
+        println!("{appliers} appliers: {count} transactions");
+        assert!(count > 10);
+    }
+}
+
+#[test]
+fn i1_i6_every_transaction_arrives_whole_once_when_some_are_put_aside() {
+    let mut random =
+        Random::new("i1_i6_every_transaction_arrives_whole_once_when_some_are_put_aside");
+    for (appliers, buffer, descriptors) in [(1, 0, 16), (2, 0, 64), (4, 0, 16), (8, 1 << 20, 1024)]
+    {
+        let geometry = Geometry::new(appliers, buffer, descriptors);
+        let count = run(
+            random.next(),
+            geometry,
+            Duration::from_millis(700),
+            true,
+            true,
+        );
         println!("{appliers} appliers: {count} transactions");
         assert!(count > 10);
     }
