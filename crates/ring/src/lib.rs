@@ -41,6 +41,8 @@ mod producer;
 #[cfg(not(loom))]
 mod ring;
 mod sync;
+#[cfg(not(loom))]
+mod taking;
 mod wake;
 
 pub use aside::EDGES;
