@@ -10,7 +10,7 @@ use braid_bgworker::conflict::{
 
 use crate::random::Random;
 use group::{Change, Group, Kind, Node, Topology, version};
-use history::{Course, Step, converges, failing};
+use history::{Course, History, Step, converges, failing};
 
 #[test]
 fn i2_a_mesh_converges_to_one_register_per_key() {
@@ -20,8 +20,7 @@ fn i2_a_mesh_converges_to_one_register_per_key() {
     );
 }
 
-/// A truncate deletes each row with its own version, and is remembered for all keys. (A node that forwards passes on only what it did
-/// itself, so in other topologies what a truncate had not found is not told.)
+/// A truncate deletes each row with its own version, and is remembered for all keys.
 #[test]
 fn i2_a_mesh_that_truncates_converges() {
     let test = "i2_a_mesh_that_truncates_converges";
@@ -37,6 +36,71 @@ fn i2_a_mesh_that_truncates_converges() {
             ..truncates
         },
     );
+}
+
+/// Where it goes on as itself, also from a node on which some rows stay, it is no different by way of others. It comes to rest, as who has
+/// it, or a newer one, passes it on no more.
+#[test]
+fn i2_i8_truncates_are_passed_on() {
+    let test = "i2_i8_truncates_are_passed_on";
+    for topology in [Topology::Star, Topology::Chain, Topology::ForwardingMesh] {
+        for clocks in [false, true] {
+            let course = Course {
+                truncates: true,
+                clocks,
+                ..Course::new(topology)
+            };
+            converges(test, course);
+        }
+    }
+}
+
+/// Why what finds nothing is passed on.
+#[test]
+fn i2_what_finds_nothing_is_news_to_those_behind() {
+    let test = "i2_what_finds_nothing_is_news_to_those_behind";
+    for topology in [Topology::Star, Topology::Chain] {
+        for truncates in [false, true] {
+            let course = Course {
+                passes_on: false,
+                truncates,
+                ..Course::new(topology)
+            };
+            let history = failing(course, &mut Random::new(test));
+            let mended = History {
+                course: Course {
+                    passes_on: true,
+                    ..course
+                },
+                ..history.clone()
+            };
+            assert!(history.run().is_err(), "{history:?}");
+            assert!(mended.run().is_ok(), "{mended:?}");
+        }
+    }
+    // A star around a. Two ends delete a row, the older deletion comes first; then the end that made it inserts the row anew, before the other's.
+    let differs = |passes_on: bool| {
+        let mut group = Group::new(3, Topology::Star);
+        if !passes_on {
+            group.forgets_unfound();
+        }
+        let mut random = Random::new(test);
+        group.write(0, Kind::Insert, 0, 1);
+        group.deliver_all(&mut random).unwrap();
+        group.write(1, Kind::Delete, 0, 4);
+        group.write(2, Kind::Delete, 0, 5);
+        for end in [1, 2] {
+            let to_the_centre = |link: &group::Link| (link.from, link.to) == (end, 0);
+            let link = group.links.iter().position(to_the_centre).unwrap();
+            assert!(group.deliver(link));
+        }
+        group.write(1, Kind::Insert, 0, 5);
+        group.deliver_all(&mut random).unwrap();
+        assert!(!group.nodes[0].has(0) && !group.nodes[2].has(0));
+        group.nodes[1].has(0)
+    };
+    assert!(differs(false));
+    assert!(!differs(true));
 }
 
 #[test]

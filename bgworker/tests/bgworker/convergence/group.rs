@@ -1,9 +1,9 @@
 //! Nodes with the conflict rules, and the links between them.
 //!
 //! Tombstones are perfect here: a node remembers the newest deletion of each key, also of one that it never had, and passes
-//! on such a deletion as any other. Without the latter a star differs for good: its ends delete a row at 4 and at 5; the
-//! centre, which gets the older one first, finds nothing to delete at 5, so the other end never learns of 5 and keeps a
-//! row that it inserts before it.
+//! on such a deletion as any other, and a truncate with all that it has not found. Without that ([`Group::forgets_unfound`]) a star differs
+//! for good: its ends delete a row at 4 and at 5; the centre, which gets the older one first, finds nothing to delete at 5, so the
+//! other end never learns of 5 and keeps a row that it inserts before it.
 
 use std::collections::BTreeMap;
 
@@ -59,6 +59,8 @@ pub struct Node {
     pub newest: Stamp,
     /// The newest truncate.
     truncated: Option<Stamp>,
+    /// Only what it finds is passed on.
+    forgets_unfound: bool,
 }
 
 impl Node {
@@ -116,16 +118,7 @@ impl Node {
     pub fn receive(&mut self, change: Change, from_origin: bool) {
         self.newest = self.newest.max(change.stamp);
         if change.kind == Kind::Truncate {
-            let stays = |cell: &Cell| match cell {
-                Cell::Deleted(_) => true,
-                Cell::Present(stamp, _) => {
-                    let (local, remote) = (Local::Present(version(*stamp)), version(change.stamp));
-                    let decision = decide_delete(local, remote, from_origin);
-                    decide_truncated(decision, local, remote).action == Action::Keep
-                }
-            };
-            self.cells.retain(|_, cell| stays(cell));
-            self.truncated = self.truncated.max(Some(change.stamp));
+            self.receive_truncate(change, from_origin);
             return;
         }
         let exists = self.has(change.key);
@@ -135,6 +128,9 @@ impl Node {
                 let known = self.cells.get(&change.key);
                 if !matches!(known, Some(Cell::Deleted(known)) if *known >= change.stamp) {
                     self.write(change);
+                    if self.forgets_unfound {
+                        self.log.pop();
+                    }
                 }
             }
             (Action::Keep | Action::Ask | Action::Merge | Action::Remove, _) => {}
@@ -147,6 +143,40 @@ impl Node {
                 });
             }
         }
+    }
+}
+
+impl Node {
+    fn receive_truncate(&mut self, change: Change, from_origin: bool) {
+        // By another way: it is here already, or a newer one is. To carry it out would send it on again, and around for ever.
+        if !from_origin && !self.forgets_unfound && self.truncated >= Some(change.stamp) {
+            return;
+        }
+        let goes = |cell: &Cell| match cell {
+            Cell::Deleted(_) => false,
+            Cell::Present(stamp, _) => {
+                let (local, remote) = (Local::Present(version(*stamp)), version(change.stamp));
+                let decision = decide_delete(local, remote, from_origin);
+                decide_truncated(decision, local, remote).action == Action::Apply
+            }
+        };
+        let here = |cell: &Cell| matches!(cell, Cell::Present(..));
+        let whole = !self.cells.values().any(|cell| here(cell) && !goes(cell));
+        let gone = self.cells.iter().filter(|(_, cell)| goes(cell));
+        let gone: Vec<u64> = gone.map(|(key, _)| *key).collect();
+        if !whole {
+            // Row by row.
+            self.log.extend(gone.iter().map(|key| Change {
+                kind: Kind::Delete,
+                key: *key,
+                ..change
+            }));
+        }
+        if whole || !self.forgets_unfound {
+            self.log.push(change);
+        }
+        self.cells.retain(|key, _| !gone.contains(key));
+        self.truncated = self.truncated.max(Some(change.stamp));
     }
 }
 
@@ -203,6 +233,13 @@ impl Group {
             forwards: topology != Topology::Mesh,
             history: Vec::new(),
             deliveries: 0,
+        }
+    }
+
+    /// Nodes pass on only what they find, as a write or a deletion of a row that was there.
+    pub fn forgets_unfound(&mut self) {
+        for node in &mut self.nodes {
+            node.forgets_unfound = true;
         }
     }
 

@@ -52,6 +52,8 @@ pub struct Course {
     pub truncates: bool,
     /// Commits wait until their version is newer than what their node has seen (I4).
     pub waits: bool,
+    /// Nodes that forward pass on what finds nothing.
+    pub passes_on: bool,
 }
 
 impl Course {
@@ -62,6 +64,7 @@ impl Course {
             clocks: false,
             truncates: false,
             waits: true,
+            passes_on: true,
         }
     }
 }
@@ -118,6 +121,9 @@ impl History {
     /// Carry it out, deliver what is left, and compare. How many steps it took, or what differs.
     pub fn run(&self) -> Result<u64, String> {
         let mut group = Group::new(self.nodes, self.course.topology);
+        if !self.course.passes_on {
+            group.forgets_unfound();
+        }
         let mut ahead = vec![0; self.nodes];
         let mut time = 1;
         let mut cut = 0_u32;
