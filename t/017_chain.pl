@@ -103,6 +103,14 @@ for my $round (1 .. 20)
 around();
 same_tables(\@nodes, 'item');
 
+# What all delete finds nothing anywhere else, and is passed on until everybody knows; so is a truncate.
+on_all('delete from item where id between 1000 and 1100', @nodes);
+around();
+same_tables(\@nodes, 'item');
+$oslo->safe_psql('postgres', 'truncate item');
+around();
+is($_->safe_psql('postgres', 'select count(*) from item'), '0', $_->name . ' has truncated') for @nodes;
+
 # Nothing goes round: WAL comes to rest.
 my $quiet = wait_until(sub {
 	my $positions = sub { join ' ', map { $_->safe_psql('postgres', 'select pg_current_wal_insert_lsn()') } @nodes };

@@ -229,6 +229,17 @@ create table braid.displacement (
 alter table braid.displacement replica identity full;
 comment on table braid.displacement is 'rows that have lost to another one under a further unique key, of which the other nodes are not told yet';
 
+-- Deletions of rows that are not here, and truncates that were carried out row by row, for nodes that read from this one what others wrote: a row
+-- is inserted and deleted in the transaction that is applied, and of the insertion the output plugin makes what is passed on. "unfound" is a
+-- heap tuple of the relation, of which at least the key is there; null for a truncate. So no one but the extension may write here.
+create table braid.unfound (
+    relations oid[] not null,
+    unfound bytea,
+    restart_identity boolean not null
+);
+alter table braid.unfound replica identity full;
+comment on table braid.unfound is 'what found nothing here, on its way to the nodes behind this one';
+
 -- What each applier has committed beyond the position of the subscription's origins, where commits may overtake each other. Written in
 -- those commits, in place of what was there before; read when a leader starts. "ranges" is pairs: where the commit record of a
 -- transaction starts at the provider, and where that of it, or of a later one in one piece with it, ends. What is not beyond
@@ -539,7 +550,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 
 use crate::error::PgError;
 use crate::rate_limit::RateLimit;
-use crate::settings;
+use crate::{readers, settings};
 
 mod decisions;
 mod last_failure;
@@ -398,6 +398,8 @@ struct Shared {
     manager_generation: AtomicU64,
     /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
     tombstones: [AtomicI64; TOMBSTONE_GROUPS],
+    /// What the readers of slots want, by the slot's place: `crate::readers`.
+    readers: [AtomicU32; readers::PLACES],
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],
     // SubscriptionEntry × subscriptions follows.
@@ -494,6 +496,12 @@ fn locked<T>(work: impl FnOnce() -> T) -> T {
         pg_sys::LWLockRelease(lock);
         value
     }
+}
+
+/// What is known of the readers of slots.
+#[must_use]
+pub(crate) fn readers() -> Option<&'static [AtomicU32]> {
+    shared().map(|shared| shared.readers.as_slice())
 }
 
 /// This process's database.

@@ -3,6 +3,8 @@
 //!
 //! A batch ends early before a transaction of another origin, or one that is not newer for being later (`conflict::joins`). One that fails, for whatever reason, is rolled back, and its
 //! transactions are applied one by one: then only the one that can't be applied is held back, with its own position.
+//!
+//! Nothing is joined where a node reads from this one what others wrote: it would be sent a batch as one transaction, with one version.
 
 use std::sync::atomic::Ordering;
 
@@ -14,6 +16,7 @@ use braid_ring::{FrameRead, Run, Transaction};
 use super::{Applier, Mode, Trouble, set_latches};
 use crate::apply::Item;
 use crate::error::{self, PgError};
+use crate::readers;
 
 /// A transaction that is gathered has fewer frames than this.
 const FRAMES: usize = 8;
@@ -33,6 +36,16 @@ enum Joined {
 impl Applier {
     /// Apply a run as one transaction, or as few as it takes. False when it is time to end.
     pub(super) fn apply_batch(&mut self, run: Run) -> bool {
+        if readers::passes_on() {
+            if self.entry.schedule.not_joined.swap(1, Ordering::Relaxed) == 0 {
+                pgrx::log!(
+                    "subscription \"{}\" commits each transaction by itself, as a node may read from this one with origin => 'any'",
+                    self.subscription.name
+                );
+            }
+            return self.apply_singly(run);
+        }
+        self.entry.schedule.not_joined.store(0, Ordering::Relaxed);
         let mut rest = run;
         while rest.first < rest.last {
             self.show_in_hand(&self.ring.transaction(rest.first));
@@ -331,6 +344,10 @@ impl Applier {
             return Err(PgError::new("08P01", "empty batch").into());
         };
         session.finish_batch()?;
+        // It has an id by now, if it has written anything, which is when the answer counts.
+        if first < last && readers::passes_on() {
+            return Err(PgError::new("40001", "transactions are not joined any more").into());
+        }
         let counts = session.counts();
         let local_end = self.commit(Run { first, last }, end_lsn)?;
         let count = last - first + 1;

@@ -853,11 +853,11 @@ impl Session {
         let act = |session: &mut Self, found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
-            if missing
-                && left.take().is_some()
-                && session.has_come(key, remote, current.timestamp, old)?
-            {
-                return Ok(Written::Changed);
+            if missing && left.take().is_some() {
+                if session.has_come(key, remote, current.timestamp, old)? {
+                    return Ok(Written::Changed);
+                }
+                session.pass_on_deletion(key, current, found, old)?;
             }
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
             let foreign = incomplete && !session.knows_rest(found, current);
@@ -1053,8 +1053,11 @@ impl Session {
         before: &RowValues,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
-        if !exists && self.has_come(key, remote, current.timestamp, before)? {
-            return Ok(Written::Changed);
+        if !exists {
+            if self.has_come(key, remote, current.timestamp, before)? {
+                return Ok(Written::Changed);
+            }
+            self.pass_on_deletion(key, current, found, before)?;
         }
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             let rows = self.rows(key, exists, None)?;

@@ -141,6 +141,35 @@ impl Session {
         self.entomb(key, table_hash(key.1), (timestamp, session_origin()))
     }
 
+    /// Whether a table was truncated by another transaction than the one in hand that is newer, or by this very one when it came by another way.
+    pub(super) fn is_truncated_since(
+        &mut self,
+        key: Key,
+        current: &Current,
+    ) -> Result<bool, PgError> {
+        let hash = table_hash(key.1);
+        if !registry::may_have_tombstone(hash, current.timestamp) {
+            return Ok(false);
+        }
+        let Some((timestamp, origin)) = newest_deletion(hash, Seen::Committed)? else {
+            return Ok(false);
+        };
+        // What the transaction in hand has truncated itself may have been filled since; the same goes for its earlier pieces.
+        let same_stream = self
+            .same_stream
+            .iter()
+            .flat_map(|own| own.iter())
+            .any(|own| own.0 == origin);
+        if timestamp == current.timestamp && (origin == session_origin() || same_stream) {
+            return Ok(false);
+        }
+        let truncated = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        Ok(truncated >= version(current))
+    }
+
     /// Whether deletions of a table's rows are to be remembered.
     pub(super) fn remembers(&self, key: Key) -> bool {
         let has_key = |target: &Target| target.plan.key.is_some();

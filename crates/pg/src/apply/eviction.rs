@@ -356,7 +356,7 @@ impl Session {
     ///
     /// # Safety
     /// The slot holds a row of the table, which is open.
-    unsafe fn row_to_tell(
+    pub(super) unsafe fn row_to_tell(
         &mut self,
         key: Key,
         slot: *mut pg_sys::TupleTableSlot,

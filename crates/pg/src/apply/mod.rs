@@ -41,6 +41,7 @@ mod rules;
 mod scan;
 mod table;
 mod truncate;
+mod unfound;
 pub(crate) mod user;
 mod version;
 mod window;

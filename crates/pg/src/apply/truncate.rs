@@ -2,7 +2,7 @@
 //!
 //! A truncate deletes each row with its own version. Where nothing in the tables is newer, they are truncated; else what is older is deleted
 //! row by row. Either way a tombstone for the table as a whole is written, so that what is older and comes later stays away
-//! (`deletion.rs`). Where deletions are not remembered, tables are truncated without a look at their rows.
+//! (`deletion.rs`), and for the nodes behind this one the truncate is passed on (`unfound.rs`): row by row, WAL has only what was here. Where deletions are not remembered, tables are truncated without a look at their rows.
 
 use std::rc::Rc;
 
@@ -63,25 +63,45 @@ impl Session {
         self.close_tables();
         // SAFETY: in a transaction.
         let tables = unsafe { lock_below(&roots) };
-        if registry::remembers_deletions() && self.has_conflicts(&tables, &current)? {
+        let remembers = registry::remembers_deletions();
+        if remembers && self.has_truncated(&tables, &current)? {
+            close(&tables);
+            self.user.restore();
+            return Ok(());
+        }
+        if remembers && self.has_conflicts(&tables, &current)? {
             self.empty_by_row(&tables, &current)?;
+            let tables: Vec<_> = tables.iter().map(|table| table.key.1.into()).collect();
+            self.pass_on_truncate(&tables, truncate.restart_identity)?;
         } else {
             self.close_tables();
             self.empty_whole(&tables, truncate.restart_identity)?;
         }
         for table in &tables {
             self.remember_truncation(table.key, current.timestamp)?;
-            // SAFETY: opened by `lock_below`; the lock stays until commit.
-            unsafe {
-                pg_sys::relation_close(table.relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
-            }
         }
+        close(&tables);
         self.user.restore();
         self.counts.truncates += roots.len() as u64;
         // A table that nothing else has been done to need not be known by this schema yet.
         self.truncated
             .extend(roots.iter().map(|(_, relation)| *relation));
         Ok(())
+    }
+
+    /// Whether all of the tables were truncated by this very transaction, which came by another way, or a newer one: nothing older is here. To
+    /// carry it out again would send it on again, and around for ever where nodes forward to each other. Straight from its origin it comes
+    /// once, and by its order.
+    fn has_truncated(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
+        if current.from_origin {
+            return Ok(false);
+        }
+        for table in tables {
+            if !self.is_truncated_since(table.key, current)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Truncate tables with all that is in them.
@@ -314,6 +334,16 @@ impl Session {
         let decision = self.decide(key, remote, current, found, decide_delete)?;
         let decision = decide_truncated(decision, self.local(found), version(current));
         Ok((found, decision))
+    }
+}
+
+/// Close what was opened by `lock_below`.
+fn close(tables: &[Emptied]) {
+    for table in tables {
+        // SAFETY: opened once, and closed once; the lock stays until commit.
+        unsafe {
+            pg_sys::relation_close(table.relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+        }
     }
 }
 

@@ -26,8 +26,7 @@ pub(super) unsafe fn read(
     relation: pg_sys::Relation,
     tuple: pg_sys::HeapTuple,
 ) -> Option<Displacement> {
-    // SAFETY: as the caller says; the arrays are as long as there are columns, of which the types are checked. The copy of the row is
-    // aligned as all memory is that PostgreSQL allocates.
+    // SAFETY: as the caller says; the arrays are as long as there are columns, of which the types are checked.
     unsafe {
         let descriptor = (*relation).rd_att;
         if usize::try_from((*descriptor).natts) != Ok(COLUMNS) {
@@ -41,22 +40,33 @@ pub(super) unsafe fn read(
             return None;
         }
         let origin = pg_sys::text_to_cstring(origin.cast_mut_ptr());
-        let bytes = pgrx::varlena_to_byte_slice(pg_sys::pg_detoast_datum(row.cast_mut_ptr()));
+        Some(Displacement {
+            relation: pg_sys::Oid::from(u32::try_from(relation.value() & 0xFFFF_FFFF).ok()?),
+            timestamp: (timestamp.value() as u64).cast_signed(),
+            origin: encoding::from_server(origin),
+            row: tuple_of(row)?,
+        })
+    }
+}
+
+/// The heap tuple in a bytea; `None` if it is too short for one.
+///
+/// # Safety
+/// The value is one of that type, and the rest of it what was written there.
+pub(super) unsafe fn tuple_of(bytes: pg_sys::Datum) -> Option<pg_sys::HeapTupleData> {
+    // SAFETY: as the caller says. The copy is aligned as all memory is that PostgreSQL allocates.
+    unsafe {
+        let bytes = pgrx::varlena_to_byte_slice(pg_sys::pg_detoast_datum(bytes.cast_mut_ptr()));
         if bytes.len() < size_of::<pg_sys::HeapTupleHeaderData>() {
             return None;
         }
         let header = pg_sys::palloc(bytes.len()).cast::<u8>();
         header.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        Some(Displacement {
-            relation: pg_sys::Oid::from(u32::try_from(relation.value() & 0xFFFF_FFFF).ok()?),
-            timestamp: (timestamp.value() as u64).cast_signed(),
-            origin: encoding::from_server(origin),
-            row: pg_sys::HeapTupleData {
-                t_len: u32::try_from(bytes.len()).ok()?,
-                t_self: pg_sys::ItemPointerData::default(),
-                t_tableOid: pg_sys::InvalidOid,
-                t_data: header.cast(),
-            },
+        Some(pg_sys::HeapTupleData {
+            t_len: u32::try_from(bytes.len()).ok()?,
+            t_self: pg_sys::ItemPointerData::default(),
+            t_tableOid: pg_sys::InvalidOid,
+            t_data: header.cast(),
         })
     }
 }

@@ -47,6 +47,7 @@ mod stream;
 mod tuple;
 mod turn;
 mod type_facts;
+mod unfound;
 mod version;
 mod wal2json;
 

@@ -13,6 +13,8 @@ pub(super) enum OwnTable {
     Displacement,
     /// `braid.rule_change`: its rows are messages to the nodes that receive from this one.
     RuleChange,
+    /// `braid.unfound`: its rows are deletions of rows, and truncates, that found nothing here.
+    Unfound,
 }
 
 impl OwnTable {
@@ -29,6 +31,8 @@ impl OwnTable {
                 Self::Displacement
             } else if name == c"rule_change" {
                 Self::RuleChange
+            } else if name == c"unfound" {
+                Self::Unfound
             } else {
                 return None;
             };

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use braid_decoder::Request;
+use braid_decoder::{OriginPolicy, Request};
 use pgrx::pg_sys;
 
 use super::arguments::{given_options, split_identifiers};
@@ -11,6 +11,7 @@ use super::report::or_raise;
 use super::turn::Turn;
 use super::{deletions, held, invalidation};
 use crate::compat;
+use crate::readers::{self, Reader};
 use crate::registry;
 
 /// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
@@ -82,6 +83,7 @@ unsafe extern "C-unwind" fn startup(
         let can_prepare = std::mem::replace(&mut (*ctx).twophase, false);
         (*ctx).twophase_opt_given = false;
         if is_init {
+            readers::note((*ctx).slot, Reader::Unknown);
             // Who reads here may write too: then deletions are to be remembered.
             registry::wake_manager(registry::my_database());
             return;
@@ -91,6 +93,7 @@ unsafe extern "C-unwind" fn startup(
             return;
         }
         let request = or_raise(Request::parse(given_options(ctx), split_identifiers));
+        readers::note((*ctx).slot, reader(&request));
         invalidation::listen();
         // What was noted before this stream has no one to concern.
         invalidation::take();
@@ -111,6 +114,18 @@ unsafe extern "C-unwind" fn startup(
         if let Some(pacing) = state.format.paced() {
             pacing.enter(ctx);
         }
+    }
+}
+
+/// Who asks for a stream.
+fn reader(request: &Request) -> Reader {
+    match request {
+        Request::Gir(options) | Request::GirJson(options, _)
+            if options.node.is_some() && options.origin == OriginPolicy::Any =>
+        {
+            Reader::All
+        }
+        Request::Gir(_) | Request::GirJson(..) | Request::Wal2Json(..) => Reader::Rest,
     }
 }
 

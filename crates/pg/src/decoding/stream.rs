@@ -29,6 +29,7 @@ use super::row_change::RowChange;
 use super::running::{Unwatched, watch};
 use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
+use super::unfound::{self, Unfound};
 use super::{publications, version};
 use crate::compat;
 use crate::encoding;
@@ -520,6 +521,7 @@ impl Stream {
                 match own {
                     OwnTable::Displacement => self.put_displacement(change),
                     OwnTable::RuleChange => self.put_rule_change(change),
+                    OwnTable::Unfound => self.put_unfound(change),
                 }
             };
         }
@@ -657,6 +659,66 @@ impl Stream {
             content: content.as_bytes(),
         }));
         true
+    }
+
+    /// Write the deletion, or the truncate, that a new row of `braid.unfound` tells of, to a node that wants what others wrote. Returns whether
+    /// something was written.
+    ///
+    /// # Safety
+    /// As for `put_row`; the change is one of that table.
+    #[cold]
+    unsafe fn put_unfound(&mut self, change: &Change) -> bool {
+        if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
+            || change.new.is_null()
+            || self.options.node.is_none()
+            || self.options.origin != OriginPolicy::Any
+        {
+            return false;
+        }
+        // SAFETY: as the caller says; the row is in the scratch memory, which is kept until the end of the change.
+        unsafe {
+            let read = || unfound::read(change.relation, change.new);
+            match self.tools.scratch.run(read) {
+                None => false,
+                Some(Unfound::Deletion(oid, mut row)) => {
+                    let relation = pg_sys::RelationIdGetRelation(oid);
+                    if relation.is_null() {
+                        // Dropped since, with all of its rows.
+                        return false;
+                    }
+                    let written = self.put_row(&Change {
+                        relation,
+                        action: pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_DELETE,
+                        old: &raw mut row,
+                        new: std::ptr::null_mut(),
+                        ..*change
+                    });
+                    // It points to what is on this function's stack.
+                    self.old.clear();
+                    pg_sys::RelationClose(relation);
+                    written
+                }
+                Some(Unfound::Truncate {
+                    relations,
+                    restart_identity,
+                }) => {
+                    let opened = relations.into_iter();
+                    let opened = opened.map(|oid| pg_sys::RelationIdGetRelation(oid));
+                    let opened: Vec<_> = opened.filter(|relation| !relation.is_null()).collect();
+                    let written = self.put_truncation(&Truncation {
+                        relations: &opened,
+                        cascade: false,
+                        restart_identity,
+                        lsn: change.lsn,
+                        author: change.author,
+                    });
+                    for relation in opened {
+                        pg_sys::RelationClose(relation);
+                    }
+                    written
+                }
+            }
+        }
     }
 
     /// Write a truncate of those relations that are published. Returns whether there is one.

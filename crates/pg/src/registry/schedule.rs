@@ -60,6 +60,8 @@ pub struct ScheduleCounters {
     pub given_up_while_running: AtomicU64,
     /// Now: appliers that take transactions.
     pub taking: AtomicU64,
+    /// Now: 1 where transactions are not joined although the apply mode would, as a node may read what others wrote.
+    pub not_joined: AtomicU64,
     /// Rows and transactions per second with one of them and with all, as tried last: bits of an f64, 0 before.
     pub rate_one: AtomicU64,
     /// See `rate_one`.
@@ -95,6 +97,7 @@ impl ScheduleCounters {
             applied_while_running,
             given_up_while_running,
             taking,
+            not_joined,
             rate_one,
             rate_all,
         } = self;
@@ -125,6 +128,7 @@ impl ScheduleCounters {
             applied_while_running,
             given_up_while_running,
             taking,
+            not_joined,
             rate_one,
             rate_all,
         ] {

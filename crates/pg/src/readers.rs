@@ -1,0 +1,118 @@
+//! Who reads from this database: whether there is a node to which what this one has from others goes on (`origin => 'any'`).
+//!
+//! A reader says so when its stream starts, and is known by its slot from then on, until the server ends. A slot of which that is not known
+//! yet may be one of these; so what is done for the nodes behind is done from the slot's first position on.
+//!
+//! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL looks which transactions run, and sends none
+//! of those: so what it sends has asked later, and finds it.
+
+use std::sync::atomic::Ordering;
+
+use pgrx::pg_sys;
+
+use crate::registry;
+use crate::tombstone::collector;
+
+/// Places for slots; one that has none is never known.
+pub(crate) const PLACES: usize = 4096;
+
+/// What a slot's reader wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// It has not said yet.
+    Unknown,
+    /// It is a node that wants what others wrote, too.
+    All,
+    /// What was written here, or it is no node.
+    Rest,
+}
+
+/// What is kept of one: the reader in the lowest bits, and of whose slot it is in the others, as places are used again.
+fn word(name: &[u8], reader: Reader) -> u32 {
+    // FNV-1a.
+    let hash = name.iter().fold(0x811C_9DC5_u32, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    });
+    let reader = match reader {
+        Reader::Unknown => return 0,
+        Reader::All => 1,
+        Reader::Rest => 2,
+    };
+    hash & !3 | reader
+}
+
+/// The bytes of a name up to its end.
+fn text(name: &pg_sys::NameData) -> Vec<u8> {
+    let bytes = name.data.iter().map(|byte| byte.cast_unsigned());
+    bytes.take_while(|byte| *byte != 0).collect()
+}
+
+/// Take note of what the reader of a slot wants.
+///
+/// # Safety
+/// The slot is this process's.
+pub(crate) unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
+    if slot.is_null() {
+        return;
+    }
+    // SAFETY: as the caller says; its name does not change.
+    let (place, name) = unsafe { (pg_sys::ReplicationSlotIndex(slot), text(&(*slot).data.name)) };
+    let place = usize::try_from(place).ok();
+    if let Some(known) = place.and_then(|place| registry::readers()?.get(place)) {
+        known.store(word(&name, reader), Ordering::SeqCst);
+    }
+}
+
+/// Whether what this node has from others may go on to a node that reads here.
+#[must_use]
+pub(crate) fn passes_on() -> bool {
+    // SAFETY: a pointer that is set when shared memory is, and the number of slots behind it.
+    let (slots, count) = unsafe {
+        (
+            pg_sys::ReplicationSlotCtl,
+            usize::try_from(pg_sys::max_replication_slots).unwrap_or(0),
+        )
+    };
+    if slots.is_null() {
+        return false;
+    }
+    let here = registry::my_database();
+    let own = collector::slot_name(here);
+    (0..count).any(|place| {
+        // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before it is in use, but for its plugin, and
+        // then stays as it is; what comes and goes at this moment is none that this transaction is sent through.
+        let (database, name, plugin) = unsafe {
+            let slot = (&raw mut (*slots).replication_slots)
+                .cast::<pg_sys::ReplicationSlot>()
+                .add(place);
+            if !(&raw const (*slot).in_use).read_volatile() {
+                return false;
+            }
+            let data = &raw const (*slot).data;
+            (
+                (&raw const (*data).database).read_volatile(),
+                (&raw const (*data).name).read_volatile(),
+                (&raw const (*data).plugin).read_volatile(),
+            )
+        };
+        if database.to_u32() != here || text(&plugin) != b"braid" {
+            return false;
+        }
+        let name = text(&name);
+        let known = registry::readers().and_then(|readers| readers.get(place));
+        let known = known.map_or(0, |known| known.load(Ordering::SeqCst));
+        name != own.as_bytes() && known != word(&name, Reader::Rest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_used_again_says_nothing_of_the_slot_before() {
+        assert_eq!(word(b"one", Reader::Unknown), 0);
+        assert_ne!(word(b"one", Reader::Rest), word(b"one", Reader::All));
+        assert_ne!(word(b"one", Reader::Rest), word(b"other", Reader::Rest));
+    }
+}
