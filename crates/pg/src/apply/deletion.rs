@@ -113,7 +113,7 @@ impl Session {
         let mut newest = None;
         for hash in hashes.each() {
             if registry::may_have_tombstone(hash, current.timestamp) {
-                let deletion = newest_deletion(hash, Seen::All)?;
+                let deletion = self.newest_deletion(hash, Seen::All)?;
                 newest = self.newer(newest, deletion);
             }
         }
@@ -151,7 +151,7 @@ impl Session {
         if !registry::may_have_tombstone(hash, current.timestamp) {
             return Ok(false);
         }
-        let Some((timestamp, origin)) = newest_deletion(hash, Seen::Committed)? else {
+        let Some((timestamp, origin)) = self.newest_deletion(hash, Seen::Committed)? else {
             return Ok(false);
         };
         // What the transaction in hand has truncated itself may have been filled since; the same goes for its earlier pieces.
@@ -312,7 +312,7 @@ impl Session {
             .chain(self.table_hashes(key))
             .filter(|hash| registry::may_have_tombstone(*hash, since))
         {
-            let deletion = newest_deletion(hash, Seen::Committed)?;
+            let deletion = self.newest_deletion(hash, Seen::Committed)?;
             newest = self.newer(newest, deletion);
         }
         Ok(match (newest, found) {
@@ -332,6 +332,17 @@ impl Session {
 type Deletion = Option<(i64, pg_sys::RepOriginId)>;
 
 impl Session {
+    /// The newest deletion of the row with this hash. What it takes of memory goes with the transaction in hand.
+    fn newest_deletion(&mut self, hash: u64, seen: Seen) -> Result<Deletion, PgError> {
+        // SAFETY: in a transaction.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+        let newest = tombstone::find_each(hash, seen);
+        // SAFETY: the caller's.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        let newest = newest?.into_iter();
+        Ok(newest.fold(None, |newest, deletion| self.newer(newest, Some(deletion))))
+    }
+
     /// The newer one of two deletions.
     fn newer(&mut self, one: Deletion, other: Deletion) -> Deletion {
         let (Some((at, origin)), Some((other_at, other_origin))) = (one, other) else {
@@ -344,16 +355,6 @@ impl Session {
         });
         if order.is_lt() { other } else { one }
     }
-}
-
-/// As [`tombstone::find`], with memory that goes with the transaction in hand.
-fn newest_deletion(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    // SAFETY: in a transaction.
-    let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-    let newest = tombstone::find(hash, seen);
-    // SAFETY: the caller's.
-    unsafe { pg_sys::MemoryContextSwitchTo(before) };
-    newest
 }
 
 /// What this process stamps its commits with.

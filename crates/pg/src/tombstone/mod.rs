@@ -185,6 +185,30 @@ pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>,
     newest(Known::Deletions, hash, seen)
 }
 
+/// The same, all of them where several nodes have deleted it at one time: their names decide, which this module does not know.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
+    let known = Known::Deletions;
+    let by = By {
+        index: known.index()?,
+        value: hash.cast_signed(),
+    };
+    let mut newest: Vec<(i64, pg_sys::RepOriginId)> = Vec::new();
+    each(known, Some(by), seen, |tombstone| {
+        let time = newest.first().map_or(i64::MIN, |(time, _)| *time);
+        if tombstone.timestamp > time {
+            newest.clear();
+        }
+        let deletion = (tombstone.timestamp, tombstone.origin);
+        if tombstone.timestamp >= time && !newest.contains(&deletion) {
+            newest.push(deletion);
+        }
+    })?;
+    Ok(newest)
+}
+
 /// The version with which a copy has brought the row with this hash: its time and origin.
 ///
 /// # Errors
