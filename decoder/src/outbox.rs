@@ -26,7 +26,8 @@ const FRAME_BYTES: usize = 256 * 1024;
 const JOINED_BYTES: usize = 32 * 1024;
 /// Prefix of the message that says that everything up to its position was sent.
 pub const POSITION_PREFIX: &str = "braid.position";
-/// Prefix of the message that a rule for conflicts is, which was set for all nodes. Content: see `braid.take_conflict_resolution`.
+/// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all nodes. Content: see `braid.take_conflict_resolution` and
+/// `braid.take_column_rule`.
 pub const RULE_PREFIX: &str = "braid.conflict_rule";
 /// How many bytes the buffer keeps between frames.
 const KEPT_BYTES: usize = 2 * FRAME_BYTES;

@@ -459,7 +459,7 @@ comment on table braid.conflict_rule is 'what is done about conflicts, by table 
 -- Rules that are to count on all nodes: a row that is inserted is a message to those that receive from this one. It is deleted at once.
 create table braid.rule_change (content text not null);
 alter table braid.rule_change replica identity full;
-comment on table braid.rule_change is 'rules for conflicts on their way to the other nodes';
+comment on table braid.rule_change is 'rules for conflicts, and for columns, on their way to the other nodes';
 
 create table braid.column_rule (
     relation regclass not null,
@@ -467,6 +467,10 @@ create table braid.column_rule (
     column_number smallint not null,
     -- 'last_update_wins': there was a rule, and rows may be there that it has made.
     rule text not null check (rule in ('delta', 'max', 'min', 'last_update_wins')),
+    -- As in braid.conflict_rule.
+    set_at timestamptz,
+    set_by name collate "C",
+    on_all_nodes boolean not null default false,
     primary key (relation, column_number)
 );
 comment on table braid.column_rule is 'what becomes of single columns where a change meets a row';
@@ -655,27 +659,45 @@ create function braid.take_conflict_resolution(content text) returns void
 comment on function braid.take_conflict_resolution is 'sets a rule for conflicts that another node has set for all of them, unless a newer one is there';
 
 -- As they are told, and asked for.
-create function braid.rules_for_all_nodes(out relation regclass, out kind text, out content text) returns setof record
+create function braid.rules_for_all_nodes(out relation regclass, out kind text, out column_name name, out content text) returns setof record
     language sql stable security definer set search_path = pg_catalog, pg_temp
 begin atomic
-    select r.relation, r.kind, encode(convert_to(jsonb_build_object('schema', n.nspname, 'table', c.relname, 'kind', r.kind, 'resolution', r.resolution,
-               'function_schema', m.nspname, 'function', p.proname, 'replicate', r.replicates,
-               'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'), 'set_by', r.set_by)::text, 'UTF8'), 'hex')
-      from braid.conflict_rule r
-      left join pg_class c on c.oid = r.relation
-      left join pg_namespace n on n.oid = c.relnamespace
-      left join pg_proc p on p.oid = r.function_id
-      left join pg_namespace m on m.oid = p.pronamespace
-     where r.on_all_nodes and (r.relation is null or c.oid is not null)
-     order by r.set_at, r.rule_id;
+    select a.relation, a.kind, a.column_name, encode(convert_to(a.rule::text, 'UTF8'), 'hex')
+      from (select r.relation, r.kind, null::name as column_name, r.set_at, r.rule_id as place,
+                   jsonb_build_object('schema', n.nspname, 'table', c.relname, 'kind', r.kind, 'resolution', r.resolution,
+                       'function_schema', m.nspname, 'function', p.proname, 'replicate', r.replicates,
+                       'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'), 'set_by', r.set_by) as rule
+              from braid.conflict_rule r
+              left join pg_class c on c.oid = r.relation
+              left join pg_namespace n on n.oid = c.relnamespace
+              left join pg_proc p on p.oid = r.function_id
+              left join pg_namespace m on m.oid = p.pronamespace
+             where r.on_all_nodes and (r.relation is null or c.oid is not null)
+            union all
+            select r.relation, null, t.attname, r.set_at, r.column_number,
+                   jsonb_build_object('schema', n.nspname, 'table', c.relname, 'column', t.attname, 'rule', r.rule,
+                       'set_at', to_char(r.set_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'), 'set_by', r.set_by)
+              from braid.column_rule r
+              join pg_class c on c.oid = r.relation
+              join pg_namespace n on n.oid = c.relnamespace
+              join pg_attribute t on t.attrelid = c.oid and t.attnum = r.column_number and not t.attisdropped
+             where r.on_all_nodes) a
+     order by a.set_at, a.place;
 end;
-comment on function braid.rules_for_all_nodes is 'the rules for conflicts that count on all nodes, and which of them were removed, as a node that joins is told';
+comment on function braid.rules_for_all_nodes is
+    'the rules for conflicts and for columns that count on all nodes, and which of them were removed, as a node that joins is told';
 
-create function braid.set_column_rule(relation regclass, column_name name, rule text) returns void
+-- As take_conflict_resolution; without "required" a table that is not here is only warned of.
+create function braid.take_column_rule(content text, required boolean) returns void
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'take_column_rule_wrapper';
+comment on function braid.take_column_rule is 'sets a rule for a column that another node has set for all of them, unless a newer one is there';
+
+create function braid.set_column_rule(relation regclass, column_name name, rule text, on_all_nodes boolean default false) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_column_rule_wrapper';
 comment on function braid.set_column_rule is
-    'what becomes of a column where a change meets a row, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins goes with the row';
+    'what becomes of a column where a change meets a row, here or on all nodes, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins goes with the row';
 
 -- Calls the function with rows of the table, each with the key of the first, and takes back what it writes. An update is tried with a
 -- third row as the one before it where WAL would have that.
@@ -1474,7 +1496,8 @@ create view braid.column_rules as
 select r.relation,
        a.attname as column_name,
        r.rule,
-       case when r.rule = 'delta' and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem
+       case when r.rule = 'delta' and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem,
+       r.on_all_nodes
   from braid.column_rule r
   join pg_class c on c.oid = r.relation
   join pg_attribute a on a.attrelid = c.oid and a.attnum = r.column_number and not a.attisdropped

@@ -8,13 +8,18 @@ use braid_pg::catalog::query;
 use braid_pg::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
-use super::conflict::{check_table, list};
+use super::conflict::{announce, check_table, list, pass_on};
 use super::failure::{Failure, Outcome};
-use super::{required, required_name, run, text};
+use super::{local, required, required_name, run, text};
 
-/// braid.set_column_rule(relation regclass, column_name name, rule text)
+/// braid.set_column_rule(relation regclass, column_name name, rule text, on_all_nodes boolean)
 #[pg_extern(sql = false)]
-fn set_column_rule(relation: Option<pg_sys::Oid>, column_name: Option<&CStr>, rule: Option<Text>) {
+fn set_column_rule(
+    relation: Option<pg_sys::Oid>,
+    column_name: Option<&CStr>,
+    rule: Option<Text>,
+    on_all_nodes: Option<bool>,
+) {
     run(|| {
         let relation = required(relation, "relation")?.to_u32().to_string();
         let column = required_name(column_name, "column_name")?;
@@ -23,12 +28,102 @@ fn set_column_rule(relation: Option<pg_sys::Oid>, column_name: Option<&CStr>, ru
             .map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
         check_table(&relation)?;
         let number = check_column(&relation, &column, rule)?;
-        set(&relation, &number, rule);
-        match braid_pg::apply::announce_rules() {
-            Ok(()) => Ok(()),
-            Err(error) => error.raise(),
+        let everywhere = on_all_nodes.unwrap_or(false);
+        let node = if everywhere {
+            Some(local::require_node()?)
+        } else {
+            local::find_node()
+        };
+        let author = Author {
+            at: None,
+            node: node.as_ref().map_or("", |node| &node.name),
+            on_all_nodes: everywhere,
+        };
+        set(&relation, &number, rule, &author);
+        if everywhere {
+            tell(&relation, &column);
         }
+        announce()
     });
+}
+
+/// braid.take_column_rule(content text, required boolean)
+#[pg_extern(sql = false)]
+fn take_column_rule(content: Text, is_required: bool) {
+    let Text(content) = content;
+    run(|| {
+        let rows = query(
+            "select format('%I.%I', r.rule ->> 'schema', r.rule ->> 'table'), c.oid::text, r.rule ->> 'column', r.rule ->> 'rule', \
+                    r.rule ->> 'set_at', r.rule ->> 'set_by', a.attname is not null, \
+                    exists (select from braid.column_rule o where o.relation = c.oid and o.column_number = a.attnum \
+                            and (o.set_at, o.set_by) >= ((r.rule ->> 'set_at')::timestamptz, (r.rule ->> 'set_by')::name collate \"C\")) \
+               from (select convert_from(decode($1, 'hex'), 'UTF8')::jsonb as rule) r \
+               left join pg_namespace n on n.nspname = r.rule ->> 'schema' and n.nspname <> 'braid' \
+               left join pg_class c on c.relnamespace = n.oid and c.relname = r.rule ->> 'table' and c.relkind in ('r', 'p') \
+               left join pg_attribute a on a.attrelid = c.oid and a.attname = r.rule ->> 'column' and a.attnum > 0 and not a.attisdropped",
+            &[Some(&content)],
+        );
+        let cell = |column| rows.get(0, column);
+        let (table, column, node) = (
+            cell(0).unwrap_or_default(),
+            cell(2).unwrap_or_default(),
+            cell(5).unwrap_or_default(),
+        );
+        let Some(relation) = cell(1) else {
+            return missing_table(table, column, node, is_required);
+        };
+        if cell(6) != Some("t") {
+            return Err(Failure::state(format!("column \"{column}\" of table {table} does not exist here, and has a rule on all nodes"))
+                .detail(told_by(node))
+                .hint(format!("Add the column here too, then {GO_ON}")));
+        }
+        // What was refused here, and is out of date, need not hold up anything.
+        if cell(7) == Some("t") {
+            return Ok(());
+        }
+        let rule = cell(3).map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
+        let number = check_column(relation, column, rule)
+            .map_err(|failure| failure.elsewhere(&told_by(node), &format!("Then {GO_ON}")))?;
+        let author = Author {
+            at: cell(4),
+            node,
+            on_all_nodes: true,
+        };
+        if !set(relation, &number, rule, &author) {
+            return Ok(());
+        }
+        // For those that receive from here what others have changed.
+        pass_on(&content);
+        announce()
+    });
+}
+
+/// What to do where a rule of another node can't be set.
+const GO_ON: &str =
+    "run braid.enable_subscription, or braid.retry_parked where the transaction was parked.";
+
+fn told_by(node: &str) -> String {
+    format!("Node \"{node}\" has set it on all nodes.")
+}
+
+/// A rule has come for a table that is not here: if that is made later, nothing would say that it lacks the rule.
+fn missing_table(table: &str, column: &str, node: &str, is_required: bool) -> Outcome<()> {
+    if is_required {
+        return Err(Failure::state(format!(
+            "table {table} does not exist here, and its column \"{column}\" has a rule on all nodes"
+        ))
+        .detail(told_by(node))
+        .hint(format!(
+            "Create the table here too, then {GO_ON} Where it is not to be here, leave the transaction out with braid.skip_transaction."
+        )));
+    }
+    Failure::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("node \"{node}\" has set a rule for column \"{column}\" of table {table} on all nodes, and there is no such table here"),
+    )
+    .hint("If it is made later, set the rule for it with braid.set_column_rule.")
+    .warn();
+    Ok(())
 }
 
 fn parse(name: &str) -> Outcome<ColumnRule> {
@@ -148,23 +243,54 @@ fn check_type(type_id: &str, name: &str, rule: ColumnRule) -> Result<(), (String
     }
 }
 
-fn set(relation: &str, number: &str, rule: ColumnRule) {
+/// When and where a rule was set.
+struct Author<'a> {
+    /// `None`: now.
+    at: Option<&'a str>,
+    node: &'a str,
+    /// It was set for all nodes, here or elsewhere.
+    on_all_nodes: bool,
+}
+
+/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is none stays as `last_update_wins`: rows that a
+/// rule has made are still to be known as such, and where it counts on all nodes it has to be compared.
+fn set(relation: &str, number: &str, rule: ColumnRule, author: &Author<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(
         "delete from braid.column_rule r where not exists (select from pg_class c where c.oid = r.relation)",
         &[],
     );
-    if rule == ColumnRule::LastUpdateWins {
-        // Rows that it has made are still to be known as such.
-        query(
-            "update braid.column_rule set rule = 'last_update_wins' where relation = $1::oid and column_number = $2::int2",
-            &[Some(relation), Some(number)],
-        );
-        return;
-    }
-    query(
-        "insert into braid.column_rule (relation, column_number, rule) values ($1::oid, $2::int2, $3) \
-         on conflict (relation, column_number) do update set rule = excluded.rule",
-        &[Some(relation), Some(number), Some(rule.name())],
+    let is_any = rule != ColumnRule::LastUpdateWins;
+    let text = |value: bool| if value { "true" } else { "false" };
+    let set = query(
+        "insert into braid.column_rule as r (relation, column_number, rule, set_at, set_by, on_all_nodes) \
+         select $1::oid, $2::int2, $3, coalesce($4::timestamptz, greatest(clock_timestamp(), o.set_at + interval '1 microsecond')), $5::name, $6::boolean \
+           from (select) n left join braid.column_rule o on o.relation = $1::oid and o.column_number = $2::int2 \
+          where $6::boolean or $7::boolean or o.rule is not null \
+         on conflict (relation, column_number) do update set rule = excluded.rule, set_at = excluded.set_at, set_by = excluded.set_by, \
+             on_all_nodes = excluded.on_all_nodes \
+          where r.set_at is null or (r.set_at, r.set_by) < (excluded.set_at, excluded.set_by) \
+         returning 1",
+        &[
+            Some(relation),
+            Some(number),
+            Some(rule.name()),
+            author.at,
+            Some(author.node),
+            Some(text(author.on_all_nodes)),
+            Some(text(is_any)),
+        ],
     );
+    set.get(0, 0).is_some()
+}
+
+/// Tell the other nodes of a rule that was just set here.
+fn tell(relation: &str, column: &str) {
+    let rows = query(
+        "select content from braid.rules_for_all_nodes() r where r.relation = $1::oid and r.column_name = $2::name",
+        &[Some(relation), Some(column)],
+    );
+    if let Some(content) = rows.get(0, 0) {
+        pass_on(content);
+    }
 }

@@ -146,7 +146,8 @@ fn take_conflict_resolution(content: Text) {
     });
 }
 
-fn announce() -> Outcome<()> {
+/// Rules were changed: with the next transaction they count.
+pub(super) fn announce() -> Outcome<()> {
     match braid_pg::apply::announce_rules() {
         Ok(()) => Ok(()),
         Err(error) => error.raise(),
@@ -352,7 +353,7 @@ fn set(rule: &Rule<'_>) -> bool {
 fn tell(rule: &Rule<'_>) {
     let rows = query(
         "select content from braid.rules_for_all_nodes() r \
-          where r.relation is not distinct from $1::oid and r.kind is not distinct from $2",
+          where r.relation is not distinct from $1::oid and r.kind is not distinct from $2 and r.column_name is null",
         &[rule.relation, rule.kind],
     );
     if let Some(content) = rows.get(0, 0) {
@@ -361,7 +362,7 @@ fn tell(rule: &Rule<'_>) {
 }
 
 /// A row that is inserted is what is sent.
-fn pass_on(content: &str) {
+pub(super) fn pass_on(content: &str) {
     query(
         "insert into braid.rule_change (content) values ($1)",
         &[Some(content)],

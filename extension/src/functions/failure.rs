@@ -96,6 +96,16 @@ impl Failure {
         Self(Box::new(self.0.set_hint(hint)))
     }
 
+    /// The same, with something more to be said in its detail and its hint.
+    pub fn elsewhere(self, detail: &str, hint: &str) -> Self {
+        let join = |have: Option<&str>, more: &str| match have {
+            Some(have) => format!("{have} {more}"),
+            None => more.to_owned(),
+        };
+        let (detail, hint) = (join(self.0.detail(), detail), join(self.0.hint(), hint));
+        self.detail(detail).hint(hint)
+    }
+
     /// The same, as the detail of a message about something less.
     #[track_caller]
     pub fn into_warning(self, message: impl Into<String>) -> Self {

@@ -65,21 +65,23 @@ impl Session {
     /// Set a rule that was set at another node for all of them, as it stands in its message.
     ///
     /// # Errors
-    /// 42883 where its function is not here; what else setting it can end with.
+    /// 42883 where its function is not here; 55000 where a column can't have it; what else setting it can end with.
     pub fn take_rule(&mut self, content: &[u8]) -> Result<(), PgError> {
         self.flush()?;
-        take_rule(&String::from_utf8_lossy(content))
+        take_rule(&String::from_utf8_lossy(content), true)
     }
 }
 
-/// Set a rule that was set at another node for all of them, unless a newer one is here. In a transaction of the caller's.
+/// Set a rule that was set at another node for all of them, unless a newer one is here. In a transaction of the caller's. `required`: one for a column
+/// of a table that is not here is an error, not a warning.
 ///
 /// # Errors
-/// 42883 where its function is not here; what else setting it can end with.
-pub fn take_rule(content: &str) -> Result<(), PgError> {
+/// 42883 where its function is not here; 55000 where a column can't have it; what else setting it can end with.
+pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
     execute(
-        "select braid.take_conflict_resolution($1)",
-        &[content.into()],
+        "select case when convert_from(decode($1, 'hex'), 'UTF8')::jsonb ? 'column' then braid.take_column_rule($1, $2) \
+                else braid.take_conflict_resolution($1) end",
+        &[content.into(), required.into()],
     )
 }
 

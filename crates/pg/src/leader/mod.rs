@@ -206,7 +206,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
         asked.give_up_when_silent();
         let published = published_tables(&mut asked, &subscription)?;
-        let rules = rules_for_all_nodes(&mut asked)?;
+        let rules = rules_for_all_nodes(&mut asked, &subscription)?;
         drop(asked);
         let copy = if subscription.copy_data {
             InitialCopy::Yes
@@ -214,8 +214,8 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
             InitialCopy::No
         };
         error::transaction(|| {
-            for content in &rules {
-                take_rule(content)?;
+            for (content, concerned) in &rules {
+                take_rule(content, *concerned)?;
             }
             for (namespace, name) in &published {
                 subscription::add_table(id, namespace, name, copy)?;

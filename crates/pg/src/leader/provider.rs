@@ -103,9 +103,12 @@ pub(super) fn published_tables(
         .collect())
 }
 
-/// The rules for conflicts that count on all nodes, as the provider knows them: what was set before the slot is not in the stream. Asked for when there
-/// is a slot; what is set meanwhile comes twice, which does no harm.
-pub(super) fn rules_for_all_nodes(connection: &mut Connection) -> Result<Vec<String>, End> {
+/// The rules for conflicts, and for columns, that count on all nodes, as the provider knows them, and whether each is about what comes from there: what was
+/// set before the slot is not in the stream. Asked for when there is a slot; what is set meanwhile comes twice, which does no harm.
+pub(super) fn rules_for_all_nodes(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<Vec<(String, bool)>, End> {
     let may = connection.query(
         "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = to_regprocedure('braid.rules_for_all_nodes()') \
          AND has_function_privilege(oid, 'execute') AND has_schema_privilege('braid', 'usage')",
@@ -113,15 +116,20 @@ pub(super) fn rules_for_all_nodes(connection: &mut Connection) -> Result<Vec<Str
     if may.is_empty() {
         PgError::new(
             "01000",
-            "rules for conflicts that were set on all nodes before now do not come along: the role that connects to the provider may not ask for them",
+            "rules that were set on all nodes before now do not come along: the role that connects to the provider may not ask for them",
         )
-        .with_hint("Grant braid_monitor to it there, or set here what braid.conflict_resolutions shows at the provider.")
+        .with_hint("Grant braid_monitor to it there, or set here what braid.conflict_resolutions and braid.column_rules show at the provider.")
         .warn();
         return Ok(Vec::new());
     }
-    let rows = connection.query("SELECT content FROM braid.rules_for_all_nodes()")?;
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT r.content, EXISTS (SELECT FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n, pg_catalog.pg_publication_tables p \
+           WHERE c.oid = r.relation AND n.oid = c.relnamespace AND p.schemaname = n.nspname AND p.tablename = c.relname AND p.pubname IN ({names})) \
+         FROM braid.rules_for_all_nodes() WITH ORDINALITY r (relation, kind, column_name, content, place) ORDER BY r.place"
+    ))?;
     Ok((0..rows.len())
-        .filter_map(|row| rows.get(row, 0).map(str::to_owned))
+        .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1) == Some("t"))))
         .collect())
 }
 
