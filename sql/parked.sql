@@ -30,6 +30,9 @@ select braid.alter_subscription('s', on_error => 'park');
 \echo :SQLSTATE
 select braid.alter_subscription('s', on_error => 'park', disable_on_error => false);
 select on_error, disable_on_error from braid.subscription_detail;
+select braid.alter_subscription('s', on_error => 'stop_always');
+select on_error from braid.subscription_detail;
+select braid.alter_subscription('s', on_error => 'park');
 -- nothing is there
 select braid.retry_parked(null);
 \echo :SQLSTATE

@@ -50,8 +50,6 @@ select braid.create_subscription('s', :'there', streaming => 'sometimes');
 select braid.create_subscription('s', :'there', split_transactions_above => -1);
 \echo :SQLSTATE
 select braid.create_subscription('s', :'there', two_phase => true, commit_order => 'relaxed');
-select braid.create_subscription('s', :'there', two_phase => true, on_error => 'park');
-\echo :SQLSTATE
 select braid.create_subscription('s', :'there', copy_data => null);
 \echo :SQLSTATE
 

@@ -1,10 +1,12 @@
-# A conflict function that fails, takes too long, is gone or gives what can't be: the subscription stops and says which function,
-# table, key and kind, nothing is lost, and another rule lets it go on. Whose rights it has.
+# A conflict function that fails, takes too long or gives what can't be: its transaction is set aside, with what depends on it and with the function, table,
+# key and kind, and everything else flows on; or the subscription stops, where that is asked for and where the function is gone. Nothing is lost, and another
+# function, or another rule, lets it go on. Whose rights it has.
 
 use strict;
 use warnings;
 
 use Braid;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $tokyo = new_node('tokyo');
@@ -101,6 +103,36 @@ sub goes_on
 	return;
 }
 
+# Only what depends on the row waits.
+sub parks
+{
+	my ($message, $detail, $what) = @_;
+	$tokyo->safe_psql('postgres', "update account set n = n + 1 where id = 17");
+	$tokyo->safe_psql('postgres', "update account set v = 'later' where id = $id");
+	caught_up($paris, $tokyo);
+	my $status = status(@stream);
+	is($status->{parked}, '2', "$what: two are parked");
+	like($status->{state}, qr/streaming|catching up/, "$what: and it runs");
+	is($paris->safe_psql('postgres', "select string_agg(concat_ws(' ', state, waits_for is not null, error_sqlstate), ', ' order by parked_id) from braid.parked_transactions"),
+		'failed f 38000, waiting t', "$what: the one that failed, and the one behind it");
+	like($paris->safe_psql('postgres', "select error from braid.parked_transactions where state = 'failed'"), $message, "$what: it says why");
+	like($paris->safe_psql('postgres', "select error_detail from braid.parked_transactions where state = 'failed'"), $detail, "$what: and where");
+	like($paris->safe_psql('postgres', "select error_hint from braid.parked_transactions where state = 'failed'"), qr/Correct the function.*braid\.retry_parked/, "$what: and what to do");
+	is($paris->safe_psql('postgres', "select v from account where id = $id"), 'there', "$what: nothing was written");
+	is($paris->safe_psql('postgres', 'select n from account where id = 17'), $tokyo->safe_psql('postgres', 'select n from account where id = 17'), "$what: the rest flows");
+	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '0', "$what: it fails again");
+	return;
+}
+
+sub is_applied
+{
+	my ($what) = @_;
+	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '2', "$what: both are applied");
+	is($paris->safe_psql('postgres', "select v from account where id = $id"), 'later', "$what: and the row is the last one");
+	is(status(@stream)->{parked}, '0', "$what: nothing is parked any more");
+	return;
+}
+
 my $where = qr/Table "public\.account", key \{"id": \d+\}, conflict update_origin_differs\./;
 for my $case (
 	[ 'dividing', qr/^conflict function public\.dividing\(.*\) failed$/, qr/22012: division by zero\. $where/ ],
@@ -111,9 +143,69 @@ for my $case (
 {
 	my ($function, $message, $detail) = @$case;
 	with($function);
-	stops($message, $detail, $function);
-	goes_on($function);
+	parks($message, $detail, $function);
+	# Another body, or another rule.
+	if ($function eq 'dividing')
+	{
+		$paris->safe_psql('postgres', q[create or replace function dividing(local account, remote account, before account, info braid.conflict) returns account language sql as 'select $2']);
+	}
+	else
+	{
+		$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', null)");
+	}
+	is_applied($function);
 }
+like(slurp_file($paris->logfile), qr/WARNING:.*has parked the transaction that ends at .*: conflict function public\.dividing\(.*\) failed/, 'the log says that it is parked');
+
+# The subscription stops where that is asked for.
+my $dividing = q[create or replace function dividing(local account, remote account, before account, info braid.conflict) returns account language plpgsql as $$
+	begin
+		local.n := 1 / (local.n - local.n);
+		return local;
+	end
+	$$];
+for my $option (q[on_error => 'stop_always'], q[on_error => 'stop', disable_on_error => true])
+{
+	$paris->safe_psql('postgres', $dividing);
+	$paris->safe_psql('postgres', "select braid.alter_subscription('paris_from_tokyo', $option)");
+	with('dividing');
+	stops(qr/^conflict function public\.dividing\(.*\) failed$/, $where, $option);
+	is(status(@stream)->{parked}, '0', "$option: nothing is parked");
+	goes_on($option);
+}
+$paris->safe_psql('postgres', q[select braid.alter_subscription('paris_from_tokyo', on_error => 'stop', disable_on_error => false)]);
+
+# So it does for whatever else fails, also with the same SQLSTATE.
+$paris->safe_psql('postgres', q[
+	create function refuse() returns trigger language plpgsql as $$ begin raise exception 'conflict function x failed' using errcode = '38000'; end $$;
+	create trigger refuse before update on account for each row execute function refuse();
+	alter table account enable always trigger refuse;
+]);
+$tokyo->safe_psql('postgres', q[update account set n = n + 1 where id = 16]);
+ok(wait_until(sub { status(@stream)->{state} eq 'error' }, 30), 'a trigger that fails stops it');
+is(status(@stream)->{parked}, '0', 'and nothing is parked');
+$paris->safe_psql('postgres', q[drop trigger refuse on account; select braid.enable_subscription('paris_from_tokyo')]);
+caught_up($paris, $tokyo);
+
+# In batches, and in a transaction that is applied in pieces: what is committed of that stays, and the rest is parked.
+$paris->safe_psql('postgres', $dividing);
+for my $option (q[apply_mode => 'batch'], q[apply_mode => 'parallel', split_transactions_above => 2])
+{
+	$paris->safe_psql('postgres', "select braid.alter_subscription('paris_from_tokyo', $option)");
+	$id++;
+	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'dividing'); update account set v = 'there' where id = $id");
+	$tokyo->safe_psql('postgres', "begin; insert into account values (${id}01, 0), (${id}02, 0); update account set v = 'here too' where id = $id; commit");
+	$tokyo->safe_psql('postgres', "update account set v = \$q\$$option\$q\$ where id = 17");
+	caught_up($paris, $tokyo);
+	my $split = $option =~ /split/;
+	is($paris->safe_psql('postgres', 'select state, from_change, changes from braid.parked_transactions'), $split ? 'failed|3|1' : 'failed|1|3', "$option: it is parked");
+	is($paris->safe_psql('postgres', "select count(*) from account where id > ${id}00 and id < ${id}99"), $split ? '2' : '0', "$option: what is committed of it stays");
+	is($paris->safe_psql('postgres', 'select v from account where id = 17'), $option, "$option: the rest flows");
+	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', null)");
+	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '1', "$option: then it is applied");
+	is($paris->safe_psql('postgres', "select count(*), (select v from account where id = $id) from account where id > ${id}00 and id < ${id}99"), '2|here too', "$option: as a whole");
+}
+$paris->safe_psql('postgres', q[select braid.alter_subscription('paris_from_tokyo', split_transactions_above => 0)]);
 is($paris->safe_psql('postgres', 'select count(*) from secret'), '0', 'a function has the rights of its owner');
 
 with('asking');

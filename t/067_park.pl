@@ -9,7 +9,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $tokyo = new_node('tokyo');
+my $tokyo = new_node('tokyo', conf => "max_prepared_transactions = 5\n");
 my $paris = new_node('paris', publication => '', conf => "braid.appliers_per_subscription = 4\n");
 
 on_all('create table item (id int primary key, v text); create table other (id int primary key, v text)', $tokyo, $paris);
@@ -238,30 +238,91 @@ foreach my $streaming ('off', 'on')
 		versions_are_the_sources($_, "streaming $streaming, $rows rows") for qw(item other);
 	}
 }
-# What is committed in pieces is not parked: it stops the subscription, by its own error, and when it would have to follow a parked one.
+# What is committed in pieces: what is committed of it stays, the rest is parked, and holds what it holds.
 here("select braid.alter_subscription('$name', streaming => 'off', split_transactions_above => 100)");
 here(q[alter table other add constraint short check (length(v) < 50)]);
-$tokyo->safe_psql('postgres', q[update other set v = repeat('z', case id when 150 then 60 else 40 end) where id <= 300]);
-ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 30), 'in pieces: an error stops the subscription');
-is(status($paris, $name)->{parked}, '0', 'nothing is parked');
-here(q[alter table other drop constraint short; alter table item add constraint short check (length(v) < 20)]);
-here("select braid.enable_subscription('$name')");
-$tokyo->safe_psql('postgres', $_) for q[update item set v = 'a value that is far too long' where id = 2], q[begin; update item set v = 'two' where id = 2; update other set v = 'pieces' where id <= 300; commit];
-ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 30), 'and so does one that has to follow a parked one');
-like(status($paris, $name)->{last_error}, qr/has to follow a parked one/, 'which is said');
-here('alter table item drop constraint short');
-retry();
-# It may stop once more, by what was parked when it looked.
-my $end = $tokyo->safe_psql('postgres', 'select pg_current_wal_lsn()');
-ok( wait_until(
-		sub {
-			my $now = status($paris, $name);
-			here("select braid.enable_subscription('$name')") if $now->{state} eq 'error';
-			return $now->{parked} eq '0' && here("select applied_lsn >= '$end' from braid.subscription_status where name = '$name'") eq 't';
-		}, 30),
-	'it goes on');
+my $update = q[do $$ begin for i in 1 .. 300 loop update other set v = repeat('z', case i when 150 then 60 else 40 end) where id = i; end loop; end $$];
+$tokyo->safe_psql('postgres', $_) for $update, q[update other set v = 'flows' where id = 50], q[update other set v = 'held' where id = 200], q[update item set v = 'flows' where id = 5];
+caught_up($paris, $tokyo);
+is(parked(), 'failed, waiting 1', 'in pieces: the rest is parked, and what depends on it');
+is(here('select from_change, changes, commit_lsn < end_lsn from braid.parked_transactions where state = $$failed$$'), '101|200|t', 'from its second piece on');
+is(here(q[select min(number), max(number), count(*) from braid.parked_changes where parked_id = (select min(parked_id) from braid.parked_transactions where state = 'failed')]), '101|300|200', 'which can be read');
+is(here('select count(*) from other where v = repeat($$z$$, 40)'), '99', 'the first one stays');
+is(here('select v from other where id = 50') . here('select v from item where id = 5'), 'flowsflows', 'the rest flows');
+is(here('select half_applied_lsn is null from braid.subscription_detail') . here('select count(*) from braid.split_progress'), 't0', 'nothing is half applied any more');
+$paris->restart;
+is((retry())[0], '0', 'it fails again');
+here(q[alter table other drop constraint short]);
+is((retry())[0], '2', 'then the rest is applied');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item other));
+versions_are_the_sources('other', 'in pieces');
+
+# One that has to follow a parked one does so from the piece on in which that turns out.
+here(q[alter table item add constraint short check (length(v) < 20)]);
+$tokyo->safe_psql('postgres', $_)
+  for q[update item set v = 'a value that is far too long' where id = 2],
+  q[begin; update other set v = 'pieces' where id <= 150; update item set v = 'two' where id = 2; update other set v = 'pieces' where id > 150 and id <= 300; commit],
+  q[update other set v = 'held' where id = 300], q[update other set v = 'flows' where id = 301];
+caught_up($paris, $tokyo);
+is(parked(), 'failed, waiting 1, waiting 2', 'in pieces: the rest follows what is parked');
+is(here('select string_agg(from_change || $$ $$ || changes, $$, $$ order by parked_id) from braid.parked_transactions where state <> $$skipped$$'), '1 1, 101 201, 1 1', 'from that piece on');
+is(here('select count(*) from other where v = $$pieces$$'), '100', 'what comes before stays');
+here('alter table item drop constraint short');
+is((retry())[0], '3', 'all are applied');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], qw(item other));
+
+# Too large to be held whole, too; and given up, after which the rest is missing.
+here("select braid.alter_subscription('$name', split_transactions_above => 5000)");
+foreach my $streaming ('off', 'on')
+{
+	here("select braid.alter_subscription('$name', streaming => '$streaming')");
+	$tokyo->safe_psql('postgres', 'truncate other');
+	caught_up($paris, $tokyo);
+	here(q[alter table other add constraint short check (length(v) < 50)]);
+	$tokyo->safe_psql('postgres', $_)
+	  for q[insert into other select i, repeat('x', case i when 15500 then 60 else 40 end) from generate_series(1, 20000) i], q[update other set v = 'small' where id = 1],
+	  q[insert into other select i, 'large' from generate_series(20001, 40001) i], qq[update item set v = '$streaming' where id = 5];
+	caught_up($paris, $tokyo);
+	is(parked(), 'failed, waiting 1, waiting 2', "streaming $streaming: what is large and in pieces is parked from there");
+	is(here('select string_agg(from_change || $$ $$ || changes, $$, $$ order by parked_id) from braid.parked_transactions where state <> $$skipped$$'), '15001 5000, 1 1, 1 20001', "streaming $streaming: which is shown");
+	is(here('select count(*) from other') . ' ' . here('select v from item where id = 5'), "15000 $streaming", "streaming $streaming: the rest flows");
+	here(q[alter table other drop constraint short]);
+	is((retry())[0], '3', "streaming $streaming: it is applied") or diag((retry())[1]);
+	caught_up($paris, $tokyo);
+	same_tables([ $tokyo, $paris ], qw(item other));
+}
+here("select braid.alter_subscription('$name', split_transactions_above => 0)");
+
+# Prepared transactions: one that can't be applied, or has to follow a parked one, is not prepared here, comes when it has committed, and is parked then.
+my $oslo = new_node('oslo', publication => '', conf => "max_prepared_transactions = 5\n");
+$oslo->safe_psql('postgres', 'create table item (id int primary key, v text); create table other (id int primary key, v text)');
+subscribe($oslo, $tokyo, on_error => "'park'", two_phase => 'true');
+$oslo->safe_psql('postgres', q[alter table item add constraint short check (length(v) < 20)]);
+my $there = q[select count(*) from pg_prepared_xacts];
+my $noted = q[select count(*) from braid.unprepared where over_lsn is null];
+my $state = q[select string_agg(state, ', ' order by parked_id) from braid.parked_transactions];
+$tokyo->safe_psql('postgres', q[begin; update item set v = 'a value that is far too long' where id = 2; prepare transaction 'first']);
+caught_up($oslo, $tokyo);
+is($oslo->safe_psql('postgres', $there) . $oslo->safe_psql('postgres', $noted), '01', 'one that fails is not prepared');
+$tokyo->safe_psql('postgres', q[commit prepared 'first']);
+caught_up($oslo, $tokyo);
+is($oslo->safe_psql('postgres', $state), 'failed', 'but parked when it has committed');
+$tokyo->safe_psql('postgres', $_)
+  for q[begin; update item set v = 'two' where id = 2; prepare transaction 'second'], q[begin; update item set v = 'three' where id = 3; prepare transaction 'third'], q[update item set v = 'flows' where id = 4];
+caught_up($oslo, $tokyo);
+is($oslo->safe_psql('postgres', $there), '1', 'one that has to follow it is not prepared either, another is');
+is($oslo->safe_psql('postgres', q[select v from item where id = 4]), 'flows', 'and the rest flows');
+$tokyo->safe_psql('postgres', $_) for q[commit prepared 'third'], q[commit prepared 'second'], q[begin; update item set v = 'no' where id = 2; prepare transaction 'fourth'], q[rollback prepared 'fourth'];
+caught_up($oslo, $tokyo);
+is($oslo->safe_psql('postgres', $state), 'failed, waiting', 'it is parked behind it');
+is($oslo->safe_psql('postgres', q[select v from item where id = 3]), 'three', 'the other one is committed');
+$oslo->safe_psql('postgres', 'alter table item drop constraint short');
+is($oslo->safe_psql('postgres', q[select braid.retry_parked('oslo_from_tokyo')]), '2', 'both are applied');
+caught_up($oslo, $tokyo);
+same_tables([ $tokyo, $oslo ], qw(item other));
+is($oslo->safe_psql('postgres', $there), '0', 'and nothing is left');
 
 is(here('select count(*) from braid.parked_record r where not exists (select from braid.parked_transaction p where p.parked_id = r.parked_id)'), '0', 'no records are left over');
 

@@ -61,7 +61,7 @@ create table braid.subscription (
     run_as_owner boolean not null,
     disable_on_error boolean not null,
     -- What becomes of a transaction that can't be applied: it stops the subscription, or is parked.
-    on_error text not null default 'stop' check (on_error in ('stop', 'park')),
+    on_error text not null default 'stop' check (on_error in ('stop', 'park', 'stop_always')),
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
@@ -69,7 +69,7 @@ create table braid.subscription (
     -- Transactions with more changes are committed in pieces; null: none are.
     split_transactions_above integer check (split_transactions_above > 0),
     -- Transactions that are prepared at the provider are prepared here.
-    two_phase boolean not null default false check (not (two_phase and (commit_order = 'relaxed' or on_error = 'park'))),
+    two_phase boolean not null default false check (not (two_phase and commit_order = 'relaxed')),
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -281,6 +281,8 @@ create table braid.parked_transaction (
     committed_at timestamptz not null,
     changes bigint not null,
     bytes bigint not null,
+    -- Changes before these that are committed here, in pieces.
+    committed_changes bigint not null default 0,
     -- What it holds: tables as a whole, other tables of which it holds rows, and hashes of these rows' keys.
     barred_tables text[] not null,
     other_tables text[] not null,
@@ -1299,6 +1301,7 @@ select coalesce(s.subscription_name, p.subscription_name) as subscription,
        p.error_hint,
        p.attempts,
        p.changes,
+       p.committed_changes + 1 as from_change,
        p.bytes,
        p.barred_tables || p.other_tables as relations,
        p.origin_name as origin,
@@ -1317,7 +1320,7 @@ comment on view braid.parked_transactions is 'transactions that were set aside s
 create view braid.parked_changes as
 select coalesce(s.subscription_name, p.subscription_name) as subscription,
        p.parked_id,
-       c.number,
+       p.committed_changes + c.number as number,
        c.record::json as record
   from braid.parked_transaction p
   left join braid.subscription s on s.subscription_id = p.subscription_id

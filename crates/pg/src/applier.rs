@@ -36,7 +36,6 @@ use crate::apply::{Identity, Session, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
-use crate::parked::Why;
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
@@ -805,7 +804,7 @@ impl Applier {
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }
-            match self.wait_for_its_commit(&error, alone || transaction.is_open()) {
+            match self.wait_for_its_commit(&transaction, &error, alone) {
                 Settled::No => {}
                 Settled::AtItsTurn => continue,
                 Settled::Left(outcome) => {
@@ -828,8 +827,9 @@ impl Applier {
             }
             at_turn += 1;
             let again = self.is_tried_again(&error, &mut violations);
-            if !again && self.parks(&transaction, &error) {
-                if let Some(done) = self.park(&transaction, next, Why::Error(&error, at_turn)) {
+            if !again && self.parks(&error) {
+                let why = self.why_parked(&error, at_turn);
+                if let Some(done) = self.park(&transaction, next, why) {
                     return done;
                 }
                 at_turn = 0;
@@ -890,7 +890,7 @@ impl Applier {
                 self.subscription.name
             ));
             "40001".clone_into(&mut error.sqlstate);
-        } else if self.parks(transaction, &error) {
+        } else if self.parks(&error) {
             self.park_when_it_comes(transaction, &error);
             "40001".clone_into(&mut error.sqlstate);
         }
@@ -1177,7 +1177,7 @@ impl Applier {
         self.use_origin_of(begin)?;
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
         // Straight from their origin, changes are known to be later than what is here of it.
-        let known = begin.origin.is_empty() && self.pieces.is_none();
+        let known = begin.origin.is_empty() && self.pieces.is_none() && !self.is_rest();
         let same_stream = if known {
             None
         } else {

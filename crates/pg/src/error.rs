@@ -16,6 +16,8 @@ pub struct PgError {
     pub detail: Option<String>,
     /// Hint, if any.
     pub hint: Option<String>,
+    /// A user's conflict function has failed, or gave what can't be.
+    pub by_function: bool,
 }
 
 impl PgError {
@@ -27,7 +29,15 @@ impl PgError {
             message: message.into(),
             detail: None,
             hint: None,
+            by_function: false,
         }
+    }
+
+    /// As one of a user's conflict function.
+    #[must_use]
+    pub fn of_function(mut self) -> Self {
+        self.by_function = true;
+        self
     }
 
     /// With a hint, unless it is empty.
@@ -58,6 +68,7 @@ impl PgError {
             message: report.message().to_owned(),
             detail: report.detail().map(str::to_owned),
             hint: report.hint().map(str::to_owned),
+            by_function: false,
         }
     }
 
@@ -103,6 +114,7 @@ impl From<crate::libpq::Error> for PgError {
                 message,
                 detail,
                 hint,
+                by_function: false,
             },
             _ => Self::new(&sqlstate, message),
         }

@@ -53,6 +53,8 @@ pub(crate) struct Note {
     pub timestamp: i64,
     pub changes: u64,
     pub bytes: u64,
+    /// Changes before these that are committed, in pieces.
+    pub committed: u64,
 }
 
 fn cell(row: &[Option<String>], place: usize) -> String {
@@ -226,10 +228,10 @@ pub(crate) fn insert(
     execute(
         "insert into braid.parked_transaction (parked_id, subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, \
              committed_at, changes, bytes, barred_tables, other_tables, keys, waits_for, error_sqlstate, error_message, error_detail, \
-             error_hint, attempts, tried_at) \
+             error_hint, attempts, committed_changes, tried_at) \
          overriding system value values ($19, $1, $2::name, case when $14::bigint is null then 'failed' else 'waiting' end, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
              $6::name, 'epoch'::timestamptz + $7 * interval '1 microsecond', $8, $9, string_to_array($10, E'\\x01'), \
-             string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, \
+             string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, $20, \
              case when $14::bigint is null then clock_timestamp() end)",
         &[
             i64::from(subscription.id).into(),
@@ -251,6 +253,7 @@ pub(crate) fn insert(
             error.and_then(|error| error.detail.clone()).into(),
             error.and_then(|error| error.hint.clone()).into(),
             id.into(),
+            signed(note.committed).into(),
         ],
     )
 }
@@ -350,17 +353,17 @@ pub(crate) fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
     )
 }
 
-/// Where a parked transaction ends at the provider. In a transaction.
+/// Where a parked transaction ends at the provider, and whether its first pieces are committed. In a transaction.
 ///
 /// # Errors
 /// Whatever SPI says; 42704 when it is not there.
-pub(crate) fn end_lsn(id: i64) -> Result<u64, PgError> {
+pub(crate) fn end_of(id: i64) -> Result<(u64, bool), PgError> {
     rows(
-        "select end_lsn::text from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
+        "select end_lsn::text, (committed_changes > 0)::text from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
         &[id.into()],
     )?
     .first()
-    .and_then(|row| parse_lsn(&cell(row, 0)))
+    .and_then(|row| Some((parse_lsn(&cell(row, 0))?, cell(row, 1) == "true")))
     .ok_or_else(|| PgError::new("42704", "the transaction is not parked any more"))
 }
 

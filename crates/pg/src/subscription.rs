@@ -39,6 +39,8 @@ pub struct Subscription {
     pub disable_on_error: bool,
     /// What can't be applied is parked, instead of stopping it.
     pub parks: bool,
+    /// So is what a conflict function fails for, whatever becomes of the rest.
+    pub parks_functions: bool,
     /// `serial`, `parallel`, `batch` or `aggregate`.
     pub apply_mode: String,
     /// Changes of one row in a batch become one.
@@ -177,6 +179,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         streaming: text(18),
         split_above: text(19).parse().unwrap_or(0),
         parks: text(20) == "park",
+        parks_functions: text(20) != "stop_always" && !flag(10),
         two_phase: flag(21),
     }))
 }

@@ -31,7 +31,7 @@ pub struct Options {
     pub run_as_owner: Option<bool>,
     /// Whether an error disables the subscription.
     pub disable_on_error: Option<bool>,
-    /// 'stop' or 'park': what becomes of a transaction that can't be applied.
+    /// 'stop', 'park' or 'stop_always': what becomes of a transaction that can't be applied.
     pub on_error: Option<String>,
 }
 
@@ -46,7 +46,11 @@ impl Options {
             self.streaming.as_deref(),
             &["off", "on", "parallel"],
         )?;
-        one_of("on_error", self.on_error.as_deref(), &["stop", "park"])?;
+        one_of(
+            "on_error",
+            self.on_error.as_deref(),
+            &["stop", "park", "stop_always"],
+        )?;
         one_of("origin", self.origin.as_deref(), &["none", "any"])?;
         one_of(
             "apply_mode",
@@ -98,16 +102,11 @@ pub fn check_on_error(on_error: Option<&str>, disable_on_error: Option<bool>) ->
 
 /// That nothing is asked for that transactions which are prepared here can't do.
 pub fn check_two_phase_with(options: &Options) -> Outcome<()> {
-    let what = if options.commit_order.as_deref() == Some("relaxed") {
-        "commit_order => 'relaxed'"
-    } else if options.on_error.as_deref() == Some("park") {
-        // One that has to follow a parked one could not be prepared, and its end would find nothing.
-        "on_error => 'park'"
-    } else {
+    if options.commit_order.as_deref() != Some("relaxed") {
         return Ok(());
-    };
+    }
     Err(
-        Failure::parameter(format!("two_phase and {what} exclude each other")).hint(
+        Failure::parameter("two_phase and commit_order => 'relaxed' exclude each other").hint(
             "Use two_phase => false: prepared transactions are sent once they have committed.",
         ),
     )

@@ -1,6 +1,8 @@
 //! Transactions that are set aside (`on_error => 'park'`): how one is parked, how those behind it are found, and how they are tried again.
 //! `braid_bgworker::parked` has the rule, `crate::parked` what is stored.
 //!
+//! Of one that is committed in pieces, what is not committed yet is parked, in the commit that forgets how far the pieces went.
+//!
 //! A transaction is parked in one commit that stores its records and moves the subscription's position past it: it is either applied or
 //! parked, whatever is killed (I1). It is parked when it is its turn, with all before it committed, in relaxed order too.
 //!
@@ -17,17 +19,19 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::split::{Progress, Split};
 use braid_gir::{Reader, Record, Tag, lsn_text};
 use braid_ring::{ApplierState, FrameRead, Run, Transaction};
 use pgrx::pg_sys;
 
+use super::piece::differs;
 use super::{Applier, Trouble, fail, new_session, set_latches};
 use crate::apply::{Session, is_in_the_way};
 use crate::error::{self, PgError};
 use crate::group::LogPlace;
 use crate::parked::{self, Known, Note, Why};
 use crate::wait::Wait;
-use crate::{latch, origin, registry};
+use crate::{latch, origin, registry, split};
 
 /// What is said when there is no room for another one.
 const FULL: &str = "53400";
@@ -48,6 +52,8 @@ pub(super) struct Parking {
     guarding: bool,
     /// The parked transaction that the one in hand has turned out to have to follow; 0: none.
     held_by: i64,
+    /// What is tried is the rest of a transaction whose first pieces are committed.
+    is_rest: bool,
     /// How long to wait for room while nothing happens to what is parked.
     patience: Option<((usize, usize), Instant)>,
 }
@@ -113,7 +119,7 @@ impl Applier {
         let done = match holder {
             // It is parked at its turn.
             Ok(Some(_)) if self.put_aside_until_turn(transaction, self.careful) => Some(true),
-            Ok(Some(holder)) => match self.park(transaction, next, Why::Waits(holder)) {
+            Ok(Some(holder)) => match self.follow_parked(transaction, next, holder) {
                 None => return Aside::Again,
                 done => done,
             },
@@ -127,6 +133,26 @@ impl Applier {
             }
         };
         done.map_or(Aside::No, Aside::Done)
+    }
+
+    /// As [`Applier::park`], of a transaction that has to follow a parked one.
+    fn follow_parked(&mut self, transaction: &Transaction, next: u64, holder: i64) -> Option<bool> {
+        let left = match error::catch(|| self.leave_held(transaction.sequence)) {
+            Ok(left) => left,
+            Err(error) => Err(error),
+        };
+        let said = match left {
+            Ok(None) => return self.park(transaction, next, Why::Waits(holder)),
+            Ok(Some(again)) => again,
+            Err(error) => {
+                error::abort();
+                error
+            }
+        };
+        if !self.ring.stop_requested() {
+            fail(self.ring, &said, transaction.commit_lsn());
+        }
+        Some(false)
     }
 
     /// Know what is parked now. Outside of a transaction.
@@ -154,7 +180,7 @@ impl Applier {
     }
 
     /// Give each frame of a transaction in the ring to `each`. Not for one that is open.
-    fn each_frame(
+    pub(super) fn each_frame(
         &self,
         sequence: u64,
         mut each: impl FnMut(&[u8]) -> Result<(), PgError>,
@@ -240,7 +266,7 @@ impl Applier {
         self.parking.guarding
     }
 
-    /// That a change of a transaction that can't be parked has nothing to wait for.
+    /// That a change of a transaction that is not looked at as a whole has nothing to wait for.
     pub(super) fn guard(
         &mut self,
         schema: u32,
@@ -259,21 +285,35 @@ impl Applier {
             "55000",
             "a part of a transaction has to follow a parked one",
         )
-        .with_detail(format!("It changes what parked transaction {holder} changes too."))
-        .with_hint(
-            "Apply what is parked with braid.retry_parked, or give it up with braid.skip_parked; then run braid.enable_subscription.",
-        ))
+        .with_detail(format!(
+            "It changes what parked transaction {holder} changes too."
+        )))
     }
 
     /// Whether a transaction that has failed with `error` for good is parked.
-    pub(super) fn parks(&self, transaction: &Transaction, error: &PgError) -> bool {
-        (self.subscription.parks || self.parking.held_by != 0)
+    pub(super) fn parks(&self, error: &PgError) -> bool {
+        let subscription = &self.subscription;
+        (subscription.parks
+            || self.parking.held_by != 0
+            || (error.by_function && subscription.parks_functions))
             && self.session.is_some()
-            && !transaction.is_split()
             && matches!(
                 policy::for_apply(&error.sqlstate),
                 Policy::Stop | Policy::Conflict
             )
+    }
+
+    /// Why the transaction in hand is parked, which has failed with `error` after so many attempts.
+    pub(super) fn why_parked<'a>(&self, error: &'a PgError, attempts: u32) -> Why<'a> {
+        match self.parking.held_by {
+            0 => Why::Error(error, attempts),
+            holder => Why::Waits(holder),
+        }
+    }
+
+    /// Whether the transaction in hand is the rest of one whose first pieces are committed.
+    pub(super) fn is_rest(&self) -> bool {
+        self.parking.is_rest
     }
 
     /// An open transaction that has failed with `error` is to be parked when it comes again: its first bytes are gone.
@@ -288,7 +328,7 @@ impl Applier {
 
     /// Park an open transaction that has failed before, if it is one. `None` if it is not; false when it is time to end.
     fn park_open(&mut self, transaction: &mut Transaction, next: u64) -> Option<bool> {
-        if !transaction.is_open() || transaction.is_split() {
+        if !transaction.is_open() {
             return None;
         }
         let (error, after) = self.entry.is_to_park(transaction.commit_lsn())?;
@@ -302,7 +342,7 @@ impl Applier {
             return Some(false);
         }
         self.show(ApplierState::Applying);
-        let failure = match error::catch(|| self.store_open(transaction, why)) {
+        let failure = match error::catch(|| self.store_as_it_comes(transaction, why)) {
             Ok(Ok((id, local_end))) => {
                 self.parked(transaction, next, why, id, local_end);
                 return Some(true);
@@ -320,8 +360,8 @@ impl Applier {
         Some(false)
     }
 
-    /// As [`Applier::store`], of a transaction that is read as it comes.
-    fn store_open(
+    /// As [`Applier::store`], of a transaction that is read as it comes, and without what is committed of it in pieces.
+    fn store_as_it_comes(
         &mut self,
         transaction: &mut Transaction,
         why: Why<'_>,
@@ -330,8 +370,12 @@ impl Applier {
         self.read_log()?;
         self.stamp_as_provider()?;
         let mut assembled = Vec::new();
+        let mut rest = Vec::new();
+        // Of an open one it is not known whether its keys say what it depends on.
+        let by_table = transaction.is_open() || transaction.is_wide();
         let id = error::transaction(|| {
             let id = parked::next_id()?;
+            let mut split = Split::new(0, Progress::default());
             let mut content = Content::default();
             let mut touch = Touch::default();
             let mut schemas = BTreeSet::new();
@@ -354,12 +398,21 @@ impl Applier {
                         continue;
                     }
                 };
+                let frame = if transaction.is_split() {
+                    self.rest_of(frame, &mut split, &mut rest)?;
+                    rest.as_slice()
+                } else {
+                    frame
+                };
+                if frame.is_empty() {
+                    continue;
+                }
                 content.frame(frame)?;
-                for (schema, _) in std::mem::take(&mut content.changes) {
+                for (schema, (barrier, hashes)) in std::mem::take(&mut content.changes) {
                     schemas.insert(schema);
                     self.know(schema)?;
                     if let Some(session) = self.session.as_mut() {
-                        session.touch(&mut touch, schema, true, [])?;
+                        session.touch(&mut touch, schema, barrier || by_table, hashes)?;
                     }
                 }
                 parked::check_limits(&self.subscription, content.note.bytes, why)?;
@@ -377,6 +430,11 @@ impl Applier {
                 }
                 why @ Why::Error(..) => why,
             };
+            split.finish().map_err(differs)?;
+            content.note.committed = split.committed().changes;
+            if content.note.committed > 0 {
+                split::finish(self.subscription.id)?;
+            }
             let preamble = self.preamble(schemas.into_iter())?;
             parked::add(id, &mut 0, &preamble)?;
             parked::insert(&self.subscription, id, &content.note, &touch, why)?;
@@ -385,6 +443,59 @@ impl Applier {
         })?;
         // SAFETY: set by the commit above.
         Ok((id, unsafe { pg_sys::XactLastCommitEnd }))
+    }
+
+    /// What of a frame is not committed here, in pieces; `split` knows how far these go from the record of the begin on. In a transaction.
+    fn rest_of(
+        &mut self,
+        frame: &[u8],
+        split: &mut Split,
+        rest: &mut Vec<u8>,
+    ) -> Result<(), PgError> {
+        rest.clear();
+        let mut reader = Reader::new(frame);
+        let mut from = 0;
+        while let Some((tag, body)) = reader.next_raw()? {
+            let to = frame.len() - reader.remaining();
+            let place = std::mem::replace(&mut from, to)..to;
+            let is_committed = match tag {
+                Tag::Begin => {
+                    let Record::Begin(begin) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    let committed = split::read(self.subscription.id, begin.commit_lsn)?;
+                    *split = Split::new(0, committed);
+                    false
+                }
+                Tag::Insert | Tag::Update | Tag::Delete | Tag::Truncate
+                    if split.seen().changes < split.committed().changes =>
+                {
+                    let record = Record::read(tag, body)?;
+                    match &record {
+                        Record::Change(change) => self.know(change.header.schema.0)?,
+                        Record::Truncate(truncate) => {
+                            for schema in truncate.schemas() {
+                                self.know(schema.0)?;
+                            }
+                        }
+                        _ => {}
+                    }
+                    let content = match (&record, self.session.as_ref()) {
+                        (Record::Change(change), Some(session)) => session.content(change)?,
+                        (Record::Truncate(truncate), Some(session)) => {
+                            session.content_of_truncate(truncate)?
+                        }
+                        _ => 0,
+                    };
+                    !split.take(content).map_err(differs)?
+                }
+                _ => false,
+            };
+            if !is_committed {
+                rest.extend_from_slice(frame.get(place).unwrap_or_default());
+            }
+        }
+        Ok(())
     }
 
     /// Park a transaction; `next` is the next in hand, 0 for none. `None`: it has to be looked at again. False when it is time to end.
@@ -482,6 +593,10 @@ impl Applier {
 
     /// Store a transaction, and go past it, in one commit. Its number, and the end of the commit record.
     fn store(&mut self, sequence: u64, why: Why<'_>) -> Result<(i64, u64), PgError> {
+        let mut transaction = self.ring.transaction(sequence);
+        if transaction.is_split() {
+            return self.store_as_it_comes(&mut transaction, why);
+        }
         let (mut content, touch) = self.content(sequence)?;
         if content.note.origin.is_empty() {
             content.note.origin.clone_from(&self.subscription.provider);
@@ -643,6 +758,7 @@ impl Applier {
             break error::transaction(|| parked::failed_again(id, &error))
                 .map(|()| Outcome::Failed);
         };
+        self.parking.is_rest = false;
         if let Some(session) = self.session.take() {
             session.discard();
         }
@@ -663,13 +779,14 @@ impl Applier {
     fn apply_parked(&mut self, id: i64) -> Result<(), Trouble> {
         self.pieces = None;
         let mut part = 0;
-        let (end_lsn, preamble, mut frame) = error::transaction(|| {
+        let ((end_lsn, is_rest), preamble, mut frame) = error::transaction(|| {
             Ok((
-                parked::end_lsn(id)?,
+                parked::end_of(id)?,
                 parked::frame(id, &mut part)?,
                 parked::frame(id, &mut part)?,
             ))
         })?;
+        self.parking.is_rest = is_rest;
         if self.session.is_none() {
             self.session = Some(self.session_of(preamble.as_deref().unwrap_or_default())?);
         }

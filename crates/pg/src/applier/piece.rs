@@ -49,7 +49,7 @@ pub(super) enum Part<'a> {
     Truncate(&'a Truncate<'a>),
 }
 
-fn differs(error: Differs) -> PgError {
+pub(super) fn differs(error: Differs) -> PgError {
     PgError::new("55000", error.to_string())
         .with_detail("The provider's publications, their tables, columns or filters, were changed meanwhile.")
         .with_hint(

@@ -7,8 +7,8 @@
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
-use braid_gir::{Prepared, Reader, Record, RollbackPrepared, lsn_text};
-use braid_ring::{FrameRead, Transaction};
+use braid_gir::{Prepared, Reader, Record, RollbackPrepared, Tag, lsn_text};
+use braid_ring::{ApplierState, FrameRead, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, set_latches};
@@ -145,7 +145,11 @@ impl Applier {
 impl Applier {
     /// Why the transaction that was rolled back, which was to be prepared, is to come again when it has committed; `None` if it is no such
     /// one.
-    fn reason_to_wait(&mut self, error: &PgError) -> Option<(ToPrepare, &'static str)> {
+    fn reason_to_wait(
+        &mut self,
+        error: &PgError,
+        is_parked: bool,
+    ) -> Option<(ToPrepare, &'static str)> {
         let reason = self.session.as_mut()?.take_reason_to_wait();
         let Some(Step::Prepare(to_prepare)) = self.step.take() else {
             return None;
@@ -154,14 +158,23 @@ impl Applier {
             Some(reason) => reason,
             // The row in the way would have to leave before it is known whether this one comes.
             None if is_in_the_way(&error.sqlstate) => "It meets another row under a unique key.",
+            // It, and what depends on it, is set aside by its commit.
+            None if is_parked => "It can't be applied.",
             None => return None,
         };
         Some((to_prepare, reason))
     }
 
     /// What becomes of the transaction that was rolled back with this error, if it can't be prepared.
-    pub(super) fn wait_for_its_commit(&mut self, error: &PgError, at_its_turn: bool) -> Settled {
-        match self.reason_to_wait(error) {
+    pub(super) fn wait_for_its_commit(
+        &mut self,
+        transaction: &Transaction,
+        error: &PgError,
+        alone: bool,
+    ) -> Settled {
+        let at_its_turn = alone || transaction.is_open();
+        let is_parked = self.parks(error);
+        match self.reason_to_wait(error, is_parked) {
             None => Settled::No,
             // Whatever is ahead may still change what it meets.
             Some(_) if !at_its_turn => Settled::AtItsTurn,
@@ -170,6 +183,42 @@ impl Applier {
                     .unwrap_or_else(|error| error),
             ),
         }
+    }
+
+    /// A transaction of those that are to be prepared, which has to follow a parked one: it comes whole once it has committed, and is parked then. What is
+    /// said to the leader; `None`: it is no such one, or time to end. Outside of a transaction.
+    pub(super) fn leave_held(&mut self, sequence: u64) -> Result<Option<PgError>, PgError> {
+        if !self.subscription.two_phase {
+            return Ok(None);
+        }
+        let mut found = None;
+        self.each_frame(sequence, |frame| {
+            let mut reader = Reader::new(frame);
+            while let Some((tag, body)) = reader.next_raw()? {
+                if tag == Tag::BeginPrepared
+                    && let Record::BeginPrepared(prepared) = Record::read(tag, body)?
+                {
+                    let begin = prepared.begin;
+                    found = Some((begin.xid, prepared.end_lsn, begin.commit_timestamp));
+                }
+            }
+            Ok(())
+        })?;
+        let Some((xid, end_lsn, timestamp)) = found else {
+            return Ok(None);
+        };
+        if !self.wait_for(sequence - 1, ApplierState::WaitingForTurn) {
+            return Err(PgError::new("57P01", "subscription is stopping"));
+        }
+        self.stamp_as_provider()?;
+        let left = ToPrepare {
+            gid: self.gid(xid),
+            xid,
+            end_lsn,
+            timestamp,
+        };
+        self.leave_unprepared(&left, "It has to follow a parked one.")
+            .map(Some)
     }
 
     /// Go past a transaction that can't be prepared, and note down that it is to come whole.

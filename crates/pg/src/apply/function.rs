@@ -20,8 +20,8 @@ use crate::{ffi, settings};
 
 /// external_routine_exception
 const FAILED: &str = "38000";
-const HINT: &str = "Correct the function, or set another rule with braid.set_conflict_resolution, and run braid.enable_subscription; or \
-                    leave this transaction out with braid.skip_transaction.";
+const HINT: &str = "Correct the function, or set another rule with braid.set_conflict_resolution. Then run braid.retry_parked; or, where the \
+                    subscription has stopped, braid.enable_subscription, or leave this transaction out with braid.skip_transaction.";
 
 /// A function as the catalog has it now.
 #[derive(Debug, Clone)]
@@ -111,7 +111,9 @@ impl Callee {
 
     /// An error in it, or about what it gave.
     pub(super) fn error(&self, what: &str) -> PgError {
-        PgError::new(FAILED, format!("conflict function {} {what}", self.name)).with_hint(HINT)
+        PgError::new(FAILED, format!("conflict function {} {what}", self.name))
+            .with_hint(HINT)
+            .of_function()
     }
 
     /// The type of its fourth argument.

@@ -345,6 +345,7 @@ impl Coordinator {
             message: text(5).unwrap_or_default(),
             detail: text(6),
             hint: text(7),
+            by_function: false,
         });
         let (namespace, name) = (text(1)?, text(2)?);
         Some(CatalogRow {

@@ -392,6 +392,7 @@ impl Stream {
                             .to_owned(),
                     )
                 }),
+                by_function: false,
             };
             return Err(match policy::for_apply(&error.sqlstate) {
                 Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),

@@ -64,6 +64,7 @@ impl LastFailure {
                     message: self.message.load().unwrap_or_default(),
                     detail: self.detail.load(),
                     hint: self.hint.load(),
+                    by_function: false,
                 },
                 lsn: self.lsn.load(Ordering::Relaxed),
                 at,
