@@ -137,6 +137,8 @@ sub stop_load
 	return unless @loops;
 	PostgreSQL::Test::Utils::append_to_file("$dir/stop", '');
 	$_->finish for splice @loops;
+	# There may be another load.
+	unlink "$dir/stop", glob "$dir/*.sql";
 	return;
 }
 
