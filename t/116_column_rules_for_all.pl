@@ -151,6 +151,11 @@ refused(qr/^column "n" of table public\.another can't have rule "max"$/, qr/no p
 refused(qr/^table public\.another does not exist here/, qr/Node "tokyo"/, qr/Create the table/, 'create table another (id int primary key, n int)', 'no table', @forward[ 1, 2 ]);
 all_have('another n max t, late n delta t, late high max t, stock n delta t', 'with all that, all have them');
 
+# That there is none holds up nobody who has no such table.
+sql($tokyo, q[create table tokyos_own (id int primary key, n int); select braid.set_column_rule('tokyos_own', 'n', 'max')]);
+sql($tokyo, q[select braid.set_column_rule('tokyos_own', 'n', null, on_all_nodes => true)]);
+all_have('another n max t, late n delta t, late high max t, stock n delta t', 'a removal where there is no table');
+
 # A node that joins is told which ones count on all nodes, and which were removed; what it has itself and is older gives way. Of tables that it does not
 # get it is only told.
 my $oslo = new_node('oslo');

@@ -69,10 +69,16 @@ fn take_column_rule(content: Text, is_required: bool) {
             cell(2).unwrap_or_default(),
             cell(5).unwrap_or_default(),
         );
+        let rule = cell(3).map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
+        // That there is no rule holds for what is not here.
+        let is_any = rule != ColumnRule::LastUpdateWins;
         let Some(relation) = cell(1) else {
-            return missing_table(table, column, node, is_required);
+            return missing_table(table, column, node, is_required && is_any);
         };
         if cell(6) != Some("t") {
+            if !is_any {
+                return Ok(());
+            }
             return Err(Failure::state(format!("column \"{column}\" of table {table} does not exist here, and has a rule on all nodes"))
                 .detail(told_by(node))
                 .hint(format!("Add the column here too, then {GO_ON}")));
@@ -81,7 +87,6 @@ fn take_column_rule(content: Text, is_required: bool) {
         if cell(7) == Some("t") {
             return Ok(());
         }
-        let rule = cell(3).map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
         let number = check_column(relation, column, rule)
             .map_err(|failure| failure.elsewhere(&told_by(node), &format!("Then {GO_ON}")))?;
         let author = Author {
