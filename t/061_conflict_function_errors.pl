@@ -267,4 +267,22 @@ caught_up($paris, $tokyo);
 is($paris->safe_psql('postgres', q[select string_agg(v, ' ' order by v) from secret where v ~ '^\d']), '18 20', 'a large transaction: each call once');
 is($paris->safe_psql('postgres', q[select v from account where id = 18]), 'here too', 'a large transaction is applied');
 
+# One for which it fails is set aside when it comes again; also where it was applied while it ran.
+$paris->safe_psql('postgres', $dividing);
+my $row = 40000;
+for my $memory ('64MB', '64kB')
+{
+	$tokyo->safe_psql('postgres', $_) for "alter system set logical_decoding_work_mem = '$memory'", 'select pg_reload_conf()';
+	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'dividing'); update account set v = 'there' where id = 19");
+	$tokyo->safe_psql('postgres', "begin; insert into account select i, 0, repeat('x', 100) from generate_series($row + 1, $row + 20000) i; update account set v = 'large $memory' where id = 19; commit");
+	$tokyo->safe_psql('postgres', "insert into secret values ('$memory')");
+	caught_up($paris, $tokyo);
+	is($paris->safe_psql('postgres', 'select state, error_sqlstate, changes from braid.parked_transactions'), 'failed|38000|20001', "$memory: a large one is parked");
+	is($paris->safe_psql('postgres', "select count(*) from secret where v = '$memory'"), '1', "$memory: the rest flows");
+	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', null)");
+	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '1', "$memory: then it is applied");
+	is($paris->safe_psql('postgres', "select v, (select count(*) from account where id > $row) from account where id = 19"), "large $memory|20000", "$memory: as a whole");
+	$row += 20000;
+}
+
 done_testing();
