@@ -11,7 +11,11 @@
 //! **A largest or smallest value** (`max`, `min`) is that of all values written; null loses. Local writers are to do what the rule does: a
 //! value that one of them lowers (raises) is so on its own node only.
 //!
-//! **A deletion** ends both: it wins or loses by version, like the whole row. What an older change adds to a row that was deleted and
+//! **A register of its own** (`last_update_wins`) has the value of the newest change that wrote the column, whoever wrote the rest of the row. An insert
+//! writes it, an update where its row has another value than the one that its writer saw. Who wrote the columns of a row is remembered for as long as an
+//! older change can still come ([`takes`]): all that is newer than what comes is among that, or the row's version tells that there is none.
+//!
+//! **A deletion** ends all of them: it wins or loses by version, like the whole row. What an older change adds to a row that was deleted and
 //! inserted anew is not for that row, and does not count. A newer update brings a deleted row back as its writer saw it, where a
 //! node that had the update first still has what others added: there nodes can come to differ.
 
@@ -23,7 +27,7 @@ use crate::resolution::UnknownName;
 /// What becomes of a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ColumnRule {
-    /// As the row: the larger version's.
+    /// The value of the newest change that wrote the column.
     LastUpdateWins,
     /// Differences add up.
     Delta,
@@ -112,7 +116,27 @@ pub enum Came<V> {
     },
 }
 
-/// The column's value after a change that is to be written, or, where there is a row, loses.
+/// Whether a change writes the column.
+pub fn writes<P: Values>(values: &mut P, came: Came<P::Value>) -> bool {
+    match came {
+        Came::Insert(_) => true,
+        Came::Update {
+            new: Some(new),
+            old: Some(old),
+        } => !values.is_same(new, old),
+        Came::Update { new, old } => new.is_some() || old.is_some(),
+    }
+}
+
+/// Whether a change that writes a column with a register of its own gives it its value, where there is a row: unless what wrote it here is newer. That is
+/// the `newest` that is remembered, and `None` where nothing is that may be newer.
+#[must_use]
+pub fn takes(newest: Option<Version<'_>>, remote: Version<'_>) -> bool {
+    newest.is_none_or(|newest| newest <= remote)
+}
+
+/// The column's value after a change that is to be written, or, where there is a row, loses. Of a register of its own `wins` says whether
+/// the change gives it its value.
 ///
 /// # Errors
 /// As [`Values::sum`].

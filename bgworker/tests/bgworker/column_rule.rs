@@ -1,7 +1,7 @@
 //! Nodes that write the same row and deliver their changes in random order: the columns with rules end the same on all of them, and
 //! sums are those of all that was added.
 
-use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge};
+use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge, takes, writes};
 use braid_bgworker::conflict::{
     Action, Local, Version, decide_delete, decide_insert, decide_update,
 };
@@ -401,5 +401,188 @@ fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
             Some(cells[0].unwrap_or(0) + added),
             "round {round}: {nodes:#?}"
         );
+    }
+}
+
+/// What is remembered of one write of a row: who made it, and which columns it wrote.
+type Write = (Stamp, [bool; 4]);
+
+/// A node of which each column is a register of its own.
+#[derive(Debug, Clone, Default)]
+struct Registers {
+    row: Option<(Cells, Option<Stamp>)>,
+    /// What appliers have written down, and what was read off WAL.
+    known: Vec<Write>,
+    /// What its sessions wrote, and is not read yet.
+    unread: Vec<Write>,
+    log: Vec<(Change, Stamp)>,
+    read: Vec<usize>,
+    clock: i64,
+}
+
+fn written(change: Change) -> [bool; 4] {
+    std::array::from_fn(|position| {
+        let came = match change {
+            Change::Insert(new) => Came::Insert(new[position]),
+            Change::Update(old, new) => Came::Update {
+                new: new[position],
+                old: old[position],
+            },
+            Change::Delete => return false,
+        };
+        writes(&mut Integers, came)
+    })
+}
+
+impl Registers {
+    /// As the appliers do: what is remembered is asked only where the row's version does not tell.
+    fn receive(&mut self, change: Change, stamp: Stamp, from_origin: bool) {
+        let (Change::Insert(new) | Change::Update(_, new)) = change else {
+            return;
+        };
+        let remote = version(stamp);
+        let Some((cells, seen)) = self.row else {
+            self.known.push((stamp, written(change)));
+            self.row = Some((new, Some(stamp)));
+            return;
+        };
+        let local = seen.map_or(Local::Unversioned, |seen| Local::Present(version(seen)));
+        let decision = match change {
+            Change::Insert(_) => decide_insert(local, remote, from_origin),
+            _ => decide_update(local, remote, from_origin),
+        };
+        let is_newer = decision.action == Action::Apply;
+        if !is_newer {
+            self.known.append(&mut self.unread);
+        }
+        let wrote = written(change);
+        let took: [bool; 4] = std::array::from_fn(|position| {
+            let of = self.known.iter().filter(|(_, columns)| columns[position]);
+            let newest = of.map(|(stamp, _)| version(*stamp)).max();
+            wrote[position] && (is_newer || takes(newest, remote))
+        });
+        let cells = std::array::from_fn(|position| {
+            let came = Came::Insert(new[position]);
+            let here = Here::Row(cells[position]);
+            merge(
+                &mut Integers,
+                ColumnRule::LastUpdateWins,
+                here,
+                came,
+                took[position],
+            )
+            .unwrap()
+        });
+        self.known.push((stamp, took));
+        self.row = Some((cells, if is_newer { Some(stamp) } else { seen }));
+    }
+
+    fn write(&mut self, at: usize, change: Change, time: i64) {
+        let seen = self
+            .row
+            .and_then(|(_, stamp)| stamp)
+            .map_or(0, |seen| seen.0);
+        self.clock = time.max(self.clock + 1).max(seen + 1);
+        let stamp = (self.clock, at);
+        if let Change::Insert(cells) | Change::Update(_, cells) = change {
+            self.row = Some((cells, Some(stamp)));
+        }
+        self.unread.push((stamp, written(change)));
+        self.log.push((change, stamp));
+    }
+}
+
+/// Each column has the value of the newest change that wrote it, on every node: whatever the order in which changes arrive, when local ones are read off
+/// WAL, and what comes more than once.
+#[test]
+fn each_column_has_its_newest_value_on_every_node() {
+    let mut random = Random::new("each_column_has_its_newest_value_on_every_node");
+    let mut budget = Budget::new();
+    while let Some(round) = budget.round(2000) {
+        let count = 2 + random.index(3);
+        let nulls = random.one_in(2);
+        let start = random
+            .one_in(2)
+            .then(|| std::array::from_fn(|_| number(&mut random, nulls)));
+        let node = Registers {
+            row: start.map(|cells| (cells, None)),
+            read: vec![0; count],
+            ..Registers::default()
+        };
+        let mut nodes = vec![node; count];
+        let deliver = |nodes: &mut [Registers], at: usize, from: usize, again: usize| {
+            let next = nodes[at].read[from];
+            if at == from || next >= nodes[from].log.len() {
+                return false;
+            }
+            // What comes again has come by another way.
+            for number in next.saturating_sub(again)..=next {
+                let (change, stamp) = nodes[from].log[number];
+                nodes[at].receive(change, stamp, number == next);
+            }
+            nodes[at].read[from] += 1;
+            true
+        };
+        for _ in 0..3 + random.index(30) {
+            let at = random.index(count);
+            match random.index(5) {
+                0 | 1 => {
+                    let cells: Cells = std::array::from_fn(|_| number(&mut random, nulls));
+                    let change = match nodes[at].row {
+                        None => Change::Insert(cells),
+                        Some((old, _)) => Change::Update(
+                            old,
+                            std::array::from_fn(|position| {
+                                if random.one_in(2) {
+                                    cells[position]
+                                } else {
+                                    old[position]
+                                }
+                            }),
+                        ),
+                    };
+                    let time = i64::try_from(random.below(40)).unwrap();
+                    nodes[at].write(at, change, time);
+                }
+                2 => {
+                    let mut read = std::mem::take(&mut nodes[at].unread);
+                    nodes[at].known.append(&mut read);
+                }
+                _ => {
+                    let (from, again) = (random.index(count), random.index(3));
+                    deliver(&mut nodes, at, from, again);
+                }
+            }
+        }
+        for at in 0..count {
+            for from in 0..count {
+                while deliver(&mut nodes, at, from, random.index(2)) {}
+            }
+        }
+        let mut wanted = start.map(|cells: Cells| cells.map(|cell| (None, cell)));
+        for (change, stamp) in nodes.iter().flat_map(|node| &node.log) {
+            let (Change::Insert(cells) | Change::Update(_, cells)) = *change else {
+                continue;
+            };
+            let newest = wanted.get_or_insert([(None, None); 4]);
+            for (position, wrote) in written(*change).into_iter().enumerate() {
+                let place = &mut newest[position];
+                if wrote && place.0.is_none_or(|other| version(other) < version(*stamp)) {
+                    *place = (Some(*stamp), cells[position]);
+                }
+            }
+        }
+        for node in &nodes {
+            assert_eq!(
+                node.row.map(|(cells, _)| cells),
+                wanted.map(|cells| cells.map(|(_, cell)| cell)),
+                "round {round}: {nodes:#?}"
+            );
+            assert_eq!(
+                node.row.map(|row| row.1),
+                nodes[0].row.map(|row| row.1),
+                "round {round}"
+            );
+        }
     }
 }
