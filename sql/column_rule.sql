@@ -20,6 +20,11 @@ alter table stock replica identity full;
 select braid.set_column_rule('stock', c, 'delta') from unnest('{s,i,b,n}'::name[]) c;
 select * from braid.column_rules;
 
+-- A register of its own may be of any type.
+select braid.set_column_rule('stock', c, 'last_update_wins') from unnest('{j,m,t}'::name[]) c;
+select column_name, rule from braid.column_rules where rule = 'last_update_wins';
+select braid.set_column_rule('stock', c, null) from unnest('{j,m}'::name[]) c;
+select braid.set_column_rule('stock', 't', 'max');
 -- What has no sums, or no order.
 select braid.set_column_rule('stock', 'f', 'delta');
 select braid.set_column_rule('stock', 'm', 'delta');
@@ -30,7 +35,9 @@ select braid.set_column_rule('stock', 'f', 'max');
 -- Keys, and what each node computes.
 select braid.set_column_rule('stock', 'id', 'delta');
 select braid.set_column_rule('stock', 'k', 'max');
+select braid.set_column_rule('stock', 'k', 'last_update_wins');
 select braid.set_column_rule('stock', 'g', 'delta');
+select braid.set_column_rule('stock', 'g', 'last_update_wins');
 -- Names.
 select braid.set_column_rule('stock', 'i', 'sum');
 select braid.set_column_rule('stock', 'missing', 'delta');
@@ -46,8 +53,10 @@ alter table bag replica identity full;
 create table late (id int primary key deferrable, n int);
 create view shown as select 1 as one;
 select braid.set_column_rule('split', 'n', 'delta');
+select braid.set_column_rule('split', 'n', 'last_update_wins');
 select braid.set_column_rule('split_low', 'n', 'max');
 select braid.set_column_rule('bag', 'n', 'delta');
+select braid.set_column_rule('bag', 'n', 'last_update_wins');
 select braid.set_column_rule('late', 'n', 'max');
 select braid.set_column_rule('shown', 'one', 'max');
 select braid.set_column_rule('braid.node', 'dsn', 'max');
@@ -67,17 +76,19 @@ create table filtered (id int primary key, n int);
 alter table filtered replica identity full;
 create publication positive_only for table filtered where (n > 0);
 select braid.set_column_rule('filtered', 'n', 'delta');
+select braid.set_column_rule('filtered', 'n', 'last_update_wins');
 drop publication positive_only;
 
 -- A rule goes with its column: renamed, of another identity, dropped, with its table.
 alter table stock rename i to pieces;
 select column_name, rule from braid.column_rules where relation = 'stock'::regclass;
 alter table stock replica identity default;
+select braid.set_column_rule('stock', 'j', 'last_update_wins');
 select column_name, rule, problem from braid.column_rules where relation = 'stock'::regclass;
 alter table stock drop pieces cascade;
 alter table stock add pieces int;
 select column_name, rule from braid.column_rules where relation = 'stock'::regclass;
-select braid.set_column_rule('stock', 't', 'last_update_wins'), braid.set_column_rule('stock', 'p', null), braid.set_column_rule('stock', 'pieces', null);
+select braid.set_column_rule('stock', 't', null), braid.set_column_rule('stock', 'p', null), braid.set_column_rule('stock', 'pieces', null);
 select column_name, rule from braid.column_rules where relation = 'stock'::regclass;
 drop table stock;
 select braid.set_column_rule('account', 'n', 'max');
@@ -89,6 +100,8 @@ set role clerk;
 select braid.set_column_rule('account', 'n', 'delta');
 reset role;
 drop role clerk;
+select braid.set_conflict_resolution('account', 'insert_exists', null), braid.set_column_rule('account', 'n', 'last_update_wins');
+select braid.set_conflict_resolution('account', 'insert_exists', 'function', 'merge_account');
 drop function merge_account;
 drop view shown;
 drop table account, split, bag, late, filtered;

@@ -224,7 +224,7 @@ is(sql($paris, q[select error_sqlstate, error_message, error_hint like 'Run ALTE
 is(sql($tokyo, 'select relation, column_name, rule, problem from braid.column_rules where problem is not null'),
 	'plain|n|delta|updates made here lack the old values: the table has not REPLICA IDENTITY FULL', 'the view shows it where it is to be mended');
 sql($tokyo, 'alter table plain replica identity full');
-on_all(q[select braid.set_column_rule('plain', 'n', 'last_update_wins')], @nodes);
+on_all(q[select braid.set_column_rule('plain', 'n', null)], @nodes);
 $osaka->poll_query_until('postgres', q[select state = 'error' from braid.subscription_status where name = 'osaka_from_tokyo']);
 heal(stream($paris, $tokyo), stream($osaka, $tokyo));
 on_all(q[select braid.set_column_rule('plain', 'n', 'delta')], @nodes);

@@ -80,6 +80,15 @@ impl Published {
         )
     }
 
+    /// The same for who wrote which columns, where these are registers of their own: hash of the key, microseconds, columns, node.
+    #[must_use]
+    pub fn columns_command(&self, since: i64) -> String {
+        format!(
+            "copy (select key_hash, written_at, columns, node from braid.copied_columns({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
+            self.oid
+        )
+    }
+
     /// The query for the tables by whose OIDs the provider knows the keys of these rows.
     #[must_use]
     pub fn tables_query(&self) -> String {
@@ -169,9 +178,41 @@ pub fn parse_version(line: &[u8]) -> Option<(u64, i64, String)> {
     Some((hash.cast_unsigned(), timestamp, node))
 }
 
+/// Who wrote which columns of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Hash of table and key.
+    pub hash: u64,
+    /// Microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Names of columns, in UTF-8 and hexadecimal; `None`: all.
+    pub columns: Option<Vec<String>>,
+    /// Where.
+    pub node: String,
+}
+
+/// A line of what [`Published::columns_command`] sends.
+#[must_use]
+pub fn parse_written(line: &[u8]) -> Option<Written> {
+    let line = std::str::from_utf8(line).ok()?;
+    let mut fields = line.splitn(4, '\t');
+    let hash: i64 = fields.next()?.parse().ok()?;
+    let timestamp = fields.next()?.parse().ok()?;
+    let columns = match fields.next()? {
+        "\\N" => None,
+        names => Some(names.split(',').map(str::to_owned).collect()),
+    };
+    Some(Written {
+        hash: hash.cast_unsigned(),
+        timestamp,
+        columns,
+        node: fields.next()?.replace("\\\\", "\\"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{OwnRows, Published, parse_version, planned_rows};
+    use super::{OwnRows, Published, parse_version, parse_written, planned_rows};
 
     fn published() -> Published {
         Published {
@@ -261,5 +302,19 @@ mod tests {
         );
         assert_eq!(parse_version(b"7\t1"), None);
         assert_eq!(parse_version(b"x\t1\ttokyo"), None);
+    }
+
+    #[test]
+    fn written_columns_are_read() {
+        let written = parse_written(b"-1\t7\t61,62\ttokyo").unwrap();
+        assert_eq!((written.hash, written.timestamp), (u64::MAX, 7));
+        assert_eq!(
+            written.columns,
+            Some(vec!["61".to_owned(), "62".to_owned()])
+        );
+        assert_eq!(written.node, "tokyo");
+        let all = parse_written(b"1\t7\t\\N\ta\\\\b").unwrap();
+        assert_eq!((all.columns, all.node.as_str()), (None, "a\\b"));
+        assert_eq!(parse_written(b"1\t7\t61"), None);
     }
 }

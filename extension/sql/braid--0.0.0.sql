@@ -194,6 +194,21 @@ create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) wit
 alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
 
+-- Who wrote which columns of a row, where the rule for columns is last_update_wins: "key_hash" as in braid.tombstone, "written_at" the commit timestamp of the change at its
+-- origin in microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node, "columns" the numbers of the columns with the rule that it has given its values; null for all.
+-- Purged when nothing older can arrive any more.
+create table braid.column_write (
+    key_hash bigint not null,
+    written_at bigint not null,
+    relation oid not null,
+    origin_id integer not null,
+    columns smallint[]
+);
+create index column_write_key_hash on braid.column_write (key_hash);
+create index column_write_written_at on braid.column_write using brin (written_at) with (pages_per_range = 16, autosummarize = on);
+alter table braid.column_write replica identity full;
+comment on table braid.column_write is 'who wrote which columns, where each is a register of its own, as long as older changes of them may still arrive';
+
 -- Versions of rows that an initial copy has brought, which its commit does not tell, as far as older changes of them may still arrive: by a hash of
 -- the table here and of the hashes that the row's key has where it was copied from (as in braid.tombstone, one or two). "version_at" is microseconds since 1970-01-01 UTC, "origin_id" the origin that stands for the
 -- node that wrote it, 0 for this one. A copy brings deletions along, too: into braid.tombstone.
@@ -467,8 +482,8 @@ create table braid.column_rule (
     relation regclass not null,
     -- Of a column, which keeps it when it is renamed, and takes it along when it is dropped.
     column_number smallint not null,
-    -- 'last_update_wins': there was a rule, and rows may be there that it has made.
-    rule text not null check (rule in ('delta', 'max', 'min', 'last_update_wins')),
+    -- Null: there was a rule, and rows may be there that it has made.
+    rule text check (rule in ('delta', 'max', 'min', 'last_update_wins')),
     -- As in braid.conflict_rule.
     set_at timestamptz,
     set_by name collate "C",
@@ -556,7 +571,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.copied_version, braid.copied_table, braid.displacement, braid.unfound,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -699,7 +714,7 @@ create function braid.set_column_rule(relation regclass, column_name name, rule 
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_column_rule_wrapper';
 comment on function braid.set_column_rule is
-    'what becomes of a column where a change meets a row, here or on all nodes, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins goes with the row';
+    'what becomes of a column where a change meets a row, here or on all nodes, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins that of the newest change of the column; null: it goes with the row';
 
 -- Calls the function with rows of the table, each with the key of the first, and takes back what it writes. An update is tried with a
 -- third row as the one before it where WAL would have that.
@@ -1157,6 +1172,22 @@ as $$
 $$;
 comment on function braid.copied_deletions is 'a part of the initial copy at another node: what was deleted from a table';
 
+-- The same for who wrote which columns: their names in UTF-8 and hexadecimal, null for all.
+create function braid.copied_columns("relation" oid, since timestamptz, out key_hash bigint, out written_at bigint, out columns text, out node name) returns setof record
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select w.key_hash, w.written_at,
+           case when w.columns is not null then
+               coalesce((select string_agg(encode(convert_to(a.attname::text, 'UTF8'), 'hex'), ',')
+                           from pg_attribute a where a.attrelid = w.relation and a.attnum = any (w.columns) and not a.attisdropped), '') end,
+           coalesce(o.node_name, n.node_name)
+      from braid.column_write w
+      left join braid.origin o on o.origin_id = w.origin_id::oid
+      left join braid.node n on n.is_local and w.origin_id = 0
+     where w.relation = $1 and w.written_at >= extract(epoch from $2) * 1000000 and coalesce(o.node_name, n.node_name) is not null
+$$;
+comment on function braid.copied_columns is 'a part of the initial copy at another node: who wrote which columns of a table';
+
 ------------------------------------------------------------------------------------------------------------------------
 -- Views
 ------------------------------------------------------------------------------------------------------------------------
@@ -1499,12 +1530,12 @@ create view braid.column_rules as
 select r.relation,
        a.attname as column_name,
        r.rule,
-       case when r.rule = 'delta' and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem,
+       case when r.rule in ('delta', 'last_update_wins') and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem,
        r.on_all_nodes
   from braid.column_rule r
   join pg_class c on c.oid = r.relation
   join pg_attribute a on a.attrelid = c.oid and a.attnum = r.column_number and not a.attisdropped
- where r.rule <> 'last_update_wins'
+ where r.rule is not null
  order by r.relation::text, a.attnum;
 comment on view braid.column_rules is 'columns whose values are merged where a change meets a row, and how';
 
@@ -1761,8 +1792,9 @@ begin
             on v.conflict_id = conflict.conflict_id and v.side = restore_conflict.side and v.column_name = a.attname
          where a.attrelid = target and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
            and (lost ? a.attname::text or v.value is not null)
-           -- What was merged has not lost.
-           and (place is null or not exists (select from braid.column_rules r where r.relation = target and r.column_name = a.attname))
+           -- What was merged has not lost. Of a register of its own the older value has.
+           and (place is null or not exists (
+               select from braid.column_rules r where r.relation = target and r.column_name = a.attname and r.rule <> 'last_update_wins'))
          order by a.attnum
     loop
         if place is not null then
@@ -1887,6 +1919,7 @@ grant execute on function
     braid.row_version,
     braid.commit_timestamp,
     braid.copied_deletions,
+    braid.copied_columns,
     braid.rules_for_all_nodes,
     braid.parked_records,
     braid.compare_activity

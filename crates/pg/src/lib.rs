@@ -9,6 +9,7 @@ pub mod away;
 pub mod catalog;
 pub mod cleanup;
 pub mod clock;
+mod column_write;
 pub mod compare;
 mod compat;
 pub mod copy;

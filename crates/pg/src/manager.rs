@@ -223,7 +223,14 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.copied_table where newest < $1",
         &[before.into()],
     )?;
-    let more = (forgotten >= PURGE_BATCH || copied >= PURGE_BATCH).then_some(BREATH);
+    let columns = execute_counting(
+        "delete from braid.column_write where ctid = any (array(select ctid from braid.column_write where written_at < $1 limit 10000))",
+        &[before.into()],
+    )?;
+    let more = [forgotten, copied, columns]
+        .into_iter()
+        .any(|some| some >= PURGE_BATCH);
+    let more = more.then_some(BREATH);
     Ok(more.or(peers.again))
 }
 
@@ -330,6 +337,8 @@ struct State {
     cleanup: bool,
     /// Changes of the same row may come from several nodes.
     several_writers: bool,
+    /// It has to be known which columns local sessions write.
+    columns: bool,
 }
 
 fn read() -> Result<State, PgError> {
@@ -351,6 +360,10 @@ fn read() -> Result<State, PgError> {
         &[collector::slot_name(registry::my_database())
             .as_str()
             .into()],
+    )?;
+    let columns = rows(
+        "select 1::text from braid.column_rule where rule = 'last_update_wins' limit 1",
+        &[],
     )?;
     let mut wanted = Vec::new();
     let mut known = Vec::new();
@@ -374,6 +387,7 @@ fn read() -> Result<State, PgError> {
         known,
         cleanup: !cleanup.is_empty(),
         several_writers: !several.is_empty(),
+        columns: !columns.is_empty(),
     })
 }
 
@@ -522,7 +536,7 @@ impl Manager {
     /// Have local deletions collected, or not any more.
     fn collect(&mut self, state: &State, entry: &ManagerEntry, wait: &mut Duration) {
         let wanted = match settings::remember_deletions() {
-            RememberDeletions::Auto => state.several_writers,
+            RememberDeletions::Auto => state.several_writers || state.columns,
             RememberDeletions::On => true,
             RememberDeletions::Off => false,
         };
@@ -535,6 +549,7 @@ impl Manager {
                     *wait = (*wait).min(Duration::from_millis(100));
                 } else {
                     // Tables may have come, or gone.
+                    entry.collector_list_is_old.store(true, Ordering::Release);
                     registry::set_latch(entry.collector_latch.load(Ordering::Acquire));
                 }
                 return;

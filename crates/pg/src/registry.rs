@@ -83,6 +83,8 @@ pub struct ManagerEntry {
     pub collector_pid: AtomicI32,
     /// Address of its latch; 0: none.
     pub collector_latch: AtomicUsize,
+    /// Tables may have come, or gone, since it has looked. Set by the manager.
+    pub collector_list_is_old: AtomicBool,
     /// Local WAL up to here has no deletion that is not collected.
     pub collected_lsn: AtomicU64,
     /// Deletions by all transactions before this one are collected; 0: nobody knows yet.
@@ -587,6 +589,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.newest_tombstone.store(0, Ordering::SeqCst);
         free.collector_pid.store(0, Ordering::SeqCst);
         free.collector_latch.store(0, Ordering::SeqCst);
+        free.collector_list_is_old.store(false, Ordering::SeqCst);
         free.collected_lsn.store(0, Ordering::SeqCst);
         free.collected_before.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);

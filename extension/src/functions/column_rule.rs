@@ -23,9 +23,7 @@ fn set_column_rule(
     run(|| {
         let relation = required(relation, "relation")?.to_u32().to_string();
         let column = required_name(column_name, "column_name")?;
-        let rule = text(rule)
-            .as_deref()
-            .map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
+        let rule = text(rule).as_deref().map(parse).transpose()?;
         check_table(&relation)?;
         let number = check_column(&relation, &column, rule)?;
         let everywhere = on_all_nodes.unwrap_or(false);
@@ -69,9 +67,9 @@ fn take_column_rule(content: Text, is_required: bool) {
             cell(2).unwrap_or_default(),
             cell(5).unwrap_or_default(),
         );
-        let rule = cell(3).map_or(Ok(ColumnRule::LastUpdateWins), parse)?;
+        let rule = cell(3).map(parse).transpose()?;
         // That there is no rule holds for what is not here.
-        let is_any = rule != ColumnRule::LastUpdateWins;
+        let is_any = rule.is_some();
         let Some(relation) = cell(1) else {
             return missing_table(table, column, node, is_required && is_any);
         };
@@ -134,14 +132,14 @@ fn missing_table(table: &str, column: &str, node: &str, is_required: bool) -> Ou
 fn parse(name: &str) -> Outcome<ColumnRule> {
     name.parse().map_err(|_| {
         Failure::parameter(format!("unknown column rule \"{name}\"")).hint(format!(
-            "Rules are {}; null stands for the last.",
+            "Rules are {}; null for none.",
             list(ColumnRule::ALL.into_iter().map(ColumnRule::name))
         ))
     })
 }
 
 /// The column's number, if it can have the rule.
-fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<String> {
+fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outcome<String> {
     let rows = query(
         "select c.oid::regclass::text, a.attnum::text, c.relkind = 'p' or c.relispartition, a.attgenerated <> '', a.atttypid::text, \
                 format_type(a.atttypid, a.atttypmod), c.relreplident::text, \
@@ -162,9 +160,9 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
         )
         .hint("Name a column of the table, as it is in pg_attribute."));
     };
-    if rule == ColumnRule::LastUpdateWins {
+    let Some(rule) = rule else {
         return Ok(number.to_owned());
-    }
+    };
     let refused = |why: &str| {
         Failure::state(format!(
             "column \"{column}\" of table {table} can't have rule \"{}\"",
@@ -204,10 +202,19 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
         rule,
     )
     .map_err(|(why, hint)| refused(&why).hint(hint))?;
-    if rule == ColumnRule::Delta {
+    let needs_old = match rule {
+        ColumnRule::Delta => Some(("with all that was added before", "What an update adds")),
+        ColumnRule::LastUpdateWins => {
+            Some(("with all its columns", "Which columns an update writes"))
+        }
+        ColumnRule::Max | ColumnRule::Min => None,
+    };
+    if let Some((sent_with, what)) = needs_old {
         if is(9) {
-            return Err(refused("A publication has a row filter for the table: a row that begins to pass it is sent as a new one, with all that was added before.")
-                .hint("Publish the table without a row filter."));
+            return Err(refused(&format!(
+                "A publication has a row filter for the table: a row that begins to pass it is sent as a new one, {sent_with}."
+            ))
+            .hint("Publish the table without a row filter."));
         }
         if rows.get(0, 6) != Some("f") {
             let identity = match rows.get(0, 6) {
@@ -216,7 +223,7 @@ fn check_column(relation: &str, column: &str, rule: ColumnRule) -> Outcome<Strin
                 _ => "that of its primary key",
             };
             return Err(refused(&format!(
-                "What an update adds is known from the old value, which is not in WAL: the replica identity is {identity}."
+                "{what} is known from the old value, which is not in WAL: the replica identity is {identity}."
             ))
             .hint(format!(
                 "Run ALTER TABLE {table} REPLICA IDENTITY FULL on every node that writes the table; when all have applied what was written before, set the rule on every node."
@@ -257,21 +264,20 @@ struct Author<'a> {
     on_all_nodes: bool,
 }
 
-/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is none stays as `last_update_wins`: rows that a
+/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is none stays as one without a name: rows that a
 /// rule has made are still to be known as such, and where it counts on all nodes it has to be compared.
-fn set(relation: &str, number: &str, rule: ColumnRule, author: &Author<'_>) -> bool {
+fn set(relation: &str, number: &str, rule: Option<ColumnRule>, author: &Author<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(
         "delete from braid.column_rule r where not exists (select from pg_class c where c.oid = r.relation)",
         &[],
     );
-    let is_any = rule != ColumnRule::LastUpdateWins;
     let text = |value: bool| if value { "true" } else { "false" };
     let set = query(
         "insert into braid.column_rule as r (relation, column_number, rule, set_at, set_by, on_all_nodes) \
          select $1::oid, $2::int2, $3, coalesce($4::timestamptz, greatest(clock_timestamp(), o.set_at + interval '1 microsecond')), $5::name, $6::boolean \
            from (select) n left join braid.column_rule o on o.relation = $1::oid and o.column_number = $2::int2 \
-          where $6::boolean or $7::boolean or o.rule is not null \
+          where $6::boolean or $3 is not null or o.relation is not null \
          on conflict (relation, column_number) do update set rule = excluded.rule, set_at = excluded.set_at, set_by = excluded.set_by, \
              on_all_nodes = excluded.on_all_nodes \
           where r.set_at is null or (r.set_at, r.set_by) < (excluded.set_at, excluded.set_by) \
@@ -279,11 +285,10 @@ fn set(relation: &str, number: &str, rule: ColumnRule, author: &Author<'_>) -> b
         &[
             Some(relation),
             Some(number),
-            Some(rule.name()),
+            rule.map(ColumnRule::name),
             author.at,
             Some(author.node),
             Some(text(author.on_all_nodes)),
-            Some(text(is_any)),
         ],
     );
     set.get(0, 0).is_some()

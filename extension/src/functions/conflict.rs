@@ -250,7 +250,7 @@ fn check_function(
                 p.prokind = 'f' and not p.proretset and p.prorettype = c.reltype \
                 and p.proargtypes = concat_ws(' ', c.reltype, c.reltype, c.reltype, 'braid.conflict'::regtype::oid)::oidvector, \
                 p.proisstrict, has_function_privilege($3::oid, p.oid, 'execute'), c.reltype::regtype::text, c.relreplident = 'f', c.oid::regclass::text, \
-                exists (select from braid.column_rule r where r.relation = c.oid and r.rule <> 'last_update_wins') \
+                exists (select from braid.column_rule r where r.relation = c.oid and r.rule is not null) \
            from pg_proc p, pg_class c where p.oid = $1::oid and c.oid = $2::oid",
         &[
             Some(function),
@@ -294,7 +294,7 @@ fn check_function(
         let table = rows.get(0, 6).unwrap_or_default();
         return Err(Failure::state(format!("table {table} has rules for its columns"))
             .detail("A conflict function gives whole rows: it would have to do what these rules do.")
-            .hint("Remove them with braid.set_column_rule(table, column, 'last_update_wins')."));
+            .hint("Remove them with braid.set_column_rule(table, column, null)."));
     }
     let about_deletes = kind.is_none_or(|kind| {
         matches!(

@@ -136,8 +136,11 @@ impl Session {
             .key
             .as_ref()
             .map(|key| key.columns.iter().map(|column| column.remote).collect());
-        // A function is asked about each change by itself.
-        let one_key = one_key && columns.is_some() && !target.plan.rules.asks();
+        // A function is asked about each change by itself, and who has written which register is remembered of each.
+        let one_key = one_key
+            && columns.is_some()
+            && !target.plan.rules.asks()
+            && !target.plan.column_rules.has_registers();
         let freedom = Freedom::of(&self.table_order(schema, &remote)?, plain, one_key);
         Ok(Place {
             relation: key.1,

@@ -157,9 +157,11 @@ impl Session {
     /// Whether rows of a table can be written together.
     fn takes_bulk(&self, key: Key) -> bool {
         self.targets.get(&key).is_some_and(|target| {
-            target.table.as_ref().is_some_and(|table| {
-                table.is_plain() && table.has_key() == target.plan.key.is_some()
-            })
+            // Who has written a register is remembered of each row.
+            !target.plan.column_rules.has_registers()
+                && target.table.as_ref().is_some_and(|table| {
+                    table.is_plain() && table.has_key() == target.plan.key.is_some()
+                })
         })
     }
 

@@ -495,7 +495,8 @@ impl Session {
                 // That may have taken long. A row that was not here may have come since, and may be gone again.
                 continue;
             }
-            let lockable = must_lock || decision.conflict.is_some();
+            let lockable =
+                must_lock || decision.conflict.is_some() || self.may_lose(key, found, decision)?;
             if !lock && lockable && matches!(found, Found::Row(_)) {
                 lock = true;
                 continue;
@@ -699,13 +700,18 @@ impl Session {
             self.record_in_words(key, remote, current, found, decision, (rows, words))?;
         }
         if decision.action == Action::Keep {
-            return match merged {
-                Some(merged) => self.write_merged(key, found, &merged),
-                None => Ok(Written::Done),
+            let Some(merged) = merged else {
+                return Ok(Written::Done);
             };
+            let written = self.write_merged(key, found, &merged)?;
+            if written == Written::Done {
+                let row = incoming.before.unwrap_or(after);
+                self.remember_columns(key, current, &merged, row)?;
+            }
+            return Ok(written);
         }
-        if let Some(merged) = merged {
-            let values = Self::with_merged(after, &merged);
+        if let Some(merged) = &merged {
+            let values = Self::with_merged(after, merged);
             let Target {
                 plan,
                 table: Some(table),
@@ -720,7 +726,11 @@ impl Session {
                 table.prepare_insert(plan, &values);
             }
         }
-        self.write_new(key, remote, current, found)
+        let written = self.write_new(key, remote, current, found)?;
+        if let (Written::Done, Some(merged)) = (written, &merged) {
+            self.remember_columns(key, current, merged, after)?;
+        }
+        Ok(written)
     }
 
     /// Write the row in the new slot over what was found, or into the gap.

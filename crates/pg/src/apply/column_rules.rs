@@ -3,25 +3,32 @@
 //!
 //! A row into which a losing change has added something is written by that change's transaction, but keeps its version: that is written
 //! down as for rows that a conflict function has made (`batch.rs`).
+//!
+//! Columns that are registers of their own have who wrote them in `braid.column_write` (`crate::column_write`). A change is compared with that only where something
+//! newer may have written the row: its version is not known to be the oldest. Then the row is locked, and what local sessions have written to it is waited for.
 
 use std::cmp::Ordering;
 
-use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge};
-use braid_bgworker::conflict::{Action, Decision, Local};
+use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge, takes, writes};
+use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
+use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Operation, ReplicaIdentity};
 use pgrx::{FromDatum, pg_sys};
 
 use super::change::{Incoming, Key, version};
-use super::lookup::Found;
+use super::deletion::session_origin;
+use super::lookup::{Found, writer};
 use super::relation::{LocalColumn, RemoteRelation};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
 use super::{Current, Session, Target};
+use crate::column_write::{self, ColumnWrite};
 use crate::compat;
 use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
+use crate::settings::{self, RememberDeletions};
 use crate::subscription::rows;
 
 // src/include/utils/fmgroids.h, 15 to 18.
@@ -96,6 +103,39 @@ impl ColumnRules {
             .iter()
             .any(|column| column.rule == ColumnRule::Delta)
     }
+
+    /// Whether a column is a register of its own.
+    #[must_use]
+    pub fn has_registers(&self) -> bool {
+        self.columns.iter().any(RuledColumn::is_register)
+    }
+
+    /// The rule that needs the rows as the writers of updates saw them, if there is one.
+    fn needs_before(&self) -> Option<ColumnRule> {
+        [ColumnRule::Delta, ColumnRule::LastUpdateWins]
+            .into_iter()
+            .find(|rule| self.columns.iter().any(|column| column.rule == *rule))
+    }
+}
+
+impl RuledColumn {
+    fn is_register(&self) -> bool {
+        self.rule == ColumnRule::LastUpdateWins
+    }
+
+    /// Its number, from 1.
+    fn number(&self) -> i16 {
+        i16::try_from(self.local + 1).unwrap_or(i16::MAX)
+    }
+}
+
+/// Which registers a change gives its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Won {
+    /// Numbers of those that it writes, and that nothing newer has written.
+    numbers: Vec<i16>,
+    /// Nothing older is meant for the row: it is remembered as one that has written all.
+    is_new: bool,
 }
 
 /// What changes here of a row by its columns' rules.
@@ -107,6 +147,8 @@ pub(super) struct Merged {
     changed: bool,
     /// Which are not those of the row that wins, for the history.
     pub(super) words: String,
+    /// To be remembered, if the table has registers.
+    won: Option<Won>,
 }
 
 /// Whether values of a type add up.
@@ -139,7 +181,7 @@ fn unsuited(table: &str, column: &str, why: &str) -> PgError {
     )
     .with_detail(why.to_owned())
     .with_hint(
-        "Correct that, or remove the rule with braid.set_column_rule(table, column, 'last_update_wins'), then run braid.enable_subscription.",
+        "Correct that, or remove the rule with braid.set_column_rule(table, column, null), then run braid.enable_subscription.",
     )
 }
 
@@ -189,10 +231,7 @@ pub unsafe fn load(
             }
             &*compat::TupleDescAttr(descriptor, local)
         };
-        if rule == ColumnRule::LastUpdateWins
-            || attribute.attisdropped
-            || !sent.iter().any(|column| column.local == local)
-        {
+        if attribute.attisdropped || !sent.iter().any(|column| column.local == local) {
             continue;
         }
         // SAFETY: a name ends with a zero byte.
@@ -211,6 +250,13 @@ pub unsafe fn load(
                 Some("The table has become a partition: column rules are for ordinary tables.")
             }
             _ if asks => Some("A conflict function is set for the table: it gives whole rows."),
+            ColumnRule::LastUpdateWins
+                if settings::remember_deletions() == RememberDeletions::Off =>
+            {
+                Some(
+                    "What sessions of this node write is not collected: braid.remember_deletions is off.",
+                )
+            }
             _ => None,
         };
         if let Some(why) = why {
@@ -388,22 +434,49 @@ impl Values for Cells<'_> {
     }
 }
 
+/// What a change says of a column.
+fn came(
+    column: &RuledColumn,
+    incoming: Incoming<'_>,
+    new: Option<Datum>,
+) -> Result<Came<Datum>, PgError> {
+    if incoming.is_insert {
+        return Ok(Came::Insert(new));
+    }
+    let before = incoming
+        .before
+        .and_then(|before| *before.get(column.local)?);
+    match (before, column.rule) {
+        (None, ColumnRule::Delta | ColumnRule::LastUpdateWins) => Err(PgError::new(
+            "XX000",
+            format!("a change lacks the old value of column \"{}\"", column.name),
+        )),
+        (old, _) => Ok(Came::Update {
+            new,
+            old: old.flatten(),
+        }),
+    }
+}
+
 impl Session {
-    /// Whether sums need the rows as the writers of updates saw them.
+    /// Whether rules need the rows as the writers of updates saw them.
     pub(super) fn check_before(
         &self,
         key: Key,
         remote: &RemoteRelation,
         before: Option<&RowValues>,
     ) -> Result<(), PgError> {
-        let has_sums = |target: &Target| target.plan.column_rules.has_sums();
-        if before.is_some() || !self.targets.get(&key).is_some_and(has_sums) {
+        let needs = |target: &Target| target.plan.column_rules.needs_before();
+        let Some(rule) = self.targets.get(&key).and_then(needs) else {
+            return Ok(());
+        };
+        if before.is_some() {
             return Ok(());
         }
         let name = remote.qualified_name();
         Err(PgError::new(
             "55000",
-            format!("changes of table \"{name}\" come without the old values that column rule \"delta\" needs"),
+            format!("changes of table \"{name}\" come without the old values that column rule \"{}\" needs", rule.name()),
         )
         .with_detail("Its replica identity at the node that wrote them is not FULL.")
         .with_hint(format!(
@@ -436,6 +509,7 @@ impl Session {
             return Ok(None);
         }
         let deleted = matches!(self.local(found), Local::Deleted(_));
+        let won = self.won(key, current, (found, deleted), decision, incoming)?;
         let Target {
             plan,
             table: Some(table),
@@ -448,6 +522,7 @@ impl Session {
             values: Vec::new(),
             changed: false,
             words: String::new(),
+            won,
         };
         let mut names = Vec::new();
         for column in &plan.column_rules.columns {
@@ -462,24 +537,15 @@ impl Session {
                 Found::Missing(_) if deleted => Here::Deleted,
                 Found::Missing(_) => Here::Nothing,
             };
-            let before = incoming
-                .before
-                .and_then(|before| *before.get(column.local)?);
-            let came = match (incoming.is_insert, before, column.rule) {
-                (true, _, _) => Came::Insert(new),
-                (false, None, ColumnRule::Delta) => {
-                    return Err(PgError::new(
-                        "XX000",
-                        format!("a change lacks the old value of column \"{}\"", column.name),
-                    ));
-                }
-                (false, old, _) => Came::Update {
-                    new,
-                    old: old.flatten(),
-                },
-            };
+            let came = came(column, incoming, new)?;
             let mut cells = Cells(column);
-            let value = merge(&mut cells, column.rule, here, came, wins)?;
+            let takes = match &merged.won {
+                Some(won) if column.is_register() && exists => {
+                    won.numbers.contains(&column.number())
+                }
+                _ => wins,
+            };
+            let value = merge(&mut cells, column.rule, here, came, takes)?;
             let mut same = |other: Option<Datum>| match (value, other) {
                 (Some(one), Some(other)) => cells.is_same(one, other),
                 (one, other) => one.is_none() && other.is_none(),
@@ -494,6 +560,147 @@ impl Session {
             merged.words = format!("; merged by column: {}", names.join(", "));
         }
         Ok(Some(merged))
+    }
+
+    /// Which registers a change gives its values. `None` where the table has none.
+    fn won(
+        &mut self,
+        key: Key,
+        current: &Current,
+        (found, deleted): (Found, bool),
+        decision: Decision,
+        incoming: Incoming<'_>,
+    ) -> Result<Option<Won>, PgError> {
+        let columns = self.target(key)?.plan.column_rules.columns.iter();
+        let columns: Vec<RuledColumn> = columns
+            .filter(|column| column.is_register())
+            .cloned()
+            .collect();
+        if columns.is_empty() {
+            return Ok(None);
+        }
+        if current.runs || current.unsettled {
+            return Err(self.wait_for_commit("It writes columns whose newest value counts."));
+        }
+        let wins = decision.action == Action::Apply;
+        let exists = matches!(found, Found::Row(_));
+        let moved = match incoming.before {
+            Some(before) if !incoming.is_insert => {
+                let here = self.key_hashes(key, incoming.after);
+                let left = self.key_hashes(key, before);
+                here.map(|here| here.equal) != left.map(|left| left.equal)
+            }
+            _ => false,
+        };
+        let mut written = Vec::with_capacity(columns.len());
+        for column in &columns {
+            let Some(new) = incoming.after.get(column.local).copied().flatten() else {
+                continue;
+            };
+            if writes(&mut Cells(column), came(column, incoming, new)?) {
+                written.push(column.number());
+            }
+        }
+        let mut lost = 0;
+        if exists && !written.is_empty() && self.may_lose(key, found, decision)? {
+            let newest = self.newest_writes(key, incoming, &written)?;
+            let remote = version(current);
+            let mut newest = newest.iter();
+            let before = written.len();
+            written.retain(|_| {
+                let newest = newest.next().and_then(Option::as_ref);
+                takes(
+                    newest.map(|(timestamp, origin)| Version {
+                        timestamp: *timestamp,
+                        origin,
+                    }),
+                    remote,
+                )
+            });
+            lost = before - written.len();
+        }
+        let is_new = incoming.is_insert || (!exists && deleted) || moved;
+        Ok(Some(Won {
+            numbers: written,
+            is_new: wins && is_new && lost == 0,
+        }))
+    }
+
+    /// Whether something newer than a change may have written the row that was found.
+    pub(super) fn may_lose(
+        &mut self,
+        key: Key,
+        found: Found,
+        decision: Decision,
+    ) -> Result<bool, PgError> {
+        let plan = &self.target(key)?.plan;
+        if !plan.column_rules.has_registers() || !matches!(found, Found::Row(_)) {
+            return Ok(false);
+        }
+        // By other rules than the versions, an older row may have been written over a newer one.
+        let grows = [Kind::InsertExists, Kind::UpdateOriginDiffers]
+            .into_iter()
+            .all(|kind| plan.rules.of(kind) == Resolution::LastUpdateWins);
+        Ok(decision.action != Action::Apply || !grows || found == Found::Row(Stamp::Unversioned))
+    }
+
+    /// The newest version, as far as it is remembered, that has written each of these columns of the row that was found, which is locked.
+    fn newest_writes(
+        &mut self,
+        key: Key,
+        incoming: Incoming<'_>,
+        numbers: &[i16],
+    ) -> Result<Vec<Option<(i64, String)>>, PgError> {
+        let slot = self.open(key)?.local_slot();
+        // SAFETY: the slot holds the row.
+        column_write::wait_for_local(unsafe { writer(slot) })?;
+        let sought = incoming.before.unwrap_or(incoming.after);
+        let mut known = Vec::new();
+        for hash in self.hashes(key, sought) {
+            column_write::each(hash, |write| known.push(write))?;
+        }
+        let mut newest: Vec<Option<(i64, String)>> = vec![None; numbers.len()];
+        for write in known {
+            let node = self.origins.node(write.origin);
+            for (number, newest) in numbers.iter().zip(&mut newest) {
+                let is_newer = newest.as_ref().is_none_or(|(timestamp, origin)| {
+                    (write.timestamp, node.as_bytes()) > (*timestamp, origin.as_bytes())
+                });
+                if is_newer && write.has(*number) {
+                    *newest = Some((write.timestamp, node.to_owned()));
+                }
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Remember which registers a change has given its values: it was just written.
+    pub(super) fn remember_columns(
+        &mut self,
+        key: Key,
+        current: &Current,
+        merged: &Merged,
+        row: &RowValues,
+    ) -> Result<(), PgError> {
+        let columns = match &merged.won {
+            Some(won) if won.is_new => None,
+            Some(won) if !won.numbers.is_empty() => Some(won.numbers.clone()),
+            _ => return Ok(()),
+        };
+        let Some(hashes) = self.key_hashes(key, row) else {
+            return Ok(());
+        };
+        let writes: Vec<ColumnWrite> = hashes
+            .each()
+            .map(|hash| ColumnWrite {
+                hash,
+                relation: key.1,
+                timestamp: current.timestamp,
+                origin: session_origin(),
+                columns: columns.clone(),
+            })
+            .collect();
+        column_write::store(&writes)
     }
 
     /// Put what becomes of the columns that have rules into the row that several changes of it come to, all of which are to be applied. Each

@@ -154,7 +154,9 @@ impl Session {
             Some((key, _, _)) => {
                 let target = self.target(key)?;
                 // A function is asked about each change by itself: what its writer had seen may decide.
+                // And where columns are registers, who has written which is remembered of each change.
                 let simple = !target.plan.rules.asks()
+                    && !target.plan.column_rules.has_registers()
                     && target
                         .table
                         .as_ref()

@@ -194,7 +194,7 @@ impl Session {
     }
 
     /// The hashes by which deletions of a row may be known: as it is here, and as it is where the table was copied from.
-    fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
+    pub(super) fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
         let from = self
             .targets
             .get(&key)

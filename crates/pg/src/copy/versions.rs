@@ -7,13 +7,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::copy_query::{Published, parse_version};
+use braid_bgworker::copy_query::{Published, parse_version, parse_written};
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
 use crate::apply::{EPOCH_DIFFERENCE, copied_hash};
+use crate::column_write::{self, ColumnWrite};
 use crate::error::PgError;
 use crate::latch;
 use crate::manager::{MARGIN_MICROS, arrived};
@@ -64,6 +65,11 @@ pub fn bring_along(
         .connection
         .start_copy(&published.deletions_command(since))?;
     newest = newest.max(receive(task, source, &mut nodes, tombstone::store)?);
+
+    source
+        .connection
+        .start_copy(&published.columns_command(since))?;
+    newest = newest.max(receive_columns(task, source, &mut nodes)?);
 
     for table in tables.iter() {
         let Some(table) = table.first().cloned().flatten() else {
@@ -123,9 +129,9 @@ fn since(subscription: u32) -> Result<Option<i64>, PgError> {
 /// Whether the connecting role may ask for versions. If not, that is said in the log.
 fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     let rows = source.connection.query(
-        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 4 \
+        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 5 \
          from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.commit_timestamp(xid)'), to_regprocedure('braid.deletion_activity()'), \
-         to_regprocedure('braid.copied_deletions(oid,timestamptz)')) \
+         to_regprocedure('braid.copied_deletions(oid,timestamptz)'), to_regprocedure('braid.copied_columns(oid,timestamptz)')) \
          and has_schema_privilege('braid', 'usage')",
     )?;
     let may = rows.get(0, 0) == Some("t");
@@ -195,6 +201,50 @@ fn receive(
         }
     }
     store(&piece)?;
+    Ok(newest)
+}
+
+/// The same of who wrote which columns. Of those that are not here nothing is to be known.
+fn receive_columns(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Result<i64, PgError> {
+    let numbers: HashMap<String, i16> = rows(
+        "select encode(convert_to(attname::text, 'UTF8'), 'hex'), attnum::text from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped",
+        &[i64::from(task.relation).into()],
+    )?
+    .into_iter()
+    .filter_map(|row| {
+        let [name, number] = <[_; 2]>::try_from(row).ok()?;
+        Some((name?, number?.parse().ok()?))
+    })
+    .collect();
+    let mut piece = Vec::with_capacity(PIECE);
+    let mut newest = 0;
+    while let Some(message) = source.connection.copy_data()? {
+        for line in message.split(|byte| *byte == b'\n') {
+            if line.is_empty() {
+                continue;
+            }
+            let written = parse_written(line)
+                .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
+            newest = newest.max(written.timestamp);
+            let columns: Option<Vec<i16>> = written.columns.map(|names| {
+                let numbers = names.iter().filter_map(|name| numbers.get(name));
+                numbers.copied().collect()
+            });
+            piece.push(ColumnWrite {
+                hash: copied_hash(task.relation, written.hash),
+                relation: task.relation,
+                timestamp: written.timestamp,
+                origin: nodes.origin(&written.node)?,
+                columns,
+            });
+        }
+        if piece.len() >= PIECE {
+            column_write::store(&piece)?;
+            piece.clear();
+            pgrx::check_for_interrupts!();
+        }
+    }
+    column_write::store(&piece)?;
     Ok(newest)
 }
 

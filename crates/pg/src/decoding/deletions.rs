@@ -1,20 +1,27 @@
 //! What local transactions delete, for the collector of deletions (`crate::tombstone::collector`), which decodes in its own process
-//! and is sent nothing: it takes what was gathered here.
+//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`crate::column_write`).
+//!
+//! Which columns are is known from the table of rules, as it is when the process looks, and from WAL: a rule counts for what is committed after it.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pgrx::pg_sys;
+use braid_bgworker::column_rule::ColumnRule;
+use pgrx::{FromDatum, pg_sys};
 
 use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
+use super::tuple::is_elsewhere;
 use super::version;
 use crate::apply::{EPOCH_DIFFERENCE, Equality, KeyHashes, KeyPart, key_hashes_of_row, table_hash};
+use crate::column_write::ColumnWrite;
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi;
 use crate::leader::spool::Spool;
+use crate::table_scan::low;
 use crate::tombstone::Tombstone;
 
 thread_local! {
@@ -39,10 +46,17 @@ unsafe extern "C-unwind" fn on_invalidation(_arg: pg_sys::Datum, _relation: pg_s
 struct Gathered {
     /// Tables of which deletions are wanted, or tables above them.
     tables: HashSet<u32>,
+    /// Columns that are registers of their own: table and number. None is ever taken away: what is told of others does no harm.
+    registers: BTreeSet<(u32, i16)>,
+    /// `braid.column_rule`.
+    rules: u32,
     /// Of transactions that have committed.
     ended: Vec<Tombstone>,
+    /// The same of columns.
+    written: Vec<ColumnWrite>,
     /// Of those that have deleted more than is held in memory.
     large: Vec<Large>,
+    large_written: Vec<LargeWritten>,
 }
 
 /// What a large transaction has deleted.
@@ -50,6 +64,50 @@ struct Gathered {
 pub(crate) struct Large {
     file: Spool,
     timestamp: i64,
+}
+
+/// Which columns a large transaction has written.
+#[derive(Debug)]
+pub(crate) struct LargeWritten {
+    file: Spool,
+    timestamp: i64,
+}
+
+/// All columns, where otherwise their number would stand.
+const ALL_COLUMNS: i16 = -1;
+
+impl LargeWritten {
+    /// As [`Large::each`].
+    pub(crate) fn each(
+        mut self,
+        mut take: impl FnMut(&[ColumnWrite]) -> Result<(), PgError>,
+    ) -> Result<(), PgError> {
+        self.file.rewind()?;
+        let mut bytes = Vec::new();
+        let mut piece: Vec<ColumnWrite> = Vec::new();
+        while self.file.read(&mut bytes)? {
+            let [head, numbers] = [bytes.get(..BYTES), bytes.get(BYTES..)];
+            let head = head.and_then(|head| <[u8; BYTES]>::try_from(head).ok());
+            if let (Some([a, b, c, d, hash @ ..]), Some(numbers)) = (head, numbers) {
+                let (numbers, _) = numbers.as_chunks::<2>();
+                let numbers: Vec<i16> = numbers.iter().map(|n| i16::from_ne_bytes(*n)).collect();
+                piece.push(ColumnWrite {
+                    hash: u64::from_ne_bytes(hash),
+                    relation: u32::from_ne_bytes([a, b, c, d]),
+                    timestamp: self.timestamp,
+                    origin: 0,
+                    columns: (numbers != [ALL_COLUMNS]).then_some(numbers),
+                });
+            }
+            if piece.len() >= HELD {
+                take(&piece)?;
+                piece.clear();
+                pgrx::check_for_interrupts!();
+            }
+            bytes.clear();
+        }
+        take(&piece)
+    }
 }
 
 impl Large {
@@ -97,19 +155,53 @@ pub(crate) fn gather() {
     GATHERED.set(Some(Gathered::default()));
 }
 
-/// Deletions of these tables are wanted from here on.
-pub(crate) fn want(tables: HashSet<u32>) {
-    with(|gathered| gathered.tables = tables);
+/// What is wanted.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// Tables of which deletions are.
+    pub(crate) tables: HashSet<u32>,
+    /// Columns that are registers of their own: table and number.
+    pub(crate) registers: Vec<(u32, i16)>,
+    /// `braid.column_rule`.
+    pub(crate) rules: u32,
+}
+
+/// This is wanted from here on.
+pub(crate) fn want(wanted: Wanted) {
+    with(|gathered| {
+        gathered.tables = wanted.tables;
+        // One that WAL tells of may not be visible yet.
+        gathered.registers.extend(wanted.registers);
+        gathered.rules = wanted.rules;
+    });
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What was gathered.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) deleted: Vec<Tombstone>,
+    pub(crate) large: Vec<Large>,
+    pub(crate) written: Vec<ColumnWrite>,
+    pub(crate) large_written: Vec<LargeWritten>,
+}
+
+impl Taken {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.deleted.is_empty()
+            && self.large.is_empty()
+            && self.written.is_empty()
+            && self.large_written.is_empty()
+    }
+}
+
 /// What was gathered since the last call.
-pub(crate) fn take() -> (Vec<Tombstone>, Vec<Large>) {
-    with(|gathered| {
-        (
-            std::mem::take(&mut gathered.ended),
-            std::mem::take(&mut gathered.large),
-        )
+pub(crate) fn take() -> Taken {
+    with(|gathered| Taken {
+        deleted: std::mem::take(&mut gathered.ended),
+        large: std::mem::take(&mut gathered.large),
+        written: std::mem::take(&mut gathered.written),
+        large_written: std::mem::take(&mut gathered.large_written),
     })
     .unwrap_or_default()
 }
@@ -126,20 +218,29 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
         generation: 0,
         in_hand: Vec::new(),
         file: None,
+        written: Vec::new(),
+        written_file: None,
         version: None,
     }))
 }
 
+/// Of what a relation's rows are looked at: the columns of their key, and the numbers of those that are registers of their own.
+type Looked = (Rc<[KeyPart]>, Rc<[i16]>);
+
 /// The stream of nothing.
 #[derive(Debug)]
 struct Deletions {
-    /// Columns of the key by relation; `None`: its deletions are not wanted, or have no key.
-    keys: HashMap<u32, Option<Vec<KeyPart>>>,
+    /// By relation; `None`: nothing of it is wanted, or it has no key.
+    keys: HashMap<u32, Option<Looked>>,
     generation: u64,
     /// Of the transaction in hand.
     in_hand: Vec<(u32, u64)>,
     /// More of it.
     file: Option<Spool>,
+    /// Columns that the transaction in hand has written.
+    written: Vec<ColumnWrite>,
+    /// More of it.
+    written_file: Option<Spool>,
     /// The version of the transaction in hand, if that is not the time of its commit.
     version: Option<i64>,
 }
@@ -149,7 +250,7 @@ impl Deletions {
     ///
     /// # Safety
     /// The relation is open, under the historic snapshot.
-    unsafe fn key(&mut self, relation: pg_sys::Relation) -> Option<&[KeyPart]> {
+    unsafe fn key(&mut self, relation: pg_sys::Relation) -> Option<Looked> {
         let generation = GENERATION.load(Ordering::Relaxed);
         if self.generation != generation {
             self.keys.clear();
@@ -160,9 +261,29 @@ impl Deletions {
         self.keys
             .entry(oid.to_u32())
             // SAFETY: as the caller says.
-            .or_insert_with(|| unsafe { key_of(relation, oid) })
-            .as_deref()
+            .or_insert_with(|| unsafe {
+                let registers = registers_of(oid);
+                let key = if registers.is_empty() {
+                    key_of(relation, oid)
+                } else {
+                    identity_key(relation)
+                };
+                key.map(|key| (key.into(), registers.into()))
+            })
+            .clone()
     }
+}
+
+/// Columns of a table that are registers of their own.
+fn registers_of(table: pg_sys::Oid) -> Vec<i16> {
+    let table = table.to_u32();
+    with(|gathered| {
+        let of = gathered
+            .registers
+            .range((table, i16::MIN)..=(table, i16::MAX));
+        of.map(|(_, number)| *number).collect()
+    })
+    .unwrap_or_default()
 }
 
 impl Deletions {
@@ -181,6 +302,155 @@ impl Deletions {
             bytes.extend_from_slice(&hash.to_ne_bytes());
         }
         self.file.get_or_insert_with(Spool::create).write(&bytes)
+    }
+
+    fn push_written(&mut self, relation: u32, hash: u64, columns: Option<&[i16]>) {
+        self.written.push(ColumnWrite {
+            hash,
+            relation,
+            timestamp: 0,
+            origin: 0,
+            columns: columns.map(<[i16]>::to_vec),
+        });
+        if self.written.len() >= HELD {
+            self.spill_written().unwrap_or_else(|error| error.raise());
+        }
+    }
+
+    /// Move what is in memory to the file.
+    fn spill_written(&mut self) -> Result<(), PgError> {
+        let file = self.written_file.get_or_insert_with(Spool::create);
+        let mut bytes = Vec::new();
+        for write in self.written.drain(..) {
+            bytes.clear();
+            bytes.extend_from_slice(&write.relation.to_ne_bytes());
+            bytes.extend_from_slice(&write.hash.to_ne_bytes());
+            let columns = write.columns.as_deref().unwrap_or(&[ALL_COLUMNS]);
+            bytes.extend(columns.iter().flat_map(|number| number.to_ne_bytes()));
+            file.write(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// A row of a table with registers came, or changed: what it has written.
+    ///
+    /// # Safety
+    /// The tuples are of the relation, which is open.
+    unsafe fn note_written(
+        &mut self,
+        change: &Change,
+        registers: &[i16],
+        gone: Option<KeyHashes>,
+        here: Option<KeyHashes>,
+    ) {
+        use pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_DELETE;
+        let Some(hashes) = here.or(gone) else { return };
+        if change.action == REORDER_BUFFER_CHANGE_DELETE || change.new.is_null() {
+            return;
+        }
+        let moved = gone.is_some_and(|gone| gone.equal != hashes.equal);
+        // A new row, or one under a key that it had not; or nobody knows what it was before.
+        let columns = if change.old.is_null() || moved {
+            None
+        } else {
+            // SAFETY: as the caller says.
+            let written = unsafe { changed(change, registers) };
+            if written.is_empty() {
+                return;
+            }
+            Some(written)
+        };
+        // SAFETY: as the caller says.
+        let relation = unsafe { (*change.relation).rd_id }.to_u32();
+        for hash in hashes.each() {
+            self.push_written(relation, hash, columns.as_deref());
+        }
+    }
+}
+
+/// What a tuple of a relation has in its columns; `None` for null.
+///
+/// # Safety
+/// The tuple is of the descriptor.
+unsafe fn taken_apart(
+    descriptor: pg_sys::TupleDesc,
+    tuple: pg_sys::HeapTuple,
+) -> Vec<Option<pg_sys::Datum>> {
+    // SAFETY: as the caller says; there is room for all columns.
+    unsafe {
+        let columns = usize::try_from((*descriptor).natts).unwrap_or(0);
+        let mut values = vec![pg_sys::Datum::null(); columns];
+        let mut nulls = vec![true; columns];
+        pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+        let pairs = values.into_iter().zip(nulls);
+        pairs
+            .map(|(value, is_null)| (!is_null).then_some(value))
+            .collect()
+    }
+}
+
+/// A rule for a column is set: `braid.column_rule` has its table, its number, and the rule.
+///
+/// # Safety
+/// The tuple is of the relation, which is open.
+unsafe fn note_rule(change: &Change) {
+    // SAFETY: as the caller says; the table's columns are of these types.
+    unsafe {
+        let oid = (*change.relation).rd_id.to_u32();
+        if with(|gathered| gathered.rules) != Some(oid) || change.new.is_null() {
+            return;
+        }
+        let values = taken_apart((*change.relation).rd_att, change.new);
+        let [Some(table), Some(number), Some(rule)] = values.as_slice() else {
+            return;
+        };
+        let rule =
+            pgrx::varlena_to_byte_slice(pg_sys::pg_detoast_datum_packed(rule.cast_mut_ptr()));
+        if rule != ColumnRule::LastUpdateWins.name().as_bytes() {
+            return;
+        }
+        let number = i16::from_datum(*number, false).unwrap_or(0);
+        with(|gathered| gathered.registers.insert((low(*table), number)));
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Which of these columns an update has given another value.
+///
+/// # Safety
+/// The tuples are of the relation, which is open.
+unsafe fn changed(change: &Change, columns: &[i16]) -> Vec<i16> {
+    // SAFETY: as the caller says. Values that are not in WAL are not looked at; the others are in memory, whole or compressed.
+    unsafe {
+        let descriptor = (*change.relation).rd_att;
+        let old = taken_apart(descriptor, change.old);
+        let new = taken_apart(descriptor, change.new);
+        let mut changed = Vec::new();
+        for number in columns {
+            let Ok(position) = usize::try_from(*number - 1) else {
+                continue;
+            };
+            let (Some(old), Some(new)) = (old.get(position), new.get(position)) else {
+                continue;
+            };
+            let attribute = compat::TupleDescAttr(descriptor, position);
+            let is_large = |value: pg_sys::Datum| {
+                (*attribute).attlen == -1 && is_elsewhere(value.cast_mut_ptr())
+            };
+            let is_same = match (*old, *new) {
+                // Left as it was, and so not in WAL.
+                (_, Some(new)) if is_large(new) => true,
+                (Some(old), Some(new)) => {
+                    !is_large(old)
+                        && ffi::datum_image_eq(old, new, (*attribute).attbyval, (*attribute).attlen)
+                }
+                (old, new) => old.is_none() && new.is_none(),
+            };
+            if !is_same {
+                changed.push(*number);
+            }
+        }
+        changed
     }
 }
 
@@ -285,6 +555,8 @@ impl Format for Deletions {
     unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
         self.in_hand.clear();
         self.file = None;
+        self.written.clear();
+        self.written_file = None;
         // SAFETY: as the caller says.
         self.version = unsafe { version::of(ctx, txn) };
     }
@@ -296,23 +568,41 @@ impl Format for Deletions {
         change: &Change,
     ) {
         use pg_sys::ReorderBufferChangeType::{
-            REORDER_BUFFER_CHANGE_DELETE, REORDER_BUFFER_CHANGE_UPDATE,
+            REORDER_BUFFER_CHANGE_DELETE, REORDER_BUFFER_CHANGE_INSERT,
+            REORDER_BUFFER_CHANGE_UPDATE,
         };
-        if change.old.is_null()
-            || ![REORDER_BUFFER_CHANGE_DELETE, REORDER_BUFFER_CHANGE_UPDATE]
-                .contains(&change.action)
+        if ![
+            REORDER_BUFFER_CHANGE_DELETE,
+            REORDER_BUFFER_CHANGE_INSERT,
+            REORDER_BUFFER_CHANGE_UPDATE,
+        ]
+        .contains(&change.action)
             || change.author.origin != 0
         {
             return;
         }
+        // SAFETY: the relation is open, and the tuple is its.
+        unsafe { note_rule(change) };
+        if change.old.is_null() && !change.new.is_null() {
+            // SAFETY: the relation is open.
+            let oid = unsafe { (*change.relation).rd_id };
+            // Nothing has left its key: it is of interest for its columns only.
+            if registers_of(oid).is_empty() {
+                return;
+            }
+        }
         // SAFETY: the relation is open, and the tuples are its.
         unsafe {
             let relation = change.relation;
-            let Some(key) = self.key(relation) else {
+            let Some((key, registers)) = self.key(relation) else {
                 return;
             };
-            let gone = hashes_of(relation, key, change.old);
-            let here = hashes_of(relation, key, change.new).map(|here| here.equal);
+            let gone = hashes_of(relation, &key, change.old);
+            let here = hashes_of(relation, &key, change.new);
+            if !registers.is_empty() {
+                self.note_written(change, &registers, gone, here);
+            }
+            let here = here.map(|here| here.equal);
             // A row that has another form of the same key has not left it.
             if let Some(gone) = gone.filter(|gone| here != Some(gone.equal)) {
                 for hash in gone.each() {
@@ -363,7 +653,18 @@ impl Format for Deletions {
             self.spill().unwrap_or_else(|error| error.raise());
         }
         let file = self.file.take();
+        if self.written_file.is_some() {
+            self.spill_written().unwrap_or_else(|error| error.raise());
+        }
+        let written_file = self.written_file.take();
+        for write in &mut self.written {
+            write.timestamp = timestamp;
+        }
         with(|gathered| {
+            gathered.written.append(&mut self.written);
+            gathered
+                .large_written
+                .extend(written_file.map(|file| LargeWritten { file, timestamp }));
             let ended = self.in_hand.drain(..);
             gathered
                 .ended

@@ -21,6 +21,15 @@ pub(super) const TAG_INDIRECT: u8 = 1;
 /// `VARTAG_ONDISK`: a TOAST pointer.
 const TAG_ON_DISK: u8 = 18;
 
+/// Whether a varlena is a pointer to a TOAST table: of a row in WAL, a value that was left as it was.
+///
+/// # Safety
+/// The value is a varlena.
+pub(super) unsafe fn is_elsewhere(value: *const u8) -> bool {
+    // SAFETY: as the caller says; behind the first byte that says that it is a pointer there is one that says where to.
+    unsafe { *value == EXTERNAL && *value.add(1) == TAG_ON_DISK }
+}
+
 /// How one attribute of a relation is stored.
 #[derive(Debug)]
 pub(super) struct Attribute {

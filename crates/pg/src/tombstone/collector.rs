@@ -1,5 +1,5 @@
 //! The collector: one process for a database to which several nodes send changes. It decodes this server's own WAL for what local
-//! transactions delete, and writes tombstones.
+//! transactions delete, and writes tombstones; and which columns they write, where that is to be known (`crate::column_write`).
 //!
 //! Its replication slot holds two things: the WAL from where it has come to, as each logical slot does, and dead rows, by its `xmin`.
 //! Until a deletion is collected its dead row tells of it, so nobody has to wait for this process. How `xmin` moves:
@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
-use super::{Tombstone, store};
-use crate::decoding::deletions::{self, Large};
+use super::store;
+use crate::apply::find_table;
+use crate::column_write;
+use crate::decoding::deletions::{self, Taken, Wanted};
 use crate::decoding::page_read;
 use crate::error::{self, PgError};
 use crate::registry::{self, ManagerEntry};
@@ -144,6 +146,22 @@ pub fn drop_slot(database: u32) -> Result<(), PgError> {
         &[slot_name(database).as_str().into()],
     )
     .map(|_| ())
+}
+
+fn wanted() -> Result<Wanted, PgError> {
+    let found = rows(
+        "select relation::oid::text, column_number::text from braid.column_rule where rule = 'last_update_wins'",
+        &[],
+    )?;
+    let register = |row: Vec<Option<String>>| {
+        let [table, number] = <[_; 2]>::try_from(row).ok()?;
+        Some((table?.parse().ok()?, number?.parse().ok()?))
+    };
+    Ok(Wanted {
+        tables: wanted_tables()?,
+        registers: found.into_iter().filter_map(register).collect(),
+        rules: find_table("braid", "column_rule")?.map_or(0, pg_sys::Oid::to_u32),
+    })
 }
 
 fn wanted_tables() -> Result<HashSet<u32>, PgError> {
@@ -321,22 +339,23 @@ fn collect(slot: &str, entry: &ManagerEntry) {
     let mut saved = Instant::now();
     let mut seen = 0;
     let mut idle = 0;
-    let mut woken = true;
     loop {
         worker::reload_settings();
-        if woken || listed.is_none_or(|at| at.elapsed() > LIST) {
+        // Whoever waits for this process wakes it up, too: that says nothing about tables.
+        let is_old = entry.collector_list_is_old.swap(false, Ordering::AcqRel);
+        if is_old || listed.is_none_or(|at| at.elapsed() > LIST) {
             listed = Some(Instant::now());
-            match decoder.apart(wanted_tables) {
-                Ok(tables) => deletions::want(tables),
+            match decoder.apart(wanted) {
+                Ok(wanted) => deletions::want(wanted),
                 Err(failure) => return failure.log("braid collector of deletions"),
             }
         }
         // SAFETY: a read of shared memory.
         let flushed = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
         let done = decoder.read_up_to(flushed);
-        let (deleted, large) = deletions::take();
-        if (!deleted.is_empty() || !large.is_empty())
-            && let Err(failure) = decoder.apart(|| write(&deleted, large))
+        let taken = deletions::take();
+        if !taken.is_empty()
+            && let Err(failure) = decoder.apart(|| write(taken))
         {
             return failure.log("braid collector of deletions");
         }
@@ -356,7 +375,6 @@ fn collect(slot: &str, entry: &ManagerEntry) {
             decoder.confirm();
         }
         if !done {
-            woken = false;
             continue;
         }
         idle = if decoder.position() == seen {
@@ -365,12 +383,17 @@ fn collect(slot: &str, entry: &ManagerEntry) {
             0
         };
         seen = decoder.position();
-        woken = latch::wait(Some(if idle > IDLE { LONG_PAUSE } else { PAUSE }));
+        latch::wait(Some(if idle > IDLE { LONG_PAUSE } else { PAUSE }));
     }
 }
 
-fn write(deleted: &[Tombstone], large: Vec<Large>) -> Result<(), PgError> {
+fn write(taken: Taken) -> Result<(), PgError> {
     // Its commit flushes (`worker::connect`), before the slot moves on.
-    store(deleted)?;
-    large.into_iter().try_for_each(|large| large.each(store))
+    store(&taken.deleted)?;
+    column_write::store(&taken.written)?;
+    for large in taken.large {
+        large.each(store)?;
+    }
+    let mut large = taken.large_written.into_iter();
+    large.try_for_each(|large| large.each(column_write::store))
 }

@@ -1,0 +1,181 @@
+//! Who wrote which columns of a row, where columns are registers of their own (column rule `last_update_wins`): rows of `braid.column_write`.
+//!
+//! A row's version tells who wrote it last, and not which of its columns. So in tables with such a rule appliers write down, in the transaction of each change,
+//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`crate::tombstone::collector`) reads
+//! it off WAL.
+//!
+//! | a write by | is told by |
+//! |---|---|
+//! | an applier | its row here, from its commit on |
+//! | a session, and `collected_lsn` is before its commit | WAL: who has to know waits for the collector, with the row locked |
+//! | a session, and it is collected | its row here |
+//!
+//! It is asked for what is newer than a change only. Nothing is ever changed here; what is older than anything that can still arrive is removed
+//! (`manager.rs`). A row may be here twice, after a crash.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use pgrx::{FromDatum, IntoDatum, pg_sys};
+
+use crate::apply::find_table;
+use crate::error::PgError;
+use crate::table_scan::{self, By, Sees, int8, low};
+use crate::tombstone::collector;
+use crate::{latch, registry};
+
+/// Columns of `braid.column_write`.
+const COLUMNS: usize = 5;
+/// Pause between two looks at how far the collector has come.
+const PAUSE: Duration = Duration::from_millis(2);
+/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// The same of one that does not run.
+const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
+
+/// One write of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ColumnWrite {
+    /// Hash of its table and key (`apply/key_hash.rs`).
+    pub hash: u64,
+    /// Its table here.
+    pub relation: u32,
+    /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where it was written: a replication origin, 0 for here.
+    pub origin: pg_sys::RepOriginId,
+    /// Numbers of the columns; `None`: all.
+    pub columns: Option<Vec<i16>>,
+}
+
+impl ColumnWrite {
+    /// Whether it has written the column with this number.
+    #[must_use]
+    pub fn has(&self, number: i16) -> bool {
+        self.columns
+            .as_ref()
+            .is_none_or(|columns| columns.contains(&number))
+    }
+}
+
+fn relation(name: &str) -> Result<pg_sys::Oid, PgError> {
+    find_table("braid", name)?.ok_or_else(|| {
+        PgError::new("42P01", format!("braid.{name} does not exist"))
+            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
+    })
+}
+
+/// Write writes down. In a transaction of the caller's: they are there when it commits.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
+    if writes.is_empty() {
+        return Ok(());
+    }
+    let oid = relation("column_write")?;
+    let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
+    // SAFETY: in a transaction; the values have the types of the table's columns.
+    unsafe {
+        let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
+        let indexes = pg_sys::CatalogOpenIndexes(relation);
+        for write in writes {
+            let columns = write.columns.as_deref();
+            let columns = columns.and_then(IntoDatum::into_datum);
+            let mut values: [pg_sys::Datum; COLUMNS] = [
+                pg_sys::Datum::from(write.hash.cast_signed()),
+                pg_sys::Datum::from(write.timestamp),
+                pg_sys::Datum::from(pg_sys::Oid::from(write.relation)),
+                pg_sys::Datum::from(i32::from(write.origin)),
+                columns.unwrap_or_else(pg_sys::Datum::null),
+            ];
+            let mut nulls = [false, false, false, false, columns.is_none()];
+            let tuple = pg_sys::heap_form_tuple(
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
+            pg_sys::heap_freetuple(tuple);
+        }
+        pg_sys::CatalogCloseIndexes(indexes);
+        pg_sys::table_close(relation, lock(pg_sys::NoLock));
+    }
+    Ok(())
+}
+
+/// Hand on all writes of the row with this hash that are remembered, the transaction's own too. The row is locked by the caller, or was written by nobody else.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError> {
+    let by = By {
+        index: relation("column_write_key_hash")?,
+        value: hash.cast_signed(),
+    };
+    // What runs is the caller's own, as others would have the row locked; or the collector's, and true whether it commits or not.
+    // SAFETY: in a transaction; the table has so many columns, of these types.
+    unsafe {
+        table_scan::each::<COLUMNS>(relation("column_write")?, Some(by), Sees::Running, |row| {
+            let [_, timestamp, relation, origin, columns] = row.values;
+            let [.., is_all] = row.nulls;
+            take(ColumnWrite {
+                hash,
+                relation: low(relation),
+                timestamp: int8(timestamp),
+                origin: u16::try_from(low(origin)).unwrap_or(0),
+                columns: Vec::<i16>::from_datum(columns, is_all),
+            });
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(())
+}
+
+/// What sessions of this node have committed of a row that is locked now, and that transaction `writer` wrote last, is written down when this returns.
+///
+/// Where the collector has come past the end of `writer` it has come past all that was there before. Otherwise past the record of the lock: whoever wrote the
+/// row has committed before that.
+///
+/// # Errors
+/// 40001 where the collector does not get there: the transaction is to be rolled back, and applied again.
+pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
+    if registry::is_collected(writer) {
+        return Ok(());
+    }
+    // SAFETY: reads a variable of the process: the end of the last record that it wrote. To flush up to there is allowed at any time.
+    let aim = unsafe {
+        let aim = match pg_sys::XactLastRecEnd {
+            0 => pg_sys::GetFlushRecPtr(std::ptr::null_mut()),
+            aim => aim,
+        };
+        pg_sys::XLogFlush(aim);
+        aim
+    };
+    let mut before = 0;
+    let mut since = Instant::now();
+    loop {
+        let (lsn, runs) = registry::ask_collector();
+        if lsn >= aim {
+            return Ok(());
+        }
+        if lsn != before {
+            before = lsn;
+            since = Instant::now();
+        }
+        let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
+        // To make its slot waits for the transaction in hand.
+        if !registry::remembers_deletions()
+            || (!runs && !collector::has_slot())
+            || since.elapsed() > patience
+        {
+            return Err(PgError::new(
+                "40001",
+                "what sessions of this node have written to a row with column rules is not known yet",
+            )
+            .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+            .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."));
+        }
+        latch::wait(Some(PAUSE));
+    }
+}
