@@ -23,6 +23,7 @@ pub mod policy;
 pub mod progress;
 pub mod provider_snapshot;
 pub mod rate;
+pub mod reader;
 pub mod resolution;
 pub mod running;
 pub mod scaling;
