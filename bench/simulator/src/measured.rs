@@ -19,8 +19,7 @@ pub struct Results {
 
 #[derive(Debug, Deserialize)]
 struct Machine {
-    #[serde(default)]
-    braid: String,
+    braid: Option<String>,
     cpu: String,
     cores: u32,
     flush_ms: f64,
@@ -254,7 +253,13 @@ impl Results {
             about: format!(
                 "measured at {} with Braid {} on {} ({} processors); what a transaction costs beside its rows, a commit's part of that, and \
                  what being woken costs, are assumed",
-                self.at, self.machine.braid, self.machine.cpu, self.machine.cores
+                self.at,
+                self.machine
+                    .braid
+                    .as_deref()
+                    .unwrap_or("of an unknown version"),
+                self.machine.cpu,
+                self.machine.cores
             ),
             decode: fitted(small().map(|(_, each)| (each.rows, each.walsender))),
             dispatch: fitted(small().map(|(_, each)| (each.rows, each.leader))),
