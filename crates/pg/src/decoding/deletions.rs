@@ -389,7 +389,7 @@ unsafe fn taken_apart(
     }
 }
 
-/// A rule for a column is set: `braid.column_rule` has its table, its number, and the rule.
+/// A rule for a column is set: `braid.column_rule` has its table, its number, and the rule first.
 ///
 /// # Safety
 /// The tuple is of the relation, which is open.
@@ -401,7 +401,7 @@ unsafe fn note_rule(change: &Change) {
             return;
         }
         let values = taken_apart((*change.relation).rd_att, change.new);
-        let [Some(table), Some(number), Some(rule)] = values.as_slice() else {
+        let [Some(table), Some(number), Some(rule), ..] = values.as_slice() else {
             return;
         };
         let rule =
