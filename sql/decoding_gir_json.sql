@@ -139,7 +139,7 @@ create function running(variadic options text[] default '{}') returns table (n b
   select n, r, (select name from names where id = xid), (select name from names where id = subxid) from ids $$;
 -- In PostgreSQL 18 and later nothing is sent of one that is known to be rolled back, which has a number before.
 create temp table streamed as select * from running('streaming', 'on') where not (r->>'operation' = 'insert' and coalesce(r#>>'{after,v}', '') in ('gone', 'undone'));
-select r->>'operation' as operation, case when r->>'operation' <> 'begin' and r#>>'{after,v}' is distinct from 'small' then xid end as xid, subxid = xid as own, coalesce(r#>>'{after,v}', r#>>'{after,note}') as v, count(*) from streamed
+select r->>'operation' as operation, case when r->>'operation' <> 'begin' and r#>>'{after,note}' is distinct from 'small' then xid end as xid, subxid = xid as own, coalesce(r#>>'{after,v}', r#>>'{after,note}') as v, count(*) from streamed
   where r->>'operation' in ('insert', 'truncate', 'message', 'streamed_commit', 'begin', 'commit') group by 1, 2, 3, 4 order by min(n);
 -- What is said of each.
 select distinct r->>'operation' as operation, string_agg(key, ' ' order by key) from streamed, jsonb_object_keys(r) key where r->>'operation' not in ('stream', 'schema', 'abort') group by n, r order by 1, 2;
