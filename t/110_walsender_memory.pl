@@ -230,7 +230,7 @@ for my $way (
 	my ($out, $err) = ('', '');
 	IPC::Run::run(\@read, '>', \$out, '2>', \$err, IPC::Run::timeout(60));
 	like($err, qr/a message to the client does not fit into temporary files/, 'beyond temp_file_limit there is an error');
-	like($node->log_content, qr/HINT: .*max-message-size/, 'which says what helps');
+	like(slurp_file($node->logfile), qr/HINT: .*max-message-size/, 'which says what helps');
 	my $files = "select count(*) from pg_ls_tmpdir()";
 	is($node->safe_psql('postgres', $files), '0', 'and no file is left');
 	IPC::Run::run([ @read, '-o', 'max-message-size=8MB' ], '>', \$out, '2>', \$err, IPC::Run::timeout(60));
