@@ -5,7 +5,7 @@ use strict;
 use warnings;
 
 use Braid;
-use List::Util qw(shuffle);
+use Mesh;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -45,64 +45,13 @@ on_all(q[
 	end
 	$$;
 ], @nodes);
-my @streams;
-for my $provider (@nodes)
-{
-	for my $subscriber (@nodes)
-	{
-		next if $provider == $subscriber;
-		push @streams, [ $subscriber, subscribe($subscriber, $provider), $provider ];
-	}
-}
+my @streams = mesh(@nodes);
 on_all(q[
 	select braid.set_column_rule('stock', c, 'delta') from unnest('{n,amount,free}'::name[]) c;
 	select braid.set_column_rule('stock', 'high', 'max'), braid.set_column_rule('stock', 'first', 'min'), braid.set_column_rule('stock', 'label', 'max');
 	select braid.set_column_rule('top', 'high', 'max'), braid.set_column_rule('top', 'label', 'min');
 	select braid.set_column_rule('small', 'n', 'delta'), braid.set_column_rule('plain', 'n', 'delta');
 ], @nodes);
-
-sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
-
-sub cut
-{
-	for my $stream (@_ ? @_ : @streams)
-	{
-		my ($subscriber, $name, $provider) = @$stream;
-		sql($subscriber, "select braid.disable_subscription('$name')");
-		$provider->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name like '%$name'") or die;
-	}
-	return;
-}
-
-sub heal
-{
-	for my $stream (@_)
-	{
-		my ($subscriber, $name, $provider) = @$stream;
-		sql($subscriber, "select braid.enable_subscription('$name')");
-		caught_up($subscriber, $provider);
-	}
-	return;
-}
-
-sub stream { my ($subscriber, $provider) = @_; return grep { $_->[0] == $subscriber && $_->[2] == $provider } @streams; }
-
-# The streams one after the other, in random order, then all.
-sub heal_all
-{
-	heal(shuffle @streams);
-	converged(@nodes);
-	is(join('', map { status($_->[0], $_->[1])->{last_error} } @streams), '', 'all streams go on');
-	return;
-}
-
-sub all_have
-{
-	my ($query, $expected, $what) = @_;
-	my @got = map { sql($_, $query) } @nodes;
-	is_deeply(\@got, [ ($expected) x @nodes ], $what) or diag(join("\n", @got));
-	return;
-}
 
 # Two nodes, then three; in whatever order.
 sql($tokyo, q[insert into stock (id, n, free, high, name) select i, 100, 1, 0, 'start' from generate_series(1, 9) i]);

@@ -6,6 +6,7 @@ use warnings;
 
 use Braid;
 use List::Util qw(shuffle);
+use Mesh;
 use Test::More;
 
 my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1 << 31));
@@ -41,59 +42,8 @@ on_all(q[
 	end
 	$$;
 ], @nodes);
-my @streams;
-for my $provider (@nodes)
-{
-	for my $subscriber (@nodes)
-	{
-		next if $provider == $subscriber;
-		push @streams, [ $subscriber, subscribe($subscriber, $provider), $provider ];
-	}
-}
+my @streams = mesh(@nodes);
 on_all(q[select braid.set_column_rule('doc', c, 'last_update_wins') from unnest('{a,b,c,d}'::name[]) c], @nodes);
-
-sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
-
-sub cut
-{
-	for my $stream (@_ ? @_ : @streams)
-	{
-		my ($subscriber, $name, $provider) = @$stream;
-		sql($subscriber, "select braid.disable_subscription('$name')");
-		$provider->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name like '%$name'") or die;
-	}
-	return;
-}
-
-sub heal
-{
-	for my $stream (@_)
-	{
-		my ($subscriber, $name, $provider) = @$stream;
-		sql($subscriber, "select braid.enable_subscription('$name')");
-		caught_up($subscriber, $provider);
-	}
-	return;
-}
-
-sub stream { my ($subscriber, $provider) = @_; return grep { $_->[0] == $subscriber && $_->[2] == $provider } @streams; }
-
-# The streams one after the other, in random order, then all.
-sub heal_all
-{
-	heal(shuffle @streams);
-	converged(@nodes);
-	is(join('', map { status($_->[0], $_->[1])->{last_error} } @streams), '', 'all streams go on');
-	return;
-}
-
-sub all_have
-{
-	my ($query, $expected, $what) = @_;
-	my @got = map { sql($_, $query) } @nodes;
-	is_deeply(\@got, [ ($expected) x @nodes ], $what) or diag(join("\n", @got));
-	return;
-}
 
 # What nodes write while they are cut off from each other, of one thing after the other; then all of it is delivered, the streams in random order.
 sql($tokyo, q[
