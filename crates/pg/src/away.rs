@@ -17,12 +17,11 @@ use std::time::Duration;
 use pgrx::pg_sys;
 
 use crate::apply::EPOCH_DIFFERENCE;
-use crate::error::{self, PgError};
+use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::registry::{self, Activity};
 use crate::settings;
-use crate::subscription::{execute, execute_counting, rows, rows_written};
+use crate::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
 
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);
 
@@ -55,7 +54,7 @@ pub fn peers(subscriptions: &[u32]) -> Peers {
 }
 
 fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
-    execute("set local lock_timeout = '100ms'", &[])?;
+    limit_lock_waits()?;
     for id in subscriptions {
         execute_counting(
             "update braid.subscription set caught_up_at = coalesce(to_timestamp($2::bigint / 1000000.0), caught_up_at), \

@@ -5,6 +5,9 @@ use std::panic::AssertUnwindSafe;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 
+/// SQLSTATE of a lock that was waited for as long as it may be.
+pub const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// An error that PostgreSQL or our own code raised, after it was caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PgError {

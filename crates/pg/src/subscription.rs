@@ -197,6 +197,14 @@ pub fn local_node() -> Result<Option<String>, PgError> {
     )
 }
 
+/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`crate::error::LOCK_NOT_AVAILABLE`].
+///
+/// # Errors
+/// As [`execute`].
+pub fn limit_lock_waits() -> Result<(), PgError> {
+    execute("set local lock_timeout = '100ms'", &[])
+}
+
 /// Move a subscription's phase on.
 ///
 /// # Errors
@@ -223,6 +231,21 @@ pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
         &[i64::from(id).into(), attempted.into()],
     )
     .map(|touched| touched == 1)
+}
+
+/// Whether a table of this database is part of a subscription. The table itself is not looked into, and no lock on it waited for.
+///
+/// # Errors
+/// As [`execute`].
+pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
+    let found = rows(
+        "select 1::text from braid.subscription_table t \
+         join pg_catalog.pg_class c on c.oid = t.relation \
+         join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where t.subscription_id = $1 and n.nspname = $2 and c.relname = $3",
+        &[i64::from(id).into(), namespace.into(), name.into()],
+    )?;
+    Ok(!found.is_empty())
 }
 
 /// Whether a table of this database has no rows; false when it is not here.

@@ -16,7 +16,7 @@ use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
 use crate::copy::Readiness;
-use crate::error::{self, PgError};
+use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::subscription::InitialCopy;
 use crate::wait::Wait;
 use crate::{latch, registry, subscription};
@@ -191,7 +191,10 @@ impl Stream {
         let id = self.subscription.id;
         let copy_data = self.subscription.copy_data;
         let passes = self.passes_unknown();
-        let added = error::transaction(|| {
+        let added = self.without_blocking(|| {
+            if subscription::has_table(id, namespace, name)? {
+                return Ok(false);
+            }
             // One that is empty here may have been dropped and made anew while the provider's was not.
             let copy = if !copy_data || !subscription::is_empty(namespace, name)? {
                 InitialCopy::No
@@ -211,6 +214,28 @@ impl Stream {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())
+    }
+
+    /// A transaction of the leader's own that looks into users' tables. Somebody may have locked one, or wait for it in front of the leader: as
+    /// long as that takes, what is to be done from time to time is done. It may be what ends the lock: what is prepared here holds its locks until
+    /// the leader has read its end, or has given it up.
+    fn without_blocking<T>(
+        &mut self,
+        mut work: impl FnMut() -> Result<T, PgError>,
+    ) -> Result<T, End> {
+        loop {
+            let outcome = error::transaction(|| {
+                subscription::limit_lock_waits()?;
+                work()
+            });
+            match outcome {
+                Err(failure) if failure.sqlstate == LOCK_NOT_AVAILABLE => {}
+                outcome => return Ok(outcome?),
+            }
+            self.last_message = Instant::now();
+            self.report_while_held();
+            self.tend()?;
+        }
     }
 
     pub(super) fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
