@@ -93,11 +93,8 @@ select braid.alter_subscription('s', origin => 'any', synchronous_commit => 'on'
 select * from options;
 select braid.alter_subscription('s', run_as_owner => false);
 select * from options;
-set local client_min_messages = notice;
 select braid.alter_subscription('s', consolidate => true);
-select braid.alter_subscription('s', apply_mode => 'batch');
-select braid.alter_subscription('s', apply_mode => 'parallel');
-select braid.alter_subscription('s', consolidate => false);
+select apply_mode, consolidate from braid.subscription_detail;
 rollback;
 select braid.alter_subscription('s', origin => 'some');
 \echo :SQLSTATE

@@ -7,5 +7,5 @@ use Braid;
 use Kill;
 use Test::More;
 
-kill_in_mode('serial', 'source');
+kill_in_mode('serial', 'source', consolidate => [ 'false', 'true' ]);
 done_testing();

@@ -7,5 +7,5 @@ use Braid;
 use Kill;
 use Test::More;
 
-kill_in_mode('parallel', 'relaxed');
+kill_in_mode('parallel', 'relaxed', consolidate => [ 'false', 'true' ]);
 done_testing();

@@ -20,12 +20,14 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(kill_seed ledger_tables start_load start_loop start_checkpoints hold_up stop_load kill_one kill_processes every_kind start_tally look applied goes_on each_once kill_in_mode);
 
 my %script = (
+	# By one, in two steps.
 	small => q[
 \set k random(1, 40)
 \set i random(1, 50)
 begin;
 insert into ledger values (nextval('ledger_id'), :k);
-update counter set n = n + 1 where k = :k;
+update counter set n = n + 3 where k = :k;
+update counter set n = n - 2 where k = :k;
 update item set n = n + 1 where k = :i;
 commit;
 ],

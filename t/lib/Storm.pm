@@ -32,6 +32,7 @@
 #                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
 #   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
+#   consolidate => false    the same
 #   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the
 #                           outcome is held against, and what a report shows
 
@@ -80,6 +81,7 @@ my %default = (
 	keep_dead => 0,
 	mode => 'parallel',
 	order => 'source',
+	consolidate => 'false',
 	journal => 1,
 );
 
@@ -168,8 +170,9 @@ sub run
 	$self->{seed} = $seed;
 	$self->{mode} = $opt{mode} // $default{mode};
 	$self->{order} = $opt{order} // $default{order};
+	$self->{consolidate} = $opt{consolidate} // $default{consolidate};
 	local $self->{disturb} = $opt{disturb} // $self->{disturb};
-	my $what = join ', ', @{ $self->{with} }, $self->{mode}, $self->{order};
+	my $what = join ', ', @{ $self->{with} }, $self->{mode}, $self->{order}, $self->{consolidate} eq 'true' ? 'consolidate' : ();
 	# Seen also where all is well: what was tried is part of the result.
 	diag("storm: seed $seed, $what");
 	return 0 unless $self->reset;
@@ -219,7 +222,7 @@ sub reset
 		return 0;
 	}
 	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict_record') for @nodes;
-	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}')") for @{ $self->{links} };
+	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}', consolidate => $self->{consolidate})") for @{ $self->{links} };
 	# Whatever has a transaction number holds back pruning, also after a crash.
 	if ($self->{keep_dead}) { $_->safe_psql('postgres', "begin; select pg_current_xact_id(); prepare transaction 'storm'") for @nodes; }
 	$self->{kept} = $self->{keep_dead};

@@ -26,13 +26,12 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
-use braid_decoder::RULE_PREFIX;
-use braid_gir::{Begin, Reader, Record, StreamHeader, Tag, lsn_text};
+use braid_gir::{Begin, Change, Reader, Record, StreamHeader, Tag, Truncate, lsn_text};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
 use crate::applied::AppliedRow;
-use crate::apply::{Identity, Session, is_in_the_way};
+use crate::apply::{Identity, Item, Session, is_in_the_way, is_rule};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
@@ -1044,6 +1043,7 @@ impl Applier {
         mut start: impl FnMut(&mut Self, &Begin<'_>) -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
         let mut reader = Reader::new(frame);
+        let mut gathered = Vec::new();
         while let Some((tag, body)) = reader.next_raw()? {
             // Schemas come through the log.
             if matches!(tag, Tag::Schema | Tag::StreamHeader) {
@@ -1080,41 +1080,17 @@ impl Applier {
                     self.end_prepared(&rollback.prepared, Some(&rollback))?;
                     *end_lsn = Some(rollback.prepared.end_lsn);
                 }
-                Record::Change(change) if *begun => {
-                    self.know(change.header.schema.0)?;
-                    if self.pieces.is_some() && !self.take(&Part::Change(&change))? {
-                        continue;
-                    }
-                    if self.is_guarding() {
-                        let header = &change.header;
-                        self.guard(header.schema.0, header.barrier, header.writeset.hashes())?;
-                    }
-                    if let Some(session) = self.session.as_mut() {
-                        session.change(&change)?;
-                    }
-                }
+                Record::Change(change) if *begun => self.take_change(change, &mut gathered)?,
                 Record::Truncate(truncate) if *begun => {
-                    for schema in truncate.schemas() {
-                        self.know(schema.0)?;
-                    }
-                    if self.pieces.is_some() && !self.take(&Part::Truncate(&truncate))? {
-                        continue;
-                    }
-                    if self.is_guarding() {
-                        for schema in truncate.schemas() {
-                            self.guard(schema.0, true, [])?;
-                        }
-                    }
-                    if let Some(session) = self.session.as_mut() {
-                        session.truncate(&truncate)?;
-                    }
+                    self.apply_consolidated(&mut gathered)?;
+                    self.take_truncate(&truncate)?;
                 }
                 Record::Message(message) if *begun => {
-                    if message.transactional
-                        && message.prefix == RULE_PREFIX
-                        && let Some(session) = self.session.as_mut()
-                    {
-                        session.take_rule(message.content)?;
+                    if is_rule(&message) {
+                        self.apply_consolidated(&mut gathered)?;
+                        if let Some(session) = self.session.as_mut() {
+                            session.take_rule(message.content)?;
+                        }
                     }
                 }
                 _ => {
@@ -1126,6 +1102,61 @@ impl Applier {
                 }
             }
         }
+        self.apply_consolidated(&mut gathered)
+    }
+
+    /// A change of the transaction in hand: applied, or gathered first where many changes of a row are to become one.
+    fn take_change<'a>(
+        &mut self,
+        change: Change<'a>,
+        gathered: &mut Vec<Item<'a>>,
+    ) -> Result<(), Trouble> {
+        self.know(change.header.schema.0)?;
+        if let Some(pieces) = &self.pieces {
+            if pieces.is_full() {
+                self.apply_consolidated(gathered)?;
+            }
+            if !self.take(&Part::Change(&change))? {
+                return Ok(());
+            }
+        }
+        if self.is_guarding() {
+            let header = &change.header;
+            self.guard(header.schema.0, header.barrier, header.writeset.hashes())?;
+        }
+        // What has failed once is applied as it came.
+        if self.consolidate && self.bulk && !self.careful {
+            gathered.push(Item::Change(0, change));
+        } else if let Some(session) = self.session.as_mut() {
+            session.change(&change)?;
+        }
+        Ok(())
+    }
+
+    fn take_truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), Trouble> {
+        for schema in truncate.schemas() {
+            self.know(schema.0)?;
+        }
+        if self.pieces.is_some() && !self.take(&Part::Truncate(truncate))? {
+            return Ok(());
+        }
+        if self.is_guarding() {
+            for schema in truncate.schemas() {
+                self.guard(schema.0, true, [])?;
+            }
+        }
+        if let Some(session) = self.session.as_mut() {
+            session.truncate(truncate)?;
+        }
+        Ok(())
+    }
+
+    /// Apply what was gathered of the transaction in hand.
+    fn apply_consolidated(&mut self, gathered: &mut Vec<Item<'_>>) -> Result<(), Trouble> {
+        if let Some(session) = self.session.as_mut().filter(|_| !gathered.is_empty()) {
+            session.consolidate(gathered)?;
+        }
+        gathered.clear();
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::local;
 use super::options::{
-    Options, check_on_error, check_two_phase_with, flag, notice_idle_consolidate, texts,
+    Options, check_on_error, check_two_phase_with, flag, texts,
 };
 use super::provider::Provider;
 use super::slot::slot_in_use;
@@ -203,7 +203,7 @@ fn alter(
 /// Write down what is to change of the subscription with this id. `start_lsn`: where its new slot starts.
 fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>) {
     let publications = options.publications.as_deref().map(local::array_literal);
-    let rows = query(
+    query(
         "update braid.subscription set dsn = coalesce($2, dsn), publications = coalesce($3::text[], publications), \
                 slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
                 synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
@@ -214,7 +214,7 @@ fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>
                 split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
                 on_error = coalesce($15, on_error), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
-          where subscription_id = $1::integer returning consolidate::text, apply_mode",
+          where subscription_id = $1::integer",
         &[
             Some(id),
             dsn,
@@ -236,10 +236,4 @@ fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>
             options.on_error.as_deref(),
         ],
     );
-    if options.consolidate.is_some() || options.apply_mode.is_some() {
-        notice_idle_consolidate(
-            rows.get(0, 0) == Some("true"),
-            rows.get(0, 1).unwrap_or_default(),
-        );
-    }
 }

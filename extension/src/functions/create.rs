@@ -10,7 +10,7 @@ use super::failure::{Failure, Outcome};
 use super::local;
 use super::node::check_name;
 use super::options::{
-    Options, check_on_error, check_two_phase_with, flag, notice_idle_consolidate, texts,
+    Options, check_on_error, check_two_phase_with, flag, texts,
 };
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
@@ -193,8 +193,5 @@ fn insert(
             Some(flag(request.two_phase)),
         ],
     );
-    if let (Some(consolidate), Some(apply_mode)) = (options.consolidate, &options.apply_mode) {
-        notice_idle_consolidate(consolidate, apply_mode);
-    }
     rows.get(0, 0).unwrap_or_default().to_owned()
 }

@@ -77,18 +77,6 @@ impl Options {
     }
 }
 
-/// Say so where joining changes is asked for and no transactions are joined.
-pub fn notice_idle_consolidate(consolidate: bool, apply_mode: &str) {
-    if consolidate && matches!(apply_mode, "parallel" | "serial") {
-        Failure::new(
-            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            format!("consolidate has no effect with apply_mode => '{apply_mode}'"),
-        )
-        .hint("Use apply_mode => 'batch' to join changes of one row.")
-        .notice();
-    }
-}
-
 /// That what is to become of an error is said once.
 pub fn check_on_error(on_error: Option<&str>, disable_on_error: Option<bool>) -> Outcome<()> {
     if on_error == Some("park") && disable_on_error == Some(true) {

@@ -28,6 +28,11 @@ impl Pieces {
         self.split.committed().changes
     }
 
+    /// Whether the next change belongs to another one.
+    pub(super) fn is_full(&self) -> bool {
+        self.split.is_full()
+    }
+
     /// Say beside an error that a part of the transaction is here.
     pub(super) fn explain(&self, error: &mut PgError) {
         if self.committed() > 0 {
@@ -84,11 +89,7 @@ impl Applier {
     /// Whether a change of the transaction in hand is to be applied; false when it is here already. Commits a piece before it if that
     /// is full.
     pub(super) fn take(&mut self, part: &Part<'_>) -> Result<bool, Trouble> {
-        let full = self
-            .pieces
-            .as_ref()
-            .is_some_and(|pieces| pieces.split.is_full());
-        if full {
+        if self.pieces.as_ref().is_some_and(Pieces::is_full) {
             self.commit_piece()?;
         }
         let (Some(pieces), Some(session)) = (self.pieces.as_mut(), self.session.as_ref()) else {

@@ -52,7 +52,10 @@ impl Session {
             let schema = change.header.schema.0;
             let place = match places.entry(schema) {
                 Entry::Occupied(place) => place.into_mut(),
-                Entry::Vacant(free) => free.insert(self.place(begin, schema)?),
+                Entry::Vacant(free) => {
+                    self.show_part(begins, *transaction);
+                    free.insert(self.place(schema)?)
+                },
             };
             let part = match place.freedom {
                 Freedom::Everything => {
@@ -117,8 +120,7 @@ impl Session {
     }
 
     /// What is to be known of the table that a relation of the stream goes to.
-    fn place(&mut self, begin: &Begin<'_>, schema: u32) -> Result<Place, PgError> {
-        self.show(begin);
+    fn place(&mut self, schema: u32) -> Result<Place, PgError> {
         let Some((key, remote, _)) = self.prepare(schema)? else {
             // What is not applied has no order; it may be from a later transaction on.
             return Ok(Place {

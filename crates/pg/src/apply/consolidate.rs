@@ -1,10 +1,11 @@
-//! Consolidation: the changes of a batch's transactions, joined into one for each row where that comes to the same
+//! Consolidation: the changes of a batch's transactions, or of one, joined into one for each row where that comes to the same
 //! (`braid_bgworker::consolidate`), carried out. Run by the appliers.
 //!
 //! A net change is written when its first change meets no conflict; in all other cases its changes are applied one by one, as
 //! they would have been. The row's version is that of its last change.
 
 use std::cmp::Ordering;
+use std::rc::Rc;
 
 use braid_bgworker::conflict::{Action as Deed, decide_insert, decide_update};
 use braid_bgworker::consolidate::{
@@ -66,6 +67,34 @@ pub(super) type Joined<'a> = Net<ExactKey<'a>, ()>;
 type Eligible = NumberMap<u32, Option<(u32, Vec<usize>)>>;
 
 impl Session {
+    /// Apply changes of the transaction in hand, each of which has number 0.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn consolidate(&mut self, items: &[Item<'_>]) -> Result<(), PgError> {
+        let Some(current) = &self.current else {
+            return Err(PgError::new("XX000", "no transaction is open"));
+        };
+        let origin = Rc::clone(&current.origin);
+        let begin = Begin {
+            xid: current.xid,
+            commit_lsn: current.commit_lsn,
+            commit_timestamp: current.timestamp,
+            origin: if current.from_origin { "" } else { &origin },
+            origin_lsn: 0,
+        };
+        self.apply_joined(&[begin], items)
+    }
+
+    /// What follows belongs to one of a batch's transactions. A single one is shown already, and more may be known of it than its begin tells.
+    pub(super) fn show_part(&mut self, begins: &[Begin<'_>], number: usize) {
+        if begins.len() > 1
+            && let Some(begin) = begins.get(number)
+        {
+            self.show(begin);
+        }
+    }
+
     /// Apply the records of a batch whose transactions began with `begins`. The batch is open.
     ///
     /// # Errors
@@ -89,7 +118,8 @@ impl Session {
                     break;
                 };
                 let schema = change.header.schema.0;
-                let Some((relation, columns)) = self.eligible(&mut eligible, begin, schema)? else {
+                self.show_part(begins, *number);
+                let Some((relation, columns)) = self.eligible(&mut eligible, schema)? else {
                     break;
                 };
                 let Some(part) = part(begin, change, relation, &columns, &mut hashes)? else {
@@ -129,9 +159,7 @@ impl Session {
         item: &Item<'_>,
     ) -> Result<(), PgError> {
         let (Item::Change(number, _) | Item::Truncate(number, _)) = item;
-        if let Some(begin) = begins.get(*number) {
-            self.show(begin);
-        }
+        self.show_part(begins, *number);
         match item {
             Item::Change(_, change) => self.change(change),
             Item::Truncate(_, truncate) => self.truncate(truncate),
@@ -142,13 +170,11 @@ impl Session {
     fn eligible(
         &mut self,
         known: &mut Eligible,
-        begin: &Begin<'_>,
         schema: u32,
     ) -> Result<Option<(u32, Vec<usize>)>, PgError> {
         if let Some(found) = known.get(&schema) {
             return Ok(found.clone());
         }
-        self.show(begin);
         let found = match self.prepare(schema)? {
             None => None,
             Some((key, _, _)) => {
@@ -179,12 +205,15 @@ impl Session {
         parts: &[Item<'_>],
     ) -> Result<bool, PgError> {
         let part = |number: Option<&u32>| match parts.get(*number? as usize)? {
-            Item::Change(number, change) => Some((begins.get(*number)?, change)),
+            Item::Change(number, change) => Some((*number, change)),
             Item::Truncate(..) => None,
         };
-        let (Some((begin, change)), Some((last, _))) =
+        let (Some((number, change)), Some((last, _))) =
             (part(net.parts.first()), part(net.parts.last()))
         else {
+            return Ok(false);
+        };
+        let Some(last) = begins.get(last) else {
             return Ok(false);
         };
         let (exists, remains) = match (net.first.0, &net.action) {
@@ -201,7 +230,7 @@ impl Session {
         } else {
             None
         };
-        self.show(begin);
+        self.show_part(begins, number);
         let Some((key, remote, current)) = self.prepare(change.header.schema.0)? else {
             return Ok(false);
         };

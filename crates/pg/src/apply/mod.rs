@@ -87,7 +87,7 @@ pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub use key_hash::{Equality, KeyHashes, KeyPart, copied_hash, key_hashes_of_row, table_hash};
 pub use relation::find as find_table;
-pub use rules::{announce as announce_rules, take_rule};
+pub use rules::{announce as announce_rules, is_rule, take_rule};
 pub use version::{COPIED, OriginNames};
 
 /// Grows with each relcache invalidation.

@@ -2,6 +2,8 @@
 //! all plans made anew, which happens with the next transaction.
 
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
+use braid_decoder::RULE_PREFIX;
+use braid_gir::Message;
 use pgrx::pg_sys;
 
 use super::Session;
@@ -59,6 +61,12 @@ pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
         });
     }
     Ok(Rules::new(&rules).with_merged_rows(asked))
+}
+
+/// Whether a message is a rule that was set for all nodes.
+#[must_use]
+pub fn is_rule(message: &Message<'_>) -> bool {
+    message.transactional && message.prefix == RULE_PREFIX
 }
 
 impl Session {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
-use braid_decoder::RULE_PREFIX;
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
 use braid_ring::{Complete, EDGES};
 
@@ -15,6 +14,7 @@ use super::confirm::FLUSH_INTERVAL;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
+use crate::apply::is_rule;
 use crate::copy::Readiness;
 use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::subscription::InitialCopy;
@@ -381,8 +381,7 @@ impl Stream {
             return Err(out_of_order());
         };
         if let Some(in_hand) = self.in_hand.as_mut()
-            && message.transactional
-            && message.prefix == RULE_PREFIX
+            && is_rule(&message)
             && !in_hand.discard
         {
             in_hand.has_rule = true;
