@@ -116,6 +116,8 @@ for my $mode (qw(batch aggregate))
 	is(join(' ', map { one($_, $versions) } @all), join(' ', (one($east, $versions)) x @all), "$mode: versions are those of the source's transactions on all nodes");
 	same_tables(\@all, 'many');
 }
+my $slots = one($hub, q[select array_agg(slot_name order by slot_name) from pg_replication_slots where slot_name !~ '^braid_deletions']);
+is(one($hub, q[select not_joined_for from braid.dependency_stats where subscription = 'hub_from_east']), $slots, 'for the two that read from it');
 is(one($hub, 'select sum(batches) from braid.dependency_stats'), '0', 'the hub has joined nothing');
 ok($hub->log_contains(qr/subscription "hub_from_east" commits each transaction by itself, as a node may read from this one with origin => 'any'/), 'and says so');
 

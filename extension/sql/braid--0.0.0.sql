@@ -1127,6 +1127,10 @@ create function braid.scaling_activity() returns table (
     as 'MODULE_PATHNAME', 'scaling_activity_wrapper';
 comment on function braid.scaling_activity is 'the last decisions on how many appliers each subscription has';
 
+create function braid.passing_slots() returns setof text language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'passing_slots_wrapper';
+comment on function braid.passing_slots is 'the slots through which another node reads, or may read, what this one has received from others';
+
 create function braid.clock_activity() returns table (newest timestamptz, waits bigint, wait_micros bigint, exceeded bigint)
     language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'clock_activity_wrapper';
@@ -1405,6 +1409,9 @@ select s.subscription_name as subscription,
        d.batches,
        round(d.batched::numeric / nullif(d.batches, 0), 1) as batch_mean,
        d.batch_max,
+       case when s.apply_mode in ('batch', 'aggregate') then
+           (select array_agg(p::name order by p) from braid.passing_slots() p)
+       end as not_joined_for,
        d.pieces,
        d.consolidated,
        a.retries,
@@ -1913,6 +1920,7 @@ grant execute on function
     braid.table_activity,
     braid.schedule_activity,
     braid.scaling_activity,
+    braid.passing_slots,
     braid.clock_activity,
     braid.skew_activity,
     braid.deletion_activity,

@@ -30,7 +30,7 @@ mod origin;
 pub mod parked;
 pub mod prepared;
 pub mod rate_limit;
-mod readers;
+pub mod readers;
 pub mod registry;
 pub mod secrecy;
 pub mod settings;

@@ -43,6 +43,17 @@ pub(crate) unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
 /// Whether what this node has from others may go on to a node that reads here.
 #[must_use]
 pub(crate) fn passes_on() -> bool {
+    passing().next().is_some()
+}
+
+/// Names of the slots through which it may.
+#[must_use]
+pub fn passing_slots() -> Vec<String> {
+    let names = passing().map(|name| String::from_utf8_lossy(&name).into_owned());
+    names.collect()
+}
+
+fn passing() -> impl Iterator<Item = Vec<u8>> {
     // SAFETY: a pointer that is set when shared memory is, and the number of slots behind it.
     let (slots, count) = unsafe {
         (
@@ -50,12 +61,10 @@ pub(crate) fn passes_on() -> bool {
             usize::try_from(pg_sys::max_replication_slots).unwrap_or(0),
         )
     };
-    if slots.is_null() {
-        return false;
-    }
+    let count = if slots.is_null() { 0 } else { count };
     let here = registry::my_database();
     let own = collector::slot_name(here);
-    (0..count).any(|place| {
+    (0..count).filter_map(move |place| {
         // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before it is in use, but for its plugin, and
         // then stays as it is; what comes and goes at this moment is none that this transaction is sent through.
         let (database, name, plugin) = unsafe {
@@ -63,7 +72,7 @@ pub(crate) fn passes_on() -> bool {
                 .cast::<pg_sys::ReplicationSlot>()
                 .add(place);
             if !(&raw const (*slot).in_use).read_volatile() {
-                return false;
+                return None;
             }
             let data = &raw const (*slot).data;
             (
@@ -73,11 +82,11 @@ pub(crate) fn passes_on() -> bool {
             )
         };
         if database.to_u32() != here || text(&plugin) != b"braid" {
-            return false;
+            return None;
         }
         let name = text(&name);
         let known = registry::readers().and_then(|readers| readers.get(place));
         let known = known.map_or(0, |known| known.load(Ordering::SeqCst));
-        name != own.as_bytes() && known != word(&name, Reader::Rest)
+        (name != own.as_bytes() && known != word(&name, Reader::Rest)).then_some(name)
     })
 }

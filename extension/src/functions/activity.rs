@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use braid_pg::encoding::Text;
-use braid_pg::registry;
 use braid_pg::wait::Wait;
-use pgrx::iter::TableIterator;
+use braid_pg::{readers, registry};
+use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::name;
 use pgrx::prelude::*;
 
@@ -358,6 +358,11 @@ fn scaling_activity() -> TableIterator<
         decisions.collect::<Vec<_>>()
     });
     TableIterator::new(rows.into_iter().flatten())
+}
+
+#[pg_extern(sql = false)]
+fn passing_slots() -> SetOfIterator<'static, String> {
+    SetOfIterator::new(readers::passing_slots())
 }
 
 #[pg_extern(sql = false)]

@@ -8,9 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{
-    Options, check_on_error, check_two_phase_with, flag, texts,
-};
+use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::{leave_slot_to_manager, prepared_for};

@@ -9,9 +9,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::local;
 use super::node::check_name;
-use super::options::{
-    Options, check_on_error, check_two_phase_with, flag, texts,
-};
+use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
 use super::{required, required_name, run, server, table_set, text, wake_manager};

@@ -55,7 +55,7 @@ impl Session {
                 Entry::Vacant(free) => {
                     self.show_part(begins, *transaction);
                     free.insert(self.place(schema)?)
-                },
+                }
             };
             let part = match place.freedom {
                 Freedom::Everything => {

@@ -290,16 +290,8 @@ impl Session {
             }
         }
         self.spare.push(sought);
-        self.count(key, |counts| {
-            for number in &net.parts {
-                match part(Some(number)).map(|(_, change)| change.operation) {
-                    Some(Operation::Insert) => counts.inserts += 1,
-                    Some(Operation::Update) => counts.updates += 1,
-                    Some(Operation::Delete) => counts.deletes += 1,
-                    None => {}
-                }
-            }
-        });
+        let changes = net.parts.iter().filter_map(|number| part(Some(number)));
+        self.count_each(key, changes.map(|(_, change)| change.operation));
         self.counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
         let mut current = current;
         current.timestamp = last.commit_timestamp;
@@ -308,6 +300,18 @@ impl Session {
             self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
         }
         Ok(true)
+    }
+
+    fn count_each(&mut self, key: Key, operations: impl Iterator<Item = Operation> + Clone) {
+        self.count(key, |counts| {
+            for operation in operations.clone() {
+                match operation {
+                    Operation::Insert => counts.inserts += 1,
+                    Operation::Update => counts.updates += 1,
+                    Operation::Delete => counts.deletes += 1,
+                }
+            }
+        });
     }
 
     /// A row that has only the key.
