@@ -77,7 +77,7 @@ impl Default for Rule {
 pub struct Sample {
     /// When, on any clock that only goes forwards.
     pub at: Duration,
-    /// Share of the appliers' time in which they had a transaction in hand, 0 to 1.
+    /// Share of the appliers' time in which they had a transaction in hand, 0 to 1. Of all appliers, whether or not they are let take any (`breadth`).
     pub busy: f64,
     /// Share of their time in which they had one and waited: for another transaction, or for their turn to commit.
     pub waiting: f64,

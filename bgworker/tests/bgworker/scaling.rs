@@ -289,6 +289,27 @@ fn a_doubling_without_gain_is_the_last() {
 }
 
 #[test]
+fn where_one_applier_takes_everything_the_others_count_as_idle() {
+    // Of eight, one is always busy: it takes all transactions, as all together were found to be no faster. More do not help, and two are left, so that
+    // it can be found to be otherwise.
+    let run = |busy: fn(f64) -> f64| {
+        let mut scaler = Scaler::new(Rule::default(), limits(1, 64), 8);
+        let mut numbers = vec![8];
+        for second in 0..300 {
+            let all = u32::try_from(scaler.appliers()).unwrap();
+            let decision = look(&mut scaler, second, busy(f64::from(all)), 0.0, 5000.0);
+            if decision.is_change() {
+                numbers.push(decision.to);
+            }
+        }
+        numbers
+    };
+    assert_eq!(run(|all| 1.0 / all), [8, 4, 2]);
+    // As a share of its own time alone it would ask for more, which have nothing to do.
+    assert_eq!(run(|_| 1.0), [8, 16]);
+}
+
+#[test]
 fn limits_are_followed_at_once() {
     let mut scaler = Scaler::new(Rule::default(), limits(2, 8), 100);
     assert_eq!(scaler.appliers(), 8);

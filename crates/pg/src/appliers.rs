@@ -171,6 +171,8 @@ impl Appliers {
     /// See what they are doing, and now and then decide how many there are to be.
     pub fn tend(&mut self) {
         let active = self.ring.active_appliers();
+        // Of all, also of those that are let wait while one takes everything (`Ring::takers`): all together are no faster then, so more would not
+        // be either. One that is always busy, measured by itself, would keep asking for them.
         for applier in self.entry.appliers.iter().take(active) {
             self.seen.glances += 1;
             match applier.state() {
