@@ -7,6 +7,7 @@
 pub mod aggregate;
 pub mod applied;
 pub mod breadth;
+pub mod busy_time;
 pub mod column_rule;
 pub mod commit_sequence;
 pub mod compare;

@@ -10,6 +10,7 @@
 mod aggregate;
 mod applied;
 mod breadth;
+mod busy_time;
 mod column_rule;
 mod consolidate;
 mod convergence;

@@ -323,9 +323,7 @@ pub fn main(argument: pg_sys::Datum) {
 /// Show this process in its entry, until it ends.
 fn enter(own: &'static ApplierEntry) {
     own.pid.store(registry::my_pid(), Ordering::Release);
-    own.started_at.store(registry::now(), Ordering::Relaxed);
-    own.taken_at.store(0, Ordering::Relaxed);
-    own.busy_micros.store(0, Ordering::Relaxed);
+    own.start();
     own.wait.store(0, Ordering::Relaxed);
     wait::show_in(&own.wait);
     // SAFETY: the callback only touches shared memory, which outlives the process.
@@ -399,7 +397,7 @@ impl Applier {
             let done = self.apply_run(run);
             self.own.taken_at.store(0, Ordering::Relaxed);
             let busy = u64::try_from(started.elapsed().as_micros()).unwrap_or(0);
-            self.own.busy_micros.fetch_add(busy, Ordering::Relaxed);
+            self.own.busy.add(busy);
             if !done {
                 return;
             }

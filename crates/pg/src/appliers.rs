@@ -193,6 +193,9 @@ impl Appliers {
     }
 
     fn look(&mut self, since: Duration) {
+        for applier in &self.entry.appliers {
+            applier.look();
+        }
         let rows = self.entry.rows();
         let done = u32::try_from(rows.saturating_sub(self.rows)).unwrap_or(u32::MAX);
         let seen = std::mem::take(&mut self.seen);

@@ -13,6 +13,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
+use braid_bgworker::busy_time::BusyTime;
 use braid_ring::{ApplierState, MAX_APPLIERS};
 use pgrx::pg_sys;
 
@@ -159,13 +160,33 @@ pub struct ApplierEntry {
     pub changes: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
-    /// Microseconds with a transaction in hand.
-    pub busy_micros: AtomicU64,
-    /// Started, microseconds since 2000 (TimestampTz).
-    pub started_at: AtomicI64,
+    /// Time with a transaction in hand.
+    pub busy: BusyTime,
 }
 
 impl ApplierEntry {
+    /// It starts.
+    pub fn start(&self) {
+        self.taken_at.store(0, Ordering::Relaxed);
+        self.busy.start(now());
+    }
+
+    /// Since when it has something in hand (TimestampTz).
+    fn in_hand_since(&self) -> Option<i64> {
+        Some(self.taken_at.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+
+    /// See how busy it is. To be called about once a second.
+    pub fn look(&self) {
+        self.busy.look(now(), self.in_hand_since());
+    }
+
+    /// Share of the last ten to twenty seconds with a transaction in hand, 0 to 1.
+    #[must_use]
+    pub fn busy_share(&self) -> Option<f64> {
+        self.busy.share(now(), self.in_hand_since())
+    }
+
     /// What it is doing.
     #[must_use]
     pub fn state(&self) -> ApplierState {
@@ -182,18 +203,16 @@ impl ApplierEntry {
             transactions,
             changes,
             retries,
-            busy_micros,
-            started_at,
+            busy,
         } = self;
-        for counter in [commit_lsn, transactions, changes, retries, busy_micros] {
+        busy.reset();
+        for counter in [commit_lsn, transactions, changes, retries] {
             counter.store(0, Ordering::Relaxed);
         }
         pid.store(0, Ordering::Relaxed);
         state.store(0, Ordering::Relaxed);
         wait.store(0, Ordering::Relaxed);
-        for moment in [taken_at, started_at] {
-            moment.store(0, Ordering::Relaxed);
-        }
+        taken_at.store(0, Ordering::Relaxed);
     }
 }
 

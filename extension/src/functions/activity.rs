@@ -164,21 +164,13 @@ fn applier_activity() -> TableIterator<
         name!(taken_at, Option<i64>),
     ),
 > {
-    let now = registry::now();
     let rows = subscriptions(|id, entry| {
         let mut rows = Vec::new();
         for (number, applier) in entry.appliers.iter().enumerate() {
             let Some(pid) = process(applier.pid.load(Ordering::Acquire)) else {
                 continue;
             };
-            let lived = now.saturating_sub(applier.started_at.load(Ordering::Relaxed));
             let taken_at = time(&applier.taken_at);
-            // What is in hand is added when it is done.
-            let in_hand = taken_at.map_or(0, |taken_at| now.saturating_sub(taken_at).max(0));
-            #[expect(clippy::cast_precision_loss, reason = "a fraction for people")]
-            let busy = (lived > 0).then(|| {
-                ((count(&applier.busy_micros) + in_hand) as f64 / lived as f64).clamp(0.0, 1.0)
-            });
             rows.push((
                 id,
                 i32::try_from(number).unwrap_or(0),
@@ -188,7 +180,7 @@ fn applier_activity() -> TableIterator<
                 count(&applier.transactions),
                 count(&applier.changes),
                 count(&applier.retries),
-                busy,
+                applier.busy_share(),
                 wait(&applier.wait),
                 taken_at,
             ));
