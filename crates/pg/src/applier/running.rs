@@ -1,6 +1,9 @@
 //! A transaction that is applied while it runs at the provider (`braid_bgworker::running`): by a process of its own, until an applier that has come
 //! to its place in the provider's order tells it that it is its turn.
 //!
+//! A subtransaction of it has a savepoint here, which is rolled back to when it is rolled back at the provider (`apply/savepoint.rs`). Beyond
+//! [`SAVEPOINTS`] inside of each other there are none: then it rolls back as a whole.
+//!
 //! It is in nobody's way: it rolls back as soon as anybody waits for what it has locked, and waits a moment at most for what others have.
 //! So neither a local session nor another stream ever waits for the end of a transaction elsewhere.
 
@@ -13,9 +16,10 @@ use braid_ring::{ApplierState, Run, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail};
+use crate::apply::{Savepoint, Session};
 use crate::error::{self, PgError};
 use crate::leader::running::say_given_up;
-use crate::leader::spool::Frames;
+use crate::leader::spool::{Frame, Frames};
 use crate::wait::Wait;
 use crate::{latch, registry, subscription, worker};
 
@@ -24,6 +28,9 @@ const LOCK_TIMEOUT: &str = "200ms";
 /// How often it looks whether somebody waits for a row that it has written, and for a table.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOK_AT_TABLES: Duration = Duration::from_secs(1);
+/// Savepoints at a time: everybody's snapshots have room for 64 subtransactions of a process (PGPROC_MAX_CACHED_SUBXIDS of
+/// src/include/storage/proc.h, 15 to 18).
+const SAVEPOINTS: usize = 48;
 
 /// Why it is not applied now.
 enum Stopped {
@@ -54,6 +61,64 @@ struct Progress {
     /// When something came last.
     fed: Instant,
     begun: bool,
+    /// Those of subtransactions, from the outermost on.
+    savepoints: Vec<Part>,
+    /// Ids under which rows were written before the last savepoint; others wait for these one by one.
+    written_as: Vec<pg_sys::TransactionId>,
+}
+
+/// A subtransaction of it.
+struct Part {
+    /// Its id at the provider.
+    xid: u32,
+    savepoint: Savepoint,
+    /// Ids before it.
+    written_as: usize,
+}
+
+impl Progress {
+    /// A subtransaction begins.
+    fn begin_part(&mut self, xid: u32, session: &mut Session) -> Result<(), Stopped> {
+        if self.savepoints.len() >= SAVEPOINTS {
+            return Ok(());
+        }
+        session.flush()?;
+        let id = current_id();
+        if id != pg_sys::InvalidTransactionId && self.written_as.last() != Some(&id) {
+            self.written_as.push(id);
+        }
+        self.savepoints.push(Part {
+            xid,
+            written_as: self.written_as.len(),
+            savepoint: session.savepoint()?,
+        });
+        Ok(())
+    }
+
+    /// A subtransaction was rolled back.
+    fn roll_back_part(&mut self, xid: u32, session: &mut Session) -> Result<(), Stopped> {
+        let Some(at) = self.savepoints.iter().position(|part| part.xid == xid) else {
+            return Err(given_up("It has rolled back to a savepoint."));
+        };
+        while self.savepoints.len() > at
+            && let Some(part) = self.savepoints.pop()
+        {
+            session.roll_back_to(part.savepoint)?;
+            self.written_as.truncate(part.written_as);
+        }
+        Ok(())
+    }
+
+    /// All of it is applied and nothing is open.
+    fn join_parts(&mut self) {
+        while let Some(part) = self.savepoints.pop() {
+            let id = current_id();
+            if id != pg_sys::InvalidTransactionId {
+                self.written_as.push(id);
+            }
+            Session::release(part.savepoint);
+        }
+    }
 }
 
 impl Applier {
@@ -99,6 +164,8 @@ impl Applier {
             looked_at_tables: now,
             fed: now,
             begun: false,
+            savepoints: Vec::new(),
+            written_as: Vec::new(),
         };
         loop {
             // Before the supply: what is whole gets no more.
@@ -140,7 +207,7 @@ impl Applier {
         if progress.fed.elapsed() > PATIENCE && running.state() == State::Started {
             return Err(given_up("Nothing more has come of it for a minute."));
         }
-        if is_waited_for() {
+        if is_waited_for(&progress.written_as) {
             return Err(given_up(
                 "Another session waits for a row that it has written.",
             ));
@@ -188,10 +255,23 @@ impl Applier {
         self.show(ApplierState::Applying);
         let mut applied = 0_usize;
         loop {
-            let Some(frame) = progress.frames.next(length)? else {
-                return Ok(());
+            let records = match progress.frames.next(length)? {
+                None => return Ok(()),
+                Some(Frame::Records(records)) => records,
+                Some(Frame::Begins(xid)) => {
+                    if let Some(session) = self.session.as_mut() {
+                        progress.begin_part(xid, session)?;
+                    }
+                    continue;
+                }
+                Some(Frame::RolledBack(xid)) => {
+                    if let Some(session) = self.session.as_mut() {
+                        progress.roll_back_part(xid, session)?;
+                    }
+                    continue;
+                }
             };
-            let mut reader = Reader::new(frame);
+            let mut reader = Reader::new(records);
             while let Some((tag, body)) = reader.next_raw()? {
                 if matches!(tag, Tag::Schema) {
                     continue;
@@ -220,6 +300,7 @@ impl Applier {
         };
         session.has_committed(ending.commit_lsn, ending.timestamp)?;
         session.finish()?;
+        progress.join_parts();
         let counts = session.counts();
         self.own
             .commit_lsn
@@ -297,12 +378,26 @@ fn given_up(reason: &'static str) -> Stopped {
     Stopped::Because(PgError::new("40001", reason))
 }
 
-/// Whether anybody waits for the end of this process's transaction: for a row that it has written.
-fn is_waited_for() -> bool {
+/// Id under which rows are written now, if there is one.
+fn current_id() -> pg_sys::TransactionId {
+    // SAFETY: reads the state of the transaction in hand.
+    unsafe { pg_sys::GetCurrentTransactionIdIfAny() }
+}
+
+/// Whether anybody waits for the end of this process's transaction: for a row that it has written, under one of these ids or the current one.
+fn is_waited_for(written_as: &[pg_sys::TransactionId]) -> bool {
+    // SAFETY: reads the state of the transaction in hand.
+    let top = unsafe { pg_sys::GetTopTransactionIdIfAny() };
+    [top, current_id()]
+        .iter()
+        .chain(written_as)
+        .any(|xid| has_waiters(*xid))
+}
+
+fn has_waiters(xid: pg_sys::TransactionId) -> bool {
     // SAFETY: the lock is held by this process if the transaction has an id; the tag is that of SET_LOCKTAG_TRANSACTION
     // (src/include/storage/lock.h, 15 to 18).
     unsafe {
-        let xid = pg_sys::GetTopTransactionIdIfAny();
         if xid == pg_sys::InvalidTransactionId {
             return false;
         }

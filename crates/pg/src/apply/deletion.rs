@@ -259,6 +259,7 @@ impl Session {
         if self.tombstones.is_empty() {
             return Ok(());
         }
+        self.tombstones_stored += 1;
         let mut held = std::mem::take(&mut self.tombstones);
         if self.current.as_ref().is_some_and(|now| now.unsettled) {
             for tombstone in &mut held {

@@ -38,6 +38,7 @@ mod places;
 mod querier;
 mod relation;
 mod rules;
+mod savepoint;
 mod scan;
 mod table;
 mod truncate;
@@ -88,6 +89,7 @@ pub use in_the_way::is_in_the_way;
 pub use key_hash::{Equality, KeyHashes, KeyPart, copied_hash, key_hashes_of_row, table_hash};
 pub use relation::find as find_table;
 pub use rules::{announce as announce_rules, is_rule, take_rule};
+pub use savepoint::Savepoint;
 pub use version::{COPIED, OriginNames};
 
 /// Grows with each relcache invalidation.
@@ -292,6 +294,8 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
+    /// How often such were written down.
+    tombstones_stored: u64,
     /// Tables that the transaction in hand has emptied, to be counted.
     truncated: Vec<u32>,
     /// Whether local truncates can be told.
@@ -361,6 +365,7 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            tombstones_stored: 0,
             truncated: Vec::new(),
             window: Window::default(),
             peers: Peers::default(),

@@ -95,6 +95,11 @@ impl Content {
         self.changes
     }
 
+    /// A part was rolled back: so many changes are left.
+    pub(super) fn go_back(&mut self, changes: u32) {
+        self.changes = changes;
+    }
+
     pub(super) fn schemas(&self) -> Vec<u32> {
         self.schemas.iter().copied().collect()
     }

@@ -76,8 +76,8 @@ impl Segments {
     }
 
     /// Where the file of a transaction is.
-    pub(super) fn path(&self, xid: u32) -> Option<String> {
-        self.running.get(&xid).map(|kept| kept.spool.path())
+    pub(super) fn path(&mut self, xid: u32) -> Option<String> {
+        self.running.get_mut(&xid).map(|kept| kept.spool.path())
     }
 
     /// Hand all that came of a transaction to its file. How long that is.
@@ -122,7 +122,7 @@ impl Stream {
                 let top = self.segments.current;
                 let kept = self.segments.current().ok_or_else(out_of_order)?;
                 if top != Some(xid) {
-                    kept.spool.subtransaction(xid);
+                    kept.spool.subtransaction(xid, kept.content.changes());
                 }
             }
             Record::SegmentStop => {
@@ -133,14 +133,12 @@ impl Stream {
                 self.expect_between()?;
                 let running = &mut self.segments.running;
                 let kept = running.get_mut(&abort.xid).ok_or_else(out_of_order)?;
-                let whole = abort.subxid == abort.xid;
-                if whole {
+                if abort.subxid == abort.xid {
                     self.give_up_running(abort.xid, None);
-                } else if kept.spool.roll_back(abort.subxid) {
-                    self.give_up_running(abort.xid, Some("It has rolled back to a savepoint."));
-                }
-                if whole {
                     self.segments.running.remove(&abort.xid);
+                } else if let Some(changes) = kept.spool.roll_back(abort.subxid) {
+                    // A process that applies it finds that in the file.
+                    kept.content.go_back(changes);
                 }
             }
             Record::StreamedCommit(commit) => {

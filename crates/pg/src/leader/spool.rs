@@ -6,7 +6,8 @@
 //! that is not confirmed. Another process of this server may read what was handed to the file ([`Spool::path`], [`Frames`]).
 //!
 //! A rolled back subtransaction takes with it whatever came since its first change: it was in hand all that time, or a
-//! subtransaction of its own that goes with it. So a place to go back to is all that is kept of it.
+//! subtransaction of its own that goes with it. So a place to go back to is all that is kept of it. Where another process reads the file, nothing
+//! is taken back: marks say where a subtransaction begins and that one is rolled back, and what does not count is passed over.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -24,6 +25,21 @@ pub(crate) const NO_ROOM: &str = "a transaction does not fit into temporary file
 /// What is gathered before it is handed to the file, and read from it at once.
 const CHUNK: usize = 128 * 1024;
 
+/// In the length of what was written at once: it is a mark, not records.
+const MARK: u32 = 1 << 31;
+const BEGINS: u32 = 0;
+const ROLLED_BACK: u32 = 1;
+
+/// A subtransaction.
+#[derive(Debug)]
+struct Begun {
+    xid: u32,
+    /// Where it begins.
+    place: u64,
+    /// Changes before it.
+    changes: u32,
+}
+
 /// The records of a transaction that has not ended.
 #[derive(Debug)]
 pub(crate) struct Spool {
@@ -31,12 +47,17 @@ pub(crate) struct Spool {
     /// What is yet to be handed to the file, which ends at `handed`.
     buffer: Vec<u8>,
     handed: u64,
-    /// Subtransactions in the order in which they began, and where.
-    subtransactions: Vec<(u32, u64)>,
+    /// Subtransactions in the order in which they began.
+    subtransactions: Vec<Begun>,
     /// Where a subtransaction is in that list.
     known: HashMap<u32, usize>,
-    /// Where it is read.
+    /// Another process may read the file.
+    is_shared: bool,
+    /// From where to where it does not count, in order.
+    dead: Vec<(u64, u64)>,
+    /// Where it is read, and which of these comes next.
     reading: u64,
+    next_dead: usize,
 }
 
 fn failed(what: &str) -> PgError {
@@ -55,12 +76,16 @@ impl Spool {
             handed: 0,
             subtransactions: Vec::new(),
             known: HashMap::new(),
+            is_shared: false,
+            dead: Vec::new(),
             reading: 0,
+            next_dead: 0,
         }
     }
 
-    /// Where the file is, for other processes of this server.
-    pub(crate) fn path(&self) -> String {
+    /// Where the file is, for other processes of this server. From here on nothing that was handed to it changes.
+    pub(crate) fn path(&mut self) -> String {
+        self.is_shared = true;
         // SAFETY: the file is open, and its name lives as long.
         let path = unsafe { CStr::from_ptr(pg_sys::FilePathName(self.file)) };
         path.to_string_lossy().into_owned()
@@ -80,20 +105,33 @@ impl Spool {
         }
     }
 
-    /// What is written next belongs to this subtransaction.
-    pub(crate) fn subtransaction(&mut self, xid: u32) {
+    fn mark(&mut self, kind: u32, xid: u32) {
+        for number in [MARK | 8, kind, xid] {
+            self.buffer.extend_from_slice(&number.to_ne_bytes());
+        }
+    }
+
+    /// What is written next belongs to this subtransaction; so many changes came before.
+    pub(crate) fn subtransaction(&mut self, xid: u32, changes: u32) {
         if self.known.contains_key(&xid) {
             return;
         }
         let place = self.place();
         self.known.insert(xid, self.subtransactions.len());
-        self.subtransactions.push((xid, place));
+        self.subtransactions.push(Begun {
+            xid,
+            place,
+            changes,
+        });
+        self.mark(BEGINS, xid);
     }
 
     /// Append whole records.
     pub(crate) fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
         let len = u32::try_from(records.len())
-            .map_err(|_| PgError::new("54000", "frame from the provider is too large"))?
+            .ok()
+            .filter(|len| len & MARK == 0)
+            .ok_or_else(|| PgError::new("54000", "frame from the provider is too large"))?
             .to_ne_bytes();
         self.buffer.extend_from_slice(&len);
         self.buffer.extend_from_slice(records);
@@ -124,40 +162,54 @@ impl Spool {
         Ok(self.handed)
     }
 
-    /// Forget what came since the first change of a subtransaction. Whether there was any.
-    pub(crate) fn roll_back(&mut self, xid: u32) -> bool {
-        let Some(&(_, place)) = self
-            .known
-            .get(&xid)
-            .and_then(|index| self.subtransactions.get(*index))
-        else {
-            return false;
-        };
-        while let Some((last, _)) = self.subtransactions.pop() {
-            self.known.remove(&last);
-            if last == xid {
-                break;
-            }
+    /// Forget what came since the first change of a subtransaction. How many changes are left, if there was any.
+    pub(crate) fn roll_back(&mut self, xid: u32) -> Option<u32> {
+        let index = *self.known.get(&xid)?;
+        let place = self.subtransactions.get(index)?.place;
+        let changes = self.subtransactions.get(index)?.changes;
+        for gone in self.subtransactions.drain(index..) {
+            self.known.remove(&gone.xid);
         }
-        self.go_to(place);
-        true
+        if self.is_shared {
+            self.mark(ROLLED_BACK, xid);
+            self.dead.retain(|(from, _)| *from < place);
+            self.dead.push((place, self.place()));
+        } else {
+            self.go_to(place);
+        }
+        Some(changes)
     }
 
     /// Read from the start. Nothing is written any more.
     pub(crate) fn rewind(&mut self) -> Result<(), PgError> {
         self.hand_over()?;
         self.reading = 0;
+        self.next_dead = 0;
         Ok(())
     }
 
     /// Append the records that were written at once to `records`. False at the end.
     pub(crate) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
-        if self.reading >= self.handed {
-            return Ok(false);
-        }
-        let mut len = [0; 4];
-        self.fill(&mut len)?;
-        let len = usize::try_from(u32::from_ne_bytes(len)).unwrap_or(usize::MAX);
+        let len = loop {
+            if let Some((from, to)) = self.dead.get(self.next_dead)
+                && *from == self.reading
+            {
+                self.reading = *to;
+                self.next_dead += 1;
+                continue;
+            }
+            if self.reading >= self.handed {
+                return Ok(false);
+            }
+            let mut len = [0; 4];
+            self.fill(&mut len)?;
+            let len = u32::from_ne_bytes(len);
+            if len & MARK == 0 {
+                break len;
+            }
+            self.reading += u64::from(len & !MARK);
+        };
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
         let before = records.len();
         records.resize(before.saturating_add(len), 0);
         self.fill(records.get_mut(before..).unwrap_or_default())?;
@@ -187,6 +239,17 @@ impl Drop for Spool {
             unsafe { pg_sys::FileClose(self.file) };
         }
     }
+}
+
+/// What was written at once.
+#[derive(Debug)]
+pub(crate) enum Frame<'a> {
+    /// Whole records.
+    Records(&'a [u8]),
+    /// What follows is part of a subtransaction that begins here.
+    Begins(u32),
+    /// This subtransaction and all that came since it began do not count.
+    RolledBack(u32),
 }
 
 /// What was written at once, read by another process while more is written.
@@ -219,21 +282,29 @@ impl Frames {
     }
 
     /// The next records that were written at once; `None` where there are none before `end`, up to which the file was handed over.
-    pub(crate) fn next(&mut self, end: u64) -> Result<Option<&[u8]>, PgError> {
+    pub(crate) fn next(&mut self, end: u64) -> Result<Option<Frame<'_>>, PgError> {
         if self.place() >= end {
             return Ok(None);
         }
         self.have(4, end)?;
-        let len = self
-            .chunk
-            .get(self.taken..)
-            .and_then(<[u8]>::first_chunk::<4>)
-            .map_or(0, |raw| u32::from_ne_bytes(*raw));
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let head = self.number(self.taken);
+        let len = usize::try_from(head & !MARK).unwrap_or(usize::MAX);
         self.have(len.saturating_add(4), end)?;
         let from = self.taken + 4;
         self.taken = from + len;
-        Ok(self.chunk.get(from..from + len))
+        if head & MARK == 0 {
+            return Ok(self.chunk.get(from..from + len).map(Frame::Records));
+        }
+        let xid = self.number(from + 4);
+        Ok(Some(match self.number(from) {
+            BEGINS => Frame::Begins(xid),
+            _ => Frame::RolledBack(xid),
+        }))
+    }
+
+    fn number(&self, at: usize) -> u32 {
+        let raw = self.chunk.get(at..).and_then(<[u8]>::first_chunk::<4>);
+        raw.map_or(0, |raw| u32::from_ne_bytes(*raw))
     }
 
     /// Have so many bytes in the chunk that were not taken.

@@ -1,0 +1,93 @@
+//! Parts of the transaction in hand that can be rolled back by themselves: subtransactions of one that runs at the provider. Run by the process
+//! that applies it.
+//!
+//! A savepoint is a local subtransaction, inside of the one before it, and stays open: nobody says when the provider's has ended, only when it is
+//! rolled back. What the session keeps outside of PostgreSQL's transaction is put back with it. Most of that can't have changed: whatever meets a
+//! conflict, asks a function, moves a key or merges gives up (`Current::runs`). What is left:
+//!
+//! | kept | at a savepoint | when it is rolled back to |
+//! |---|---|---|
+//! | rows to be written together | written | forgotten |
+//! | open tables, the user | let go of, as references belong to a subtransaction | let go of |
+//! | deletions, rows under deferrable constraints | counted | cut off there; gives up when deletions were written down since |
+//! | counts, of the transaction and each table | copied | put back |
+//! | versions of merged rows | none, or gives up | as well |
+
+use super::{Counts, Session};
+use crate::error::PgError;
+use crate::subtransaction::Subtransaction;
+
+/// A place to go back to.
+#[derive(Debug)]
+pub struct Savepoint {
+    subtransaction: Subtransaction,
+    tombstones: usize,
+    tombstones_stored: u64,
+    unchecked: usize,
+    counts: Counts,
+    of_tables: Vec<((u32, u32), Counts)>,
+}
+
+impl Session {
+    /// A place to go back to in the transaction in hand.
+    ///
+    /// # Errors
+    /// As [`Session::change`].
+    pub fn savepoint(&mut self) -> Result<Savepoint, PgError> {
+        self.flush()?;
+        self.let_go()?;
+        let counts = |key: &(u32, u32)| self.targets.get(key).map(|target| (*key, target.counts));
+        Ok(Savepoint {
+            tombstones: self.tombstones.len(),
+            tombstones_stored: self.tombstones_stored,
+            unchecked: self.unchecked.len(),
+            counts: self.counts,
+            of_tables: self.open.iter().filter_map(counts).collect(),
+            subtransaction: Subtransaction::begin(),
+        })
+    }
+
+    /// Undo what came after a savepoint, those inside of it first.
+    ///
+    /// # Errors
+    /// 40001 when that can't be done.
+    pub fn roll_back_to(&mut self, savepoint: Savepoint) -> Result<(), PgError> {
+        self.bulk.forget();
+        self.let_go()?;
+        if savepoint.tombstones > 0 && savepoint.tombstones_stored != self.tombstones_stored {
+            return Err(self.wait_for_commit("It has rolled back to a savepoint."));
+        }
+        savepoint.subtransaction.end(false);
+        self.tombstones.truncate(savepoint.tombstones);
+        self.unchecked.truncate(savepoint.unchecked);
+        self.counts = savepoint.counts;
+        for key in &self.open {
+            if let Some(target) = self.targets.get_mut(key) {
+                target.counts = Counts::default();
+            }
+        }
+        for (key, counts) in savepoint.of_tables {
+            if let Some(target) = self.targets.get_mut(&key) {
+                target.counts = counts;
+            }
+        }
+        Ok(())
+    }
+
+    /// What came after a savepoint stays, whatever it is. Nothing is open.
+    pub fn release(savepoint: Savepoint) {
+        savepoint.subtransaction.end(true);
+    }
+
+    /// Let go of what belongs to the current subtransaction.
+    fn let_go(&mut self) -> Result<(), PgError> {
+        if self.batches.has_merged() {
+            return Err(self.wait_for_commit("It has a savepoint and merges rows."));
+        }
+        self.close_tables();
+        // Each is in it as often as it was opened.
+        self.open.sort_unstable();
+        self.open.dedup();
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+# A large transaction that is applied while it runs goes on when a part of it is rolled back at the provider: what that part has done is undone here
+# too, and nothing else.
+
+use strict;
+use warnings;
+
+use Braid;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
+my $paris = new_node('paris', publication => '', conf => "logical_decoding_work_mem = 64kB\nautovacuum = off\nbraid.remember_deletions = on\n");
+on_all(q[
+	create table bulk (id int primary key, k int, v text);
+	create table gone (id int primary key, v text);
+	create table late (id int primary key, v text);
+	create table swap (id int primary key, place int unique deferrable initially deferred, v text);
+	create table small (id int primary key, n int);
+], $tokyo, $paris);
+my @tables = qw(bulk gone late swap small);
+$tokyo->safe_psql('postgres', q[
+	insert into small values (1, 0);
+	insert into gone select i, repeat(md5(i::text), 5) from generate_series(1, 9000) i;
+	insert into swap select i, i, repeat('v', 100) from generate_series(1, 2000) i;
+]);
+my $name = subscribe($paris, $tokyo, streaming => "'parallel'");
+caught_up($paris, $tokyo);
+my $one = $tokyo->background_psql('postgres');
+my $next = 1;
+
+sub bytes { return $paris->safe_psql('postgres', "select pg_relation_size('$_[0]')"); }
+
+sub stats
+{
+	return $paris->safe_psql('postgres', 'select applied_while_running, given_up_while_running from braid.dependency_stats');
+}
+
+# A transaction runs at tokyo. Each part that is to be streamed is larger than the memory for decoding.
+sub start
+{
+	my ($then, $rows) = @_;
+	$one->query_safe('begin');
+	more($then, $rows);
+	return;
+}
+
+# Rows of no importance; applied here once they are there, and so is all before them.
+sub more
+{
+	my ($then, $rows) = @_;
+	my $before = bytes('bulk');
+	my $first = $next;
+	$next += $rows // 4000;
+	$one->query_safe("insert into bulk select i, 1, repeat(md5(i::text), 5) from generate_series($first, $next - 1) i");
+	ok(wait_until(sub { bytes('bulk') >= $before + 400_000 }, 30), "$then: applied while it runs");
+	return;
+}
+
+# It commits, and was applied by the process that followed it.
+sub ended
+{
+	my ($then, $how) = @_;
+	my ($applied, $given_up) = split /\|/, stats();
+	$one->query_safe($how // 'commit');
+	$tokyo->safe_psql('postgres', 'update small set n = n + 1');
+	caught_up($paris, $tokyo);
+	same_tables([ $tokyo, $paris ], @tables);
+	$applied++ unless defined $how;
+	is(stats(), "$applied|$given_up", "$then: by the process that followed it");
+	return;
+}
+
+my $retries = "select retries from braid.subscription_detail where name = '$name'";
+
+# One part, and what came before and comes after it.
+start('a part');
+$one->query_safe(q[update bulk set k = 2 where id <= 1000; delete from gone where id <= 500; savepoint a]);
+more('in a part');
+$one->query_safe(q[update bulk set k = 3 where id <= 2000; delete from bulk where id > 3000; delete from gone where id between 501 and 2000; update gone set v = 'never' where id > 7000]);
+more('more of it');
+$one->query_safe(q[rollback to a; update bulk set k = k + 10 where id <= 1500; delete from gone where id between 1501 and 1600]);
+more('after it');
+ended('a part');
+is($paris->safe_psql('postgres', 'select count(*) from braid.tombstone where relation = $$gone$$::regclass'), '600', 'what was rolled back has deleted nothing');
+my $versions = q[select count(*), count(distinct t.timestamp), max(t.timestamp) from bulk, pg_xact_commit_timestamp_origin(xmin) t];
+is($paris->safe_psql('postgres', $versions), $tokyo->safe_psql('postgres', $versions), 'rows of all parts have its version');
+
+# Inside of each other; released ones; the outer one rolled back after inner ones were released; a table first used in one; the same again.
+start('nested');
+$one->query_safe('savepoint a');
+more('nested, a');
+$one->query_safe(q[insert into late select i, repeat(md5(i::text), 5) from generate_series(1, 3000) i; savepoint b; update late set v = 'b' where id <= 2000; delete from gone where id between 2001 and 3000]);
+more('nested, b');
+$one->query_safe(q[release b; savepoint c; update late set v = 'c' where id <= 1000; delete from late where id > 2500]);
+more('nested, c');
+$one->query_safe(q[rollback to c; update late set v = v || 'd' where id <= 1500]);
+more('nested, c again');
+$one->query_safe('rollback to a; insert into late select i, $$kept$$ from generate_series(1, 3000) i');
+more('nested, a again');
+$one->query_safe('release a; savepoint e; delete from late where id <= 100; update gone set v = $$e$$ where id between 4000 and 5000');
+more('nested, e');
+ended('nested');
+is($paris->safe_psql('postgres', 'select count(*), min(v) from late'), '2900|kept', 'the outer one took the inner ones with it');
+
+# A deferrable constraint that only the part that was rolled back would violate, and rows that swap.
+start('deferred');
+$one->query_safe('savepoint a; update swap set place = place + 1 where id <= 1999');
+more('deferred, in it');
+$one->query_safe('rollback to a; update swap set place = 2001 - place');
+more('deferred, after it');
+ended('deferred');
+
+# More parts than there are savepoints: none of them is rolled back; then one of them is, which takes the commit.
+my $many = 'do $$ begin for i in 1 .. 100 loop begin update gone set v = %s where id = 6000 + i; exception when others then null; end; end loop; end $$';
+start('many');
+$one->query_safe(sprintf $many, "'many'");
+more('many, after them');
+ended('many');
+start('too many');
+$one->query_safe(sprintf $many, "'too many'");
+$one->query_safe('savepoint a');
+more('too many, in the last');
+$one->query_safe('rollback to a');
+$one->query_safe("insert into bulk select -i, 9, repeat(md5(i::text), 5) from generate_series(1, 4000) i");
+$one->query_safe('commit');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], @tables);
+is((split /\|/, stats())[1], 1, 'one without a savepoint is rolled back with all of it');
+like(slurp_file($paris->logfile), qr/once it has committed: It has rolled back to a savepoint/, 'and that is said');
+
+# A row that was written in a part is waited for.
+start('waited for');
+$one->query_safe('savepoint a; update gone set v = $$a$$ where id = 8000');
+more('waited for, in it');
+$paris->safe_psql('postgres', q[set statement_timeout = '30s'; begin; update gone set v = 'local' where id = 8000; rollback]);
+ok(wait_until(sub { (split /\|/, stats())[1] == 2 }, 20), 'it gives way');
+$one->query_safe('rollback to a');
+$one->query_safe('commit');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], @tables);
+
+# What a part has locked is free again when it is rolled back.
+start('free again');
+$one->query_safe('savepoint a; update gone set v = $$a$$ where id = 8000');
+more('free again, in it');
+$one->query_safe('rollback to a');
+more('free again, after it');
+$paris->safe_psql('postgres', q[set statement_timeout = '30s'; begin; update gone set v = 'local' where id = 8000; rollback]);
+ended('free again');
+
+# All of it.
+start('all of it');
+$one->query_safe('savepoint a; update gone set v = $$a$$ where id > 8000');
+more('all of it, in a part');
+ended('all of it', 'rollback');
+is($paris->safe_psql('postgres', $retries), '2', 'only what gave way was tried again');
+
+# The process dies while a part is open, and when it was rolled back.
+for my $when (0, 1)
+{
+	# There are empty pages after the first time: enough for the table to grow all the same.
+	start("killed $when", 20_000);
+	$one->query_safe('savepoint a; delete from gone where id between 8000 and 8500');
+	more("killed $when, in it", 20_000);
+	$one->query_safe('rollback to a');
+	more("killed $when, after it", 20_000) if $when;
+	my $pid = $paris->safe_psql('postgres', "select pid from braid.apply_workers where worker = 'applier ' || current_setting('braid.appliers_per_subscription')");
+	kill 'KILL', $pid;
+	ok(wait_until(sub { $paris->psql('postgres', 'select 1') == 0 }, 60), 'the server is back');
+	$one->query_safe("insert into bulk values (-10001 - $when, 0, 'after')");
+	$one->query_safe('commit');
+	caught_up($paris, $tokyo);
+	same_tables([ $tokyo, $paris ], @tables);
+}
+is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'there was no conflict');
+is($paris->safe_psql('postgres', 'select count(*) from pg_ls_tmpdir()'), '0', 'no file is left');
+unlike(slurp_file($paris->logfile), qr/WARNING|resource was not closed|TRAP/, 'nothing was left open');
+$one->quit;
+done_testing();
