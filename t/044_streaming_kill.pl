@@ -55,7 +55,7 @@ commit;
 \endif
 \sleep 100 ms
 ];
-# One of which nothing is rolled back may be applied while it runs, up to its commit.
+# And one of which nothing is rolled back.
 my $whole = q[
 \set k random(1, 40)
 begin;
