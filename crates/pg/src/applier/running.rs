@@ -16,7 +16,7 @@ use braid_ring::{ApplierState, Run, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail};
-use crate::apply::{Savepoint, Session};
+use crate::apply::{Item, Savepoint, Session};
 use crate::error::{self, PgError};
 use crate::leader::running::say_given_up;
 use crate::leader::spool::{Frame, Frames};
@@ -272,6 +272,7 @@ impl Applier {
                 }
             };
             let mut reader = Reader::new(records);
+            let mut gathered = Vec::new();
             while let Some((tag, body)) = reader.next_raw()? {
                 if matches!(tag, Tag::Schema) {
                     continue;
@@ -280,10 +281,15 @@ impl Applier {
                     return Err(given_up("It is more than changes of rows."));
                 };
                 self.know(change.header.schema.0)?;
-                if let Some(session) = self.session.as_mut() {
+                applied += 1;
+                if self.consolidate {
+                    gathered.push(Item::Change(0, change));
+                } else if let Some(session) = self.session.as_mut() {
                     session.change(&change)?;
                 }
-                applied += 1;
+            }
+            if let Some(session) = self.session.as_mut().filter(|_| !gathered.is_empty()) {
+                session.consolidate(&gathered)?;
             }
             if applied >= 1000 {
                 applied = 0;

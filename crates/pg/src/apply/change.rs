@@ -565,7 +565,7 @@ impl Session {
     }
 
     /// Whether what is here may turn out to be newer than the transaction in hand, whose commit will be later than its PREPARE, or older.
-    fn may_yet_be_older(&mut self, current: &Current, found: Found) -> bool {
+    pub(super) fn may_yet_be_older(&mut self, current: &Current, found: Found) -> bool {
         let (Found::Missing(Some(stamp)) | Found::Row(stamp)) = found else {
             return false;
         };

@@ -240,7 +240,9 @@ impl Session {
         } else {
             self.find_to_insert(key, &remote, &sought, false)?
         };
-        if matches!(found, Found::Row(_)) != exists {
+        if matches!(found, Found::Row(_)) != exists
+            || (current.unsettled && self.may_yet_be_older(&current, found))
+        {
             return Ok(false);
         }
         let (incoming, from_origin) = (version(&current), current.from_origin);
