@@ -56,26 +56,29 @@ impl Published {
         )
     }
 
-    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC): hash of the key, each
-    /// of them where there are two, microseconds since then, node.
+    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC), and of all that were
+    /// merged: hash of the key, each of them where there are two, microseconds since then, whether it was merged, node.
     #[must_use]
     pub fn versions_command(&self, since: i64) -> String {
         let table = self.qualified();
-        let lately = format!("braid.commit_timestamp({table}.xmin) >= to_timestamp({since})");
+        // The transaction that merged a row may be older than the row's version, and much older than what is still to come.
+        let lately = format!(
+            "(braid.commit_timestamp({table}.xmin) >= to_timestamp({since}) or braid.has_merged_rows({table}.xmin))"
+        );
         let rows = self.rows_clause_with(Some(lately));
         format!(
-            "copy (select h.hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.node \
+            "copy (select h.hash, (extract(epoch from v.committed_at) * 1000000)::bigint, v.merged, v.node \
              from (select {table}.tableoid as tableoid, {table}.ctid as ctid {rows}) as r, \
              lateral braid.row_version(r.tableoid, r.ctid) as v, \
              lateral (values (v.key_hash), (v.other_hash)) as h (hash) where h.hash is not null) to stdout (encoding 'UTF8')"
         )
     }
 
-    /// The same for what was deleted: hash of the key, microseconds, node.
+    /// The same for what was deleted: hash of the key, microseconds, false, node.
     #[must_use]
     pub fn deletions_command(&self, since: i64) -> String {
         format!(
-            "copy (select key_hash, deleted_at, node from braid.copied_deletions({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
+            "copy (select key_hash, deleted_at, false, node from braid.copied_deletions({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
             self.oid
         )
     }
@@ -166,16 +169,39 @@ pub fn planned_rows(line: &str) -> Option<i64> {
     rest.split(' ').next()?.parse().ok()
 }
 
-/// A row's version as a line of COPY's text form: hash, microseconds, name of a node.
+/// A row's version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowVersion {
+    /// Hash of table and key.
+    pub hash: u64,
+    /// Microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// The row was made of several.
+    pub merged: bool,
+    /// Where it was written.
+    pub node: String,
+}
+
+/// A row's version as a line of COPY's text form: hash, microseconds, `t` where it was merged, name of a node.
 #[must_use]
-pub fn parse_version(line: &[u8]) -> Option<(u64, i64, String)> {
+pub fn parse_version(line: &[u8]) -> Option<RowVersion> {
     let line = std::str::from_utf8(line).ok()?;
-    let mut fields = line.splitn(3, '\t');
+    let mut fields = line.splitn(4, '\t');
     let hash: i64 = fields.next()?.parse().ok()?;
     let timestamp = fields.next()?.parse().ok()?;
+    let merged = match fields.next()? {
+        "t" => true,
+        "f" => false,
+        _ => return None,
+    };
     // Of what COPY escapes, a name may have a backslash.
     let node = fields.next()?.replace("\\\\", "\\");
-    Some((hash.cast_unsigned(), timestamp, node))
+    Some(RowVersion {
+        hash: hash.cast_unsigned(),
+        timestamp,
+        merged,
+        node,
+    })
 }
 
 /// Who wrote which columns of a row.
@@ -212,7 +238,7 @@ pub fn parse_written(line: &[u8]) -> Option<Written> {
 
 #[cfg(test)]
 mod tests {
-    use super::{OwnRows, Published, parse_version, parse_written, planned_rows};
+    use super::{OwnRows, Published, RowVersion, parse_version, parse_written, planned_rows};
 
     fn published() -> Published {
         Published {
@@ -260,12 +286,12 @@ mod tests {
         published.name = "a where b".to_owned();
         let command = published.versions_command(7);
         assert!(command.contains(
-            r#"from only "public"."a where b" where braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+            r#"from only "public"."a where b" where (braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7) or braid.has_merged_rows("public"."a where b".xmin))) as r"#
         ));
         published.filters = vec!["a > 1".to_owned()];
         let command = published.versions_command(7);
         assert!(command.contains(
-            r#"where ((a > 1)) and braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7)) as r"#
+            r#"where ((a > 1)) and (braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7) or "#
         ));
     }
 
@@ -291,17 +317,22 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_hash_a_time_and_a_node() {
+    fn a_line_is_a_hash_a_time_a_mark_and_a_node() {
         assert_eq!(
-            parse_version(b"-1\t1709209800000000\ttokyo"),
-            Some((u64::MAX, 1_709_209_800_000_000, "tokyo".to_owned()))
+            parse_version(b"-1\t1709209800000000\tf\ttokyo"),
+            Some(RowVersion {
+                hash: u64::MAX,
+                timestamp: 1_709_209_800_000_000,
+                merged: false,
+                node: "tokyo".to_owned(),
+            })
         );
-        assert_eq!(
-            parse_version(b"7\t1\ta\\\\b").map(|found| found.2),
-            Some("a\\b".to_owned())
-        );
-        assert_eq!(parse_version(b"7\t1"), None);
-        assert_eq!(parse_version(b"x\t1\ttokyo"), None);
+        let merged = parse_version(b"7\t1\tt\ta\\\\b").unwrap();
+        assert!(merged.merged);
+        assert_eq!(merged.node, "a\\b");
+        assert_eq!(parse_version(b"7\t1\tt"), None);
+        assert_eq!(parse_version(b"7\t1\ttokyo\tt"), None);
+        assert_eq!(parse_version(b"x\t1\tf\ttokyo"), None);
     }
 
     #[test]

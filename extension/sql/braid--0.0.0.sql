@@ -211,12 +211,14 @@ comment on table braid.column_write is 'who wrote which columns, where each is a
 
 -- Versions of rows that an initial copy has brought, which its commit does not tell, as far as older changes of them may still arrive: by a hash of
 -- the table here and of the hashes that the row's key has where it was copied from (as in braid.tombstone, one or two). "version_at" is microseconds since 1970-01-01 UTC, "origin_id" the origin that stands for the
--- node that wrote it, 0 for this one. A copy brings deletions along, too: into braid.tombstone.
+-- node that wrote it, 0 for this one. "merged" says that the row was made of several there, and that who wrote that version has not seen all of it: this is known for
+-- 30 days longer. A copy brings deletions along, too: into braid.tombstone.
 create table braid.copied_version (
     key_hash bigint not null,
     version_at bigint not null,
     relation oid not null,
-    origin_id integer not null
+    origin_id integer not null,
+    merged boolean not null
 );
 create index copied_version_key_hash on braid.copied_version (key_hash);
 alter table braid.copied_version replica identity full;
@@ -1148,10 +1150,15 @@ create function braid.deletion_activity() returns table (
     as 'MODULE_PATHNAME', 'deletion_activity_wrapper';
 comment on function braid.deletion_activity is 'whether deletions are remembered, and how far local ones are collected';
 
-create function braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint)
+create function braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint, merged boolean)
     language c stable strict parallel restricted rows 1 set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'row_version_wrapper';
-comment on function braid.row_version is 'the version of a row, given its tableoid and ctid: when and at which node it was last written';
+comment on function braid.row_version is 'the version of a row, given its tableoid and ctid: when and at which node it was last written, and whether it was merged with what that node had not seen';
+
+create function braid.has_merged_rows(xid) returns boolean
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'has_merged_rows_wrapper';
+comment on function braid.has_merged_rows is 'whether a transaction, given by the xmin of a row, has written rows that were merged';
 
 create function braid.commit_timestamp(xid) returns timestamptz
     language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
@@ -1925,6 +1932,7 @@ grant execute on function
     braid.skew_activity,
     braid.deletion_activity,
     braid.row_version,
+    braid.has_merged_rows,
     braid.commit_timestamp,
     braid.copied_deletions,
     braid.copied_columns,

@@ -107,6 +107,14 @@ struct Node {
     clock: i64,
 }
 
+/// Whether the last node is there from the beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    There,
+    /// It joins by a copy of another one's row.
+    Joins,
+}
+
 /// Write and deliver at random, then deliver the rest. What each node ends with, and how much was added.
 fn run(
     random: &mut Random,
@@ -114,8 +122,10 @@ fn run(
     whole: bool,
     write: fn(&mut Random, u64) -> u64,
     inserts: bool,
+    last: Last,
 ) -> (Vec<Option<Row>>, u64) {
     let count = 2 + random.index(3);
+    let mut joins = (last == Last::Joins).then_some(count - 1);
     let shared = !inserts || random.one_in(2);
     let start = Row {
         value: 0,
@@ -134,7 +144,12 @@ fn run(
     let steps = 5 + random.index(40);
     for step in 0..steps {
         let at = random.index(count);
-        if random.one_in(2) {
+        if joins == Some(at) {
+            if random.one_in(4) {
+                join(&mut nodes, at, random);
+                joins = None;
+            }
+        } else if random.one_in(2) {
             let before = nodes[at].row.map(|row| row.value);
             let after = write(random, before.unwrap_or(0));
             // Those of a union are not counted.
@@ -158,6 +173,9 @@ fn run(
             deliver(&mut nodes, at, (at + 1 + step) % count, merge, whole);
         }
     }
+    if let Some(at) = joins {
+        join(&mut nodes, at, random);
+    }
     for at in 0..count {
         for from in 0..count {
             while deliver(&mut nodes, at, from, merge, whole) {}
@@ -177,6 +195,20 @@ fn deliver(nodes: &mut [Node], at: usize, from: usize, merge: Merge, whole: bool
     nodes[at].read[from] += 1;
     nodes[at].row = receive(nodes[at].row, change, merge, whole);
     true
+}
+
+/// A node that was not there copies another one's row, with version and mark. It gets that one's changes from there on; the others' from a
+/// position on up to which that one had read them, so that the copy has the first of them already.
+fn join(nodes: &mut [Node], at: usize, random: &mut Random) {
+    let from = random.index(nodes.len() - 1);
+    nodes[at].row = nodes[from].row;
+    for by in (0..nodes.len()).filter(|by| *by != at) {
+        nodes[at].read[by] = if by == from {
+            nodes[from].log.len()
+        } else {
+            random.index(nodes[from].read[by] + 1)
+        };
+    }
 }
 
 fn agree(name: &str, rows: &[Option<Row>], round: usize) {
@@ -199,8 +231,29 @@ fn what_either_has_is_on_all_nodes() {
                 whole,
                 |random, value| value | 1 << random.below(60),
                 true,
+                Last::There,
             );
             agree("union", &rows, round);
+        }
+    }
+}
+
+/// The same where a node joins by a copy: it knows of the copied row that it was merged.
+#[test]
+fn a_copied_row_is_merged_on() {
+    let mut random = Random::new("a_copied_row_is_merged_on");
+    let mut budget = Budget::new();
+    while let Some(round) = budget.round(2000) {
+        for whole in [false, true] {
+            let (rows, _) = run(
+                &mut random,
+                |local, remote, _| local | remote,
+                whole,
+                |random, value| value | 1 << random.below(60),
+                true,
+                Last::Joins,
+            );
+            agree("union of copies", &rows, round);
         }
     }
 }
@@ -217,6 +270,7 @@ fn increments_add_up_on_all_nodes() {
             true,
             |random, value| value + 1 + random.below(5),
             false,
+            Last::There,
         );
         agree("delta", &rows, round);
         assert_eq!(rows[0].map_or(0, |row| row.value), added, "round {round}");

@@ -13,7 +13,7 @@ use braid_bgworker::policy;
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
-use crate::apply::EPOCH_DIFFERENCE;
+use crate::apply::{EPOCH_DIFFERENCE, KEEP_MERGED};
 use crate::away::Peers;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
@@ -216,8 +216,8 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         &[before.into()],
     )?;
     let copied = execute_counting(
-        "delete from braid.copied_version where ctid = any (array(select ctid from braid.copied_version where version_at < $1 limit 10000))",
-        &[before.into()],
+        "delete from braid.copied_version where ctid = any (array(select ctid from braid.copied_version where version_at < case when merged then $2 else $1 end limit 10000))",
+        &[before.into(), before.saturating_sub(KEEP_MERGED).into()],
     )?;
     execute_counting(
         "delete from braid.copied_table where newest < $1",

@@ -1,6 +1,6 @@
 //! Versions of rows.
 
-use braid_pg::apply::{EPOCH_DIFFERENCE, row_version as version_of};
+use braid_pg::apply::{EPOCH_DIFFERENCE, has_merged_rows as has_merged, row_version as version_of};
 use braid_pg::catalog::{Rights, current_role, with_rights};
 use braid_pg::encoding::Text;
 use braid_pg::local_version;
@@ -8,7 +8,7 @@ use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;
 
-/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint)
+/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint, merged boolean)
 #[pg_extern(sql = false)]
 fn row_version(
     relation: pg_sys::Oid,
@@ -20,6 +20,7 @@ fn row_version(
         name!(committed_at, i64),
         name!(node, Text),
         name!(other_hash, Option<i64>),
+        name!(merged, bool),
     ),
 > {
     let caller = current_role();
@@ -35,8 +36,18 @@ fn row_version(
             found
                 .hashes
                 .and_then(|hashes| hashes.other().map(u64::cast_signed)),
+            found.merged,
         )
     }))
+}
+
+/// braid.has_merged_rows(xid) returns boolean
+#[pg_extern(sql = false)]
+fn has_merged_rows(xid: pg_sys::TransactionId) -> bool {
+    match with_rights(Rights::ExtensionOwner, || has_merged(xid)) {
+        Ok(has) => has,
+        Err(error) => error.raise(),
+    }
 }
 
 /// braid.commit_timestamp(xid) returns timestamptz

@@ -33,7 +33,7 @@ const COLUMNS: usize = 4;
 /// Bytes of a row in `merged`.
 const MERGED_BYTES: usize = 18;
 /// For how long merged rows are known to be some, in microseconds, beyond what holds for batches: 30 days.
-const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
+pub const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
 
 /// A row that was made of several, and its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -347,6 +347,26 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
         });
     }
     Ok(versions)
+}
+
+/// Transactions, by their full ids, that have written rows that were made of several.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn merging() -> Result<HashSet<u64>, PgError> {
+    let mut found = HashSet::new();
+    // SAFETY: in a transaction; the table has so many columns, the first of which is not null.
+    unsafe {
+        table_scan::each::<COLUMNS>(table()?, None, Sees::Committed, |row| {
+            pgrx::check_for_interrupts!();
+            let ([xid, ..], [.., none]) = (row.values, row.nulls);
+            if !none {
+                found.insert(table_scan::int8(xid).cast_unsigned());
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(found)
 }
 
 /// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.

@@ -6,19 +6,20 @@
 //! nothing is found: then such a row is older than whatever comes.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pgrx::pg_sys;
 
-use super::batch::Batches;
+use super::batch::{self, Batches};
 use super::key_hash::{KeyHashes, copied_hash, key_hashes_as, key_hashes_of_row, table_hash};
 use super::lookup::writer;
 use super::relation::LocalRelation;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::decoding::deletions::identity_key;
 use crate::error::PgError;
+use crate::local_version::full;
 use crate::subscription::{local_node, rows};
-use crate::tombstone;
+use crate::tombstone::{self, CopiedVersion};
 
 /// From where rows were copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +101,13 @@ fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
     }
     // SAFETY: the caller's.
     unsafe { pg_sys::MemoryContextSwitchTo(before) };
-    Ok(newest?.map_or(Stamp::Unversioned, |(timestamp, origin)| {
-        known(timestamp, origin)
+    Ok(newest?.map_or(Stamp::Unversioned, |found: CopiedVersion| {
+        if found.merged {
+            // Also where it is the transaction in hand that has this version: the row had all of that in it when it was copied.
+            Stamp::Merged(found.timestamp, found.origin)
+        } else {
+            known(found.timestamp, found.origin)
+        }
     }))
 }
 
@@ -114,6 +120,8 @@ pub struct RowVersion {
     pub timestamp: i64,
     /// At which node.
     pub node: String,
+    /// The row was made of several: that node has not seen all of it.
+    pub merged: bool,
 }
 
 /// What one statement has looked up.
@@ -123,6 +131,16 @@ struct Looked {
     at: pg_sys::TimestampTz,
     names: OriginNames,
     tables: HashMap<pg_sys::Oid, Vec<From>>,
+    merging: Option<Merging>,
+}
+
+/// Who has written rows that were made of several.
+#[derive(Debug)]
+struct Merging {
+    /// Transactions, by their full ids.
+    transactions: HashSet<u64>,
+    /// Copies may have.
+    copies: bool,
 }
 
 thread_local! {
@@ -137,7 +155,12 @@ fn looked<T>(work: impl FnOnce(&mut Looked) -> Result<T, PgError>) -> Result<T, 
     if !known {
         let names = OriginNames::new(&local_node()?.unwrap_or_default());
         let tables = HashMap::new();
-        LOOKED.set(Some(Looked { at, names, tables }));
+        LOOKED.set(Some(Looked {
+            at,
+            names,
+            tables,
+            merging: None,
+        }));
     }
     LOOKED.with_borrow_mut(|looked| match looked {
         Some(looked) => work(looked),
@@ -173,6 +196,25 @@ pub fn row_version(
             let snapshot = pg_sys::GetActiveSnapshot();
             at_place(table, place, snapshot, |slot| version_in(table, slot))
         }
+    })
+}
+
+/// Whether any row that this transaction wrote may be one that was made of several. With the rights of the extension's owner.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn has_merged_rows(xid: pg_sys::TransactionId) -> Result<bool, PgError> {
+    looked(|looked| {
+        let merging = match looked.merging.take() {
+            Some(known) => known,
+            None => Merging {
+                transactions: batch::merging()?,
+                copies: tombstone::has_copied_merged()?,
+            },
+        };
+        let merging = looked.merging.insert(merging);
+        Ok(merging.copies && is_copied(xid)
+            || !merging.transactions.is_empty() && merging.transactions.contains(&full(xid)))
     })
 }
 
@@ -278,6 +320,7 @@ pub(super) unsafe fn version_in(
             hashes,
             timestamp,
             node,
+            merged: matches!(stamp, Stamp::Merged(..) | Stamp::OwnMerged(..)),
         }))
     }
 }

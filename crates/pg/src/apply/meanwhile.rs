@@ -128,7 +128,7 @@ impl Look<'_> {
         if deleted.is_none() {
             return Ok(Fate::Stays);
         }
-        let brought = self.newest(&hashes_as, tombstone::find_copied)?;
+        let brought = self.newest(&hashes_as, brought)?;
         let is_newer = |deleted| match brought {
             Some(brought) => {
                 as_version(&self.version(deleted)) > as_version(&self.version(brought))
@@ -158,7 +158,7 @@ impl Look<'_> {
             }
             None => found.0 > self.since,
         };
-        let brought = self.newest(&hashes_as, tombstone::find_copied)?;
+        let brought = self.newest(&hashes_as, brought)?;
         let deleted = self.newest(&hashes_as, |hash| {
             tombstone::find(hash, tombstone::Seen::Committed)
         })?;
@@ -197,6 +197,12 @@ impl Look<'_> {
         // SAFETY: the table is open as long as this value is there.
         unsafe { (*self.relation).rd_id }.to_u32()
     }
+}
+
+/// The version with which the copy has brought a row.
+fn brought(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    let found = tombstone::find_copied(hash)?;
+    Ok(found.map(|found| (found.timestamp, found.origin)))
 }
 
 enum Fate {

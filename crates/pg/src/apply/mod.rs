@@ -78,10 +78,10 @@ use user::UserSwitch;
 use window::Window;
 
 pub use attach::Versions;
-pub use batch::store as store_versions;
+pub use batch::{KEEP_MERGED, store as store_versions};
 pub use column_rules::{adds_up, has_order};
 pub use consolidate::Item;
-pub use copied::{RowVersion, key_hashes_at, row_version};
+pub use copied::{RowVersion, has_merged_rows, key_hashes_at, row_version};
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;

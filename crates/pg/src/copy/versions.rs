@@ -2,7 +2,7 @@
 //! after the copy and be older than what was copied, or be seen in it already.
 //!
 //! Only as far back as such a change can be: what all other subscriptions of this node have come past, or when they were made. With no
-//! other subscription, nothing. Run by the copy worker, in the transaction that fills the table.
+//! other subscription, nothing. Of rows that were merged, all: whoever wrote one half may go on for as long as these marks are kept, and not know of the other. Run by the copy worker, in the transaction that fills the table.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
-use crate::apply::{EPOCH_DIFFERENCE, copied_hash};
+use crate::apply::{EPOCH_DIFFERENCE, KEEP_MERGED, copied_hash};
 use crate::column_write::{self, ColumnWrite};
 use crate::error::PgError;
 use crate::latch;
@@ -64,7 +64,11 @@ pub fn bring_along(
     source
         .connection
         .start_copy(&published.deletions_command(since))?;
-    newest = newest.max(receive(task, source, &mut nodes, tombstone::store)?);
+    let deletions = |piece: &[(Tombstone, bool)]| {
+        let deletions: Vec<Tombstone> = piece.iter().map(|(deleted, _)| *deleted).collect();
+        tombstone::store(&deletions)
+    };
+    newest = newest.max(receive(task, source, &mut nodes, deletions)?);
 
     source
         .connection
@@ -129,8 +133,8 @@ fn since(subscription: u32) -> Result<Option<i64>, PgError> {
 /// Whether the connecting role may ask for versions. If not, that is said in the log.
 fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     let rows = source.connection.query(
-        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 5 \
-         from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.commit_timestamp(xid)'), to_regprocedure('braid.deletion_activity()'), \
+        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 6 \
+         from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.has_merged_rows(xid)'), to_regprocedure('braid.commit_timestamp(xid)'), to_regprocedure('braid.deletion_activity()'), \
          to_regprocedure('braid.copied_deletions(oid,timestamptz)'), to_regprocedure('braid.copied_columns(oid,timestamptz)')) \
          and has_schema_privilege('braid', 'usage')",
     )?;
@@ -170,12 +174,12 @@ fn wait_for_collector(source: &mut Source) -> Result<(), PgError> {
     }
 }
 
-/// Take what COPY sends and store it in pieces. Returns the newest time.
+/// Take what COPY sends and store it in pieces, each with whether it was merged. Returns the time up to which it is to be kept.
 fn receive(
     task: &Task,
     source: &mut Source,
     nodes: &mut Nodes,
-    store: impl Fn(&[Tombstone]) -> Result<(), PgError>,
+    store: impl Fn(&[(Tombstone, bool)]) -> Result<(), PgError>,
 ) -> Result<i64, PgError> {
     let mut piece = Vec::with_capacity(PIECE);
     let mut newest = 0;
@@ -184,15 +188,20 @@ fn receive(
             if line.is_empty() {
                 continue;
             }
-            let (hash, timestamp, node) = parse_version(line)
+            let version = parse_version(line)
                 .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
-            newest = newest.max(timestamp);
-            piece.push(Tombstone {
-                hash: copied_hash(task.relation, hash),
-                relation: task.relation,
-                timestamp,
-                origin: nodes.origin(&node)?,
+            newest = newest.max(if version.merged {
+                version.timestamp.saturating_add(KEEP_MERGED)
+            } else {
+                version.timestamp
             });
+            let row = Tombstone {
+                hash: copied_hash(task.relation, version.hash),
+                relation: task.relation,
+                timestamp: version.timestamp,
+                origin: nodes.origin(&version.node)?,
+            };
+            piece.push((row, version.merged));
         }
         if piece.len() >= PIECE {
             store(&piece)?;

@@ -8,7 +8,7 @@
 //! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
 //! [`registry::TOMBSTONE_GROUPS`] groups of keys, the newest deletion of any of them: what is newer than that meets none.
 //!
-//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of the same form ([`store_copied`]).
+//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of almost the same form ([`store_copied`]).
 //!
 //! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when nothing older can arrive any more
 //! (`manager.rs`).
@@ -30,6 +30,8 @@ use crate::table_scan::{self, By, Row, Sees, int8, low};
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;
+/// Columns of `braid.copied_version`.
+const COPIED_COLUMNS: usize = 5;
 
 /// A deleted row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +44,17 @@ pub struct Tombstone {
     pub timestamp: i64,
     /// Where it was deleted: a replication origin, 0 for here.
     pub origin: pg_sys::RepOriginId,
+}
+
+/// The version of a row that a copy has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CopiedVersion {
+    /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where it was written: a replication origin, 0 for here.
+    pub origin: pg_sys::RepOriginId,
+    /// The row was made of several: whoever wrote this version has not seen all of it.
+    pub merged: bool,
 }
 
 /// The time of a tombstone that a prepared transaction has written: that of its commit, which its commit record tells. The manager puts it
@@ -110,31 +123,41 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
         };
         registry::raise_tombstone(tombstone.hash, newest);
     }
-    write(Known::Deletions, tombstones)
+    write(Known::Deletions, tombstones.iter().map(values))
 }
 
-/// Write down the versions of rows that a copy has brought. In the transaction of the copy.
+/// Write down the versions of rows that a copy has brought, each with whether it was merged. In the transaction of the copy.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn store_copied(rows: &[Tombstone]) -> Result<(), PgError> {
-    write(Known::Copies, rows)
+pub fn store_copied(rows: &[(Tombstone, bool)]) -> Result<(), PgError> {
+    let each = rows.iter().map(|(row, merged)| {
+        let [hash, timestamp, relation, origin] = values(row);
+        [hash, timestamp, relation, origin, (*merged).into()]
+    });
+    write(Known::Copies, each)
 }
 
-fn write(known: Known, tombstones: &[Tombstone]) -> Result<(), PgError> {
+fn values(tombstone: &Tombstone) -> [pg_sys::Datum; COLUMNS] {
+    [
+        pg_sys::Datum::from(tombstone.hash.cast_signed()),
+        pg_sys::Datum::from(tombstone.timestamp),
+        pg_sys::Datum::from(pg_sys::Oid::from(tombstone.relation)),
+        pg_sys::Datum::from(i32::from(tombstone.origin)),
+    ]
+}
+
+fn write<const N: usize>(
+    known: Known,
+    rows: impl Iterator<Item = [pg_sys::Datum; N]>,
+) -> Result<(), PgError> {
     let oid = known.table()?;
     // SAFETY: in a transaction; the values have the types of the table's columns.
     unsafe {
         let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
         let indexes = pg_sys::CatalogOpenIndexes(relation);
-        for tombstone in tombstones {
-            let mut values: [pg_sys::Datum; COLUMNS] = [
-                pg_sys::Datum::from(tombstone.hash.cast_signed()),
-                pg_sys::Datum::from(tombstone.timestamp),
-                pg_sys::Datum::from(pg_sys::Oid::from(tombstone.relation)),
-                pg_sys::Datum::from(i32::from(tombstone.origin)),
-            ];
-            let mut nulls = [false; COLUMNS];
+        for mut values in rows {
+            let mut nulls = [false; N];
             let tuple = pg_sys::heap_form_tuple(
                 (*relation).rd_att,
                 values.as_mut_ptr(),
@@ -182,7 +205,20 @@ pub fn settle() -> Result<(), PgError> {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    newest(Known::Deletions, hash, seen)
+    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
+        if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
+            newest = Some((tombstone.timestamp, tombstone.origin));
+        }
+    })?;
+    Ok(newest)
+}
+
+fn by(known: Known, hash: u64) -> Result<By, PgError> {
+    Ok(By {
+        index: known.index()?,
+        value: hash.cast_signed(),
+    })
 }
 
 /// The same, all of them where several nodes have deleted it at one time: their names decide, which this module does not know.
@@ -190,13 +226,8 @@ pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>,
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
-    let known = Known::Deletions;
-    let by = By {
-        index: known.index()?,
-        value: hash.cast_signed(),
-    };
     let mut newest: Vec<(i64, pg_sys::RepOriginId)> = Vec::new();
-    each(known, Some(by), seen, |tombstone| {
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
         let time = newest.first().map_or(i64::MIN, |(time, _)| *time);
         if tombstone.timestamp > time {
             newest.clear();
@@ -209,30 +240,56 @@ pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)
     Ok(newest)
 }
 
-/// The version with which a copy has brought the row with this hash: its time and origin.
+/// The version with which a copy has brought the row with this hash.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn find_copied(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    newest(Known::Copies, hash, Seen::Committed)
-}
-
-fn newest(
-    known: Known,
-    hash: u64,
-    seen: Seen,
-) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    let by = By {
-        index: known.index()?,
-        value: hash.cast_signed(),
-    };
-    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
-    each(known, Some(by), seen, |tombstone| {
-        if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
-            newest = Some((tombstone.timestamp, tombstone.origin));
-        }
+pub fn find_copied(hash: u64) -> Result<Option<CopiedVersion>, PgError> {
+    let mut newest = None;
+    let by = by(Known::Copies, hash)?;
+    each_copied(Some(by), |version| {
+        newest = newest.max(Some(version));
+        ControlFlow::Continue(())
     })?;
     Ok(newest)
+}
+
+/// Whether a copy has brought any row that was merged.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn has_copied_merged() -> Result<bool, PgError> {
+    let mut found = false;
+    each_copied(None, |version| {
+        pgrx::check_for_interrupts!();
+        found = version.merged;
+        if found {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    Ok(found)
+}
+
+/// Look at the versions that copies have brought, or at those that an index finds, until told to stop.
+fn each_copied(
+    by: Option<By>,
+    mut look: impl FnMut(CopiedVersion) -> ControlFlow<()>,
+) -> Result<(), PgError> {
+    let table = Known::Copies.table()?;
+    // SAFETY: in a transaction; the table has so many columns, none of them null.
+    unsafe {
+        table_scan::each::<COPIED_COLUMNS>(table, by, Sees::Committed, |row| {
+            let [_, timestamp, _, origin, merged] = row.values;
+            look(CopiedVersion {
+                timestamp: int8(timestamp),
+                origin: u16::try_from(low(origin)).unwrap_or(0),
+                merged: merged.value() & 0xFF != 0,
+            })
+        });
+    }
+    Ok(())
 }
 
 /// By table, hashes of rows that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
@@ -244,7 +301,7 @@ pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>
         .iter()
         .map(|table| (*table, HashSet::new()))
         .collect();
-    each(Known::Deletions, None, Seen::Committed, |tombstone| {
+    each(None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
         if tombstone.origin != 0
             && tombstone.timestamp > since
@@ -261,7 +318,7 @@ pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn load() -> Result<(), PgError> {
-    each(Known::Deletions, None, Seen::Committed, |tombstone| {
+    each(None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
         registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
     })?;
@@ -270,19 +327,15 @@ pub fn load() -> Result<(), PgError> {
 }
 
 /// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
-fn each(
-    known: Known,
-    by: Option<By>,
-    seen: Seen,
-    mut look: impl FnMut(Tombstone),
-) -> Result<(), PgError> {
+fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
     let sees = match seen {
         Seen::Committed => Sees::Committed,
         Seen::All => Sees::Running,
     };
-    // SAFETY: in a transaction; the tables have so many columns.
+    let table = Known::Deletions.table()?;
+    // SAFETY: in a transaction; the table has so many columns.
     unsafe {
-        table_scan::each::<COLUMNS>(known.table()?, by, sees, |row| {
+        table_scan::each::<COLUMNS>(table, by, sees, |row| {
             if let Some(tombstone) = read(row, seen) {
                 look(tombstone);
             }
