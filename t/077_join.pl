@@ -18,12 +18,14 @@ on_all(q[
 	create table part_1 partition of part for values in (1);
 	create table part_2 (n int not null, place int, id int, primary key (id, place));
 	alter table part attach partition part_2 for values in (2);
+	create table emptied (id int primary key);
 ], $tokyo, $paris);
 subscribe($paris, $tokyo);
 subscribe($tokyo, $paris, copy_data => 'false');
 $tokyo->safe_psql('postgres', q[
 	insert into account select i, 0, 'start' from generate_series(1, 40) i;
 	insert into part select i, 1 + i % 2, 0 from generate_series(1, 40) i;
+	insert into emptied values (1);
 ]);
 caught_up($paris, $tokyo);
 
@@ -43,6 +45,7 @@ my $oslo = new_node('oslo', publication => $all);
 $oslo->safe_psql('postgres', q[
 	create table account (id int primary key, n int not null, note text);
 	create table part (place int, id int, n int not null, primary key (id, place));
+	create table emptied (id int primary key);
 ]);
 my $from_paris = subscribe($oslo, $paris, copy_data => 'false');
 $oslo->safe_psql('postgres', "select braid.disable_subscription('$from_paris')");
@@ -74,7 +77,9 @@ $paris->safe_psql('postgres', q[
 	delete from account where id = 2;
 	insert into account values (104, 3, 'late');
 	update part set n = 3 where id in (1, 30);
+	truncate emptied;
 ]);
+$tokyo->safe_psql('postgres', 'insert into emptied values (2)');
 
 my $from_tokyo = subscribe($oslo, $tokyo);
 my $state = q[select id, n, note from account order by 1];
@@ -87,7 +92,8 @@ is($oslo->safe_psql('postgres', 'select bool_and(v.committed_at < ready_at - int
 $oslo->safe_psql('postgres', "select braid.enable_subscription('$from_paris'); select braid.wait_for_subscription('$from_paris')");
 $tokyo->safe_psql('postgres', q[select braid.enable_subscription('tokyo_from_paris')]);
 converged($tokyo, $paris, $oslo);
-same_tables([ $tokyo, $paris, $oslo ], 'account');
+same_tables([ $tokyo, $paris, $oslo ], 'account', 'emptied');
+is($oslo->safe_psql('postgres', 'select id from emptied'), '2', 'a late truncate leaves what was copied and is newer');
 my $parts = 'select id, place, n from part order by 1, 2';
 is($oslo->safe_psql('postgres', $parts), $tokyo->safe_psql('postgres', $parts), 'part is the same on oslo');
 is($paris->safe_psql('postgres', $parts), $tokyo->safe_psql('postgres', $parts), 'and on paris');
@@ -117,6 +123,7 @@ my $lima = new_node('lima', publication => $all, conf => "max_logical_replicatio
 $lima->safe_psql('postgres', q[
 	create table account (id int primary key, n int not null, note text);
 	create table part (place int, id int, n int not null, primary key (id, place));
+	create table emptied (id int primary key);
 	create table hot (k int primary key, n int not null, who text);
 ]);
 # The slots come first: from there on nothing is lost. Nothing is applied until the copy is there.
@@ -138,7 +145,7 @@ subscribe($lima, $tokyo, wait => 0);
 # The others' changes come while it copies, one time in two; as soon as it is known that the tables were empty.
 ok(wait_until(sub {
 	$lima->safe_psql('postgres', q[select count(*) filter (where copy_began_at is not null or state = 'ready') from braid.subscription_table join braid.subscription using (subscription_id)
-		where subscription_name = 'lima_from_tokyo']) eq '3';
+		where subscription_name = 'lima_from_tokyo']) eq '4';
 }, 30), 'it is noted that the tables are empty');
 $lima->safe_psql('postgres', q[select braid.wait_for_subscription('lima_from_tokyo')]) if rand(2) < 1;
 $lima->safe_psql('postgres', "select braid.enable_subscription('$_'); select braid.wait_for_subscription('$_')") for @disabled;

@@ -14,7 +14,7 @@ use super::change::{Key, version};
 use super::lookup::{Found, writer};
 use super::relation::RemoteRelation;
 use super::table::OpenTable;
-use super::version::{Stamp, stamp_of};
+use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
 use crate::error::PgError;
 use crate::{compat, ffi, registry};
@@ -297,10 +297,11 @@ impl Session {
             return Ok(Fate::Goes(None));
         }
         let stamp = stamp_of(xid);
-        // Rows of a batch are no newer than its commit says; one that was merged may be.
-        let is_common = !self.target(key)?.plan.rules.may_have_merged_rows()
+        let plan = &self.target(key)?.plan;
+        // Rows of a batch are no newer than its commit says; one that was merged, or copied, may be.
+        let is_common = !plan.rules.may_have_merged_rows()
             && match stamp {
-                Stamp::Unversioned => true,
+                Stamp::Unversioned => plan.copied_from.is_empty() || !is_copied(xid),
                 Stamp::Known(timestamp, origin) => origin == 0 || timestamp < current.timestamp,
                 Stamp::Own | Stamp::Merged(..) | Stamp::OwnMerged(..) => false,
             };
@@ -312,7 +313,7 @@ impl Session {
             }
         }
         let stamp = match stamp {
-            Stamp::Known(_, 0) | Stamp::Unversioned => stamp,
+            Stamp::Known(_, 0) => stamp,
             _ => self.refined(key, slot, stamp)?,
         };
         let decided = self.decide_about(key, remote, current, stamp)?;
