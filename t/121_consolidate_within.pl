@@ -89,8 +89,10 @@ for my $mode ("apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode 
 	($large) = grown(updates(20_000, 10, 'hot'), 'consolidated', 'd.retries') =~ /^consolidated (\d+) d.retries 0$/;
 	cmp_ok($large // 0, '>', 15_000, "$mode: that come in segments");
 	at_paris("select braid.alter_subscription('$name', streaming => 'parallel')");
-	($large) = grown(updates(20_000, 10, 'hot'), 'consolidated', 'd.retries', 'applied_while_running') =~ /^consolidated (\d+) d.retries 0 applied_while_running 1$/;
-	cmp_ok($large // 0, '>', 15_000, "$mode: that are applied while they run");
+	# One after the other, none is.
+	my $runs = $mode =~ /serial/ ? 0 : 1;
+	($large) = grown(updates(20_000, 10, 'hot'), 'consolidated', 'd.retries', 'applied_while_running') =~ /^consolidated (\d+) d.retries 0 applied_while_running $runs$/;
+	cmp_ok($large // 0, '>', 15_000, "$mode: that are applied while they run, if they are");
 	at_paris("select braid.alter_subscription('$name', split_transactions_above => 700)");
 	($large, my $pieces) = grown(updates(20_000, 10, 'hot'), 'consolidated', 'd.retries', 'pieces') =~ /^consolidated (\d+) d.retries 0 pieces (\d+)$/;
 	cmp_ok($large // 0, '>', 15_000, "$mode: in pieces");
