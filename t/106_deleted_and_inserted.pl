@@ -33,7 +33,8 @@ sub at_paris { return $paris->safe_psql('postgres', $_[0]); }
 
 my @modes = (
 	"apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode => 'batch'", "apply_mode => 'aggregate'",
-	"apply_mode => 'batch', consolidate => true", "apply_mode => 'parallel', consolidate => false, commit_order => 'relaxed'",
+	"apply_mode => 'batch', consolidate => true", "apply_mode => 'serial', consolidate => true", "apply_mode => 'parallel', consolidate => true",
+	"apply_mode => 'parallel', consolidate => false, commit_order => 'relaxed'",
 );
 for my $mode (@modes)
 {
