@@ -17,8 +17,11 @@ on_all(q[
 	create table late (id int primary key, v text);
 	create table swap (id int primary key, place int unique deferrable initially deferred, v text);
 	create table small (id int primary key, n int);
+	create table part (id int primary key, v text) partition by range (id);
+	create table part_low partition of part for values from (0) to (1500);
+	create table part_high partition of part for values from (1500) to (10000);
 ], $tokyo, $paris);
-my @tables = qw(bulk gone late swap small);
+my @tables = qw(bulk gone late swap small part);
 $tokyo->safe_psql('postgres', q[
 	insert into small values (1, 0);
 	insert into gone select i, repeat(md5(i::text), 5) from generate_series(1, 9000) i;
@@ -111,6 +114,17 @@ $one->query_safe('rollback to a; update swap set place = 2001 - place');
 more('deferred, after it');
 ended('deferred');
 
+# Partitions, one of which is first used in the part that is rolled back.
+start('partitions');
+$one->query_safe('insert into part select i, $$kept$$ from generate_series(1, 1000) i; savepoint a');
+more('partitions, in it');
+$one->query_safe('insert into part select i, $$never$$ from generate_series(1001, 3000) i; delete from part where id <= 500; update part set v = $$never$$ where id between 501 and 600');
+more('partitions, more of it');
+$one->query_safe('rollback to a; insert into part select i, $$kept$$ from generate_series(1401, 1600) i; delete from part where id <= 100');
+more('partitions, after it');
+ended('partitions');
+is($paris->safe_psql('postgres', 'select count(*), min(v), max(v) from part'), '1100|kept|kept', 'what was rolled back is in none');
+
 # More parts than there are savepoints: none of them is rolled back; then one of them is, which takes the commit.
 my $many = 'do $$ begin for i in 1 .. 100 loop begin update gone set v = %s where id = 6000 + i; exception when others then null; end; end loop; end $$';
 start('many');
@@ -174,6 +188,21 @@ for my $when (0, 1)
 	same_tables([ $tokyo, $paris ], @tables);
 }
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'there was no conflict');
+
+# A conflict in a part: its commit has to decide, so it is left until then; and the part does not count.
+my $given_up = (split /\|/, stats())[1];
+$paris->safe_psql('postgres', q[update small set n = -1 where id = 1]);
+start('conflict', 20_000);
+$one->query_safe('savepoint a; update small set n = 1000 where id = 1');
+$one->query_safe("insert into bulk select i, 1, repeat(md5(i::text), 5) from generate_series($next, $next + 4000) i");
+$next += 4001;
+ok(wait_until(sub { (split /\|/, stats())[1] == $given_up + 1 }, 30), 'it is given up');
+$one->query_safe('rollback to a; update gone set v = $$after$$ where id > 8900');
+$one->query_safe('commit');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], grep { $_ ne 'small' } @tables);
+is($paris->safe_psql('postgres', 'select n from small'), '-1', 'and what met it never was');
+is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'no conflict is left of it');
 is($paris->safe_psql('postgres', 'select count(*) from pg_ls_tmpdir()'), '0', 'no file is left');
 unlike(slurp_file($paris->logfile), qr/WARNING|resource was not closed|TRAP/, 'nothing was left open');
 $one->quit;
