@@ -218,10 +218,9 @@ fn agree(name: &str, rows: &[Option<Row>], round: usize) {
     }
 }
 
-/// A join of a semilattice, with writes that only add, needs nothing but the keys in WAL.
-#[test]
-fn what_either_has_is_on_all_nodes() {
-    let mut random = Random::new("what_either_has_is_on_all_nodes");
+/// Nodes that write and merge what only grows, the last one as said.
+fn unite(name: &'static str, last: Last) {
+    let mut random = Random::new(name);
     let mut budget = Budget::new();
     while let Some(round) = budget.round(2000) {
         for whole in [false, true] {
@@ -231,31 +230,23 @@ fn what_either_has_is_on_all_nodes() {
                 whole,
                 |random, value| value | 1 << random.below(60),
                 true,
-                Last::There,
+                last,
             );
-            agree("union", &rows, round);
+            agree(name, &rows, round);
         }
     }
+}
+
+/// A join of a semilattice, with writes that only add, needs nothing but the keys in WAL.
+#[test]
+fn what_either_has_is_on_all_nodes() {
+    unite("what_either_has_is_on_all_nodes", Last::There);
 }
 
 /// The same where a node joins by a copy: it knows of the copied row that it was merged.
 #[test]
 fn a_copied_row_is_merged_on() {
-    let mut random = Random::new("a_copied_row_is_merged_on");
-    let mut budget = Budget::new();
-    while let Some(round) = budget.round(2000) {
-        for whole in [false, true] {
-            let (rows, _) = run(
-                &mut random,
-                |local, remote, _| local | remote,
-                whole,
-                |random, value| value | 1 << random.below(60),
-                true,
-                Last::Joins,
-            );
-            agree("union of copies", &rows, round);
-        }
-    }
+    unite("a_copied_row_is_merged_on", Last::Joins);
 }
 
 /// With the row before it each increment counts once, on all nodes.
