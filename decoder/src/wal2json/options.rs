@@ -335,6 +335,13 @@ impl Wal2JsonOptions {
                 .is_none_or(|patterns| patterns.matches(schema, table))
     }
 
+    /// Put what is compared with bytes of messages, the prefixes, from UTF-8 into the encoding that these are in. `encode` is `None` for a
+    /// text that this encoding does not have.
+    pub fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
+        self.filter_prefixes.encode(&encode);
+        self.add_prefixes.encode(&encode);
+    }
+
     /// Whether messages with a prefix are written.
     #[must_use]
     pub fn wants_prefix(&self, prefix: &[u8]) -> bool {

@@ -61,13 +61,22 @@ impl Patterns {
 
 /// A list of prefixes. wal2json compares them as they are written, backslashes included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Prefixes(Vec<String>);
+pub struct Prefixes(Vec<Vec<u8>>);
 
 impl Prefixes {
     /// Read a list; `None` for what is none.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        list::split(text).map(|members| Self(members.into_iter().map(str::to_owned).collect()))
+        list::split(text).map(|members| Self(members.into_iter().map(Vec::from).collect()))
+    }
+
+    /// Put them from UTF-8 into the encoding that messages are in. What that lacks stays as it is: no message has it.
+    pub(super) fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
+        for member in &mut self.0 {
+            if let Some(there) = std::str::from_utf8(member).ok().and_then(&encode) {
+                *member = there;
+            }
+        }
     }
 
     /// Add the members of another list.
@@ -84,7 +93,7 @@ impl Prefixes {
     /// Whether a prefix is in the list.
     #[must_use]
     pub fn has(&self, prefix: &[u8]) -> bool {
-        self.0.iter().any(|member| member.as_bytes() == prefix)
+        self.0.iter().any(|member| member == prefix)
     }
 }
 
@@ -122,5 +131,17 @@ mod tests {
         assert!(prefixes.has(br"b\ c"));
         assert!(!prefixes.has(b"b c"));
         assert!(Prefixes::parse(" ").unwrap().is_empty());
+    }
+
+    #[test]
+    fn prefixes_in_another_encoding() {
+        let mut prefixes = Prefixes::parse("é, a, 世").unwrap();
+        let latin1 = |text: &str| text.chars().map(|c| u8::try_from(c).ok()).collect();
+        prefixes.encode(latin1);
+        assert!(prefixes.has(b"\xe9"));
+        assert!(prefixes.has(b"a"));
+        assert!(!prefixes.has("é".as_bytes()));
+        assert!(!prefixes.has(b"?"));
+        assert!(!prefixes.is_empty());
     }
 }

@@ -5,6 +5,7 @@ use pgrx::pg_sys;
 
 use super::column;
 use super::relation;
+use super::stream::in_transaction;
 use super::tuple::{Field, Row};
 use crate::encoding;
 
@@ -26,19 +27,8 @@ impl Identity {
     /// # Safety
     /// With a historic snapshot.
     pub(super) unsafe fn read() -> Self {
-        // SAFETY: as the caller says. A logical message that is not transactional comes outside of any transaction, so one is
-        // opened for it; it is left by aborting it as the reorder buffer does, for it wrote nothing.
-        unsafe {
-            if pg_sys::IsTransactionState() {
-                return Self::read_in_transaction();
-            }
-            let context = pg_sys::CurrentMemoryContext;
-            pg_sys::StartTransactionCommand();
-            let identity = Self::read_in_transaction();
-            pg_sys::AbortCurrentTransaction();
-            pg_sys::CurrentMemoryContext = context;
-            identity
-        }
+        // SAFETY: as the caller says. A logical message that is not transactional comes outside of any transaction.
+        unsafe { in_transaction(|| Self::read_in_transaction()) }
     }
 
     unsafe fn read_in_transaction() -> Self {

@@ -1,6 +1,6 @@
 //! The callbacks of the output plugin: PostgreSQL's pointers in, calls of the stream's [`Format`] out.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use braid_decoder::{OriginPolicy, Request};
 use pgrx::pg_sys;
@@ -8,9 +8,11 @@ use pgrx::pg_sys;
 use super::arguments::{given_options, split_identifiers};
 use super::format::{self, Author, Change, Format, LogicalMessage, Preparation, Truncation};
 use super::report::or_raise;
+use super::stream::in_transaction;
 use super::turn::Turn;
 use super::{deletions, held, invalidation};
 use crate::compat;
+use crate::encoding;
 use crate::readers::{self, Reader};
 use crate::registry;
 
@@ -92,7 +94,7 @@ unsafe extern "C-unwind" fn startup(
             hang(ctx, format);
             return;
         }
-        let request = or_raise(Request::parse(given_options(ctx), split_identifiers));
+        let request = in_transaction(|| request(ctx));
         readers::note((*ctx).slot, reader(&request));
         invalidation::listen();
         // What was noted before this stream has no one to concern.
@@ -115,6 +117,22 @@ unsafe extern "C-unwind" fn startup(
             pacing.enter(ctx);
         }
     }
+}
+
+/// What the stream is asked for with.
+///
+/// # Safety
+/// The context is valid. In a transaction, as encodings are converted.
+unsafe fn request(ctx: *mut pg_sys::LogicalDecodingContext) -> Request {
+    // SAFETY: as the caller says.
+    let mut request = or_raise(Request::parse(
+        unsafe { given_options(ctx) },
+        split_identifiers,
+    ));
+    if let Request::Wal2Json(_, options) = &mut request {
+        options.encode(|text| encoding::name_here(text).map(CString::into_bytes));
+    }
+    request
 }
 
 /// Who asks for a stream.

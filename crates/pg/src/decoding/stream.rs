@@ -1106,11 +1106,12 @@ pub(super) unsafe fn in_transaction<T>(work: impl FnOnce() -> T) -> T {
         if pg_sys::IsTransactionState() {
             return work();
         }
-        let context = pg_sys::CurrentMemoryContext;
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         pg_sys::StartTransactionCommand();
         let made = work();
         pg_sys::AbortCurrentTransaction();
         pg_sys::CurrentMemoryContext = context;
+        pg_sys::CurrentResourceOwner = owner;
         made
     }
 }
