@@ -16,6 +16,7 @@ pub mod consolidate;
 pub mod copy_query;
 pub mod dependency;
 pub mod joining;
+pub mod keyless;
 pub mod lock_circle;
 pub mod merge;
 pub mod origin_name;

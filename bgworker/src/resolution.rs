@@ -172,6 +172,14 @@ impl Rules {
         self.has_merged || self.asks
     }
 
+    /// Whether the newer version wins whatever meets.
+    #[must_use]
+    pub fn go_by_versions(&self) -> bool {
+        self.resolutions
+            .iter()
+            .all(|(resolution, _)| *resolution == Resolution::LastUpdateWins)
+    }
+
     /// Whether a function is asked about some kind.
     #[must_use]
     pub fn asks(&self) -> bool {

@@ -14,6 +14,7 @@ mod busy_time;
 mod column_rule;
 mod consolidate;
 mod convergence;
+mod keyless;
 mod merge;
 mod parked;
 mod progress;

@@ -8,7 +8,7 @@ use braid_bgworker::applied::{Applied, AppliedAhead, Range};
 use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
-use crate::apply::find_table;
+use crate::apply::own_table;
 use crate::compat;
 use crate::error::PgError;
 use crate::subscription::{execute, rows};
@@ -90,10 +90,7 @@ impl AppliedRow {
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn write(&mut self, applied: &Applied) -> Result<(), PgError> {
-        let Some(oid) = find_table("braid", "applied")? else {
-            return Err(PgError::new("42P01", "table braid.applied does not exist")
-                .with_hint("Update the extension with ALTER EXTENSION braid UPDATE."));
-        };
+        let oid = own_table("applied")?;
         let keys = [
             pg_sys::Datum::from(self.subscription_id.cast_signed()),
             pg_sys::Datum::from(i32::try_from(self.number).unwrap_or(i32::MAX)),

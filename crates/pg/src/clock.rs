@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
-use crate::apply::find_table;
+use crate::apply::{find_table, own_table};
 use crate::error::PgError;
 use crate::latch;
 use crate::local_version;
@@ -123,8 +123,7 @@ pub fn remember() -> Result<(), PgError> {
 
 /// The replication origins of this database's subscriptions and sources.
 fn origins() -> Result<Vec<pg_sys::RepOriginId>, PgError> {
-    let table = find_table("braid", "origin")?
-        .ok_or_else(|| PgError::new("42P01", "braid.origin does not exist"))?;
+    let table = own_table("origin")?;
     let mut origins = Vec::new();
     // SAFETY: in a transaction; the table has so many columns.
     unsafe {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::{FromDatum, IntoDatum, pg_sys};
 
-use crate::apply::find_table;
+use crate::apply::own_table;
 use crate::error::PgError;
 use crate::table_scan::{self, By, Sees, int8, low};
 use crate::tombstone::collector;
@@ -58,13 +58,6 @@ impl ColumnWrite {
     }
 }
 
-fn relation(name: &str) -> Result<pg_sys::Oid, PgError> {
-    find_table("braid", name)?.ok_or_else(|| {
-        PgError::new("42P01", format!("braid.{name} does not exist"))
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
-    })
-}
-
 /// Write writes down. In a transaction of the caller's: they are there when it commits.
 ///
 /// # Errors
@@ -73,7 +66,7 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     if writes.is_empty() {
         return Ok(());
     }
-    let oid = relation("column_write")?;
+    let oid = own_table("column_write")?;
     let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
     // SAFETY: in a transaction; the values have the types of the table's columns.
     unsafe {
@@ -110,13 +103,13 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
 /// Whatever PostgreSQL raises.
 pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError> {
     let by = By {
-        index: relation("column_write_key_hash")?,
+        index: own_table("column_write_key_hash")?,
         value: hash.cast_signed(),
     };
     // What runs is the caller's own, as others would have the row locked; or the collector's, and true whether it commits or not.
     // SAFETY: in a transaction; the table has so many columns, of these types.
     unsafe {
-        table_scan::each::<COLUMNS>(relation("column_write")?, Some(by), Sees::Running, |row| {
+        table_scan::each::<COLUMNS>(own_table("column_write")?, Some(by), Sees::Running, |row| {
             let [_, timestamp, relation, origin, columns] = row.values;
             let [.., is_all] = row.nulls;
             take(ColumnWrite {

@@ -24,7 +24,7 @@ sub compare
 	for my $table (@{ $self->{tables} })
 	{
 		my %digests = map { digest($_, $table) => 1 } @nodes;
-		my $has_model = $self->{journal} && !$Storm::Statements::has_code{$table};
+		my $has_model = $self->{journal} && !$Storm::Statements::has_no_model{$table};
 		next if keys %digests == 1 && !$has_model;
 		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 		my %rows;

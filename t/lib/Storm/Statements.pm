@@ -5,6 +5,8 @@ package Storm::Statements;
 use strict;
 use warnings;
 
+# Tables of which the newest write of a key does not say what is there in the end.
+our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless);
 # Tables with a second thing that no two rows may share.
 our %has_code = map { $_ => 1 } qw(taken shared booked);
 
@@ -68,8 +70,14 @@ sub statement
 	}
 	if ($has->{delete} && one_in(5))
 	{
-		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2);
+		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2) || $table eq 'keyless';
 		return $self->written($table, "delete from $table where k = $k", 'delete') . $self->insert($table, $k, $number, $v);
+	}
+	if ($table eq 'keyless')
+	{
+		my $unlike = "md5('$who.$number.' || " . int(rand 1_000_000) . ')';
+		return $self->written($table, "insert into keyless values ($k, $number, $unlike)", 'insert') if one_in(3);
+		return $self->written($table, "update keyless set n = n + 1, v = md5(v || $v) where k = $k", 'update');
 	}
 	return $self->insert($table, $k, $number, $v) if one_in(3);
 	if ($table eq 'moving' && one_in(2))

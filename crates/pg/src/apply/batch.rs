@@ -20,6 +20,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
+use super::relation::own_table;
 use super::version::{Stamp, is_own};
 use crate::error::PgError;
 use crate::local_version::full;
@@ -282,7 +283,7 @@ pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Resu
     }
     // SAFETY: in a transaction, as the process's own user; the values have the types of the table's columns.
     unsafe {
-        let relation = pg_sys::table_open(table()?, lock(pg_sys::RowExclusiveLock));
+        let relation = pg_sys::table_open(own_table("batch")?, lock(pg_sys::RowExclusiveLock));
         let mut values = [
             pg_sys::Datum::from(i64::try_from(xid()).unwrap_or(i64::MAX)),
             pg_sys::Datum::from(kept.map_or(newest, |kept| kept.max(newest))),
@@ -304,13 +305,6 @@ fn lock(mode: u32) -> i32 {
     i32::try_from(mode).unwrap_or(1)
 }
 
-fn table() -> Result<pg_sys::Oid, PgError> {
-    super::relation::find("braid", "batch")?.ok_or_else(|| {
-        PgError::new("42P01", "table braid.batch does not exist")
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
-    })
-}
-
 /// The versions of a batch, sorted by hash; without an id those of any.
 ///
 /// # Safety
@@ -325,7 +319,7 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     // SAFETY: as the caller says; the table has so many columns, the third of which is not null.
     unsafe {
         // What was committed with the row that is looked at has to be seen.
-        table_scan::each::<COLUMNS>(table()?, by, Sees::Committed, |row| {
+        table_scan::each::<COLUMNS>(own_table("batch")?, by, Sees::Committed, |row| {
             let ([_, _, times, merged], [.., none]) = (row.values, row.nulls);
             versions = Some(Versions {
                 times: with_bytes(times, |bytes| {
@@ -357,7 +351,7 @@ pub fn merging() -> Result<HashSet<u64>, PgError> {
     let mut found = HashSet::new();
     // SAFETY: in a transaction; the table has so many columns, the first of which is not null.
     unsafe {
-        table_scan::each::<COLUMNS>(table()?, None, Sees::Committed, |row| {
+        table_scan::each::<COLUMNS>(own_table("batch")?, None, Sees::Committed, |row| {
             pgrx::check_for_interrupts!();
             let ([xid, ..], [.., none]) = (row.values, row.nulls);
             if !none {

@@ -229,8 +229,12 @@ impl Session {
         let mut refused = Vec::new();
         let all = || rows.iter().map(|row| (&row.values, row.timestamp));
         let has_key = self.target(key)?.plan.key.is_some();
-        if !has_key && self.may_meet_tombstone(key, all()) {
-            // The table was truncated by something that may be newer.
+        let may_meet_removal = || {
+            rows.iter()
+                .any(|row| self.may_meet_removal(key, &row.values, row.timestamp))
+        };
+        if !has_key && (self.may_meet_tombstone(key, all()) || may_meet_removal()) {
+            // The table was truncated by something that may be newer, or one of the rows taken out.
             refused.extend(order.drain(..).map(|number| number as usize));
         } else if has_key
             && (!self.sort_and_probe(key, rows, &mut order)? || self.may_meet_tombstone(key, all()))
@@ -263,6 +267,13 @@ impl Session {
             for (row, slot) in written_rows().zip(&slots) {
                 if let Some(current) = currents.get(row.current) {
                     self.check_not_deleted(key, current, *slot)?;
+                }
+            }
+        }
+        if !has_key {
+            for row in order.iter().filter_map(of) {
+                if let Some(current) = currents.get(row.current) {
+                    self.check_not_removed(key, current, &row.values)?;
                 }
             }
         }

@@ -7,10 +7,12 @@ use braid_bgworker::conflict::{
     Action, Decision, Kind, Local, NO_CONFLICT, Version, decide_delete, decide_insert,
     decide_new_key, decide_update,
 };
+use braid_bgworker::keyless;
 use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
 use pgrx::pg_sys;
 
+use super::batch::Batches;
 use super::copied;
 use super::deletion::session_origin;
 use super::history;
@@ -19,9 +21,9 @@ use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, writer};
 use super::merge::Meeting;
 use super::querier::{Fetched, Wanted, completed};
-use super::relation::RemoteRelation;
+use super::relation::{LocalRelation, RemoteRelation};
 use super::table::{OpenTable, RowValues};
-use super::version::Stamp;
+use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Session, Target};
 use crate::error::PgError;
@@ -48,6 +50,68 @@ enum Sought<'v> {
     /// It is to change or to go. With the row as the change's writer saw it, if all of it is known: that counts where a function is asked
     /// about conflicts of this kind.
     ToChange(&'v RowValues, Option<(Kind, &'v RowValues)>),
+}
+
+/// What the versions of rows of a table are told by, while they are looked for.
+struct Versions<'s> {
+    plan: &'s LocalRelation,
+    batches: &'s mut Batches,
+    origins: &'s mut OriginNames,
+    current: Option<&'s Current>,
+}
+
+impl Versions<'_> {
+    /// The version of the row in a slot, of which its transaction says `stamp`.
+    fn of(
+        &mut self,
+        xid: pg_sys::TransactionId,
+        slot: *mut pg_sys::TupleTableSlot,
+        stamp: Stamp,
+    ) -> Result<Stamp, PgError> {
+        let plan = self.plan;
+        let origin = match stamp {
+            Stamp::Known(_, origin) => origin,
+            Stamp::Own => {
+                // SAFETY: as below.
+                let hash = || unsafe { key_hash(plan, slot) };
+                return self.batches.refine(xid, stamp, hash);
+            }
+            // SAFETY: as below.
+            Stamp::Unversioned => return unsafe { copied::refine(plan, xid, slot) },
+            Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
+        };
+        // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
+        // what that had not seen.
+        let trusted = !plan.rules.may_have_merged_rows()
+            && self.current.is_some_and(|current| {
+                current.from_origin && self.origins.node(origin) == &*current.origin
+            });
+        if origin == 0 || trusted {
+            return Ok(stamp);
+        }
+        // SAFETY: the slot holds a version of a row of the table, which is open.
+        self.batches
+            .refine(xid, stamp, || unsafe { key_hash(plan, slot) })
+    }
+
+    /// Whether the transaction in hand may take a row of this version out of a table without a key. By other rules than versions, or as long
+    /// as it has none of its own, any is as good as another.
+    fn takes(&mut self, stamp: Stamp) -> bool {
+        let Some(current) = self.current else {
+            return true;
+        };
+        let (Stamp::Known(timestamp, origin) | Stamp::Merged(timestamp, origin)) = stamp else {
+            return true;
+        };
+        if current.unsettled || !self.plan.rules.go_by_versions() {
+            return true;
+        }
+        let row = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        keyless::takes(row, version(current), current.from_origin)
+    }
 }
 
 /// What a change says of a row that comes or changes.
@@ -412,44 +476,36 @@ impl Session {
         else {
             return Err(PgError::new("XX000", "table is not open"));
         };
-        let merges = plan.rules.may_have_merged_rows();
-        let mut refine = |xid, slot, stamp| {
-            let origin = match stamp {
-                Stamp::Known(_, origin) => origin,
-                // SAFETY: as below.
-                Stamp::Own => {
-                    return batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) });
-                }
-                // SAFETY: as below.
-                Stamp::Unversioned => return unsafe { copied::refine(plan, xid, slot) },
-                Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
-            };
-            // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
-            // what that had not seen.
-            let trusted = !merges
-                && current.as_ref().is_some_and(|current| {
-                    current.from_origin && origins.node(origin) == &*current.origin
-                });
-            if origin == 0 || trusted {
-                return Ok(stamp);
-            }
-            // SAFETY: the slot holds a version of a row of the table, which is open.
-            batches.refine(xid, stamp, || unsafe { key_hash(plan, slot) })
+        let mut versions = Versions {
+            plan,
+            batches,
+            origins,
+            current: current.as_ref(),
         };
         if let Some(index) = &plan.key
             && table.has_key()
         {
-            return table.find(values, index, lock, &mut refine);
+            return table.find(values, index, lock, &mut |xid, slot, stamp| {
+                versions.of(xid, slot, stamp)
+            });
         }
         if remote.identity == braid_gir::ReplicaIdentity::Full {
-            let found = table.find_by_scan(values)?;
-            let Found::Row(stamp) = found else {
-                return Ok(found);
-            };
-            let slot = table.local_slot();
-            // SAFETY: the slot holds the row that was found.
-            let xid = unsafe { writer(slot) };
-            return Ok(Found::Row(refine(xid, slot, stamp)?));
+            // Rows that are newer than the change, and were put there by others.
+            let mut passed_over = Vec::new();
+            loop {
+                let found = table.find_by_scan(values, &passed_over)?;
+                let Found::Row(stamp) = found else {
+                    return Ok(found);
+                };
+                let slot = table.local_slot();
+                // SAFETY: the slot holds the row that was found.
+                let xid = unsafe { writer(slot) };
+                let stamp = versions.of(xid, slot, stamp)?;
+                if plan.key.is_some() || versions.takes(stamp) {
+                    return Ok(Found::Row(stamp));
+                }
+                passed_over.push(table.found_at());
+            }
         }
         Err(PgError::new(
             "55000",
@@ -617,23 +673,23 @@ impl Session {
         after: &RowValues,
     ) -> Result<(), PgError> {
         if self.target(key)?.plan.key.is_none() {
-            // Nothing but a truncate may have taken it.
+            if let Some((removal, decision)) = self.removal_of(key, remote, current, after)? {
+                self.spend(key, removal)?;
+                let (found, incoming) = (removal.found(), Incoming::inserted(after));
+                return self
+                    .write_row(key, remote, current, found, decision, incoming)
+                    .map(|_| ());
+            }
+            // Else nothing but a truncate may have taken it.
             let found = self.recall(key, after, None, true)?;
             let mut decision = self.decide(key, remote, current, found, decide_insert)?;
             if decision.action == Action::Ask {
                 let local = self.local(found);
                 decision = decide_insert(local, version(current), current.from_origin);
             }
-            return self
-                .write_row(
-                    key,
-                    remote,
-                    current,
-                    found,
-                    decision,
-                    Incoming::inserted(after),
-                )
-                .map(|_| ());
+            let incoming = Incoming::inserted(after);
+            self.write_row(key, remote, current, found, decision, incoming)?;
+            return self.check_not_removed(key, current, after);
         }
         let act = |session: &mut Self, found, decision| {
             let incoming = Incoming::inserted(after);
@@ -825,8 +881,12 @@ impl Session {
         self.check_before(key, remote, before)?;
         let filled = before.and_then(|before| self.filled(key, after, before));
         let after = filled.as_ref().unwrap_or(after);
+        let is_bag = self.is_bag(key);
         let room = if moved {
             self.make_room(key, remote, current, old, after)?
+        } else if is_bag && let Some((removal, _)) = self.removal_of(key, remote, current, after)? {
+            self.spend(key, removal)?;
+            Room::Taken
         } else {
             Room::Own
         };
@@ -870,6 +930,10 @@ impl Session {
                 session.pass_on_deletion(key, current, found, old)?;
             }
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
+            let is_removed = is_bag && missing && writes;
+            if is_removed && session.removed_row_has_come(key, remote, current, old)? {
+                return Ok(Written::Changed);
+            }
             let foreign = incomplete && !session.knows_rest(found, current);
             let row = whole().filter(|_| foreign && (writes || moved));
             let row = row.as_ref().unwrap_or(after);
@@ -887,6 +951,9 @@ impl Session {
             let written = session.write_row(key, remote, current, found, decision, incoming)?;
             if written == Written::Changed {
                 return Ok(written);
+            }
+            if is_bag && writes {
+                session.check_not_removed(key, current, row)?;
             }
             if decision.action == Action::Apply
                 && foreign
@@ -1064,7 +1131,9 @@ impl Session {
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         if !exists {
-            if self.has_come(key, remote, current.timestamp, before)? {
+            if self.has_come(key, remote, current.timestamp, before)?
+                || self.removed_row_has_come(key, remote, current, before)?
+            {
                 return Ok(Written::Changed);
             }
             self.pass_on_deletion(key, current, found, before)?;

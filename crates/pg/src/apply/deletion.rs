@@ -229,7 +229,7 @@ impl Session {
             .try_for_each(|hash| self.entomb(key, hash, version))
     }
 
-    fn entomb(
+    pub(super) fn entomb(
         &mut self,
         key: Key,
         hash: u64,

@@ -154,6 +154,17 @@ pub fn find(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError>
     }
 }
 
+/// OID of a table, or an index, of the extension's own.
+///
+/// # Errors
+/// 42P01 when it does not exist: the library is newer than the extension.
+pub fn own_table(name: &str) -> Result<pg_sys::Oid, PgError> {
+    find("braid", name)?.ok_or_else(|| {
+        PgError::new("42P01", format!("braid.{name} does not exist"))
+            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
+    })
+}
+
 struct Attribute {
     name: String,
     type_oid: u32,

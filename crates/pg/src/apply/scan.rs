@@ -7,11 +7,12 @@ use pgrx::pg_sys;
 
 use super::lookup::lock_row;
 use super::table::RowValues;
+use super::table::place_of;
 use super::version::Stamp;
 use crate::compat;
 use crate::error::PgError;
 
-/// Find and lock a row that is identical to `values`, into `slot`. `None`: there is none.
+/// Find and lock a row that is identical to `values`, into `slot`, other than those at `passed_over`. `None`: there is none.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -22,6 +23,7 @@ pub unsafe fn find_identical(
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
     values: &RowValues,
+    passed_over: &[(u16, u16, u16)],
 ) -> Result<Option<Stamp>, PgError> {
     loop {
         let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
@@ -33,7 +35,7 @@ pub unsafe fn find_identical(
             let mut found = Ok(None);
             let mut changed = false;
             while next(table, scan, slot) {
-                if !identical(slot, values) {
+                if passed_over.contains(&place_of((*slot).tts_tid)) || !identical(slot, values) {
                     continue;
                 }
                 writer = [dirty.xmin, dirty.xmax]

@@ -118,6 +118,11 @@ unsafe fn is_plain(
     }
 }
 
+/// Block (two halves) and item.
+pub(super) fn place_of(tid: pg_sys::ItemPointerData) -> (u16, u16, u16) {
+    (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
+}
+
 impl OpenTable {
     /// Prepare an open table for writing, and open its indexes.
     ///
@@ -417,20 +422,28 @@ impl OpenTable {
     #[must_use]
     pub fn found_at(&self) -> (u16, u16, u16) {
         // SAFETY: the slot is valid as long as the table is open.
-        let tid = unsafe { (*self.local_slot).tts_tid };
-        (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
+        place_of(unsafe { (*self.local_slot).tts_tid })
     }
 
-    /// Find and lock a row that has these very values, else one that equals them, by scans of the whole table.
+    /// Find and lock a row that has these very values, but none of those at `passed_over`, else one that equals them, by scans of the whole
+    /// table.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
-    pub fn find_by_scan(&mut self, values: &RowValues) -> Result<Found, PgError> {
+    pub fn find_by_scan(
+        &mut self,
+        values: &RowValues,
+        passed_over: &[(u16, u16, u16)],
+    ) -> Result<Found, PgError> {
         // SAFETY: the search slot is a virtual one of the table's shape, the local slot one of its own kind;
         // RelationFindReplTupleSeq locks what it finds.
         unsafe {
-            if let Some(stamp) = scan::find_identical(self.relation, self.local_slot, values)? {
+            let (relation, slot) = (self.relation, self.local_slot);
+            if let Some(stamp) = scan::find_identical(relation, slot, values, passed_over)? {
                 return Ok(Found::Row(stamp));
+            }
+            if !passed_over.is_empty() {
+                return Ok(Found::Missing(None));
             }
             self.fill(self.search_slot, values);
             loop {

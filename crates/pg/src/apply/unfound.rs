@@ -14,6 +14,7 @@ use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::lookup::Found;
+use super::relation::own_table;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session};
 use crate::error::PgError;
@@ -76,10 +77,7 @@ impl Session {
         row: Option<Vec<u8>>,
         restart_identity: bool,
     ) -> Result<(), PgError> {
-        let Some(oid) = super::relation::find("braid", "unfound")? else {
-            return Err(PgError::new("42P01", "table braid.unfound does not exist")
-                .with_hint("Update the extension with ALTER EXTENSION braid UPDATE."));
-        };
+        let oid = own_table("unfound")?;
         let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
         // SAFETY: in a transaction; the values have the types of the table's columns. It has no index, and none but the extension writes to it.
         unsafe {

@@ -14,7 +14,7 @@ use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::Source;
 use super::{is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
-use crate::error::{self, PgError};
+use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::rate_limit::Limiter;
 use crate::registry;
 use crate::subscription::{self, Subscription};
@@ -310,7 +310,10 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
     let text = |index: usize| row.get(index).cloned().flatten();
     let truncate = text(0).as_deref() == Some("true");
     let unless_filled = text(3).as_deref() == Some("true");
-    if unless_filled && task.failures >= LOCK_ATTEMPTS && text(4).as_deref() == Some("55P03") {
+    if unless_filled
+        && task.failures >= LOCK_ATTEMPTS
+        && text(4).as_deref() == Some(LOCK_NOT_AVAILABLE)
+    {
         pgrx::log!(
             "{}: the table is written to, and not copied: all of its changes come",
             my_name()

@@ -20,7 +20,7 @@ use super::report;
 use super::session::Session;
 use super::type_facts::TypeFacts;
 use crate::encoding;
-use crate::error::{self, PgError};
+use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::worker::{self, Extra, Worker};
 
 /// Bytes of each queue. Longer messages go through in pieces.
@@ -222,7 +222,7 @@ fn serve(handle: u32) {
     while let Some(question) = channel.receive() {
         let answer = error::transaction(|| answer(&question)).unwrap_or_else(|failure| {
             // A table that is locked, or a key that has no usual equality: then there is no value to be had.
-            if matches!(failure.sqlstate.as_str(), "55P03" | "42883") {
+            if matches!(failure.sqlstate.as_str(), LOCK_NOT_AVAILABLE | "42883") {
                 return Vec::new();
             }
             let sqlstate = format!("{:5.5}", failure.sqlstate);

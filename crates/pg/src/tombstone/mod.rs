@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
 
-use crate::apply::{EPOCH_DIFFERENCE, find_table};
+use crate::apply::{EPOCH_DIFFERENCE, own_table};
 use crate::error::PgError;
 use crate::local_version::commit_data;
 use crate::registry;
@@ -86,24 +86,17 @@ enum Known {
 impl Known {
     fn table(self) -> Result<pg_sys::Oid, PgError> {
         match self {
-            Self::Deletions => relation("tombstone"),
-            Self::Copies => relation("copied_version"),
+            Self::Deletions => own_table("tombstone"),
+            Self::Copies => own_table("copied_version"),
         }
     }
 
     fn index(self) -> Result<pg_sys::Oid, PgError> {
         match self {
-            Self::Deletions => relation("tombstone_key_hash"),
-            Self::Copies => relation("copied_version_key_hash"),
+            Self::Deletions => own_table("tombstone_key_hash"),
+            Self::Copies => own_table("copied_version_key_hash"),
         }
     }
-}
-
-fn relation(name: &str) -> Result<pg_sys::Oid, PgError> {
-    find_table("braid", name)?.ok_or_else(|| {
-        PgError::new("42P01", format!("braid.{name} does not exist"))
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
-    })
 }
 
 /// Write tombstones down. In a transaction of the caller's: they are there when it commits.
@@ -238,6 +231,18 @@ pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)
         }
     })?;
     Ok(newest)
+}
+
+/// All deletions with this hash: time and origin of each.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
+    let mut all = Vec::new();
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
+        all.push((tombstone.timestamp, tombstone.origin));
+    })?;
+    Ok(all)
 }
 
 /// The version with which a copy has brought the row with this hash.

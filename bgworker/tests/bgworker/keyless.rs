@@ -1,0 +1,224 @@
+//! Nodes that add rows to a table without a key and take them out, and deliver their changes in random order: in the end all have the same
+//! rows, each as often as the others have it.
+
+use std::collections::BTreeMap;
+
+use braid_bgworker::conflict::Version;
+use braid_bgworker::keyless::{removal_of, takes};
+
+use crate::random::{Budget, Random};
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+type Stamp = (i64, usize);
+
+fn version((timestamp, origin): Stamp) -> Version<'static> {
+    Version {
+        timestamp,
+        origin: NAMES[origin],
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Insert(u32),
+    Update(u32, u32),
+    Delete(u32),
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    rows: Vec<(u32, Stamp)>,
+    removals: Vec<(u32, Stamp)>,
+    log: Vec<(Change, Stamp)>,
+    read: Vec<usize>,
+    clock: i64,
+}
+
+impl Node {
+    /// As the appliers do.
+    fn receive(&mut self, change: Change, stamp: Stamp, with: Rules) {
+        match change {
+            Change::Insert(row) => self.add(row, stamp, with),
+            Change::Delete(row) => self.take(row, stamp, with),
+            Change::Update(old, new) => {
+                self.take(old, stamp, with);
+                self.add(new, stamp, with);
+            }
+        }
+        self.clock = self.clock.max(stamp.0);
+    }
+
+    fn add(&mut self, row: u32, stamp: Stamp, with: Rules) {
+        let alike: Vec<usize> = (0..self.removals.len())
+            .filter(|place| self.removals[*place].0 == row)
+            .collect();
+        let versions: Vec<_> = alike
+            .iter()
+            .map(|place| version(self.removals[*place].1))
+            .collect();
+        match removal_of(&versions, version(stamp), true).filter(|_| with.remembers) {
+            Some(chosen) => {
+                self.removals.remove(alike[chosen]);
+            }
+            None => self.rows.push((row, stamp)),
+        }
+    }
+
+    fn take(&mut self, row: u32, stamp: Stamp, with: Rules) {
+        let found = self.rows.iter().position(|(here, written)| {
+            *here == row && (!with.looks || takes(version(*written), version(stamp), true))
+        });
+        match found {
+            Some(place) => {
+                self.rows.remove(place);
+            }
+            None => self.removals.push((row, stamp)),
+        }
+    }
+
+    fn count(&self) -> BTreeMap<u32, usize> {
+        let mut count = BTreeMap::new();
+        for (row, _) in &self.rows {
+            *count.entry(*row).or_default() += 1;
+        }
+        count
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    /// Removals that have found no row are remembered.
+    remembers: bool,
+    /// Only rows that are older than a change are taken out by it.
+    looks: bool,
+}
+const ALL: Rules = Rules {
+    remembers: true,
+    looks: true,
+};
+
+/// Who writes what.
+#[derive(Debug, Clone, Copy)]
+enum Rows {
+    /// Each row is another one than all that were written before, as rows with a time in them are. All nodes change them.
+    Distinct,
+    /// There are a few, many times. All nodes add them; each is taken out by one node only.
+    Alike,
+}
+
+/// Random writes and deliveries, until all is delivered.
+fn run(random: &mut Random, written: Rows, with: Rules) -> Vec<Node> {
+    let nodes = 2 + random.index(4);
+    let mut all: Vec<Node> = (0..nodes)
+        .map(|_| Node {
+            read: vec![0; nodes],
+            ..Node::default()
+        })
+        .collect();
+    let mut last = 0;
+    for _ in 0..10 + random.index(40) {
+        let at = random.index(nodes);
+        if random.one_in(2) {
+            last += 1;
+            let new = match written {
+                Rows::Distinct => last,
+                Rows::Alike => u32::try_from(random.below(6)).unwrap(),
+            };
+            write(random, &mut all, at, written, new);
+        } else {
+            deliver(&mut all, random.index(nodes), at, with);
+        }
+    }
+    for _ in 0..8 * nodes {
+        deliver(&mut all, random.index(nodes), random.index(nodes), with);
+    }
+    for from in 0..nodes {
+        for to in 0..nodes {
+            while deliver(&mut all, from, to, with) {}
+        }
+    }
+    all
+}
+
+/// One of the node's own writes. Its version is newer than all that it has seen.
+fn write(random: &mut Random, all: &mut [Node], at: usize, written: Rows, new: u32) {
+    let nodes = all.len();
+    let node = &mut all[at];
+    node.clock += 1 + i64::try_from(random.below(5)).unwrap();
+    let stamp = (node.clock, at);
+    let own = |row: u32| matches!(written, Rows::Distinct) || row as usize % nodes == at;
+    let mine: Vec<usize> = (0..node.rows.len())
+        .filter(|place| own(node.rows[*place].0))
+        .collect();
+    let old = (!mine.is_empty() && !random.one_in(3))
+        .then(|| node.rows.remove(mine[random.index(mine.len())]).0);
+    let change = match old {
+        None => Change::Insert(new),
+        Some(old) if random.one_in(3) => Change::Delete(old),
+        Some(old) => Change::Update(old, new),
+    };
+    if !matches!(change, Change::Delete(_)) {
+        node.rows.push((new, stamp));
+    }
+    node.log.push((change, stamp));
+}
+
+/// The next change of `from` at `to`. False when there is none.
+fn deliver(all: &mut [Node], from: usize, to: usize, with: Rules) -> bool {
+    let next = all[to].read[from];
+    if from == to || next == all[from].log.len() {
+        return false;
+    }
+    let (change, stamp) = all[from].log[next];
+    all[to].read[from] += 1;
+    all[to].receive(change, stamp, with);
+    true
+}
+
+fn differ(nodes: &[Node]) -> bool {
+    nodes.iter().any(|node| node.count() != nodes[0].count())
+}
+
+#[test]
+fn keyless_tables_end_the_same_on_all_nodes() {
+    let mut random = Random::new("keyless_tables_end_the_same_on_all_nodes");
+    let mut budget = Budget::new();
+    while let Some(round) = budget.round(2000) {
+        for written in [Rows::Distinct, Rows::Alike] {
+            let nodes = run(&mut random, written, ALL);
+            assert!(!differ(&nodes), "round {round}, {written:?}: {nodes:#?}");
+        }
+    }
+}
+
+/// That the test above would notice.
+#[test]
+fn keyless_tables_need_what_is_remembered() {
+    let mut random = Random::new("keyless_tables_need_what_is_remembered");
+    let mut differs = |written, with| (0..500).any(|_| differ(&run(&mut random, written, with)));
+    let forgets = Rules {
+        remembers: false,
+        ..ALL
+    };
+    assert!(differs(Rows::Distinct, forgets));
+    assert!(differs(Rows::Alike, forgets));
+}
+
+/// One node takes a row out and adds it again, while another one changes the row that was there before.
+#[test]
+fn keyless_rows_that_are_newer_than_a_change_stay() {
+    for (looks, agree) in [(true, true), (false, false)] {
+        let with = Rules { looks, ..ALL };
+        let mut nodes: [Node; 2] = std::array::from_fn(|_| Node {
+            rows: vec![(7, (1, 0))],
+            ..Node::default()
+        });
+        nodes[0].rows = vec![(7, (4, 0))];
+        nodes[1].rows = vec![(8, (2, 1))];
+        nodes[0].receive(Change::Update(7, 8), (2, 1), with);
+        nodes[1].receive(Change::Delete(7), (3, 0), with);
+        nodes[1].receive(Change::Insert(7), (4, 0), with);
+        assert_eq!(!differ(&nodes), agree, "{nodes:#?}");
+    }
+}
