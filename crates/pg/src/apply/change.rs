@@ -688,8 +688,9 @@ impl Session {
                 decision = decide_insert(local, version(current), current.from_origin);
             }
             let incoming = Incoming::inserted(after);
-            self.write_row(key, remote, current, found, decision, incoming)?;
-            return self.check_not_removed(key, current, after);
+            return self
+                .write_row(key, remote, current, found, decision, incoming)
+                .map(|_| ());
         }
         let act = |session: &mut Self, found, decision| {
             let incoming = Incoming::inserted(after);
@@ -783,8 +784,11 @@ impl Session {
             }
         }
         let written = self.write_new(key, remote, current, found)?;
-        if let (Written::Done, Some(merged)) = (written, &merged) {
-            self.remember_columns(key, current, merged, after)?;
+        if written == Written::Done {
+            self.check_not_removed(key, current, after)?;
+            if let Some(merged) = &merged {
+                self.remember_columns(key, current, merged, after)?;
+            }
         }
         Ok(written)
     }
@@ -882,11 +886,8 @@ impl Session {
         let filled = before.and_then(|before| self.filled(key, after, before));
         let after = filled.as_ref().unwrap_or(after);
         let is_bag = self.is_bag(key);
-        let room = if moved {
-            self.make_room(key, remote, current, old, after)?
-        } else if is_bag && let Some((removal, _)) = self.removal_of(key, remote, current, after)? {
-            self.spend(key, removal)?;
-            Room::Taken
+        let room = if moved || is_bag {
+            self.room(key, remote, current, (old, after), moved)?
         } else {
             Room::Own
         };
@@ -952,9 +953,6 @@ impl Session {
             if written == Written::Changed {
                 return Ok(written);
             }
-            if is_bag && writes {
-                session.check_not_removed(key, current, row)?;
-            }
             if decision.action == Action::Apply
                 && foreign
                 && matches!(&*answer.borrow(), Some(Fetched::Gone))
@@ -970,13 +968,7 @@ impl Session {
             if room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
                 return Ok(written);
             }
-            // Something newer has happened under the old key, which says nothing about the new one.
-            let nothing = Found::Missing(None);
-            let incoming = Incoming {
-                is_insert: true,
-                ..incoming
-            };
-            session.write_row(key, remote, current, nothing, NO_CONFLICT, incoming)
+            session.write_under_new_key(key, remote, current, incoming)
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
         self.resolve(
@@ -990,6 +982,41 @@ impl Session {
         gone.map_or(Ok(()), |gone| {
             self.remember_left(key, current, gone, left.take())
         })
+    }
+
+    /// What is under the new key of a row that gets another one; where rows have no key, whether the new row was taken out before it came.
+    fn room(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        (old, after): (&RowValues, &RowValues),
+        moved: bool,
+    ) -> Result<Room, PgError> {
+        if moved {
+            return self.make_room(key, remote, current, old, after);
+        }
+        let Some((removal, _)) = self.removal_of(key, remote, current, after)? else {
+            return Ok(Room::Own);
+        };
+        self.spend(key, removal)?;
+        Ok(Room::Taken)
+    }
+
+    /// Something newer has happened under the row's old key, which says nothing about the new one.
+    fn write_under_new_key(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        incoming: Incoming<'_>,
+    ) -> Result<Written, PgError> {
+        let nothing = Found::Missing(None);
+        let incoming = Incoming {
+            is_insert: true,
+            ..incoming
+        };
+        self.write_row(key, remote, current, nothing, NO_CONFLICT, incoming)
     }
 
     /// Whether a row with the key of these hashes has another with these values. Another form of the same key is no other.
