@@ -40,6 +40,15 @@ sub reason
 	return $reason;
 }
 
+# That the log says so: who gives a transaction up rolls it back first, so others go on before it is said.
+sub gives_reason
+{
+	my ($pattern, $what) = @_;
+	my $reason;
+	ok(wait_until(sub { $reason = reason() // $reason; defined $reason && $reason =~ $pattern }, 30), $what) or diag($reason // 'no reason');
+	return;
+}
+
 on_all(q[
 	create table bulk (id int primary key, k int, v text);
 	create table gone (id int primary key, v text);
@@ -102,14 +111,14 @@ my $first = start('a row that a local session wants too');
 my $began = time;
 $paris->safe_psql('postgres', "set statement_timeout = '30s'; insert into bulk values ($first + 10, 7, 'local')");
 cmp_ok(time - $began, '<', 10, 'a local session does not wait for its end');
-like(reason(), qr/waits for a row/, 'and that is said');
+gives_reason(qr/waits for a row/, 'and that is said');
 ended('a row that a local session wants too');
 is($paris->safe_psql('postgres', "select k from bulk where id = $first + 10"), '1', 'the newer one has won');
 
 # nor for a table,
 start('a table that a local session wants');
 $paris->safe_psql('postgres', "set statement_timeout = '30s'; begin; lock table bulk in access exclusive mode; commit");
-like(reason(), qr/waits for a table/, 'a local session does not wait for its table');
+gives_reason(qr/waits for a table/, 'a local session does not wait for its table');
 ended('a table that a local session wants');
 
 # and it for nobody for long.
@@ -119,7 +128,7 @@ start('a row that a local session has');
 $one->query_safe("update gone set v = 'there' where id > 3000");
 $tokyo->safe_psql('postgres', 'update small set n = n + 1');
 caught_up($paris, $tokyo);
-ok(wait_until(sub { my $reason = reason(); defined $reason && $reason =~ /lock timeout/ }, 30), 'it does not wait for a lock for long');
+gives_reason(qr/lock timeout/, 'it does not wait for a lock for long');
 $local->query_safe('commit');
 ended('a row that a local session has');
 is($paris->safe_psql('postgres', 'select v from gone where id = 4000'), 'there', 'the newer one has won');
@@ -128,7 +137,7 @@ is($paris->safe_psql('postgres', 'select v from gone where id = 4000'), 'there',
 $paris->safe_psql('postgres', "update gone set v = 'here' where id = 4500");
 start('a conflict');
 $one->query_safe("update gone set v = 'there again' where id > 3000");
-ok(wait_until(sub { my $reason = reason(); defined $reason && $reason =~ /conflict|written after/ }, 30), 'a conflict waits for its commit');
+gives_reason(qr/conflict|written after/, 'a conflict waits for its commit');
 ended('a conflict');
 cmp_ok($paris->safe_psql('postgres', "select count(*) from braid.conflict_history where kind = 'update_origin_differs'"), '>=', 1, 'and is recorded');
 
@@ -178,7 +187,7 @@ $tokyo->safe_psql('postgres', 'update small set n = n + 1 where id = 1');
 $one->query_safe('commit');
 ok(wait_until(sub { $paris->safe_psql('postgres', "select count(*) from pg_stat_activity where wait_event_type = 'Lock' or wait_event = 'transactionid'") > 0 }, 30), 'one before it waits');
 $paris->safe_psql('postgres', "set statement_timeout = '30s'; begin; insert into bulk values ($first + 20, 7, 'local'); rollback");
-like(reason(), qr/waits for a row/, 'a local session does not wait for it');
+gives_reason(qr/waits for a row/, 'a local session does not wait for it');
 $local->query_safe('commit');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(bulk gone small));
