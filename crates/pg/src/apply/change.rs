@@ -20,6 +20,7 @@ use super::in_the_way::Way;
 use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, writer};
 use super::merge::Meeting;
+use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::{OpenTable, RowValues};
@@ -1061,7 +1062,7 @@ impl Session {
     }
 
     /// Where the row that was found last is.
-    fn found_at(&self, key: Key) -> Option<(u16, u16, u16)> {
+    fn found_at(&self, key: Key) -> Option<Place> {
         let target = self.targets.get(&key)?;
         target.table.as_ref().map(OpenTable::found_at)
     }

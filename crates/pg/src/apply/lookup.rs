@@ -567,7 +567,8 @@ fn drop_slot(slot: *mut pg_sys::TupleTableSlot) {
     unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
 }
 
-fn place_of(tid: pg_sys::ItemPointerData) -> Place {
+/// Where a row is, as it is compared and kept.
+pub(super) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
     let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
     (block, tid.ip_posid)
 }

@@ -71,10 +71,16 @@ impl Session {
 
     /// Whether a row that is to be inserted may meet a removal.
     pub(super) fn may_meet_removal(&self, key: Key, values: &RowValues, timestamp: i64) -> bool {
-        registry::may_have_tombstone_since(timestamp)
-            && self
-                .row_hash(key, values)
-                .is_some_and(|hash| registry::may_have_tombstone(hash, timestamp))
+        self.may_be_removed(key, values, timestamp).is_some()
+    }
+
+    /// The same, with the hash by which that is known.
+    fn may_be_removed(&self, key: Key, values: &RowValues, since: i64) -> Option<u64> {
+        if !registry::may_have_tombstone_since(since) {
+            return None;
+        }
+        self.row_hash(key, values)
+            .filter(|hash| registry::may_have_tombstone(*hash, since))
     }
 
     /// A row is to be taken out of a table without a key, and is not here. Write that down, and look again: true if it has come meanwhile.
@@ -114,15 +120,12 @@ impl Session {
         row: &RowValues,
     ) -> Result<Option<(Removal, Decision)>, PgError> {
         let since = if current.runs { 1 } else { current.timestamp };
-        if !self.is_bag(key) || !registry::may_have_tombstone_since(since) {
+        if !self.is_bag(key) {
             return Ok(None);
         }
-        let Some(hash) = self.row_hash(key, row) else {
+        let Some(hash) = self.may_be_removed(key, row, since) else {
             return Ok(None);
         };
-        if !registry::may_have_tombstone(hash, since) {
-            return Ok(None);
-        }
         self.store_tombstones()?;
         let removals = self.removals(hash, Seen::Committed)?;
         if current.runs && !removals.is_empty() {
@@ -146,10 +149,7 @@ impl Session {
         current: &Current,
         row: &RowValues,
     ) -> Result<(), PgError> {
-        if !self.may_meet_removal(key, row, current.timestamp) {
-            return Ok(());
-        }
-        let Some(hash) = self.row_hash(key, row) else {
+        let Some(hash) = self.may_be_removed(key, row, current.timestamp) else {
             return Ok(());
         };
         let all = self.removals(hash, Seen::All)?;

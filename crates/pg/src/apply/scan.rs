@@ -5,9 +5,9 @@
 
 use pgrx::pg_sys;
 
-use super::lookup::lock_row;
+use super::lookup::{lock_row, place_of};
+use super::places::Place;
 use super::table::RowValues;
-use super::table::place_of;
 use super::version::Stamp;
 use crate::compat;
 use crate::error::PgError;
@@ -23,7 +23,7 @@ pub unsafe fn find_identical(
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
     values: &RowValues,
-    passed_over: &[(u16, u16, u16)],
+    passed_over: &[Place],
 ) -> Result<Option<Stamp>, PgError> {
     loop {
         let mut dirty: Box<pg_sys::SnapshotData> = Box::default();

@@ -13,6 +13,7 @@ use pgrx::pg_sys;
 use super::constraint::Unchecked;
 use super::lookup::{self, Found, IndexLookup, Refine};
 use super::partition::Router;
+use super::places::Place;
 use super::relation::LocalRelation;
 use super::scan;
 use crate::compat;
@@ -116,11 +117,6 @@ unsafe fn is_plain(
                 && (!(*info).ii_Unique || (*(*index).rd_index).indimmediate)
         })
     }
-}
-
-/// Block (two halves) and item.
-pub(super) fn place_of(tid: pg_sys::ItemPointerData) -> (u16, u16, u16) {
-    (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo, tid.ip_posid)
 }
 
 impl OpenTable {
@@ -418,11 +414,11 @@ impl OpenTable {
         }
     }
 
-    /// Where the row in the local slot is: block (two halves) and item.
+    /// Where the row in the local slot is.
     #[must_use]
-    pub fn found_at(&self) -> (u16, u16, u16) {
+    pub fn found_at(&self) -> Place {
         // SAFETY: the slot is valid as long as the table is open.
-        place_of(unsafe { (*self.local_slot).tts_tid })
+        lookup::place_of(unsafe { (*self.local_slot).tts_tid })
     }
 
     /// Find and lock a row that has these very values, but none of those at `passed_over`, else one that equals them, by scans of the whole
@@ -433,7 +429,7 @@ impl OpenTable {
     pub fn find_by_scan(
         &mut self,
         values: &RowValues,
-        passed_over: &[(u16, u16, u16)],
+        passed_over: &[Place],
     ) -> Result<Found, PgError> {
         // SAFETY: the search slot is a virtual one of the table's shape, the local slot one of its own kind;
         // RelationFindReplTupleSeq locks what it finds.
