@@ -13,6 +13,7 @@ pub mod commit_sequence;
 pub mod compare;
 pub mod conflict;
 pub mod consolidate;
+pub mod copied_position;
 pub mod copy_query;
 pub mod dependency;
 pub mod joining;

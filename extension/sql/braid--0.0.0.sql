@@ -233,6 +233,20 @@ create table braid.copied_table (
 );
 comment on table braid.copied_table is 'where rows were copied from whose versions are remembered';
 
+-- What the copy of a table without a key has of the transactions of another node than that which was copied, whose own stream brings them too: those that commit
+-- before "position" in the other node's WAL, and in the ranges of "beyond" (pairs), without those that commit at "missing". "forwards" says that this goes for what the other node
+-- passes on, too. Removed when nothing of it can come any more.
+create table braid.copied_position (
+    relation oid not null,
+    node_id uuid not null,
+    "position" pg_lsn not null,
+    beyond pg_lsn[] not null,
+    missing pg_lsn[] not null,
+    forwards boolean not null,
+    primary key (relation, node_id)
+);
+comment on table braid.copied_position is 'how much of other nodes'' transactions copies have that came from elsewhere';
+
 -- Rows that have lost to another one under a further unique key, as long as the other nodes are not told. To tell them a row here is
 -- deleted, in a transaction of this node's own: the output plugin makes of that the deletion of the row that lost, with the version that
 -- stands here, "version_at" microseconds since 1970-01-01 UTC by the node "origin". "displaced" is a heap tuple of the relation, of which
@@ -573,7 +587,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.displacement, braid.unfound,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -1182,6 +1196,40 @@ as $$
      where d.deleted_at >= extract(epoch from $2) * 1000000 and coalesce(o.node_name, n.node_name) is not null
 $$;
 comment on function braid.copied_deletions is 'a part of the initial copy at another node: what was deleted from a table';
+
+-- For the copy of a table without a key, of which nothing but positions tells what it has. The lock makes that exact: nobody is in the middle of writing to it.
+create function braid.hold_table("relation" oid) returns void
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'hold_table_wrapper';
+comment on function braid.hold_table is 'a part of the initial copy at another node: keeps writers from a table until the transaction ends';
+
+create function braid.applied_positions("relation" oid, out node_id uuid, out node name, out "position" pg_lsn, out beyond pg_lsn[], out missing pg_lsn[],
+                                        out forwards boolean, out is_ready boolean, out in_pieces boolean, out is_stopped boolean, out last_lsn pg_lsn) returns setof record
+    language sql volatile strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    with tables as (select $1 as oid union select relid from pg_partition_tree($1) union select relid from pg_partition_ancestors($1)),
+         subscribed as (
+             select t.subscription_id, max(t.copy_lsn) as copy_lsn, bool_and(t.state = 'ready') as is_ready
+               from braid.subscription_table t join tables on tables.oid = t.relation::oid group by t.subscription_id)
+    select s.provider_id, s.provider_name, greatest(r.lsn, d.copy_lsn, c."position", '0/0'),
+           array(select lsn from braid.applied b cross join unnest(b.ranges) with ordinality as r (lsn, place)
+                  where b.subscription_id = s.subscription_id order by b.applier, place) || coalesce(c.beyond, '{}'),
+           array(select k.commit_lsn from braid.parked_transaction k where k.subscription_id = s.subscription_id and k.state <> 'skipped')
+               || array(select m from unnest(c.missing) as m where m >= coalesce(r.lsn, '0/0')),
+           s.origin = 'any', d.is_ready,
+           exists (select from braid.split_progress p where p.subscription_id = s.subscription_id),
+           not s.enabled or s.error_sqlstate is not null or s.given_up_at is not null,
+           greatest(r.last_lsn, d.copy_lsn, '0/0')
+      from subscribed d
+      join braid.subscription s using (subscription_id)
+      left join braid.copied_position c on c.node_id = s.provider_id and c.relation = $1
+     cross join lateral (
+         -- Read after the rows above became visible: what is said there to be beyond it may be before it by now, and nothing is left out.
+         select greatest(last_lsn, (select a.applied_lsn from braid.subscription_activity() a where a.subscription_id = s.subscription_id)) as lsn, last_lsn
+           from (select max(p.remote_lsn) as last_lsn from braid.origin o join pg_replication_origin_status p on p.local_id = o.origin_id
+                  where o.subscription_id = s.subscription_id and o.node_name = s.provider_name) as o) as r
+$$;
+comment on function braid.applied_positions is 'a part of the initial copy at another node: how far the transactions of each provider of a table are applied';
 
 -- The same for who wrote which columns: their names in UTF-8 and hexadecimal, null for all.
 create function braid.copied_columns("relation" oid, since timestamptz, out key_hash bigint, out written_at bigint, out columns text, out node name) returns setof record
@@ -1936,6 +1984,8 @@ grant execute on function
     braid.commit_timestamp,
     braid.copied_deletions,
     braid.copied_columns,
+    braid.hold_table,
+    braid.applied_positions,
     braid.rules_for_all_nodes,
     braid.parked_records,
     braid.compare_activity

@@ -223,6 +223,13 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.copied_table where newest < $1",
         &[before.into()],
     )?;
+    // What is past them all has come, or was left out.
+    execute_counting(
+        "delete from braid.copied_position c where not exists (select from pg_class r where r.oid = c.relation) \
+         or (select bool_and(coalesce(a.applied_lsn, '0/0') >= greatest(c.\"position\", (select max(lsn) from unnest(c.beyond) as lsn), (select max(lsn) from unnest(c.missing) as lsn))) \
+             from braid.subscription s left join braid.subscription_activity() a using (subscription_id) where s.provider_id = c.node_id)",
+        &[],
+    )?;
     let columns = execute_counting(
         "delete from braid.column_write where ctid = any (array(select ctid from braid.column_write where written_at < $1 limit 10000))",
         &[before.into()],

@@ -31,7 +31,11 @@ fn row_version(
     };
     TableIterator::new(found.map(|found| {
         (
-            found.hashes.map(|hashes| hashes.equal.cast_signed()),
+            found
+                .hashes
+                .map(|hashes| hashes.equal)
+                .or(found.row_hash)
+                .map(u64::cast_signed),
             found.timestamp.saturating_sub(EPOCH_DIFFERENCE),
             Text(found.node),
             found

@@ -201,10 +201,7 @@ impl Session {
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
-            if !route.takes(&current) {
-                if current.runs {
-                    return Err(self.wait_for_commit("Its commit says whether it is in a copy."));
-                }
+            if !self.takes(&route, &current)? {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;

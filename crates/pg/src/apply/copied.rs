@@ -11,9 +11,13 @@ use std::collections::{HashMap, HashSet};
 use pgrx::pg_sys;
 
 use super::batch::{self, Batches};
-use super::key_hash::{KeyHashes, copied_hash, key_hashes_as, key_hashes_of_row, table_hash};
+use super::key_hash::{
+    KeyHashes, copied_hash, key_hashes_as, key_hashes_of_row, row_hash, row_hash_by,
+    stored_row_hash, table_hash,
+};
 use super::lookup::writer;
 use super::relation::LocalRelation;
+use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::decoding::deletions::identity_key;
 use crate::error::PgError;
@@ -35,6 +39,12 @@ impl From {
     pub fn hashes(self, there: impl FnOnce(u32) -> Option<KeyHashes>) -> impl Iterator<Item = u64> {
         let hashes = there(self.table).into_iter().flat_map(KeyHashes::each);
         hashes.map(move |hash| copied_hash(self.relation, hash))
+    }
+
+    /// What a copied row of a table without a key is known by, whose hash is the same everywhere.
+    #[must_use]
+    pub fn row_hash(self, hash: u64) -> u64 {
+        copied_hash(self.relation, hash)
     }
 
     /// The same of all rows of the table.
@@ -80,6 +90,10 @@ pub unsafe fn refine(
     if plan.copied_from.is_empty() || !is_copied(xid) {
         return Ok(Stamp::Unversioned);
     }
+    if plan.key.is_none() {
+        // SAFETY: as the caller says.
+        return unsafe { refine_identical(plan, slot) };
+    }
     let from = plan.copied_from.iter();
     // SAFETY: as the caller says.
     find(
@@ -87,6 +101,77 @@ pub unsafe fn refine(
             from.hashes(|table| Some(unsafe { key_hashes_as(table, plan, slot) }))
         }),
     )
+}
+
+/// The same where the table has no key. Of rows that are identical nothing tells which has which version: the oldest leave first, so those that are
+/// left have the newest of them; and what has none is older than all that have one.
+///
+/// # Safety
+/// As [`refine`].
+unsafe fn refine_identical(
+    plan: &LocalRelation,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> Result<Stamp, PgError> {
+    // SAFETY: as the caller says; what is allocated goes with the transaction.
+    let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
+    // SAFETY: as the caller says.
+    let hash = unsafe { row_hash_by(plan, slot) };
+    let relations: HashSet<u64> = plan
+        .copied_from
+        .iter()
+        .map(|from| from.row_hash(hash))
+        .collect();
+    let mut versions = Vec::new();
+    for hash in relations {
+        versions.extend(tombstone::find_all_copied(hash)?);
+    }
+    let mut stamp = Stamp::Unversioned;
+    if !versions.is_empty() {
+        versions.sort_unstable();
+        // SAFETY: the table is open.
+        let here = with_table(plan.oid, |table| unsafe { copies_of(table, plan, hash) })?;
+        let oldest = versions.len().checked_sub(here);
+        if let Some(oldest) = oldest.and_then(|place| versions.get(place)) {
+            stamp = known(oldest.timestamp, oldest.origin);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { pg_sys::MemoryContextSwitchTo(before) };
+    Ok(stamp)
+}
+
+/// How many rows with this hash a copy has brought, and are there.
+///
+/// # Safety
+/// The table is open, and that of the plan.
+unsafe fn copies_of(
+    table: pg_sys::Relation,
+    plan: &LocalRelation,
+    hash: u64,
+) -> Result<usize, PgError> {
+    // SAFETY: as the caller says. The snapshot is registered, and the scan ended, unless an error ends the transaction.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
+        let rows = scan::begin(table, snapshot)?;
+        let memory = super::memory_context(c"braid copied rows that are alike");
+        let mut count = 0;
+        while scan::next(table, rows, slot) {
+            pgrx::check_for_interrupts!();
+            if !is_copied(writer(slot)) {
+                continue;
+            }
+            let before = pg_sys::MemoryContextSwitchTo(memory);
+            count += usize::from(row_hash_by(plan, slot) == hash);
+            pg_sys::MemoryContextSwitchTo(before);
+            pg_sys::MemoryContextReset(memory);
+        }
+        pg_sys::MemoryContextDelete(memory);
+        scan::end(table, rows);
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        Ok(count)
+    }
 }
 
 fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
@@ -116,6 +201,8 @@ fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
 pub struct RowVersion {
     /// Hashes of its table and key; `None` where it has no key, or that is too large.
     pub hashes: Option<KeyHashes>,
+    /// By what it is known everywhere, where the table has no key.
+    pub row_hash: Option<u64>,
     /// When its transaction was committed, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
     /// At which node.
@@ -290,6 +377,7 @@ pub(super) unsafe fn version_in(
         let oid = (*table).rd_id;
         let hashes_as = hasher(table, slot);
         let hashes = hashes_as(oid.to_u32());
+        let row_hash = identity_key(table).is_none().then(|| row_hash(table, slot));
         let xid = writer(slot);
         let stamp = match (stamp_of(xid), hashes) {
             (Stamp::Unversioned, _) if is_copied(xid) => {
@@ -310,6 +398,10 @@ pub(super) unsafe fn version_in(
             (stamp @ Stamp::Known(_, origin), Some(hashes)) if origin != 0 => {
                 BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hashes.stored))?
             }
+            (stamp @ Stamp::Known(_, origin), None) if origin != 0 && row_hash.is_some() => {
+                let stored = || stored_row_hash(oid.to_u32(), slot);
+                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, stored))?
+            }
             (stamp, _) => stamp,
         };
         let Some((timestamp, origin)) = stamp.known() else {
@@ -318,6 +410,7 @@ pub(super) unsafe fn version_in(
         let node = looked(|looked| Ok(looked.names.node(origin).to_owned()))?;
         Ok(Some(RowVersion {
             hashes,
+            row_hash,
             timestamp,
             node,
             merged: matches!(stamp, Stamp::Merged(..) | Stamp::OwnMerged(..)),

@@ -14,6 +14,8 @@
 //! them wherever the library is the same.
 //!
 //! A type without such a function (tsvector, say), or an index with an equality of its own, has the bytes alone.
+//!
+//! A row of a table without a key is remembered by all of its values ([`RowHash`]).
 
 use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
@@ -21,6 +23,7 @@ use pgrx::pg_sys;
 use super::relation::LocalRelation;
 use super::table::RowValues;
 use crate::compat;
+use crate::encoding::from_server;
 
 /// Types and collations below this OID come with PostgreSQL.
 const FIRST_OTHER_OID: u32 = 10_000;
@@ -42,6 +45,97 @@ pub fn copied_hash(relation: u32, hash: u64) -> u64 {
     hasher.word(u64::from(relation));
     hasher.word(hash);
     hasher.finish()
+}
+
+/// Where hashes of whole rows begin: apart from those of keys, of tables, and of copied rows.
+const WHOLE_ROWS: u64 = 1 << 34;
+
+/// A row of a table without a key: of its names and stored bytes, in whatever order the columns come. So it is the same at every node that
+/// stores the values alike.
+#[derive(Debug, Clone, Copy)]
+pub struct RowHash {
+    table: u64,
+    columns: u64,
+}
+
+impl RowHash {
+    /// Of a row of an open table.
+    ///
+    /// # Safety
+    /// The relation is open; in a transaction.
+    pub unsafe fn of_table(relation: pg_sys::Relation) -> u64 {
+        let mut hasher = KeyHasher::new(WHOLE_ROWS);
+        // SAFETY: as the caller says; names are NUL-terminated.
+        unsafe {
+            let form = (*relation).rd_rel;
+            let namespace = pg_sys::get_namespace_name((*form).relnamespace);
+            if !namespace.is_null() {
+                hasher.bytes(from_server(namespace).as_bytes());
+            }
+            hasher.bytes(from_server((*form).relname.data.as_ptr()).as_bytes());
+        }
+        hasher.finish()
+    }
+
+    /// Of a column, by its name.
+    #[must_use]
+    pub fn of_column(name: &str) -> u64 {
+        let mut hasher = KeyHasher::new(WHOLE_ROWS);
+        hasher.bytes(name.as_bytes());
+        hasher.finish()
+    }
+
+    /// That of a row, of which nothing is known yet but the table's ([`Self::of_table`]).
+    #[must_use]
+    pub fn new(table: u64) -> Self {
+        Self { table, columns: 0 }
+    }
+
+    /// Take in a value; `name` is its column's ([`Self::of_column`]).
+    ///
+    /// # Safety
+    /// `value` is one of the column at `position`, from 0.
+    pub unsafe fn feed(
+        &mut self,
+        name: u64,
+        descriptor: pg_sys::TupleDesc,
+        position: usize,
+        value: Option<pg_sys::Datum>,
+    ) {
+        let mut hasher = KeyHasher::new(self.table);
+        hasher.word(name);
+        // SAFETY: as the caller says.
+        unsafe { feed(&mut hasher, descriptor, position, value) };
+        self.columns = self.columns.wrapping_add(hasher.finish());
+    }
+
+    /// The hash.
+    #[must_use]
+    pub fn finish(self) -> u64 {
+        let mut hasher = KeyHasher::new(self.table);
+        hasher.word(self.columns);
+        hasher.finish()
+    }
+}
+
+/// The hash by which a row of a table without a key is known everywhere, of all its columns but those that are generated.
+///
+/// # Safety
+/// The slot holds a row of the table, which is open; in a transaction.
+pub unsafe fn row_hash(table: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> u64 {
+    // SAFETY: as the caller says; one value and one mark a column.
+    unsafe {
+        let descriptor = (*table).rd_att;
+        let mut hash = RowHash::new(RowHash::of_table(table));
+        for (position, value) in super::image::fields(slot).into_iter().enumerate() {
+            let attribute = compat::TupleDescAttr(descriptor, position);
+            if !(*attribute).attisdropped && (*attribute).attgenerated == 0 {
+                let name = from_server((*attribute).attname.data.as_ptr());
+                hash.feed(RowHash::of_column(&name), descriptor, position, value);
+            }
+        }
+        hash.finish()
+    }
 }
 
 /// When two values of a key's column are equal.
@@ -256,6 +350,22 @@ pub unsafe fn key_hash(plan: &LocalRelation, slot: *mut pg_sys::TupleTableSlot) 
     hasher.finish()
 }
 
+/// The same of all columns, as [`key_hash`] has it where the table has no key.
+///
+/// # Safety
+/// The slot holds a row of the table with this OID; in a transaction.
+pub unsafe fn stored_row_hash(table: u32, slot: *mut pg_sys::TupleTableSlot) -> u64 {
+    let mut hasher = KeyHasher::new(u64::from(table));
+    // SAFETY: as the caller says.
+    unsafe {
+        let descriptor = (*slot).tts_tupleDescriptor;
+        for (position, value) in super::image::fields(slot).into_iter().enumerate() {
+            feed(&mut hasher, descriptor, position, value);
+        }
+    }
+    hasher.finish()
+}
+
 /// Both hashes of the row in `slot`, as in the table with OID `seed`.
 ///
 /// # Safety
@@ -273,6 +383,28 @@ pub unsafe fn key_hashes_as(
         });
     }
     hashing.finish()
+}
+
+/// Hash of the row in `slot` by which it is known everywhere, of the stream's columns, where the table has no key.
+///
+/// # Safety
+/// As [`key_hash`]; in a transaction.
+pub unsafe fn row_hash_by(plan: &LocalRelation, slot: *mut pg_sys::TupleTableSlot) -> u64 {
+    let mut hash = RowHash::new(plan.row_hash);
+    // SAFETY: as the caller says; the columns' numbers are those of the table.
+    unsafe {
+        let descriptor = (*slot).tts_tupleDescriptor;
+        let natts = (*descriptor).natts;
+        if i32::from((*slot).tts_nvalid) < natts {
+            pg_sys::slot_getsomeattrs_int(slot, natts);
+        }
+        for column in &plan.columns {
+            let is_null = *(*slot).tts_isnull.add(column.local);
+            let value = (!is_null).then(|| *(*slot).tts_values.add(column.local));
+            hash.feed(column.name_hash, descriptor, column.local, value);
+        }
+    }
+    hash.finish()
 }
 
 /// Hand on the columns that are hashed.

@@ -23,6 +23,7 @@ use super::lookup::writer;
 use super::scan;
 use super::version::OriginNames;
 use crate::error::PgError;
+use crate::local_version::commit_data;
 use crate::tombstone;
 
 /// Rows of a table that are to leave, by their places.
@@ -59,6 +60,39 @@ pub fn leaving(
         };
         // SAFETY: the table is open and locked; in a transaction.
         unsafe { look.at_all() }
+    })
+}
+
+/// Remove the rows of a table that one of these origins has brought; `None`: all rows. Whatever its replica identity is: nobody is told.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn remove_from(
+    table: u32,
+    origins: Option<&HashSet<pg_sys::RepOriginId>>,
+) -> Result<(), PgError> {
+    with_table(table.into(), |relation| {
+        // SAFETY: the table is open, and locked against writers; the snapshot is registered, and the scan ended, unless an error ends
+        // the transaction.
+        unsafe {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
+            let rows = scan::begin(relation, snapshot)?;
+            while scan::next(relation, rows, slot) {
+                pgrx::check_for_interrupts!();
+                let leaves = origins.is_none_or(|origins| {
+                    commit_data(writer(slot)).is_some_and(|(_, origin)| origins.contains(&origin))
+                });
+                if leaves {
+                    pg_sys::simple_table_tuple_delete(relation, &raw mut (*slot).tts_tid, snapshot);
+                }
+            }
+            scan::end(relation, rows);
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            pg_sys::UnregisterSnapshot(snapshot);
+            pg_sys::CommandCounterIncrement();
+            Ok(())
+        }
     })
 }
 

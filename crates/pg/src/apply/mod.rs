@@ -54,6 +54,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use braid_bgworker::conflict::{self, Version};
+use braid_bgworker::copied_position::CopiedPosition;
 use braid_bgworker::parked::Touch;
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use braid_bgworker::table_order::TableOrder;
@@ -167,10 +168,48 @@ struct Route {
     from_lsn: Option<u64>,
     /// What of those that were prepared before it is in the copy; `None`: everything.
     snapshot: Option<Rc<ProviderSnapshot>>,
+    /// What of this provider's transactions is in a copy that came from another node.
+    copied: Option<Rc<CopiedFrom>>,
+}
+
+/// What a copy from elsewhere has of this provider's transactions.
+#[derive(Debug)]
+struct CopiedFrom {
+    position: CopiedPosition,
+    /// Of those that it forwards, too.
+    forwards: bool,
+}
+
+impl CopiedFrom {
+    /// Whether it has a transaction. `None`: its commit says that.
+    fn has(&self, current: &Current) -> Option<bool> {
+        if !current.from_origin && !self.forwards {
+            return Some(false);
+        }
+        if current.unsettled {
+            // It commits later than here.
+            return self
+                .position
+                .ends_before(current.commit_lsn)
+                .then_some(false);
+        }
+        Some(self.position.has(current.commit_lsn))
+    }
 }
 
 impl Route {
-    /// Whether the changes of a transaction are to be applied.
+    /// Whether the changes of a transaction are to be applied. `None`: its commit says whether they are in a copy.
+    fn decides(&self, current: &Current) -> Option<bool> {
+        let takes = self.takes(current);
+        if !takes {
+            return (!current.runs).then_some(false);
+        }
+        match &self.copied {
+            Some(copied) => copied.has(current).map(|has| !has),
+            None => Some(true),
+        }
+    }
+
     fn takes(&self, current: &Current) -> bool {
         self.from_lsn.is_some_and(|from| {
             current.commit_lsn >= from
@@ -850,6 +889,7 @@ impl Session {
                  braid.enable_subscription.",
             ));
         };
+        let mut copied = None;
         let (from_lsn, snapshot) = if self.identity.subscription_id == NO_SUBSCRIPTION {
             if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
                 return Err(PgError::new(
@@ -860,13 +900,21 @@ impl Session {
             }
             (Some(0), None)
         } else {
-            table_position(self.identity.subscription_id, oid)?
+            // As of now, not of when the transaction began: a copy may have ended since then.
+            // SAFETY: pushed and popped around the queries; an error in between rolls the transaction back.
+            unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot()) };
+            copied = copied_position(self.identity.subscription_id, oid)?;
+            let position = table_position(self.identity.subscription_id, oid)?;
+            // SAFETY: as above.
+            unsafe { pg_sys::PopActiveSnapshot() };
+            position
         };
         let route = Route {
             oid,
             generation,
             from_lsn,
             snapshot: snapshot.map(Rc::new),
+            copied: copied.map(Rc::new),
         };
         self.routes.insert(schema, route.clone());
         if from_lsn.is_none() && self.reported_unsubscribed.insert(oid.to_u32()) {
@@ -877,6 +925,16 @@ impl Session {
             );
         }
         Ok(route)
+    }
+
+    /// Whether the changes of the transaction in hand go there.
+    ///
+    /// # Errors
+    /// 40001 where only its commit says that: it is applied then.
+    fn takes(&mut self, route: &Route, current: &Current) -> Result<bool, PgError> {
+        route
+            .decides(current)
+            .ok_or_else(|| self.wait_for_commit("Its commit says whether it is in a copy."))
     }
 
     /// Whether nothing was invalidated since a route was found.
@@ -1020,4 +1078,31 @@ fn table_position(
     .map_err(|error: pgrx::spi::SpiError| {
         PgError::new("XX000", format!("could not read the catalog: {error}"))
     })
+}
+
+/// What a copy of a table, or of one of which it is a partition, has of the transactions of a subscription's provider.
+fn copied_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<CopiedFrom>, PgError> {
+    let found = crate::subscription::rows(
+        "select c.\"position\"::text, array_to_string(c.beyond, ','), array_to_string(c.missing, ','), c.forwards::text \
+         from braid.copied_position c join braid.subscription s on s.provider_id = c.node_id \
+         where s.subscription_id = $1 and (c.relation = $2::oid or c.relation in (select relid from pg_catalog.pg_partition_ancestors($2::oid))) limit 1",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(oid.to_u32()).into(),
+        ],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let text = |index: usize| {
+        row.get(index)
+            .and_then(Option::as_deref)
+            .unwrap_or_default()
+    };
+    let position = CopiedPosition::parse(text(0), text(1), text(2))
+        .ok_or_else(|| PgError::new("XX001", "a row of braid.copied_position is corrupt"))?;
+    Ok(Some(CopiedFrom {
+        position,
+        forwards: text(3) == "true",
+    }))
 }

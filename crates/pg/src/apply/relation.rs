@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 use super::column_rules::{self, ColumnRules};
 use super::copied;
 use super::decode::ColumnDecoder;
-use super::key_hash::Equality;
+use super::key_hash::{Equality, RowHash};
 use super::rules;
 use crate::encoding;
 use crate::error::PgError;
@@ -99,6 +99,8 @@ pub struct LocalColumn {
     pub remote: usize,
     /// Position in the local row, from 0.
     pub local: usize,
+    /// Its name, as it is part of a row's hash ([`RowHash`]).
+    pub name_hash: u64,
     /// Converts its values.
     pub decoder: ColumnDecoder,
 }
@@ -124,6 +126,8 @@ pub struct LocalRelation {
     pub rules: Rules,
     /// What becomes of single columns.
     pub column_rules: ColumnRules,
+    /// Where the hashes of its rows begin ([`RowHash`]).
+    pub row_hash: u64,
     /// From where rows were copied whose versions, or deletions, are remembered.
     pub copied_from: Vec<copied::From>,
 }
@@ -233,6 +237,7 @@ impl LocalRelation {
                     Some((local, attribute)) => columns.push(LocalColumn {
                         remote: index,
                         local,
+                        name_hash: RowHash::of_column(&column.name),
                         decoder: ColumnDecoder::new(
                             attribute.type_oid,
                             attribute.type_modifier,
@@ -292,6 +297,7 @@ impl LocalRelation {
                 defaults,
                 rules: rules.with_merged_rows(column_rules.were_set),
                 column_rules,
+                row_hash: RowHash::of_table(relation),
                 copied_from: copied::tables((*relation).rd_id)?,
             })
         }

@@ -9,12 +9,11 @@
 
 use braid_bgworker::conflict::{Action, Decision, Version, decide_insert};
 use braid_bgworker::keyless;
-use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::deletion::session_origin;
-use super::key_hash::feed;
+use super::key_hash::RowHash;
 use super::lookup::Found;
 use super::relation::RemoteRelation;
 use super::table::RowValues;
@@ -24,9 +23,6 @@ use crate::error::PgError;
 use crate::registry;
 use crate::subscription::execute_counting;
 use crate::tombstone::{self, Seen};
-
-/// Where hashes of whole rows begin: apart from those of keys, of tables, and of copied rows (`key_hash`).
-const WHOLE_ROWS: u64 = 1 << 34;
 
 /// A removal that has found no row.
 #[derive(Debug, Clone, Copy)]
@@ -59,14 +55,16 @@ impl Session {
         if target.plan.key.is_some() {
             return None;
         }
-        let mut hasher = KeyHasher::new(u64::from(target.plan.oid.to_u32()) | WHOLE_ROWS);
+        let mut hash = RowHash::new(target.plan.row_hash);
         for column in &target.plan.columns {
             let value = values.get(column.local).copied().flatten()?;
-            hasher.word(column.local as u64);
             // SAFETY: the table is open, and the value is one of the column.
-            unsafe { feed(&mut hasher, (*table.relation()).rd_att, column.local, value) };
+            unsafe {
+                let descriptor = (*table.relation()).rd_att;
+                hash.feed(column.name_hash, descriptor, column.local, value);
+            }
         }
-        Some(hasher.finish())
+        Some(hash.finish())
     }
 
     /// Whether a row that is to be inserted may meet a removal.

@@ -48,21 +48,29 @@ impl Session {
                 "truncate outside of a transaction from the provider",
             ));
         };
-        let mut roots = Vec::new();
-        for schema in truncate.schemas() {
-            let remote = self.remote(schema.0)?;
-            let route = self.route(schema.0, &remote)?;
-            if route.takes(&current) {
-                roots.push((schema.0, route.oid.to_u32()));
-            }
-        }
-        if roots.is_empty() {
-            return Ok(());
-        }
         // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
         self.close_tables();
-        // SAFETY: in a transaction.
-        let tables = unsafe { lock_below(&roots) };
+        let (roots, tables) = loop {
+            let (mut roots, mut routes) = (Vec::new(), Vec::new());
+            for schema in truncate.schemas() {
+                let remote = self.remote(schema.0)?;
+                let route = self.route(schema.0, &remote)?;
+                if self.takes(&route, &current)? {
+                    roots.push((schema.0, route.oid.to_u32()));
+                    routes.push(route);
+                }
+            }
+            if roots.is_empty() {
+                return Ok(());
+            }
+            // SAFETY: in a transaction.
+            let tables = unsafe { lock_below(&roots) };
+            // Taking the locks may have shown that a table was copied meanwhile.
+            if routes.iter().all(|route| self.is_current(route)) {
+                break (roots, tables);
+            }
+            close(&tables);
+        };
         let remembers = registry::remembers_deletions();
         if remembers && self.has_truncated(&tables, &current)? {
             close(&tables);

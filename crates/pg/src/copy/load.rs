@@ -149,6 +149,12 @@ impl Target {
         }
     }
 
+    /// Its OID.
+    #[must_use]
+    pub fn oid(&self) -> u32 {
+        self.oid.to_u32()
+    }
+
     /// Name for messages.
     #[must_use]
     pub fn shown(&self) -> String {
@@ -398,6 +404,14 @@ impl Target {
         }
         user.restore();
         Ok(())
+    }
+
+    /// Whether it has no key by which rows are found.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn is_keyless(&self) -> Result<bool, PgError> {
+        Ok(self.identity()?.is_none())
     }
 
     /// Merge once more, when rows have left of which there were others. How many came.

@@ -13,6 +13,7 @@
 //! that come while it is not ready.
 
 mod coordinator;
+mod held;
 mod load;
 pub(crate) mod source;
 mod versions;

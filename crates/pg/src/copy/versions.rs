@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The source of origins for nodes that nothing comes from.
 const SOURCE: &str = "braid/copy";
 
-/// Bring along what is not known of the rows that were just copied. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
+/// Bring along what is not known of the rows that were just copied, into a table that has a key by which they are found, or none. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
 /// was asked for.
 ///
 /// # Errors
@@ -41,6 +41,7 @@ pub fn bring_along(
     task: &Task,
     published: &Published,
     source: &mut Source,
+    is_keyless: bool,
 ) -> Result<Option<i64>, PgError> {
     let Some(reaches) = since(task.subscription)? else {
         return Ok(None);
@@ -55,7 +56,26 @@ pub fn bring_along(
     source
         .connection
         .start_copy(&published.versions_command(since))?;
-    newest = newest.max(receive(task, source, &mut nodes, tombstone::store_copied)?);
+    let versions = |piece: &[Brought]| {
+        let versions: Vec<_> = piece.iter().map(|row| (row.row, row.merged)).collect();
+        tombstone::store_copied(&versions)
+    };
+    newest = newest.max(receive(task, source, &mut nodes, versions)?);
+
+    if is_keyless {
+        // What is to be taken out is known by the same hash everywhere, and counts once: so as of the moment of the rows.
+        source
+            .connection
+            .start_copy(&published.deletions_command(since))?;
+        let removals = |piece: &[Brought]| {
+            let removal = |brought: &Brought| Tombstone {
+                hash: brought.hash_there,
+                ..brought.row
+            };
+            tombstone::store(&piece.iter().map(removal).collect::<Vec<_>>())
+        };
+        newest = newest.max(receive(task, source, &mut nodes, removals)?);
+    }
 
     let tables = source.connection.query(&published.tables_query())?;
     // What is collected from here on is to be seen.
@@ -64,8 +84,8 @@ pub fn bring_along(
     source
         .connection
         .start_copy(&published.deletions_command(since))?;
-    let deletions = |piece: &[(Tombstone, bool)]| {
-        let deletions: Vec<Tombstone> = piece.iter().map(|(deleted, _)| *deleted).collect();
+    let deletions = |piece: &[Brought]| {
+        let deletions: Vec<Tombstone> = piece.iter().map(|brought| brought.row).collect();
         tombstone::store(&deletions)
     };
     newest = newest.max(receive(task, source, &mut nodes, deletions)?);
@@ -174,12 +194,20 @@ fn wait_for_collector(source: &mut Source) -> Result<(), PgError> {
     }
 }
 
-/// Take what COPY sends and store it in pieces, each with whether it was merged. Returns the time up to which it is to be kept.
+/// What the copy has brought of a row.
+struct Brought {
+    /// By the hash that stands for the one there.
+    row: Tombstone,
+    hash_there: u64,
+    merged: bool,
+}
+
+/// Take what COPY sends and store it in pieces. Returns the time up to which it is to be kept.
 fn receive(
     task: &Task,
     source: &mut Source,
     nodes: &mut Nodes,
-    store: impl Fn(&[(Tombstone, bool)]) -> Result<(), PgError>,
+    store: impl Fn(&[Brought]) -> Result<(), PgError>,
 ) -> Result<i64, PgError> {
     let mut piece = Vec::with_capacity(PIECE);
     let mut newest = 0;
@@ -201,7 +229,11 @@ fn receive(
                 timestamp: version.timestamp,
                 origin: nodes.origin(&version.node)?,
             };
-            piece.push((row, version.merged));
+            piece.push(Brought {
+                row,
+                hash_there: version.hash,
+                merged: version.merged,
+            });
         }
         if piece.len() >= PIECE {
             store(&piece)?;

@@ -12,11 +12,11 @@ use pgrx::pg_sys;
 
 use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::Source;
-use super::{is_permanent, try_lock, versions};
+use super::{held, is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
 use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::rate_limit::Limiter;
-use crate::registry;
+use crate::registry::{self, TableEntry};
 use crate::subscription::{self, Subscription};
 use crate::tombstone;
 use crate::worker::{self, Extra};
@@ -148,7 +148,14 @@ fn run(task: &Task) -> Result<(), PgError> {
         None => None,
     };
     let publications = &start.subscription.publications;
-    let published = source.published(publications, &start.namespace, &start.name, since)?;
+    let mut published = source.published(publications, &start.namespace, &start.name, since)?;
+    // One that joins with its first change has all of them in the stream.
+    let is_held = !start.unless_filled
+        && error::transaction(|| {
+            Ok(versions::others_write(task.subscription)?
+                && Target::lock(task.relation, Purpose::Fill)?.is_keyless()?)
+        })?
+        && held::may_hold(&mut source.connection)?;
     let lsn = source.lsn;
     let snapshot = source.snapshot.clone();
     error::transaction(|| {
@@ -163,6 +170,11 @@ fn run(task: &Task) -> Result<(), PgError> {
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
+    if is_held {
+        drop(source);
+        published.own = None;
+        return error::transaction(|| fill_held(task, &start, &published, counters));
+    }
     let filled = Cell::new(None);
     let outcome = error::transaction(|| {
         let purpose = if start.truncate {
@@ -185,7 +197,7 @@ fn run(task: &Task) -> Result<(), PgError> {
             .then_some(start.subscription.owner);
         let limiter = Limiter::new(task.subscription);
         let mut done = target.fill(source, &published, filling, run_as, counters, limiter)?;
-        let reaches = versions::bring_along(task, &published, &mut done.source)?;
+        let reaches = versions::bring_along(task, &published, &mut done.source, false)?;
         // While it was emptied nobody could write.
         if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
             target.lock_out_writers()?;
@@ -221,6 +233,34 @@ fn run(task: &Task) -> Result<(), PgError> {
             .with_detail(met.message)
             .with_hint("The table is copied again by itself, beside what is there."),
     )
+}
+
+/// Make a table without a key what it is at the provider ([`held`]).
+fn fill_held(
+    task: &Task,
+    start: &Start,
+    published: &Published,
+    counters: Option<&'static TableEntry>,
+) -> Result<(), PgError> {
+    let (purpose, filling) = if start.truncate {
+        (Purpose::Truncate, Filling::Truncate)
+    } else {
+        (Purpose::Fill, Filling::Empty)
+    };
+    let target = Target::lock(task.relation, purpose)?;
+    target.lock_out_writers()?;
+    let (contents, source) = held::take(task, &start.subscription, published)?;
+    contents.make_room(&target)?;
+    let run_as = start
+        .subscription
+        .run_as_owner
+        .then_some(start.subscription.owner);
+    let (lsn, snapshot) = (source.lsn, source.snapshot.clone());
+    let limiter = Limiter::new(task.subscription);
+    let mut done = target.fill(source, published, filling, run_as, counters, limiter)?;
+    versions::bring_along(task, published, &mut done.source, true)?;
+    finish(task, (lsn, Some(&*snapshot)), done.copied)?;
+    contents.remember(task)
 }
 
 /// Rows of the provider's are kept out by others that are here. Where these came from other nodes, the provider hears of them as well.
@@ -456,6 +496,11 @@ fn finish(
         &arguments,
     )?;
     if made == 1 {
+        // What an earlier copy had is of no concern any more.
+        subscription::execute_counting(
+            "delete from braid.copied_position where relation = $1::oid",
+            &[i64::from(task.relation).into()],
+        )?;
         tell_appliers(task);
         return Ok(());
     }

@@ -259,6 +259,19 @@ pub fn find_copied(hash: u64) -> Result<Option<CopiedVersion>, PgError> {
     Ok(newest)
 }
 
+/// The versions with which copies have brought rows with this hash.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_all_copied(hash: u64) -> Result<Vec<CopiedVersion>, PgError> {
+    let mut all = Vec::new();
+    each_copied(Some(by(Known::Copies, hash)?), |version| {
+        all.push(version);
+        ControlFlow::Continue(())
+    })?;
+    Ok(all)
+}
+
 /// Whether a copy has brought any row that was merged.
 ///
 /// # Errors
