@@ -377,7 +377,9 @@ pub(super) unsafe fn version_in(
         let oid = (*table).rd_id;
         let hashes_as = hasher(table, slot);
         let hashes = hashes_as(oid.to_u32());
-        let row_hash = identity_key(table).is_none().then(|| row_hash(table, slot));
+        // Where no change says whole old rows, none is ever taken out.
+        let is_bag = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f';
+        let row_hash = (is_bag && identity_key(table).is_none()).then(|| row_hash(table, slot));
         let xid = writer(slot);
         let stamp = match (stamp_of(xid), hashes) {
             (Stamp::Unversioned, _) if is_copied(xid) => {

@@ -113,41 +113,42 @@ fn my_id() -> Result<String, PgError> {
         .unwrap_or_default())
 }
 
-/// Whether the connecting role may hold tables at the provider. If not, that is said in the log.
+/// Whether the connecting role may ask the provider for positions, and hold its tables.
 ///
 /// # Errors
 /// The provider's.
-pub fn may_hold(connection: &mut Connection) -> Result<bool, PgError> {
+pub fn may_ask(connection: &mut Connection) -> Result<bool, PgError> {
     let rows = connection.query(
         "select count(*) = 2 and bool_and(has_function_privilege(oid, 'execute')) and has_schema_privilege('braid', 'usage') \
          from pg_proc where oid in (to_regprocedure('braid.hold_table(oid)'), to_regprocedure('braid.applied_positions(oid)'))",
     )?;
-    let may = rows.get(0, 0) == Some("t");
-    if !may {
-        PgError::new(
-            "01000",
-            "rows of a table without a key that come with a copy may come a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
-        )
-        .with_hint("Grant braid_monitor to it there.")
-        .warn();
-    }
-    Ok(may)
+    Ok(rows.get(0, 0) == Some("t"))
 }
 
-/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here, by the transaction in hand; `published` is of the
-/// same table, as of an earlier time.
+/// Say what follows where it may not.
+pub fn warn() {
+    PgError::new(
+        "01000",
+        "rows of a table without a key that come with a copy may come a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
+    )
+    .with_hint("Grant braid_monitor to it there.")
+    .warn();
+}
+
+/// Wait until the provider has applied what is here of the table: of this node's own, and of each other node that both hear of. It is locked against
+/// writers here, by the transaction in hand; `there` is its OID at the provider. Returns a connection to it.
 ///
 /// # Errors
-/// The provider's; 40001 where it has not yet what is here, or is in the middle of something.
-pub fn take(
+/// The provider's; 40001 where it takes too long.
+pub fn await_provider(
     task: &Task,
     subscription: &Subscription,
-    published: &Published,
-) -> Result<(Contents, Source), PgError> {
+    there: u32,
+) -> Result<Connection, PgError> {
     let application_name = format!("{} copy", subscription.name);
-    let mut there = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
-    there.look_into_silence(&subscription.dsn)?;
-    there.query("set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set search_path = pg_catalog")?;
+    let mut connection = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
+    connection.look_into_silence(&subscription.dsn)?;
+    connection.query("set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set search_path = pg_catalog")?;
     let here = applied_here(task)?;
     let me = my_id()?;
     let mine = rows(
@@ -161,12 +162,12 @@ pub fn take(
     crate::catalog::flush_wal(mine);
 
     let deadline = Instant::now() + PATIENCE;
-    while let Some(late) = late(&mut there, published.oid, &here, (&me, mine))? {
+    while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
         if late.is_stopped || Instant::now() > deadline {
             return Err(PgError::new(
                 "40001",
                 format!(
-                    "the provider has not yet applied what node \"{}\" has written to the table, and is here",
+                    "the provider has not yet applied what node \"{}\" has written, and is here",
                     late.node
                 ),
             )
@@ -174,7 +175,20 @@ pub fn take(
         }
         latch::wait(Some(PAUSE));
     }
+    Ok(connection)
+}
 
+/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here, by the transaction in hand; `published` is of the
+/// same table, as of an earlier time.
+///
+/// # Errors
+/// The provider's; 40001 where it has not yet what is here, or is in the middle of something.
+pub fn take(
+    task: &Task,
+    subscription: &Subscription,
+    published: &Published,
+) -> Result<(Contents, Source), PgError> {
+    let mut there = await_provider(task, subscription, published.oid)?;
     there.query("begin isolation level read committed")?;
     there.query(&format!("set local lock_timeout = '{LOCK_TIMEOUT}'"))?;
     there
@@ -214,7 +228,10 @@ pub fn take(
         }
     }
     let contents = Contents {
-        has_mine: positions.iter().any(|node| node.node_id == me),
+        has_mine: {
+            let me = my_id()?;
+            positions.iter().any(|node| node.node_id == me)
+        },
         there: positions,
     };
     Ok((contents, source))

@@ -37,14 +37,7 @@ impl Source {
         } else {
             Mode::Sql
         };
-        let application_name = format!("{} copy", subscription.name);
-        let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
-        connection.look_into_silence(&subscription.dsn)?;
-        connection.query(SETTINGS)?;
-        if connection.server_version() >= 170_000 {
-            connection.query("set transaction_timeout = 0")?;
-        }
-        connection.query("begin isolation level repeatable read read only")?;
+        let mut connection = connect(subscription, mode)?;
         let lsn = if snapshot.is_empty() {
             take_snapshot(&mut connection)?
         } else {
@@ -62,6 +55,18 @@ impl Source {
             })?;
             lsn
         };
+        Self::of(connection, lsn)
+    }
+
+    /// Connect, and see the database as it is now, at no position: to look at what there is.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn look(subscription: &Subscription) -> Result<Self, PgError> {
+        Self::of(connect(subscription, Mode::Sql)?, 0)
+    }
+
+    fn of(mut connection: Connection, lsn: u64) -> Result<Self, PgError> {
         let snapshot = connection
             .query("select pg_catalog.pg_current_snapshot()")?
             .get(0, 0)
@@ -97,6 +102,18 @@ impl Source {
             .start_copy(&published.command(columns, &local_encoding()))
             .map_err(unreadable)
     }
+}
+
+fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgError> {
+    let application_name = format!("{} copy", subscription.name);
+    let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
+    connection.look_into_silence(&subscription.dsn)?;
+    connection.query(SETTINGS)?;
+    if connection.server_version() >= 170_000 {
+        connection.query("set transaction_timeout = 0")?;
+    }
+    connection.query("begin isolation level repeatable read read only")?;
+    Ok(connection)
 }
 
 /// What publications publish of a table, without the rows that are `own`.

@@ -139,7 +139,12 @@ fn run(task: &Task) -> Result<(), PgError> {
         worker::set("lock_timeout", LOCK_TIMEOUT);
     }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
-    let mut source = Source::open(&start.subscription, &task.snapshot, task.lsn)?;
+    // One that is emptied is copied as it is once the provider has what was written here.
+    let mut source = if start.truncate {
+        Source::look(&start.subscription)?
+    } else {
+        Source::open(&start.subscription, &task.snapshot, task.lsn)?
+    };
     let since = match &start.began_at {
         Some(began_at) => error::transaction(subscription::local_node)?.map(|node| OwnRows {
             node,
@@ -149,72 +154,38 @@ fn run(task: &Task) -> Result<(), PgError> {
     };
     let publications = &start.subscription.publications;
     let mut published = source.published(publications, &start.namespace, &start.name, since)?;
+    let may_ask = held::may_ask(&mut source.connection)?;
     // One that joins with its first change has all of them in the stream.
-    let is_held = !start.unless_filled
+    let is_to_be_held = !start.unless_filled
         && error::transaction(|| {
             Ok(versions::others_write(task.subscription)?
                 && Target::lock(task.relation, Purpose::Fill)?.is_keyless()?)
-        })?
-        && held::may_hold(&mut source.connection)?;
-    let lsn = source.lsn;
-    let snapshot = source.snapshot.clone();
-    error::transaction(|| {
-        record_plan(
-            task,
-            &published,
-            start.first_lsn.unwrap_or(lsn),
-            start.first_lsn.is_none().then_some(&*snapshot),
-        )
-    })?;
+        })?;
+    if is_to_be_held && !may_ask {
+        held::warn();
+    }
+    let first_lsn = start.first_lsn.unwrap_or(source.lsn);
+    let snapshot =
+        (start.first_lsn.is_none() && !start.truncate).then_some(source.snapshot.as_str());
+    error::transaction(|| record_plan(task, &published, first_lsn, snapshot))?;
     worker::set("synchronous_commit", "local");
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
-    if is_held {
+    if is_to_be_held && may_ask {
         drop(source);
         published.own = None;
         return error::transaction(|| fill_held(task, &start, &published, counters));
     }
     let filled = Cell::new(None);
     let outcome = error::transaction(|| {
-        let purpose = if start.truncate {
-            Purpose::Truncate
-        } else {
-            Purpose::Fill
+        let plan = Plan {
+            start: &start,
+            published: &published,
+            counters,
+            may_ask,
         };
-        let target = Target::lock(task.relation, purpose)?;
-        let (filling, lsn) = match start.first_lsn {
-            _ if start.truncate => (Filling::Truncate, lsn),
-            // Rows that were written here since the first attempt may have been changed at the provider before this one's
-            // snapshot. The changes since the first one's were held back, and all of them are applied.
-            Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
-            _ => (Filling::Empty, lsn),
-        };
-        filled.set(Some(filling));
-        let run_as = start
-            .subscription
-            .run_as_owner
-            .then_some(start.subscription.owner);
-        let limiter = Limiter::new(task.subscription);
-        let mut done = target.fill(source, &published, filling, run_as, counters, limiter)?;
-        let reaches = versions::bring_along(task, &published, &mut done.source, false)?;
-        // While it was emptied nobody could write.
-        if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
-            target.lock_out_writers()?;
-        }
-        if filling == Filling::Beside {
-            // What was in the way of one may be gone again.
-            done.copied.rows += target.merge_again(&done.columns, run_as)?;
-            target
-                .check_all_came()
-                .map_err(|missing| kept_out(task, missing))?;
-        }
-        if let Some(since) = reaches.filter(|_| filling != Filling::Truncate) {
-            settle(task, &target, filling, (since, run_as), &mut done)?;
-        }
-        // Beside what is here, what was recorded with the first attempt's position stays.
-        let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
-        finish(task, (lsn, snapshot), done.copied)
+        fill(task, &plan, source, &filled)
     });
     let Err(met) = outcome else {
         return Ok(());
@@ -233,6 +204,76 @@ fn run(task: &Task) -> Result<(), PgError> {
             .with_detail(met.message)
             .with_hint("The table is copied again by itself, beside what is there."),
     )
+}
+
+/// What is known of the copy before the table is filled.
+struct Plan<'a> {
+    start: &'a Start,
+    published: &'a Published,
+    counters: Option<&'static TableEntry>,
+    /// The connecting role may ask the provider how far it has applied what is here.
+    may_ask: bool,
+}
+
+/// Fill the table, and make it ready. What it was filled beside is put into `filled` as soon as that is known.
+fn fill(
+    task: &Task,
+    plan: &Plan<'_>,
+    source: Source,
+    filled: &Cell<Option<Filling>>,
+) -> Result<(), PgError> {
+    let Plan {
+        start, published, ..
+    } = plan;
+    let purpose = if start.truncate {
+        Purpose::Truncate
+    } else {
+        Purpose::Fill
+    };
+    let target = Target::lock(task.relation, purpose)?;
+    let source = if start.truncate {
+        drop(source);
+        if plan.may_ask {
+            // What was written here, and has not come there yet, would be gone with what is emptied.
+            held::await_provider(task, &start.subscription, published.oid)?;
+        }
+        Source::open(&start.subscription, "", 0)?
+    } else {
+        source
+    };
+    let (lsn, snapshot) = (source.lsn, source.snapshot.clone());
+    let (filling, lsn) = match start.first_lsn {
+        _ if start.truncate => (Filling::Truncate, lsn),
+        // Rows that were written here since the first attempt may have been changed at the provider before this one's
+        // snapshot. The changes since the first one's were held back, and all of them are applied.
+        Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
+        _ => (Filling::Empty, lsn),
+    };
+    filled.set(Some(filling));
+    let run_as = start
+        .subscription
+        .run_as_owner
+        .then_some(start.subscription.owner);
+    let limiter = Limiter::new(task.subscription);
+    let mut done = target.fill(source, published, filling, run_as, plan.counters, limiter)?;
+    let reaches = versions::bring_along(task, published, &mut done.source, false)?;
+    // While it was emptied nobody could write.
+    if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
+        target.lock_out_writers()?;
+    }
+    if filling == Filling::Beside {
+        // What was in the way of one may be gone again.
+        done.copied.rows += target.merge_again(&done.columns, run_as)?;
+        target
+            .check_all_came()
+            .map_err(|missing| kept_out(task, missing))?;
+    }
+    if let Some(since) = reaches.filter(|_| filling != Filling::Truncate) {
+        settle(task, &target, filling, (since, run_as), &mut done)?;
+    }
+    // Beside what is here, what was recorded with the first attempt's position stays.
+    let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
+    finish(task, (lsn, snapshot), done.copied)
 }
 
 /// Make a table without a key what it is at the provider ([`held`]).
