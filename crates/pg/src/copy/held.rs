@@ -317,10 +317,12 @@ impl Contents {
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn remember(&self, task: &Task) -> Result<(), PgError> {
+        // Two subscriptions of the provider's may have the table from one node: what both have has surely come.
         for node in &self.there {
             execute_counting(
                 "insert into braid.copied_position (relation, node_id, \"position\", beyond, missing, forwards) \
-                 values ($1::oid, $2::uuid, $3::pg_lsn, string_to_array($4, ',')::pg_lsn[], string_to_array($5, ',')::pg_lsn[], $6::boolean)",
+                 values ($1::oid, $2::uuid, $3::pg_lsn, string_to_array($4, ',')::pg_lsn[], string_to_array($5, ',')::pg_lsn[], $6::boolean) \
+                 on conflict (relation, node_id) do update set \"position\" = least(copied_position.\"position\", excluded.\"position\")",
                 &[
                     i64::from(task.relation).into(),
                     node.node_id.as_str().into(),
