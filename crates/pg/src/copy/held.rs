@@ -1,6 +1,7 @@
-//! The copy of a table without a key by which rows are found, where others than the provider write to it too.
+//! The copy of a table of which versions don't tell what is here already, where others than the provider write to it too: a table without a key by which
+//! rows are found, one with columns that add up or are written on their own, one whose conflicts a function decides.
 //!
-//! Nothing about a row of such a table tells that it is here already, so it must be known of each transaction of each node whether the copy has it.
+//! So it must be known of each transaction of each node whether the copy has it.
 //! That is so at a moment when nobody writes to the table, neither here nor at the provider: positions say all. So the table is held
 //! here, from before anything is looked at until the copy is committed, and at the provider for as long as it takes to read positions and to
 //! export a snapshot:
@@ -120,16 +121,44 @@ fn my_id() -> Result<String, PgError> {
 pub fn may_ask(connection: &mut Connection) -> Result<bool, PgError> {
     let rows = connection.query(
         "select count(*) = 2 and bool_and(has_function_privilege(oid, 'execute')) and has_schema_privilege('braid', 'usage') \
+         and has_table_privilege(to_regclass('braid.column_rules'), 'select') and has_table_privilege(to_regclass('braid.conflict_resolutions'), 'select') \
          from pg_proc where oid in (to_regprocedure('braid.hold_table(oid)'), to_regprocedure('braid.applied_positions(oid)'))",
     )?;
     Ok(rows.get(0, 0) == Some("t"))
+}
+
+/// Whether a table here has rules by which changes of a row are merged.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn has_rules(table: u32) -> Result<bool, PgError> {
+    let found = rows(
+        "with tables as (select $1::oid as oid union select relid from pg_partition_tree($1::oid) union select relid from pg_partition_ancestors($1::oid)) \
+         select 1::text from braid.column_rule r join tables on tables.oid = r.relation::oid where r.rule is not null \
+         union all select 1::text from braid.conflict_rule r left join tables on tables.oid = r.relation::oid \
+         where r.resolution = 'function' and (r.relation is null or tables.oid is not null) limit 1",
+        &[i64::from(table).into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// The same of the provider, where rules may be that are still to be set here.
+///
+/// # Errors
+/// The provider's.
+pub fn has_rules_there(connection: &mut Connection, table: u32) -> Result<bool, PgError> {
+    let found = connection.query(&format!(
+        "select 1 from braid.column_rules where relation = {table} \
+         union all select 1 from braid.conflict_resolutions where resolution = 'function' and (relation is null or relation = {table}) limit 1"
+    ))?;
+    Ok(!found.is_empty())
 }
 
 /// Say what follows where it may not.
 pub fn warn() {
     PgError::new(
         "01000",
-        "rows of a table without a key that come with a copy may come a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
+        "changes that come with a copy may count a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
     )
     .with_hint("Grant braid_monitor to it there.")
     .warn();

@@ -155,15 +155,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     let publications = &start.subscription.publications;
     let mut published = source.published(publications, &start.namespace, &start.name, since)?;
     let may_ask = held::may_ask(&mut source.connection)?;
-    // One that joins with its first change has all of them in the stream.
-    let is_to_be_held = !start.unless_filled
-        && error::transaction(|| {
-            Ok(versions::others_write(task.subscription)?
-                && Target::lock(task.relation, Purpose::Fill)?.is_keyless()?)
-        })?;
-    if is_to_be_held && !may_ask {
-        held::warn();
-    }
+    let is_held = is_held(task, &start, &published, &mut source, may_ask)?;
     let first_lsn = start.first_lsn.unwrap_or(source.lsn);
     let snapshot =
         (start.first_lsn.is_none() && !start.truncate).then_some(source.snapshot.as_str());
@@ -172,10 +164,9 @@ fn run(task: &Task) -> Result<(), PgError> {
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
     // SAFETY: process-local variable of a process that does nothing else.
     unsafe { pg_sys::replorigin_session_origin = COPIED };
-    if is_to_be_held && may_ask {
-        drop(source);
+    if is_held {
+        // What the provider has of this node replaces what is here.
         published.own = None;
-        return error::transaction(|| fill_held(task, &start, &published, counters));
     }
     let filled = Cell::new(None);
     let outcome = error::transaction(|| {
@@ -184,6 +175,7 @@ fn run(task: &Task) -> Result<(), PgError> {
             published: &published,
             counters,
             may_ask,
+            is_held,
         };
         fill(task, &plan, source, &filled)
     });
@@ -213,6 +205,39 @@ struct Plan<'a> {
     counters: Option<&'static TableEntry>,
     /// The connecting role may ask the provider how far it has applied what is here.
     may_ask: bool,
+    /// The table is held while positions are read ([`held`]).
+    is_held: bool,
+}
+
+/// Whether the table has to be held for its copy: others than the provider write to it, and what of that is in the copy is not told by versions.
+fn is_held(
+    task: &Task,
+    start: &Start,
+    published: &Published,
+    source: &mut Source,
+    may_ask: bool,
+) -> Result<bool, PgError> {
+    // One that joins with its first change has all of them in the stream.
+    if start.unless_filled {
+        return Ok(false);
+    }
+    let (others_write, is_keyless, has_rules) = error::transaction(|| {
+        Ok((
+            versions::others_write(task.subscription)?,
+            Target::lock(task.relation, Purpose::Fill)?.is_keyless()?,
+            held::has_rules(task.relation)?,
+        ))
+    })?;
+    if !others_write {
+        return Ok(false);
+    }
+    let wanted = is_keyless
+        || has_rules
+        || (may_ask && held::has_rules_there(&mut source.connection, published.oid)?);
+    if wanted && !may_ask {
+        held::warn();
+    }
+    Ok(wanted && may_ask)
 }
 
 /// Fill the table, and make it ready. What it was filled beside is put into `filled` as soon as that is known.
@@ -231,7 +256,15 @@ fn fill(
         Purpose::Fill
     };
     let target = Target::lock(task.relation, purpose)?;
-    let source = if start.truncate {
+    let mut contents = None;
+    let source = if plan.is_held {
+        drop(source);
+        target.lock_out_writers()?;
+        let (held, source) = held::take(task, &start.subscription, published)?;
+        held.make_room(&target)?;
+        contents = Some(held);
+        source
+    } else if start.truncate {
         drop(source);
         if plan.may_ask {
             // What was written here, and has not come there yet, would be gone with what is emptied.
@@ -241,23 +274,33 @@ fn fill(
     } else {
         source
     };
+    let is_keyless = target.is_keyless()?;
     let (lsn, snapshot) = (source.lsn, source.snapshot.clone());
     let (filling, lsn) = match start.first_lsn {
         _ if start.truncate => (Filling::Truncate, lsn),
+        // Rows of its own that the provider does not have.
+        _ if plan.is_held && !is_keyless && !target.is_empty()? => (Filling::Beside, lsn),
+        _ if plan.is_held => (Filling::Empty, lsn),
         // Rows that were written here since the first attempt may have been changed at the provider before this one's
         // snapshot. The changes since the first one's were held back, and all of them are applied.
         Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
         _ => (Filling::Empty, lsn),
     };
-    filled.set(Some(filling));
+    // Where nobody could write meanwhile, what is in the way stays there.
+    filled.set((!plan.is_held).then_some(filling));
     let run_as = start
         .subscription
         .run_as_owner
         .then_some(start.subscription.owner);
     let limiter = Limiter::new(task.subscription);
     let mut done = target.fill(source, published, filling, run_as, plan.counters, limiter)?;
-    let reaches = versions::bring_along(task, published, &mut done.source, false)?;
-    // While it was emptied nobody could write.
+    let reaches = versions::bring_along(
+        task,
+        published,
+        &mut done.source,
+        plan.is_held && is_keyless,
+    )?;
+    // While it was emptied, or held, nobody could write.
     if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
         target.lock_out_writers()?;
     }
@@ -268,40 +311,17 @@ fn fill(
             .check_all_came()
             .map_err(|missing| kept_out(task, missing))?;
     }
-    if let Some(since) = reaches.filter(|_| filling != Filling::Truncate) {
+    let was_written = filling == Filling::Beside || (filling == Filling::Empty && !plan.is_held);
+    if let Some(since) = reaches.filter(|_| was_written) {
         settle(task, &target, filling, (since, run_as), &mut done)?;
     }
     // Beside what is here, what was recorded with the first attempt's position stays.
-    let snapshot = (filling != Filling::Beside).then_some(&*snapshot);
-    finish(task, (lsn, snapshot), done.copied)
-}
-
-/// Make a table without a key what it is at the provider ([`held`]).
-fn fill_held(
-    task: &Task,
-    start: &Start,
-    published: &Published,
-    counters: Option<&'static TableEntry>,
-) -> Result<(), PgError> {
-    let (purpose, filling) = if start.truncate {
-        (Purpose::Truncate, Filling::Truncate)
-    } else {
-        (Purpose::Fill, Filling::Empty)
-    };
-    let target = Target::lock(task.relation, purpose)?;
-    target.lock_out_writers()?;
-    let (contents, source) = held::take(task, &start.subscription, published)?;
-    contents.make_room(&target)?;
-    let run_as = start
-        .subscription
-        .run_as_owner
-        .then_some(start.subscription.owner);
-    let (lsn, snapshot) = (source.lsn, source.snapshot.clone());
-    let limiter = Limiter::new(task.subscription);
-    let mut done = target.fill(source, published, filling, run_as, counters, limiter)?;
-    versions::bring_along(task, published, &mut done.source, true)?;
-    finish(task, (lsn, Some(&*snapshot)), done.copied)?;
-    contents.remember(task)
+    let snapshot = (plan.is_held || filling != Filling::Beside).then_some(&*snapshot);
+    finish(task, (lsn, snapshot), done.copied)?;
+    match contents {
+        Some(contents) => contents.remember(task),
+        None => Ok(()),
+    }
 }
 
 /// Rows of the provider's are kept out by others that are here. Where these came from other nodes, the provider hears of them as well.
