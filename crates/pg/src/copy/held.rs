@@ -99,6 +99,7 @@ impl Applied {
 /// What of other nodes is in a copy.
 #[derive(Debug)]
 pub struct Contents {
+    /// Of the nodes but this one.
     there: Vec<Applied>,
     /// The provider has what was written here.
     has_mine: bool,
@@ -256,12 +257,12 @@ pub fn take(
             .with_hint("The table is copied again by itself."));
         }
     }
+    let me = my_id()?;
+    let (mine, there): (Vec<_>, Vec<_>) =
+        positions.into_iter().partition(|node| node.node_id == me);
     let contents = Contents {
-        has_mine: {
-            let me = my_id()?;
-            positions.iter().any(|node| node.node_id == me)
-        },
-        there: positions,
+        there,
+        has_mine: !mine.is_empty(),
     };
     Ok((contents, source))
 }
