@@ -165,8 +165,8 @@ pub fn warn() {
     .warn();
 }
 
-/// Wait until the provider has applied what is here of the table: of this node's own, and of each other node that both hear of. It is locked against
-/// writers here, by the transaction in hand; `there` is its OID at the provider. Returns a connection to it.
+/// Wait until the provider has applied what is here: of this node's own, and of each other node that both hear of. That is all of the table while it is
+/// locked against writers here, by the transaction in hand, and almost all before; `there` is its OID at the provider. Returns a connection to it.
 ///
 /// # Errors
 /// The provider's; 40001 where it takes too long.
@@ -237,7 +237,14 @@ pub fn take(
     let (Some(snapshot), Some(lsn)) = (found.get(0, 0), lsn) else {
         return Err(PgError::new("08P01", "unexpected answer from the provider"));
     };
-    let positions = applied_there(&mut there, published.oid)?;
+    let mut positions = applied_there(&mut there, published.oid)?;
+    // What is set aside without the table is passed by the position, so it is asked for after that.
+    let later = applied_there(&mut there, published.oid)?;
+    for node in &mut positions {
+        if let Some(same) = later.iter().find(|same| same.node_id == node.node_id) {
+            node.missing.clone_from(&same.missing);
+        }
+    }
     let source = Source::open(subscription, snapshot, lsn)?;
     there.query("rollback")?;
     for node in &positions {

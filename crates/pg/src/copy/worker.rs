@@ -168,6 +168,11 @@ fn run(task: &Task) -> Result<(), PgError> {
         // What the provider has of this node replaces what is here.
         published.own = None;
     }
+    if is_held || (start.truncate && may_ask) {
+        // Most of it while nobody has to wait for that.
+        let behind = || held::await_provider(task, &start.subscription, published.oid).map(drop);
+        error::transaction(behind)?;
+    }
     let filled = Cell::new(None);
     let outcome = error::transaction(|| {
         let plan = Plan {
