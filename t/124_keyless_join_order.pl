@@ -84,4 +84,24 @@ heal_all();
 converged(@nodes, $oslo, $quito);
 is(rows($_), '1:stays 2:again 2:again 3:twice 3:twice 5:by lima 8:stays', 'the same at ' . $_->name) for @nodes, $oslo, $quito;
 
+# Tokyo has set a transaction of paris aside: the copy is without it, so it is applied by the stream of paris.
+my ($lagos, @lagos_streams) = joins('lagos', $paris, $lima, $oslo, $quito);
+my ($tokyo_from_paris) = map { $_->[1] } stream($tokyo, $paris);
+sql($tokyo, "select braid.alter_subscription('$tokyo_from_paris', on_error => 'park')");
+sql($tokyo, 'alter table bag add constraint small check (id < 100)');
+sql($paris, q[insert into bag values (100, 'large'), (9, 'with it')]);
+sql($paris, q[insert into bag values (10, 'after it')]);
+caught_up($tokyo, $paris);
+is(rows($tokyo), '1:stays 2:again 2:again 3:twice 3:twice 5:by lima 8:stays 10:after it', 'a transaction is set aside');
+subscribe($lagos, $tokyo);
+is(rows($lagos), rows($tokyo), 'the copy is without it');
+sql($lagos, "select braid.enable_subscription('$_')") for @lagos_streams;
+caught_up($lagos, $_) for $paris, $lima, $oslo, $quito;
+my $all = '1:stays 2:again 2:again 3:twice 3:twice 5:by lima 8:stays 9:with it 10:after it 100:large';
+is(rows($lagos), $all, 'its own stream brings it');
+sql($tokyo, 'alter table bag drop constraint small');
+is(sql($tokyo, "select braid.retry_parked('$tokyo_from_paris')"), '1', 'it is applied at last');
+converged(@nodes, $oslo, $quito, $lagos);
+is(rows($_), $all, 'the same at ' . $_->name) for @nodes, $oslo, $quito, $lagos;
+
 done_testing();
