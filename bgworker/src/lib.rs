@@ -9,6 +9,7 @@ pub mod applied;
 pub mod breadth;
 pub mod busy_time;
 pub mod column_rule;
+pub mod commit_block;
 pub mod commit_sequence;
 pub mod compare;
 pub mod conflict;

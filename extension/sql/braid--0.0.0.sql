@@ -177,6 +177,15 @@ create index local_version_xid on braid.local_version (xid);
 alter table braid.local_version replica identity full;
 comment on table braid.local_version is 'versions of transactions of this node, where the clock was behind what they may have seen';
 
+-- Commit timestamps that PostgreSQL may forget before all older changes of other nodes are here: of so many transactions in a row from "first_xid" on, which has
+-- its epoch; "newest" is the newest of their versions, microseconds since 1970-01-01 UTC. One row without them says up to which transaction it was looked.
+create table braid.kept_commit (
+    first_xid bigint primary key,
+    newest bigint,
+    commits bytea
+);
+comment on table braid.kept_commit is 'commit timestamps of transactions, kept for longer than PostgreSQL has them';
+
 -- Rows that were deleted: "key_hash" is a hash of table and key (one that equal keys share; where that may be another one elsewhere, that of the
 -- stored bytes has a row of its own), "deleted_at" the commit timestamp of the deletion at its origin in
 -- microseconds since 1970-01-01 UTC (0: the time at which the transaction that wrote the row has committed here, which was prepared),
@@ -587,7 +596,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ mod applied;
 mod breadth;
 mod busy_time;
 mod column_rule;
+mod commit_block;
 mod consolidate;
 mod convergence;
 mod keyless;

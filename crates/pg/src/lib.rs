@@ -21,6 +21,7 @@ pub mod error;
 mod ffi;
 mod group;
 pub mod ingest;
+pub mod kept_commit;
 pub mod latch;
 pub mod leader;
 pub mod libpq;

@@ -29,6 +29,7 @@ use pgrx::pg_sys;
 
 use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
+use crate::kept_commit;
 use crate::registry::{self, ManagerEntry};
 use crate::table_scan::{self, By, Sees, int8};
 
@@ -172,9 +173,16 @@ pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
     Some((origin == 0).then(own).flatten().unwrap_or(timestamp))
 }
 
-/// What pg_commit_ts has of a transaction: its time (TimestampTz) and origin. `None` where it is forgotten, or never was there.
+/// Commit timestamp (TimestampTz) and origin of a transaction, also where PostgreSQL has forgotten them, but Braid has not. `None` where nothing is
+/// known. In a transaction without a historic snapshot.
 #[must_use]
 pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
+    still_known(xid).or_else(|| kept_commit::of(xid))
+}
+
+/// What PostgreSQL has of a transaction: its commit timestamp (TimestampTz) and origin. `None` where it is forgotten, or never was there.
+#[must_use]
+pub fn still_known(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
     let (mut timestamp, mut origin) = (0, 0);
     // SAFETY: a plain look-up; an id that is not normal has no commit data.
     let known = unsafe {

@@ -20,7 +20,7 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
-use crate::{away, clock, latch, local_version, settings, supervisor, worker};
+use crate::{away, clock, kept_commit, latch, local_version, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -207,7 +207,7 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
          xid < (select least(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, \
          pg_snapshot_xmax(pg_current_snapshot())::text::bigint - coalesce(max(age(catalog_xmin)), 0) - 1000) \
          from pg_replication_slots where database = current_database()) \
-         and (committed_at < $1 or pg_xact_commit_timestamp((xid & 4294967295)::text::xid) is null) end",
+         and (committed_at < $1 or braid.commit_timestamp((xid & 4294967295)::text::xid) is null) end",
         &[before.into()],
     )?;
     tombstone::settle()?;
@@ -239,6 +239,27 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         .any(|some| some >= PURGE_BATCH);
     let more = more.then_some(BREATH);
     Ok(more.or(peers.again))
+}
+
+/// Keep commit timestamps that PostgreSQL may forget before all older changes are here. When to look again.
+fn keep_commits(peers: &Peers) -> Duration {
+    let kept = error::transaction(|| {
+        let sources = rows("select from braid.ingest_source limit 1", &[])?;
+        let reached = arrived(&peers.awaited)?;
+        Ok((reached, peers.awaited.is_empty() && sources.is_empty()))
+    })
+    .and_then(|(reached, nobody)| {
+        let before = reached.map(|reached| reached.saturating_sub(MARGIN_MICROS));
+        kept_commit::tend(before, nobody)
+    });
+    match kept {
+        Ok(true) => BREATH,
+        Ok(false) => PURGE_INTERVAL,
+        Err(failure) => {
+            failure.log("could not keep commit timestamps");
+            PURGE_INTERVAL
+        }
+    }
 }
 
 /// Forget calls of conflict functions whose transaction is applied, and has not asked for them: the row was another one by then.
@@ -642,6 +663,7 @@ impl Manager {
             Ok(again) => pause = again.unwrap_or(pause),
             Err(failure) => failure.log("could not remove old row versions and deletions"),
         }
+        pause = pause.min(keep_commits(&peers));
         if let Err(failure) = error::transaction(|| purge_calls(known)) {
             failure.log("could not remove calls of conflict functions");
         }

@@ -74,6 +74,10 @@ pub struct ManagerEntry {
     pub local_versions_from: AtomicU64,
     /// The last of them.
     pub local_versions_to: AtomicU64,
+    /// Transactions of which commit timestamps are kept (`crate::kept_commit`): the first one, by its full id.
+    pub kept_commits_from: AtomicU64,
+    /// And the one after the last; the largest number where that is not known yet.
+    pub kept_commits_to: AtomicU64,
     /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
     pub remembers_deletions: AtomicBool,
     /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
@@ -603,6 +607,8 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.local_versions.store(0, Ordering::SeqCst);
         free.local_versions_from.store(u64::MAX, Ordering::SeqCst);
         free.local_versions_to.store(0, Ordering::SeqCst);
+        free.kept_commits_from.store(0, Ordering::SeqCst);
+        free.kept_commits_to.store(u64::MAX, Ordering::SeqCst);
         free.remembers_deletions.store(false, Ordering::SeqCst);
         free.knows_tombstones.store(false, Ordering::SeqCst);
         free.newest_tombstone.store(0, Ordering::SeqCst);

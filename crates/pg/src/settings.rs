@@ -38,6 +38,7 @@ static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static PEER_AWAY_LIMIT_S: GucSetting<i32> = GucSetting::<i32>::new(0);
+static KEEP_COMMITS_OLDER_THAN: GucSetting<i32> = GucSetting::<i32>::new(10_000_000);
 static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
@@ -126,7 +127,7 @@ fn of_appliers() -> [Int; 3] {
 }
 
 /// What conflicts take: room in the history, time of functions, and of commits that are to be newer than what they have read.
-fn of_conflicts() -> [Int; 5] {
+fn of_conflicts() -> [Int; 6] {
     [
         Int {
             name: c"braid.conflict_history_retention",
@@ -164,6 +165,15 @@ fn of_conflicts() -> [Int; 5] {
             range: (0, i32::MAX),
             context: GucContext::Sighup,
             flags: GucFlags::UNIT_S,
+        },
+        Int {
+            name: c"braid.keep_commits_older_than",
+            short: c"Age, in transactions, from which commit timestamps are kept while older changes may arrive from other nodes.",
+            long: c"PostgreSQL forgets them when rows are frozen. Half of vacuum_freeze_min_age counts where that is less.",
+            setting: &KEEP_COMMITS_OLDER_THAN,
+            range: (0, 1_000_000_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
         },
         Int {
             name: c"braid.max_clock_wait",
@@ -443,6 +453,12 @@ pub fn querier_timeout() -> Duration {
 pub fn peer_away_limit() -> Option<i32> {
     let limit = PEER_AWAY_LIMIT_S.get();
     (limit > 0).then_some(limit)
+}
+
+/// `braid.keep_commits_older_than`, in transactions.
+#[must_use]
+pub fn keep_commits_older_than() -> i32 {
+    KEEP_COMMITS_OLDER_THAN.get()
 }
 
 /// `braid.max_clock_wait`; `None` for never.

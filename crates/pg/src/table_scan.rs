@@ -135,3 +135,19 @@ pub unsafe fn each<const N: usize>(
         pg_sys::table_close(relation, lock);
     }
 }
+
+/// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.
+///
+/// # Safety
+/// The value is a bytea that is there.
+pub unsafe fn with_bytes<T>(value: pg_sys::Datum, read: impl FnOnce(&[u8]) -> T) -> T {
+    // SAFETY: as the caller says; the copy, if there is one, is freed when nothing refers to it any more.
+    unsafe {
+        let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
+        let made = read(pgrx::varlena_to_byte_slice(packed));
+        if packed.cast_const() != value.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
+            pg_sys::pfree(packed.cast());
+        }
+        made
+    }
+}

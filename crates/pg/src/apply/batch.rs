@@ -322,14 +322,14 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
         table_scan::each::<COLUMNS>(own_table("batch")?, by, Sees::Committed, |row| {
             let ([_, _, times, merged], [.., none]) = (row.values, row.nulls);
             versions = Some(Versions {
-                times: with_bytes(times, |bytes| {
+                times: table_scan::with_bytes(times, |bytes| {
                     let (pairs, _) = bytes.as_chunks::<16>();
                     pairs.iter().map(read_time).collect()
                 }),
                 merged: if none {
                     Vec::new()
                 } else {
-                    with_bytes(merged, |bytes| {
+                    table_scan::with_bytes(merged, |bytes| {
                         let (rows, _) = bytes.as_chunks::<MERGED_BYTES>();
                         let mut rows: Vec<Merged> = rows.iter().map(read_merged).collect();
                         rows.sort_unstable_by_key(|row| row.hash);
@@ -361,22 +361,6 @@ pub fn merging() -> Result<HashSet<u64>, PgError> {
         });
     }
     Ok(found)
-}
-
-/// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.
-///
-/// # Safety
-/// The value is a bytea that is there.
-unsafe fn with_bytes<T>(value: pg_sys::Datum, read: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: as the caller says; the copy, if there is one, is freed when nothing refers to it any more.
-    unsafe {
-        let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
-        let made = read(pgrx::varlena_to_byte_slice(packed));
-        if packed.cast_const() != value.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
-            pg_sys::pfree(packed.cast());
-        }
-        made
-    }
 }
 
 fn read_time(pair: &[u8; 16]) -> (u64, i64) {

@@ -1,0 +1,224 @@
+//! Commit timestamps of this node's transactions that are kept for longer than PostgreSQL has them.
+//!
+//! PostgreSQL forgets a transaction's commit timestamp, with its origin, once no row of any database needs its id any more: by default
+//! that is some fifty million transactions later. A row that was written then has no version for it, so that any change wins against
+//! it. A node which is cut off for long enough still sends changes that are older than such a row, and at all others the row wins.
+//!
+//! So the manager copies the commit timestamps of transactions that are [old enough](age) into `braid.kept_commit`, by blocks of
+//! consecutive ids, where older changes may still arrive. Where nobody stays away for long there is nothing to copy.
+//!
+//! Rows of the table:
+//!
+//! | `first_xid` | `newest` | `commits` | |
+//! |---|---|---|---|
+//! | a block's first transaction, with its epoch | the newest version in it | [the block](braid_bgworker::commit_block) | removed when nothing can arrive any more that is older than `newest` |
+//! | a block's first transaction | null | null | blocks before this one were looked at: one row |
+//!
+//! Shared memory says for which transactions it is worth looking into the table. Who asks does so after a look at what PostgreSQL has,
+//! and a block is there long before that is forgotten; so it does not matter that shared memory hears of it after the commit.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use pgrx::{IntoDatum, pg_sys};
+
+use crate::apply::{EPOCH_DIFFERENCE, find_table};
+use crate::error::{self, PgError};
+use crate::local_version;
+use crate::registry::{self, ManagerEntry};
+use crate::settings;
+use crate::subscription::{execute, execute_counting, rows};
+use crate::table_scan::{self, By, Sees};
+
+/// Columns of `braid.kept_commit`.
+const COLUMNS: usize = 3;
+/// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
+const BLOCKS_AT_ONCE: u64 = 64;
+/// Blocks that a process remembers: three megabytes.
+const REMEMBERED: usize = 8;
+
+type Block = Rc<Vec<Option<Commit>>>;
+
+thread_local! {
+    /// Those that were asked for last, the newest first.
+    static KNOWN: RefCell<VecDeque<(u64, Block)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Commit timestamp (TimestampTz) and origin of a transaction of which PostgreSQL knows none any more. In a transaction without a
+/// historic snapshot; outside of one nothing is known.
+#[must_use]
+pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
+    let entry = registry::my_manager()?;
+    let full = local_version::full(xid);
+    let kept = entry.kept_commits_from.load(Ordering::SeqCst)
+        ..entry.kept_commits_to.load(Ordering::SeqCst);
+    // SAFETY: looks at the process's state.
+    if !kept.contains(&full) || !unsafe { pg_sys::IsTransactionState() } {
+        return None;
+    }
+    let (first, place) = commit_block::place_of(full);
+    let commit = (*block(first)?.get(place)?)?;
+    Some((commit.timestamp, commit.origin))
+}
+
+fn block(first: u64) -> Option<Block> {
+    let known = KNOWN.with_borrow_mut(|known| {
+        let at = known.iter().position(|(block, _)| *block == first)?;
+        let found = known.remove(at)?;
+        let block = Rc::clone(&found.1);
+        known.push_front(found);
+        Some(block)
+    });
+    if known.is_some() {
+        return known;
+    }
+    let table = find_table("braid", "kept_commit").ok()??;
+    let by = By {
+        index: find_table("braid", "kept_commit_pkey").ok()??,
+        value: i64::try_from(first).unwrap_or(i64::MAX),
+    };
+    let count = usize::try_from(TRANSACTIONS).unwrap_or(usize::MAX);
+    let mut read: Option<Vec<Option<Commit>>> = None;
+    // SAFETY: in a transaction; the table has so many columns, of which the last is a bytea.
+    unsafe {
+        table_scan::each::<COLUMNS>(table, Some(by), Sees::Committed, |row| {
+            let ([.., commits], [.., none]) = (row.values, row.nulls);
+            if !none {
+                read = table_scan::with_bytes(commits, |bytes| commit_block::decode(bytes, count));
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    let block = Rc::new(read?);
+    KNOWN.with_borrow_mut(|known| {
+        known.truncate(REMEMBERED - 1);
+        known.push_front((first, Rc::clone(&block)));
+    });
+    Some(block)
+}
+
+/// Which transactions are old enough, in transactions since: well before PostgreSQL may forget them. What bounds that is the database
+/// which is vacuumed least, mostly `template0`: only autovacuum comes there, which leaves as many transactions as `vacuum_freeze_min_age` says.
+fn age() -> u64 {
+    // SAFETY: a read of a setting.
+    let freeze = unsafe { pg_sys::vacuum_freeze_min_age } / 2;
+    u64::try_from(settings::keep_commits_older_than().min(freeze)).unwrap_or(0)
+}
+
+/// Remove what is not needed any more, and copy what may be: everything up to `before` (microseconds since 1970-01-01 UTC) has arrived. Where
+/// that is not known, all may be needed. `nobody`: nothing arrives at all. Returns whether there is more to copy at once. Outside of a transaction.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
+    let (kept, more) = error::transaction(|| {
+        if let Some(before) = before {
+            execute_counting(
+                "delete from braid.kept_commit where newest < $1",
+                &[before.into()],
+            )?;
+        }
+        let more = copy(before.unwrap_or(i64::MIN), nobody)?;
+        let kept = number_row(
+            "select coalesce(min(first_xid), 0), coalesce(max(first_xid) + $1, 0) from braid.kept_commit where commits is not null",
+            &[i64::try_from(TRANSACTIONS).unwrap_or(i64::MAX).into()],
+        )?;
+        Ok((kept, more))
+    })?;
+    if let (Some(entry), [from, to]) = (registry::my_manager(), kept) {
+        publish(entry, from, to);
+    }
+    Ok(more)
+}
+
+/// Whoever reads meanwhile finds a range that is too large at worst: one of the two was wider before, or is now.
+fn publish(entry: &ManagerEntry, from: u64, to: u64) {
+    entry.kept_commits_to.store(to, Ordering::SeqCst);
+    entry.kept_commits_from.store(from, Ordering::SeqCst);
+}
+
+fn number_row<const N: usize>(
+    sql: &str,
+    arguments: &[pgrx::datum::DatumWithOid<'_>],
+) -> Result<[u64; N], PgError> {
+    let found = rows(sql, arguments)?;
+    let row = found.first().map(Vec::as_slice).unwrap_or_default();
+    let mut numbers = [0; N];
+    for (number, text) in numbers.iter_mut().zip(row) {
+        *number = text
+            .as_ref()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0);
+    }
+    Ok(numbers)
+}
+
+/// Copy blocks that nobody has looked at. Returns whether there are more.
+fn copy(before: i64, nobody: bool) -> Result<bool, PgError> {
+    let [tracked, running, next, oldest, seen] = number_row(
+        "select current_setting('track_commit_timestamp')::boolean::integer, pg_snapshot_xmin(pg_current_snapshot())::text, \
+         pg_snapshot_xmax(pg_current_snapshot())::text, (select oldest_commit_ts_xid::text from pg_control_checkpoint()), \
+         (select max(first_xid) from braid.kept_commit where commits is null)",
+        &[],
+    )?;
+    if tracked == 0 || oldest == 0 {
+        return Ok(false);
+    }
+    // What still runs has no commit timestamp yet.
+    let (end, _) = commit_block::place_of(running.min(next.saturating_sub(age())));
+    let oldest = pg_sys::TransactionId::from_inner(u32::try_from(oldest).unwrap_or(0));
+    let (oldest, _) = commit_block::place_of(local_version::full(oldest));
+    let first = if nobody { end } else { seen.max(oldest) };
+    let mut next = first;
+    while next < end && next - first < BLOCKS_AT_ONCE * TRANSACTIONS {
+        pgrx::check_for_interrupts!();
+        keep(next, before)?;
+        next += TRANSACTIONS;
+    }
+    if next > seen {
+        execute("delete from braid.kept_commit where commits is null", &[])?;
+        execute(
+            "insert into braid.kept_commit values ($1, null, null) on conflict do nothing",
+            &[i64::try_from(next).unwrap_or(i64::MAX).into()],
+        )?;
+    }
+    Ok(next < end)
+}
+
+/// Copy a block, if anything that is older than one of its versions can still arrive.
+fn keep(first: u64, before: i64) -> Result<(), PgError> {
+    let mut newest: Option<i64> = None;
+    let commits: Vec<_> = (first..first + TRANSACTIONS)
+        .map(|full| {
+            let xid = pg_sys::TransactionId::from_inner(u32::try_from(full & 0xFFFF_FFFF).ok()?);
+            let (timestamp, origin) = local_version::still_known(xid)?;
+            newest = newest.max(local_version::commit_timestamp(xid));
+            Some(Commit { timestamp, origin })
+        })
+        .collect();
+    let Some(newest) = newest.map(|newest| newest.saturating_add(EPOCH_DIFFERENCE)) else {
+        return Ok(());
+    };
+    if newest < before {
+        return Ok(());
+    }
+    let bytes = commit_block::encode(&commits)
+        .into_datum()
+        .ok_or_else(|| PgError::new("XX000", "no value for a byte string"))?;
+    // SAFETY: the value is a bytea, valid while the statement runs.
+    let bytes = unsafe { pgrx::datum::DatumWithOid::new(bytes, pg_sys::BYTEAOID) };
+    // After a crash between copying and noting that, it is here already.
+    execute(
+        "insert into braid.kept_commit values ($1, $2, $3) on conflict (first_xid) do update set newest = excluded.newest, commits = excluded.commits",
+        &[
+            i64::try_from(first).unwrap_or(i64::MAX).into(),
+            newest.into(),
+            bytes,
+        ],
+    )?;
+    Ok(())
+}
