@@ -133,6 +133,28 @@ pub(crate) fn change_file(tuples: &ChangedTuples) -> u32 {
     file.to_u32()
 }
 
+/// Where a relation's file is.
+#[cfg(feature = "pg15")]
+pub(crate) type FileLocator = pg_sys::RelFileNode;
+/// Where a relation's file is.
+#[cfg(not(feature = "pg15"))]
+pub(crate) type FileLocator = pg_sys::RelFileLocator;
+
+/// Where a relation's file is.
+///
+/// # Safety
+/// `relation` is open.
+pub(crate) unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
+    // SAFETY: as the caller says.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let file = (*relation).rd_node;
+        #[cfg(not(feature = "pg15"))]
+        let file = (*relation).rd_locator;
+        file
+    }
+}
+
 /// Number of the file that a relation is in.
 ///
 /// # Safety

@@ -228,6 +228,9 @@ pub(crate) mod raw {
 
     use pgrx::pg_sys;
 
+    use crate::apply::ScanInsert;
+    use crate::compat::FileLocator;
+
     unsafe extern "C-unwind" {
         // src/include/access/genam.h, 15 to 18.
         pub(crate) fn index_rescan(
@@ -255,7 +258,43 @@ pub(crate) mod raw {
             block: pg_sys::BlockNumber,
         ) -> pg_sys::Buffer;
         pub(crate) fn ReleaseBuffer(buffer: pg_sys::Buffer);
+        pub(crate) fn ReadRecentBuffer(
+            file: FileLocator,
+            fork: pg_sys::ForkNumber::Type,
+            block: pg_sys::BlockNumber,
+            recent: pg_sys::Buffer,
+        ) -> bool;
+        pub(crate) fn BufferGetBlockNumber(buffer: pg_sys::Buffer) -> pg_sys::BlockNumber;
+        pub(crate) fn LockBuffer(buffer: pg_sys::Buffer, mode: c_int);
+        pub(crate) fn UnlockReleaseBuffer(buffer: pg_sys::Buffer);
+        // src/include/access/nbtree.h, 15 to 18.
+        pub(crate) fn _bt_mkscankey(
+            index: pg_sys::Relation,
+            tuple: pg_sys::IndexTuple,
+        ) -> *mut ScanInsert;
+        pub(crate) fn _bt_compare(
+            index: pg_sys::Relation,
+            key: *mut ScanInsert,
+            page: pg_sys::Page,
+            item: pg_sys::OffsetNumber,
+        ) -> i32;
+        pub(crate) fn _bt_get_endpoint(
+            index: pg_sys::Relation,
+            level: u32,
+            rightmost: bool,
+            snapshot: pg_sys::Snapshot,
+        ) -> pg_sys::Buffer;
         pub(crate) fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
+        pub(crate) fn HeapTupleSatisfiesVisibility(
+            tuple: pg_sys::HeapTuple,
+            snapshot: pg_sys::Snapshot,
+            buffer: pg_sys::Buffer,
+        ) -> bool;
+        pub(crate) fn ExecStorePinnedBufferHeapTuple(
+            tuple: pg_sys::HeapTuple,
+            slot: *mut pg_sys::TupleTableSlot,
+            buffer: pg_sys::Buffer,
+        ) -> *mut pg_sys::TupleTableSlot;
         pub(crate) fn slot_getsomeattrs_int(slot: *mut pg_sys::TupleTableSlot, attnum: c_int);
         pub(crate) fn datum_image_eq(
             one: pg_sys::Datum,

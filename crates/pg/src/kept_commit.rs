@@ -53,9 +53,13 @@ thread_local! {
 #[must_use]
 pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
     let entry = registry::my_manager()?;
-    let full = local_version::full(xid);
     let kept = entry.kept_commits_from.load(Ordering::SeqCst)
         ..entry.kept_commits_to.load(Ordering::SeqCst);
+    // Mostly there is nothing: then it takes no lock, as the full id does.
+    if kept.is_empty() {
+        return None;
+    }
+    let full = local_version::full(xid);
     // SAFETY: looks at the process's state.
     if !kept.contains(&full) || !unsafe { pg_sys::IsTransactionState() } {
         return None;

@@ -7,8 +7,10 @@
 use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
 
+use super::heap_page;
+use super::index_end::IndexEnd;
 use super::key_hash::feed;
-use super::places::{Place, Places};
+use super::places::{Hint, Place, Places};
 use super::relation::{Key, KeyColumn};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
@@ -47,6 +49,10 @@ pub struct IndexLookup {
     dirty: Box<pg_sys::SnapshotData>,
     /// Where rows were, by their keys.
     places: Places,
+    /// Where the index ends.
+    end: IndexEnd,
+    /// Nothing was under the key that was looked for last, not even what is dead.
+    found_nothing: bool,
     /// The hash of the key that was looked for last.
     last: u64,
     /// The row that this transaction has deleted: the hash of its key, where it was, and the command from which on nothing else was written.
@@ -115,6 +121,8 @@ impl IndexLookup {
             context,
             dirty,
             places: Places::default(),
+            end: IndexEnd::default(),
+            found_nothing: false,
             last: 0,
             deleted: None,
             blocks: 0,
@@ -130,8 +138,13 @@ impl IndexLookup {
     /// The row that was looked for last is in this slot now, written to the table.
     pub(super) fn note(&mut self, slot: *mut pg_sys::TupleTableSlot) {
         // SAFETY: the slot is of the table.
-        let place = place_of(unsafe { (*slot).tts_tid });
-        self.places.note(self.last, place);
+        let hint = unsafe {
+            Hint {
+                place: place_of((*slot).tts_tid),
+                buffer: buffer_of(slot),
+            }
+        };
+        self.places.note(self.last, hint);
     }
 
     /// The row that was looked for last, in this slot, was just deleted.
@@ -222,13 +235,23 @@ impl IndexLookup {
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
         let noted = self.places.get(self.last);
-        let found = self.find_prepared((key, noted), slot, lock, refine);
+        let found = if noted.is_none() && self.found_nothing && self.is_past_end() {
+            Ok(Found::Missing(None))
+        } else {
+            self.find_prepared((key, noted), slot, lock, refine)
+        };
         if matches!(found, Ok(Found::Row(_))) {
             self.note(slot);
         }
         // SAFETY: as above.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         found
+    }
+
+    /// Whether the key that is looked for is greater than all that are in the index.
+    fn is_past_end(&mut self) -> bool {
+        // SAFETY: the scan's index is open; the keys are of its columns; the caller has switched to the context of the scan.
+        unsafe { self.end.is_before((*self.scan).indexRelation, &self.keys) }
     }
 
     /// Hash of the key that is looked for. Keys that are equal without being the same have others, which costs a look into the index.
@@ -251,13 +274,11 @@ impl IndexLookup {
 
     /// Whether the row with this very key is at the place, alive and not being written by anybody: then it is in the slot. There is
     /// one such row at most, as the index is unique at all times.
-    fn is_at(&mut self, key: &Key, place: Place, slot: *mut pg_sys::TupleTableSlot) -> bool {
+    fn is_at(&mut self, key: &Key, hint: Hint, slot: *mut pg_sys::TupleTableSlot) -> bool {
         let (table, keys, count) = (self.table, self.keys.as_ptr(), self.keys.len());
         let (columns, dirty) = (key.columns.as_ptr(), &raw mut *self.dirty);
         let mut blocks = self.blocks;
         let known = &raw mut blocks;
-        let mut tid = tid_of(place);
-        let tid = &raw mut tid;
         // SAFETY: the table is open and locked, the slot is one of its own, and there is a key for each column. Nothing with a
         // destructor is on the closure's stack.
         let is_at = unsafe {
@@ -266,22 +287,26 @@ impl IndexLookup {
                 if form.relam != pg_sys::HEAP_TABLE_AM_OID {
                     return false;
                 }
-                if *known == 0 {
-                    let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
-                    *known = raw::RelationGetNumberOfBlocksInFork(table, fork);
+                let (fork, block) = (pg_sys::ForkNumber::MAIN_FORKNUM, hint.place.0);
+                let file = compat::file_of(table);
+                let mut buffer = hint.buffer;
+                if buffer <= 0 || !raw::ReadRecentBuffer(file, fork, block, buffer) {
+                    if *known == 0 {
+                        *known = raw::RelationGetNumberOfBlocksInFork(table, fork);
+                    }
+                    if block >= *known {
+                        return false;
+                    }
+                    buffer = raw::ReadBuffer(table, block);
                 }
-                if place.0 >= *known {
+                if buffer < 0 {
+                    // A temporary table's: not one of those that all can read.
+                    raw::ReleaseBuffer(buffer);
                     return false;
                 }
-                let Some(fetch) = (*(*table).rd_tableam).tuple_fetch_row_version else {
-                    return false;
-                };
                 // As a look through the index does: what nobody sees any more makes room.
-                let buffer = raw::ReadBuffer(table, place.0);
                 raw::heap_page_prune_opt(table, buffer);
-                let is_alive = fetch(table, tid, dirty, slot);
-                raw::ReleaseBuffer(buffer);
-                if !is_alive
+                if !heap_page::fetch(table, buffer, hint.place, dirty, slot)
                     || (*dirty).xmin != pg_sys::InvalidTransactionId
                     || (*dirty).xmax != pg_sys::InvalidTransactionId
                 {
@@ -296,14 +321,15 @@ impl IndexLookup {
 
     fn find_prepared(
         &mut self,
-        (key, mut noted): (&Key, Option<Place>),
+        (key, mut noted): (&Key, Option<Hint>),
         slot: *mut pg_sys::TupleTableSlot,
         lock: bool,
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
+        self.found_nothing = false;
         loop {
             let outcome = match noted.take() {
-                Some(place) if self.is_at(key, place, slot) => Outcome::Visible,
+                Some(hint) if self.is_at(key, hint, slot) => Outcome::Visible,
                 _ => self.scan_once(slot),
             };
             match outcome {
@@ -320,7 +346,10 @@ impl IndexLookup {
                         return Ok(Found::Row(refine(xid, slot, stamp)?));
                     }
                 }
-                Outcome::None { candidates: 0 } => return Ok(Found::Missing(None)),
+                Outcome::None { candidates: 0 } => {
+                    self.found_nothing = true;
+                    return Ok(Found::Missing(None));
+                }
                 Outcome::None { .. } => {
                     let (moved, deletion) = self.survey(slot, refine)?;
                     if !moved || !self.visible_to_fresh_snapshot(slot) {
@@ -531,6 +560,21 @@ impl IndexLookup {
     }
 }
 
+/// The buffer that a slot's row is in; 0 where it is in none.
+///
+/// # Safety
+/// The slot is there.
+unsafe fn buffer_of(slot: *mut pg_sys::TupleTableSlot) -> pg_sys::Buffer {
+    // SAFETY: only a slot of that kind is taken for one.
+    unsafe {
+        if std::ptr::eq((*slot).tts_ops, &raw const pg_sys::TTSOpsBufferHeapTuple) {
+            (*slot.cast::<pg_sys::BufferHeapTupleTableSlot>()).buffer
+        } else {
+            0
+        }
+    }
+}
+
 /// Whether the row in a slot has this very key: the same bytes, not only equal ones.
 ///
 /// # Safety
@@ -573,7 +617,7 @@ pub(super) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
     (block, tid.ip_posid)
 }
 
-fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
+pub(super) fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
     let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
     let mut tid = pg_sys::ItemPointerData::default();
     tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);

@@ -1,0 +1,118 @@
+# Rows that come with growing keys: appliers find at the end of an index that nothing is there yet. What is there, or comes, or goes at that end is
+# seen all the same: rows of both nodes under the same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built anew.
+
+use strict;
+use warnings;
+
+use Braid;
+use IPC::Run ();
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my @both = my ($tokyo, $paris) = map { new_node($_, conf => "autovacuum = off\n") } qw(tokyo paris);
+my @tables = qw(plain pair down words);
+sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
+sub conflicts { my ($node, $kind) = @_; return sql($node, "select coalesce(sum(conflicts), 0) from braid.conflict_stats where kind = '$kind'"); }
+
+# One transaction for each row: one column, two, falling order, a collation's order. Each row says who wrote it.
+on_all(q[
+	create table plain (id int primary key, who text);
+	create table pair (a int, b int, who text, primary key (b, a));
+	create table down (id bigint not null, who text); create unique index on down (id desc); alter table down replica identity using index down_id_idx;
+	create table words (w text primary key, who text);
+	create procedure write(a int, z int, who text) language plpgsql as $$
+	begin
+		for i in a..z loop
+			insert into plain values (i, who) on conflict do nothing;
+			insert into pair values (i % 3, i, who) on conflict do nothing;
+			insert into down values (-i, who) on conflict do nothing;
+			insert into words values (to_char(i, 'FM000000'), who) on conflict do nothing;
+			commit;
+		end loop;
+	end $$;
+], @both);
+subscribe($tokyo, $paris, copy_data => 'false');
+subscribe($paris, $tokyo, copy_data => 'false');
+
+# From one node, over several pages.
+sql($tokyo, q[call write(1, 2000, 'tokyo')]);
+converged(@both);
+same_tables(\@both, @tables);
+
+# Both write the same keys at once, behind the end and at it.
+my @runs = map {
+	my ($node, $who) = ($_, $_->name);
+	my ($out, $err) = ('', '');
+	[ IPC::Run::start([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'), '-c', "call write(2001, 4000, '$who')" ], '<', \undef, '>', \$out, '2>', \$err), \$err ];
+} @both;
+ok($_->[0]->finish, 'both nodes write') or diag ${ $_->[1] } for @runs;
+converged(@both);
+same_tables(\@both, @tables);
+is(sql($paris, 'select count(*) from plain'), '4000', 'each key once');
+
+# A row at the end that paris has, and tokyo has not heard of: a conflict, not a duplicate key.
+sql($tokyo, "select braid.disable_subscription('tokyo_from_paris')");
+wait_until(sub { worker_pids($tokyo, 'braid leader') == 0 }, 20);
+my $before = conflicts($paris, 'insert_exists');
+sql($paris, q[call write(4001, 4100, 'paris')]);
+sql($tokyo, q[select pg_sleep(0.05); call write(4001, 4150, 'tokyo')]);
+caught_up($paris, $tokyo);
+is(conflicts($paris, 'insert_exists') - $before, '400', 'rows at the end are met');
+is(sql($paris, "select string_agg(distinct who, ' ') from plain where id > 4000"), 'tokyo', 'and the newer ones stay');
+
+# One whose transaction is open: it is waited for. It rolls back; another one commits, and is older.
+my $open = sub {
+	my ($end) = @_;
+	my ($out, $err) = ('', '');
+	my $run = IPC::Run::start([ 'psql', '-XAtq', '-d', $paris->connstr('postgres'), '-c',
+		"begin; insert into plain select max(id) + 1, 'open' from plain; select pg_sleep(1.5); $end" ], '<', \undef, '>', \$out, '2>', \$err);
+	wait_until(sub { sql($paris, q[select count(*) from pg_stat_activity where query like 'begin; insert into plain%' and wait_event = 'PgSleep']) eq '1' }, 10);
+	return $run;
+};
+for my $end (qw(rollback commit))
+{
+	my $run = $open->($end);
+	sql($tokyo, q[insert into plain select max(id) + 1, 'tokyo' from plain]);
+	ok(wait_until(sub { sql($paris, q[select count(*) from pg_stat_activity where backend_type = 'braid applier' and wait_event_type = 'Lock']) > 0 }, 10), "an open transaction is waited for ($end)");
+	$run->finish;
+	caught_up($paris, $tokyo);
+}
+sql($tokyo, "select braid.enable_subscription('tokyo_from_paris')");
+converged(@both);
+same_tables(\@both, @tables);
+
+# The last rows go, with their pages; growing keys again, the same ones, which are newer than the deletion, and older ones, which are not.
+sql($tokyo, "delete from $_ where who > ''") for qw(pair down);
+sql($tokyo, q[delete from plain where id > 1000; delete from words where w > '001000']);
+converged(@both);
+sql($_, 'vacuum plain, pair, down, words') for @both;
+sql($_, 'vacuum plain, pair, down, words') for @both;
+sql($tokyo, q[call write(900, 1500, 'again')]);
+converged(@both);
+same_tables(\@both, @tables);
+
+# While they come, the index is built anew on the other side, and the table emptied.
+my ($out, $err) = ('', '');
+my $run = IPC::Run::start([ 'psql', '-XAtq', '-d', $tokyo->connstr('postgres'), '-c', q[call write(1501, 6000, 'more')] ], '<', \undef, '>', \$out, '2>', \$err);
+for my $table (@tables, @tables)
+{
+	sql($paris, "reindex table $table; vacuum $table");
+	sql($paris, "reindex table concurrently $table");
+}
+ok($run->finish, 'rows come while indexes are built anew');
+converged(@both);
+same_tables(\@both, @tables);
+sql($tokyo, 'truncate ' . join(', ', @tables));
+sql($tokyo, q[call write(3000, 3600, 'after'); call write(1, 50, 'before')]);
+converged(@both);
+same_tables(\@both, @tables);
+is(sql($paris, 'select count(*) from plain'), '651', 'and when the table was emptied');
+
+# Every index has what its table has.
+for my $node (@both)
+{
+	sql($node, 'create extension if not exists amcheck');
+	is(sql($node, q[select count(bt_index_check(indexrelid, true)) from pg_index where indrelid in ('plain'::regclass, 'pair'::regclass, 'down'::regclass, 'words'::regclass)]), '4', 'indexes are whole at ' . $node->name);
+}
+
+done_testing();
