@@ -60,6 +60,20 @@ caught_up($paris, $tokyo);
 is(conflicts($paris, 'insert_exists') - $before, '400', 'rows at the end are met');
 is(sql($paris, "select string_agg(distinct who, ' ') from plain where id > 4000"), 'tokyo', 'and the newer ones stay');
 
+# The last one of all, after one that was not there. It is found at once: an attempt that fails would be made again.
+my $retries = 'select sum(retries) from braid.apply_workers';
+my $tried = sql($paris, $retries);
+for my $n (1 .. 20)
+{
+	sql($paris, qq[insert into plain values (4300 + 2 * $n, 'paris')]);
+	sql($tokyo, qq[select pg_sleep(0.01); insert into plain values (4299 + 2 * $n, 'tokyo')]);
+	caught_up($paris, $tokyo);
+	sql($tokyo, qq[insert into plain values (4300 + 2 * $n, 'tokyo')]);
+	caught_up($paris, $tokyo);
+}
+is(sql($paris, $retries), $tried, 'the last row is met without a failed attempt');
+is(sql($paris, q[select count(*) from plain where id > 4300 and who = 'tokyo']), '40', 'and loses to the newer one');
+
 # One whose transaction is open: it is waited for. It rolls back; another one commits, and is older.
 my $open = sub {
 	my ($end) = @_;
