@@ -6,19 +6,15 @@
 
 use pgrx::pg_sys;
 
+use super::heap_page::{self, SHARE};
 use crate::compat;
 use crate::ffi::raw;
 
-/// BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
-const SHARE: i32 = 1;
 /// SK_ISNULL of src/include/access/skey.h.
 const IS_NULL: i32 = 1;
 /// BTP_LEAF, and BTP_DELETED with BTP_HALF_DEAD, of src/include/access/nbtree.h.
 const LEAF: u16 = 1;
 const GONE: u16 = 1 << 2 | 1 << 4;
-/// Size of a page's header without its items, and of an item's pointer: src/include/storage/bufpage.h.
-const PAGE_HEADER: u16 = 24;
-const ITEM: u16 = 4;
 /// Look-ups without a look at the end, at most, after one that was in vain. It doubles up to this.
 const LONGEST_PAUSE: u32 = 1023;
 
@@ -169,10 +165,12 @@ impl IndexEnd {
     /// As [`IndexEnd::look`]; the page is pinned and locked.
     unsafe fn compare(&self, index: pg_sys::Relation, buffer: pg_sys::Buffer) -> Option<bool> {
         // A buffer of another kind than the shared ones has a negative number.
-        let place = usize::try_from(buffer - 1).ok()?;
+        if buffer <= 0 {
+            return None;
+        }
         // SAFETY: as the caller says: a page of a B-tree, which ends with what all of these have.
         unsafe {
-            let page = pg_sys::BufferBlocks.add(place * pg_sys::BLCKSZ as usize);
+            let page = heap_page::page_of(buffer);
             let header = &*page.cast::<pg_sys::PageHeaderData>();
             let opaque = &*page
                 .add(usize::from(header.pd_special))
@@ -180,7 +178,7 @@ impl IndexEnd {
             if opaque.next != 0 || opaque.flags & LEAF == 0 || opaque.flags & GONE != 0 {
                 return None;
             }
-            let last = header.pd_lower.checked_sub(PAGE_HEADER)? / ITEM;
+            let last = u16::try_from(heap_page::items(page)).unwrap_or(0);
             if last == 0 {
                 return None;
             }
