@@ -95,6 +95,15 @@ caught_up($paris, $tokyo);
 each_once([ $tokyo, $paris ]);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'and nothing met what was there already');
 
+# A keepalive says that WAL ends where it never will: views go on working, and a new connection puts it right.
+my $told = () = $proxy->lies;
+$proxy->lie('far_end');
+ok(wait_until(sub { scalar(my @now = $proxy->lies) > $told }, 40), 'told: far_end');
+my $lag = sub { return $paris->safe_psql('postgres', "select lag_bytes from braid.subscription_status where name = '$name'") };
+ok(wait_until(sub { $lag->() eq '9223372036854775807' }, 20), 'the lag is shown, as large as a number can be') or diag($lag->());
+connect_anew();
+ok(wait_until(sub { $lag->() eq '0' }, 40), 'and as it is after the connection was made anew') or diag($lag->());
+
 # A transaction that comes after a later one is not asked for again once that is applied: it stops at once, and what is missing can be found.
 on_all('create table late (k int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into late values (0)');

@@ -122,6 +122,43 @@ converged(@both);
 same_tables(\@both, @tables);
 is(sql($paris, 'select count(*) from plain'), '651', 'and when the table was emptied');
 
+# The last entry of an index stands for several versions of its row, which a session keeps from being removed.
+my @often = map { "often_$_" } 1 .. 3;
+on_all("create table $_ (id int primary key, n int); create index on $_ (n)", @both) for @often;
+sql($_, 'select braid.refresh_subscription(name) from braid.subscription_status') for @both;
+# The row is on the table's last page, with room on those before it: so its newest versions are not the last ones in the index.
+sql($tokyo, "insert into $_ select k, 0 from generate_series(-4000, 0) k; delete from $_ where id < -50") for @often;
+converged(@both);
+# Of which tokyo does not know.
+sql($tokyo, "select braid.disable_subscription('tokyo_from_paris')");
+wait_until(sub { worker_pids($tokyo, 'braid leader') == 0 }, 20);
+sql($paris, "insert into $_ values (1, 1)") for @often;
+sql($paris, q[
+	create extension pageinspect; create extension pg_freespacemap;
+	create function versions_at_end(name text) returns int language sql as $$
+		select coalesce(cardinality(i.tids), 1)
+		from generate_series(1, pg_relation_size(name) / current_setting('block_size')::int - 1) b, lateral bt_page_stats(name, b::int) p,
+		     lateral (select tids from bt_page_items(name, b::int) order by itemoffset desc limit 1) i where p.btpo_level = 0 and p.btpo_next = 0 $$]);
+for my $table (@often)
+{
+	# Not before the collector has come past them.
+	ok(wait_until(sub { sql($paris, "vacuum $table"); sql($paris, "select coalesce(sum(avail), 0) from pg_freespace('$table')") > 80_000 }, 30), "there is room in $table");
+}
+my $watching = $paris->background_psql('postgres', on_error_stop => 1);
+$watching->query_safe('begin isolation level repeatable read; select count(*) from plain');
+for my $table (@often)
+{
+	sql($paris, "do \$\$ begin for i in 1..2000 loop update $table set n = -i where id = 1; commit; exit when versions_at_end('${table}_pkey') > 1; end loop; end \$\$");
+	cmp_ok(sql($paris, "select versions_at_end('${table}_pkey')"), '>', 1, "the last entry stands for several versions of a row in $table");
+	# The end is looked at after keys that were not found, and not at once again.
+	sql($tokyo, "begin; " . join('; ', map { "insert into $table values ($_, 0)" } -100, -99, -98, 1 .. 6) . "; commit");
+}
+caught_up($paris, $tokyo);
+sql($tokyo, "select braid.enable_subscription('tokyo_from_paris')");
+converged(@both);
+same_tables(\@both, @often);
+$watching->quit;
+
 # Every index has what its table has.
 for my $node (@both)
 {

@@ -24,6 +24,20 @@ fn precedes(one: u32, other: u32) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }
 
+/// A snapshot's text as the input of `pg_snapshot` takes it.
+///
+/// The snapshot of a slot that was just made may end before it begins (`SnapBuildInitialSnapshot` of src/backend/replication/logical/snapbuild.c):
+/// its end follows transactions that changed catalogs alone. All before its begin is seen; nothing ran between.
+#[must_use]
+pub fn ordered(text: &str) -> String {
+    let mut parts = text.splitn(3, ':');
+    let mut full = || parts.next()?.parse::<u64>().ok();
+    match (full(), full(), parts.next()) {
+        (Some(xmin), Some(xmax), Some(_)) if xmax < xmin => format!("{xmin}:{xmin}:"),
+        _ => text.to_owned(),
+    }
+}
+
 impl ProviderSnapshot {
     /// From `xmin:xmax:xip_list`; `None` for anything else.
     #[must_use]
@@ -52,7 +66,7 @@ impl ProviderSnapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::ProviderSnapshot;
+    use super::{ProviderSnapshot, ordered};
 
     #[test]
     fn what_ran_is_not_seen() {
@@ -79,6 +93,17 @@ mod tests {
         assert!(!snapshot.sees(u32::MAX));
         assert!(snapshot.sees(4));
         assert!(!snapshot.sees(5));
+    }
+
+    #[test]
+    fn one_that_ends_before_it_begins_is_put_right() {
+        assert_eq!(ordered("12716:12715:"), "12716:12716:");
+        for text in ["10:20:10,14,15", "3:3:", "", "1:0"] {
+            assert_eq!(ordered(text), text);
+        }
+        let snapshot = ProviderSnapshot::parse(&ordered("12716:12715:")).unwrap();
+        assert!(snapshot.sees(12715));
+        assert!(!snapshot.sees(12716));
     }
 
     #[test]

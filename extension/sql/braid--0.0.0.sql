@@ -1267,7 +1267,7 @@ select s.subscription_name as name,
             when not s.enabled then 'disabled'
             else coalesce(a.state, 'starting') end as state,
        case when a.provider_lsn is not null and a.applied_lsn is not null
-            then greatest(a.provider_lsn - a.applied_lsn, 0)::bigint end as lag_bytes,
+            then least(greatest(a.provider_lsn - a.applied_lsn, 0), 9223372036854775807)::bigint end as lag_bytes,
        case when r.follows and a.applied_lsn >= a.provider_lsn then interval '0'
             when r.reached is not null
             then date_trunc('milliseconds', greatest(clock_timestamp() - r.reached, interval '0')) end as lag_time,

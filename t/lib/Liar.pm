@@ -1,6 +1,6 @@
 # What a provider sends on one connection, with a lie in it: well-formed messages of PostgreSQL's protocol that hold a frame (docs/PROTOCOL.md)
-# which is not what the provider has sent, or not in its place. For a proxy that gets the bytes in between; each lie is told once, with
-# the next frame that fits it.
+# which is not what the provider has sent, or not in its place, or a keepalive that is wrong. For a proxy that gets the bytes in between; each lie is
+# told once, with the next message that fits it.
 #
 #   my $liar = Liar->new;
 #   $bytes = $liar->pass($bytes, \$lie)     what to send on instead; $lie is empty once it is told
@@ -62,6 +62,9 @@ my %lie = (
 	again_end => sub { return is_ended(@_) ? ($_[0]) x 2 : (); },
 );
 
+# Of a keepalive: the end of WAL is where no WAL will ever be.
+my %keepalive = (far_end => sub { my ($message) = @_; substr($message, 6, 8) = "\xff" x 8; return $message; });
+
 # Lies for which a frame has to wait for the one after it.
 my %waits = (swap_begin => \&is_begun, swap_whole => \&is_whole);
 
@@ -98,10 +101,21 @@ sub pass
 		# CopyBothResponse: what follows is the stream.
 		$self->{copy} = 1 if $type eq 'W';
 		my $is_frame = $self->{copy} && $type eq 'd' && length $message > BEFORE_FRAME && substr($message, 5, 1) eq 'w';
-		$out .= $is_frame ? $self->frame($message, $lie) : $message;
+		my $is_keepalive = $self->{copy} && $type eq 'd' && substr($message, 5, 1) eq 'k';
+		$out .= $is_frame ? $self->frame($message, $lie) : $is_keepalive ? $self->keepalive($message, $lie) : $message;
 	}
 	substr($self->{buffer}, 0, $at) = '';
 	return $out;
+}
+
+# What to send instead of a keepalive.
+sub keepalive
+{
+	my ($self, $message, $lie) = @_;
+	my $change = $keepalive{$$lie} or return $message;
+	$self->{said} = $$lie;
+	$$lie = '';
+	return $change->($message);
 }
 
 # What to send instead of a message with a frame in it.
@@ -114,7 +128,7 @@ sub frame
 		$self->{held} = undef;
 		return $message . $first;
 	}
-	return $message if $$lie eq '';
+	return $message if $$lie eq '' || $keepalive{$$lie};
 	my ($always, $kind) = $$lie =~ /^(always )?(\w+)/;
 	my $frame = substr $message, BEFORE_FRAME;
 	my @records = records($frame);

@@ -272,6 +272,11 @@ pub(crate) mod raw {
             index: pg_sys::Relation,
             tuple: pg_sys::IndexTuple,
         ) -> *mut ScanInsert;
+        pub(crate) fn _bt_metaversion(
+            index: pg_sys::Relation,
+            has_heap_key_space: *mut bool,
+            all_equal_image: *mut bool,
+        );
         pub(crate) fn _bt_compare(
             index: pg_sys::Relation,
             key: *mut ScanInsert,

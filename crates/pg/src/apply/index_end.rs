@@ -31,7 +31,9 @@ struct PageOpaque {
 /// BTScanInsertData of src/include/access/nbtree.h, 15 to 18.
 #[repr(C)]
 pub(crate) struct ScanInsert {
-    flags: [bool; 5],
+    has_heap_key_space: bool,
+    all_equal_image: bool,
+    flags: [bool; 3],
     tie_breaker: pg_sys::ItemPointer,
     keys: i32,
     /// As many as an index may have.
@@ -113,6 +115,12 @@ impl IndexEnd {
             }
             if self.key.is_null() {
                 self.key = raw::_bt_mkscankey(index, std::ptr::null_mut());
+                // Which it leaves to its caller. An entry that stands for several row versions is compared in an index that may have such alone.
+                raw::_bt_metaversion(
+                    index,
+                    &raw mut (*self.key).has_heap_key_space,
+                    &raw mut (*self.key).all_equal_image,
+                );
             }
             (*self.key).keys = i32::try_from(count).unwrap_or(0);
             let places = (&raw mut (*self.key).scan_keys).cast::<pg_sys::ScanKeyData>();

@@ -1,6 +1,7 @@
 //! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
 
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
+use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::parse_lsn;
 use pgrx::pg_sys;
@@ -70,8 +71,8 @@ impl Source {
         let snapshot = connection
             .query("select pg_catalog.pg_current_snapshot()")?
             .get(0, 0)
-            .unwrap_or_default()
-            .to_owned();
+            .map(provider_snapshot::ordered)
+            .unwrap_or_default();
         Ok(Self {
             connection,
             lsn,

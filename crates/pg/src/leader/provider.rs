@@ -133,17 +133,27 @@ pub(super) fn rules_for_all_nodes(
         .collect())
 }
 
-/// Look at the provider before streaming: what can be said better than START_REPLICATION says it. Returns whether one of the
-/// publications is FOR ALL TABLES.
+/// What is known of a provider before it streams.
+pub(super) struct Provider {
+    /// One of the publications is FOR ALL TABLES.
+    pub(super) all_tables: bool,
+    /// The end of its WAL.
+    pub(super) end: u64,
+}
+
+/// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
 pub(super) fn check_provider(
     connection: &mut Connection,
     subscription: &Subscription,
-) -> Result<bool, End> {
+) -> Result<Provider, End> {
     let rows = connection.query(&format!(
-        "SELECT plugin, wal_status FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+        "SELECT plugin, wal_status, \
+         CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END \
+         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
         quote_literal(&subscription.slot)
     ))?;
-    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<bool, End> {
+    let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
+    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<Provider, End> {
         Err(End::Permanent(
             PgError::new(sqlstate, message).with_hint(hint),
             0,
@@ -194,5 +204,8 @@ pub(super) fn check_provider(
     let rows = connection.query(&format!(
         "SELECT 1 FROM pg_catalog.pg_publication WHERE puballtables AND pubname IN ({names})"
     ))?;
-    Ok(!rows.is_empty())
+    Ok(Provider {
+        all_tables: !rows.is_empty(),
+        end,
+    })
 }

@@ -189,7 +189,7 @@ impl Stream {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         connection.give_up_when_silent();
-        let all_tables = check_provider(&mut connection, subscription)?;
+        let provider = check_provider(&mut connection, subscription)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
         let streams = takes_running(subscription, entry);
         start_streaming(subscription, &local_node, start, streams, &mut connection)?;
@@ -233,7 +233,7 @@ impl Stream {
             commits: CommitSequence::new(start),
             ahead,
             half_applied,
-            all_tables,
+            all_tables: provider.all_tables,
             in_hand: None,
             segments: Segments::default(),
             watch,
@@ -259,6 +259,8 @@ impl Stream {
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
         entry.flushed_lsn.store(0, Ordering::Relaxed);
+        // It may be before what was heard last: of another server that has taken its place, or of a peer that said anything.
+        entry.provider_lsn.store(provider.end, Ordering::Relaxed);
         entry.set_activity(Activity::CatchingUp);
         Ok(stream)
     }
