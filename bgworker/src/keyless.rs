@@ -5,8 +5,16 @@
 //! order: a removal takes a row that is older than itself, and where there is none yet it is remembered, with its version, for the row that it was
 //! meant for. That one is older than the removal, so it is told from a row that was added again later. Each removal counts once.
 //!
-//! Which of several identical rows a session takes out is not in WAL. Nodes agree about how many there are unless identical rows
-//! are added and taken out at different nodes at the same time.
+//! Which of several identical rows a session takes out is not in WAL, and appliers do not ask. Nodes agree about how many there are unless
+//! identical rows are added and taken out at different nodes at the same time.
+//!
+//! What that takes is here, and its property test holds, but the appliers do not do it yet. How many identical rows there are is then what is left
+//! when all that was added and all removals are gone through in the order of their versions: one more for each that is added, one less for each removal
+//! that meets any. So it is the same in whatever order they arrive. Not matched are the rows that are here, and removals that are remembered
+//! for none. Each other removal has taken a row that is older than itself: which one has to be remembered ([`Taken`]), since an older removal
+//! may come that was to have it. That leaves the removal which it had without a row, and so on ([`handed_on`]); the last one takes
+//! a row that is here, or is the one that is remembered for a row to come. A transaction that adds a row and takes out an identical one is gone
+//! through as if it had taken out first.
 
 use crate::conflict::Version;
 
@@ -34,4 +42,52 @@ pub fn removal_of(removals: &[Version<'_>], row: Version<'_>, from_origin: bool)
     meant
         .min_by_key(|(_, removal)| **removal)
         .map(|(place, _)| place)
+}
+
+/// A row that was taken out, and what took it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken<'a> {
+    /// The version of the row; `None`: older than all.
+    pub row: Option<Version<'a>>,
+    /// That of the removal.
+    pub removal: Version<'a>,
+}
+
+impl Taken<'_> {
+    fn is_open_at(&self, removal: Version<'_>) -> bool {
+        self.row.is_none_or(|row| row < removal) && self.removal > removal
+    }
+}
+
+/// A removal finds no older row here: places in `taken`, of identical rows, of those that change hands. The first one's row goes to the
+/// removal, each other one's to the removal that has lost its row before it. That of the last has none then. Where there is no place, the removal
+/// itself has none.
+#[must_use]
+pub fn handed_on(taken: &[Taken<'_>], removal: Version<'_>) -> Vec<usize> {
+    let mut hands = Vec::new();
+    let mut without = removal;
+    loop {
+        let open = taken
+            .iter()
+            .enumerate()
+            .filter(|(_, taken)| taken.is_open_at(without));
+        let Some((place, next)) = open.max_by_key(|(_, taken)| taken.removal) else {
+            return hands;
+        };
+        without = next.removal;
+        hands.push(place);
+    }
+}
+
+/// How many of `hands` change hands when a row is here that is older than the last one's removal: up to the first removal that may take the row.
+#[must_use]
+pub fn hands_up_to(taken: &[Taken<'_>], hands: &[usize], row: Option<Version<'_>>) -> usize {
+    let may_take = |place: &usize| {
+        let removal = taken.get(*place).map(|taken| taken.removal);
+        removal.is_some_and(|removal| row.is_none_or(|row| row < removal))
+    };
+    hands
+        .iter()
+        .position(may_take)
+        .map_or(hands.len(), |at| at + 1)
 }

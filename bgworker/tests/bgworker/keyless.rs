@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use braid_bgworker::conflict::Version;
-use braid_bgworker::keyless::{removal_of, takes};
+use braid_bgworker::keyless::{Taken, handed_on, hands_up_to, removal_of, takes};
 
 use crate::random::{Budget, Random};
 
@@ -30,6 +30,8 @@ enum Change {
 struct Node {
     rows: Vec<(u32, Stamp)>,
     removals: Vec<(u32, Stamp)>,
+    /// Row, its version, that of the removal.
+    taken: Vec<(u32, Stamp, Stamp)>,
     log: Vec<(Change, Stamp)>,
     read: Vec<usize>,
     clock: i64,
@@ -59,7 +61,8 @@ impl Node {
             .collect();
         match removal_of(&versions, version(stamp), true).filter(|_| with.remembers) {
             Some(chosen) => {
-                self.removals.remove(alike[chosen]);
+                let (_, removal) = self.removals.remove(alike[chosen]);
+                self.taken.push((row, stamp, removal));
             }
             None => self.rows.push((row, stamp)),
         }
@@ -69,11 +72,42 @@ impl Node {
         let found = self.rows.iter().position(|(here, written)| {
             *here == row && (!with.looks || takes(version(*written), version(stamp), true))
         });
-        match found {
-            Some(place) => {
-                self.rows.remove(place);
-            }
-            None => self.removals.push((row, stamp)),
+        if let Some(place) = found {
+            let (_, written) = self.rows.remove(place);
+            self.taken.push((row, written, stamp));
+            return;
+        }
+        let alike: Vec<usize> = (0..self.taken.len())
+            .filter(|place| with.hands_on && self.taken[*place].0 == row)
+            .collect();
+        let taken: Vec<_> = alike
+            .iter()
+            .map(|place| Taken {
+                row: Some(version(self.taken[*place].1)),
+                removal: version(self.taken[*place].2),
+            })
+            .collect();
+        let mut hands = handed_on(&taken, version(stamp));
+        let last = hands
+            .last()
+            .map_or(stamp, |place| self.taken[alike[*place]].2);
+        let found = self
+            .rows
+            .iter()
+            .position(|(here, written)| *here == row && version(*written) < version(last));
+        if let Some(place) = found {
+            let (_, written) = self.rows.remove(place);
+            hands.truncate(hands_up_to(&taken, &hands, Some(version(written))));
+            let last = hands
+                .last()
+                .map_or(stamp, |place| self.taken[alike[*place]].2);
+            self.taken.push((row, written, last));
+        } else {
+            self.removals.push((row, last));
+        }
+        let mut to = stamp;
+        for place in hands {
+            to = std::mem::replace(&mut self.taken[alike[place]].2, to);
         }
     }
 
@@ -92,10 +126,13 @@ struct Rules {
     remembers: bool,
     /// Only rows that are older than a change are taken out by it.
     looks: bool,
+    /// An older removal gets the row that a newer one has taken.
+    hands_on: bool,
 }
 const ALL: Rules = Rules {
     remembers: true,
     looks: true,
+    hands_on: true,
 };
 
 /// Who writes what.
@@ -105,6 +142,8 @@ enum Rows {
     Distinct,
     /// There are a few, many times. All nodes add them; each is taken out by one node only.
     Alike,
+    /// There are a few, many times, and all nodes add them and take them out.
+    Same,
 }
 
 /// Random writes and deliveries, until all is delivered.
@@ -124,6 +163,7 @@ fn run(random: &mut Random, written: Rows, with: Rules) -> Vec<Node> {
             let new = match written {
                 Rows::Distinct => last,
                 Rows::Alike => u32::try_from(random.below(6)).unwrap(),
+                Rows::Same => u32::try_from(random.below(3)).unwrap(),
             };
             write(random, &mut all, at, written, new);
         } else {
@@ -147,13 +187,16 @@ fn write(random: &mut Random, all: &mut [Node], at: usize, written: Rows, new: u
     let node = &mut all[at];
     node.clock += 1 + i64::try_from(random.below(5)).unwrap();
     let stamp = (node.clock, at);
-    let own = |row: u32| matches!(written, Rows::Distinct) || row as usize % nodes == at;
+    let own = |row: u32| !matches!(written, Rows::Alike) || row as usize % nodes == at;
     let mine: Vec<usize> = (0..node.rows.len())
         .filter(|place| own(node.rows[*place].0))
         .collect();
     let old = (!mine.is_empty() && !random.one_in(3))
-        .then(|| node.rows.remove(mine[random.index(mine.len())]).0);
-    let change = match old {
+        .then(|| node.rows.remove(mine[random.index(mine.len())]));
+    if let Some((row, written)) = old {
+        node.taken.push((row, written, stamp));
+    }
+    let change = match old.map(|(row, _)| row) {
         None => Change::Insert(new),
         Some(old) if random.one_in(3) => Change::Delete(old),
         Some(old) => Change::Update(old, new),
@@ -185,7 +228,7 @@ fn keyless_tables_end_the_same_on_all_nodes() {
     let mut random = Random::new("keyless_tables_end_the_same_on_all_nodes");
     let mut budget = Budget::new();
     while let Some(round) = budget.round(2000) {
-        for written in [Rows::Distinct, Rows::Alike] {
+        for written in [Rows::Distinct, Rows::Alike, Rows::Same] {
             let nodes = run(&mut random, written, ALL);
             assert!(!differ(&nodes), "round {round}, {written:?}: {nodes:#?}");
         }
@@ -203,6 +246,11 @@ fn keyless_tables_need_what_is_remembered() {
     };
     assert!(differs(Rows::Distinct, forgets));
     assert!(differs(Rows::Alike, forgets));
+    let keeps = Rules {
+        hands_on: false,
+        ..ALL
+    };
+    assert!(differs(Rows::Same, keeps));
 }
 
 /// One node takes a row out and adds it again, while another one changes the row that was there before.
