@@ -92,6 +92,16 @@ impl Published {
         )
     }
 
+    /// The same for what was taken out where rows have no key: hash of the row, microseconds and node of what took it, microseconds (0: older than all) and node of who
+    /// had written it.
+    #[must_use]
+    pub fn taken_rows_command(&self, since: i64) -> String {
+        format!(
+            "copy (select row_hash, removed_at, removed_by, written_at, written_by from braid.copied_taken_rows({}, to_timestamp({since}))) to stdout (encoding 'UTF8')",
+            self.oid
+        )
+    }
+
     /// The query for the tables by whose OIDs the provider knows the keys of these rows.
     #[must_use]
     pub fn tables_query(&self) -> String {
@@ -194,14 +204,44 @@ pub fn parse_version(line: &[u8]) -> Option<RowVersion> {
         "f" => false,
         _ => return None,
     };
-    // Of what COPY escapes, a name may have a backslash.
-    let node = fields.next()?.replace("\\\\", "\\");
+    let node = name(fields.next()?);
     Some(RowVersion {
         hash: hash.cast_unsigned(),
         timestamp,
         merged,
         node,
     })
+}
+
+/// A row that was taken out of a table without a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenRow {
+    /// Hash of all of it.
+    pub hash: u64,
+    /// When it was taken out, microseconds since 1970-01-01 UTC, and where.
+    pub removed: (i64, String),
+    /// When it was written, and where; `None`: older than all.
+    pub written: Option<(i64, String)>,
+}
+
+/// The same as a line of COPY's text form: hash, microseconds and node, microseconds and node.
+#[must_use]
+pub fn parse_taken_row(line: &[u8]) -> Option<TakenRow> {
+    let line = std::str::from_utf8(line).ok()?;
+    let fields: Vec<&str> = line.split('\t').collect();
+    let [hash, removed_at, removed_by, written_at, written_by] = <[_; 5]>::try_from(fields).ok()?;
+    let hash: i64 = hash.parse().ok()?;
+    let written_at = written_at.parse().ok()?;
+    Some(TakenRow {
+        hash: hash.cast_unsigned(),
+        removed: (removed_at.parse().ok()?, name(removed_by)),
+        written: (written_at != 0).then(|| (written_at, name(written_by))),
+    })
+}
+
+/// Of what COPY escapes, a name may have a backslash.
+fn name(field: &str) -> String {
+    field.replace("\\\\", "\\")
 }
 
 /// Who wrote which columns of a row.

@@ -5,16 +5,12 @@
 //! order: a removal takes a row that is older than itself, and where there is none yet it is remembered, with its version, for the row that it was
 //! meant for. That one is older than the removal, so it is told from a row that was added again later. Each removal counts once.
 //!
-//! Which of several identical rows a session takes out is not in WAL, and appliers do not ask. Nodes agree about how many there are unless
-//! identical rows are added and taken out at different nodes at the same time.
-//!
-//! What that takes is here, and its property test holds, but the appliers do not do it yet. How many identical rows there are is then what is left
-//! when all that was added and all removals are gone through in the order of their versions: one more for each that is added, one less for each removal
-//! that meets any. So it is the same in whatever order they arrive. Not matched are the rows that are here, and removals that are remembered
-//! for none. Each other removal has taken a row that is older than itself: which one has to be remembered ([`Taken`]), since an older removal
-//! may come that was to have it. That leaves the removal which it had without a row, and so on ([`handed_on`]); the last one takes
-//! a row that is here, or is the one that is remembered for a row to come. A transaction that adds a row and takes out an identical one is gone
-//! through as if it had taken out first.
+//! How many identical rows there are is what is left when all that was added and all removals are gone through in the order of their versions: one more for
+//! each that is added, one less for each removal that meets any; none after a truncate. So it is the same in whatever order they arrive, and whichever of them a session has
+//! taken. Not matched are the rows that are here, and removals that are remembered for none. Each other removal has taken a row that is older than itself: which one is
+//! remembered too ([`Taken`]), since an older removal may come that was to have it. That leaves the removal which it had without a row, and so on
+//! ([`handed_on`]); the last one takes a row that is here, or is the one that is remembered for a row to come. Where a truncate comes late, removals that are newer and have taken
+//! rows that are older are without one, too. A transaction that adds a row and takes out an identical one is gone through as if it had taken out first.
 
 use crate::conflict::Version;
 

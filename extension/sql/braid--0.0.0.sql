@@ -203,6 +203,29 @@ create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) wit
 alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
 
+-- Rows that were taken out of tables without a key, each with what took it: of identical rows an older removal that comes late has the row of a newer one, which needs
+-- another one then. "row_hash" is that of the whole row; "removed_at" and "removed_by", and "written_at" and "written_by" of the row itself, are as in braid.tombstone (0 at "removed_at": the
+-- time at which the transaction that wrote this has committed here, which was prepared; at "written_at": older than all). Purged when nothing older can arrive any more.
+create table braid.taken_row (
+    row_hash bigint not null,
+    removed_at bigint not null,
+    relation oid not null,
+    removed_by integer not null,
+    written_at bigint not null,
+    written_by integer not null
+);
+create index taken_row_row_hash on braid.taken_row (row_hash);
+create index taken_row_removed_at on braid.taken_row using brin (removed_at) with (pages_per_range = 16, autosummarize = on);
+alter table braid.taken_row replica identity full;
+comment on table braid.taken_row is 'rows of tables without a key that were taken out, and by what, as long as older changes of them may still arrive';
+
+-- Where the last transaction of this node's ends, in WAL, of which the collector of deletions has written rows of braid.taken_row: each counts, so none is to be there twice.
+create table braid.taken_up_to (
+    "position" pg_lsn not null
+);
+alter table braid.taken_up_to replica identity full;
+comment on table braid.taken_up_to is 'how far rows that sessions have taken out of tables without a key are collected';
+
 -- Who wrote which columns of a row, where the rule for columns is last_update_wins: "key_hash" as in braid.tombstone, "written_at" the commit timestamp of the change at its
 -- origin in microseconds since 1970-01-01 UTC, "origin_id" that origin, 0 for this node, "columns" the numbers of the columns with the rule that it has given its values; null for all.
 -- Purged when nothing older can arrive any more.
@@ -596,7 +619,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
     braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -1205,6 +1228,23 @@ as $$
      where d.deleted_at >= extract(epoch from $2) * 1000000 and coalesce(o.node_name, n.node_name) is not null
 $$;
 comment on function braid.copied_deletions is 'a part of the initial copy at another node: what was deleted from a table';
+
+create function braid.copied_taken_rows("relation" oid, since timestamptz, out row_hash bigint, out removed_at bigint, out removed_by name, out written_at bigint, out written_by name) returns setof record
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    with tables as (select $1 as oid union select relid from pg_partition_tree($1)),
+         nodes as (select origin_id::integer as origin_id, node_name from braid.origin union all select 0, node_name from braid.node where is_local),
+         taken as (
+             select t.*, case when t.removed_at <> 0 then t.removed_at
+                              else (extract(epoch from coalesce(pg_xact_commit_timestamp(t.xmin), now())) * 1000000)::bigint end as at
+               from braid.taken_row t join tables on tables.oid = t.relation)
+    select t.row_hash, t.at, r.node_name, t.written_at, w.node_name
+      from taken t
+      join nodes r on r.origin_id = t.removed_by
+      join nodes w on w.origin_id = t.written_by
+     where t.at >= extract(epoch from $2) * 1000000
+$$;
+comment on function braid.copied_taken_rows is 'a part of the initial copy at another node: rows that were taken out of a table without a key, and by what';
 
 -- For the copy of a table without a key, of which nothing but positions tells what it has. The lock makes that exact: nobody is in the middle of writing to it.
 create function braid.hold_table("relation" oid) returns void
@@ -1993,6 +2033,7 @@ grant execute on function
     braid.commit_timestamp,
     braid.copied_deletions,
     braid.copied_columns,
+    braid.copied_taken_rows,
     braid.hold_table,
     braid.applied_positions,
     braid.rules_for_all_nodes,

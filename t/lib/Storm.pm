@@ -19,6 +19,7 @@
 #       deferred                a table with another key that is unique when a transaction ends; rows swap it
 #       range                   a table whose rows must not overlap
 #       bag                     a table without a key, with REPLICA IDENTITY FULL; no two rows are alike
+#       same                    another one, of which many rows are
 #       delete                  rows of all these tables are deleted, and deleted and inserted again in one transaction
 #       truncate                now and then a table is emptied
 #   disturb => [..]         down (a link is cut), hold (nothing passes through a link), isolate (all links of a node), terminate (a
@@ -58,7 +59,7 @@ our @ISA = qw(Storm::Statements Storm::Outcome);
 our @storms;
 
 # The table of each ingredient that has one.
-my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken', deferred => 'shared', range => 'booked', bag => 'keyless');
+my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken', deferred => 'shared', range => 'booked', bag => 'keyless', same => 'alike');
 my %definition = (
 	item => '(k int primary key, n int not null, v text)',
 	moving => '(k int primary key, n int not null, v text)',
@@ -67,6 +68,7 @@ my %definition = (
 	shared => '(k int primary key, code int not null unique deferrable initially deferred, n int not null, v text)',
 	booked => '(k int primary key, code int not null, n int not null, v text, exclude using gist (int4range(code, code + 2) with &&))',
 	keyless => '(k int, n int not null, v text)',
+	alike => '(k int, v text)',
 );
 
 my %default = (
@@ -93,7 +95,7 @@ sub new
 	my $self = bless { %default, %opt, by_hand() }, $class;
 	$self->{nodes} = [ (qw(tokyo paris quito lima oslo))[ 0 .. $self->{nodes}[0] - 1 ] ] if $self->{nodes}[0] =~ /^[2-5]$/;
 	$self->{has} = { map { $_ => 1 } @{ $self->{with} } };
-	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique deferred range bag) ];
+	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique deferred range bag same) ];
 	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
 	$self->start;
 	push @storms, $self;
@@ -119,7 +121,7 @@ sub start
 	my ($self) = @_;
 	my $tables = join '; ', map { "create table $_ $definition{$_}" } @{ $self->{tables} };
 	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
-	$tables .= '; alter table keyless replica identity full' if $self->{has}{bag};
+	$tables .= "; alter table $table_of{$_} replica identity full" for grep { $self->{has}{$_} } qw(bag same);
 	my @nodes = map {
 		new_node($_, publication => '', conf => "max_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
 			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : '')

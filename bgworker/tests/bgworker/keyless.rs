@@ -24,6 +24,8 @@ enum Change {
     Insert(u32),
     Update(u32, u32),
     Delete(u32),
+    /// All rows that are older are gone, whichever they are.
+    Truncate,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +34,8 @@ struct Node {
     removals: Vec<(u32, Stamp)>,
     /// Row, its version, that of the removal.
     taken: Vec<(u32, Stamp, Stamp)>,
+    /// The newest truncate.
+    truncated: Option<Stamp>,
     log: Vec<(Change, Stamp)>,
     read: Vec<usize>,
     clock: i64,
@@ -47,11 +51,37 @@ impl Node {
                 self.take(old, stamp, with);
                 self.add(new, stamp, with);
             }
+            Change::Truncate => self.truncate(stamp, with),
         }
         self.clock = self.clock.max(stamp.0);
     }
 
+    fn truncate(&mut self, stamp: Stamp, with: Rules) {
+        let before = |one: Stamp, other: Stamp| version(one) < version(other);
+        if self.truncated.is_some_and(|known| before(stamp, known)) {
+            return;
+        }
+        self.truncated = Some(stamp);
+        self.rows.retain(|(_, written)| !before(*written, stamp));
+        if !with.frees {
+            return;
+        }
+        let (freed, taken) = std::mem::take(&mut self.taken)
+            .into_iter()
+            .partition(|(_, written, removal)| before(*written, stamp) && before(stamp, *removal));
+        self.taken = taken;
+        for (row, _, removal) in freed {
+            self.find_another(row, removal, with);
+        }
+    }
+
     fn add(&mut self, row: u32, stamp: Stamp, with: Rules) {
+        if self
+            .truncated
+            .is_some_and(|at| version(stamp) < version(at))
+        {
+            return;
+        }
         let alike: Vec<usize> = (0..self.removals.len())
             .filter(|place| self.removals[*place].0 == row)
             .collect();
@@ -75,8 +105,13 @@ impl Node {
         if let Some(place) = found {
             let (_, written) = self.rows.remove(place);
             self.taken.push((row, written, stamp));
-            return;
+        } else {
+            self.find_another(row, stamp, with);
         }
+    }
+
+    /// A removal has no row: nothing that is here was meant for it when it came, or what it had taken was another one's.
+    fn find_another(&mut self, row: u32, stamp: Stamp, with: Rules) {
         let alike: Vec<usize> = (0..self.taken.len())
             .filter(|place| with.hands_on && self.taken[*place].0 == row)
             .collect();
@@ -128,11 +163,14 @@ struct Rules {
     looks: bool,
     /// An older removal gets the row that a newer one has taken.
     hands_on: bool,
+    /// A removal that has taken a row from before a truncate that comes later has taken none.
+    frees: bool,
 }
 const ALL: Rules = Rules {
     remembers: true,
     looks: true,
     hands_on: true,
+    frees: true,
 };
 
 /// Who writes what.
@@ -144,6 +182,8 @@ enum Rows {
     Alike,
     /// There are a few, many times, and all nodes add them and take them out.
     Same,
+    /// The same, and all nodes truncate the table now and then.
+    Truncated,
 }
 
 /// Random writes and deliveries, until all is delivered.
@@ -163,7 +203,7 @@ fn run(random: &mut Random, written: Rows, with: Rules) -> Vec<Node> {
             let new = match written {
                 Rows::Distinct => last,
                 Rows::Alike => u32::try_from(random.below(6)).unwrap(),
-                Rows::Same => u32::try_from(random.below(3)).unwrap(),
+                Rows::Same | Rows::Truncated => u32::try_from(random.below(3)).unwrap(),
             };
             write(random, &mut all, at, written, new);
         } else {
@@ -187,6 +227,12 @@ fn write(random: &mut Random, all: &mut [Node], at: usize, written: Rows, new: u
     let node = &mut all[at];
     node.clock += 1 + i64::try_from(random.below(5)).unwrap();
     let stamp = (node.clock, at);
+    if matches!(written, Rows::Truncated) && random.one_in(8) {
+        node.rows.clear();
+        node.truncated = Some(stamp);
+        node.log.push((Change::Truncate, stamp));
+        return;
+    }
     let own = |row: u32| !matches!(written, Rows::Alike) || row as usize % nodes == at;
     let mine: Vec<usize> = (0..node.rows.len())
         .filter(|place| own(node.rows[*place].0))
@@ -228,7 +274,7 @@ fn keyless_tables_end_the_same_on_all_nodes() {
     let mut random = Random::new("keyless_tables_end_the_same_on_all_nodes");
     let mut budget = Budget::new();
     while let Some(round) = budget.round(2000) {
-        for written in [Rows::Distinct, Rows::Alike, Rows::Same] {
+        for written in [Rows::Distinct, Rows::Alike, Rows::Same, Rows::Truncated] {
             let nodes = run(&mut random, written, ALL);
             assert!(!differ(&nodes), "round {round}, {written:?}: {nodes:#?}");
         }
@@ -251,6 +297,11 @@ fn keyless_tables_need_what_is_remembered() {
         ..ALL
     };
     assert!(differs(Rows::Same, keeps));
+    let holds = Rules {
+        frees: false,
+        ..ALL
+    };
+    assert!(differs(Rows::Truncated, holds));
 }
 
 /// One node takes a row out and adds it again, while another one changes the row that was there before.

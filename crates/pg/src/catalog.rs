@@ -196,3 +196,20 @@ pub fn flush_wal(position: u64) {
     // SAFETY: waits for WAL to be flushed; a position beyond the end of WAL is an error that PostgreSQL raises.
     unsafe { pg_sys::XLogFlush(position) };
 }
+
+/// All that is written of WAL by now is flushed when this returns. Up to where that is.
+#[must_use]
+pub fn flush_all() -> u64 {
+    // SAFETY: a read of shared memory.
+    let next = unsafe { pg_sys::GetXLogInsertRecPtr() };
+    // The next record's place, which at the beginning of a page is behind its header: the last one ends where the page begins.
+    let page = u64::from(pg_sys::XLOG_BLCKSZ);
+    let header = size_of::<pg_sys::XLogLongPageHeaderData>() as u64;
+    let end = if next % page <= header {
+        next - next % page
+    } else {
+        next
+    };
+    flush_wal(end);
+    end
+}

@@ -335,6 +335,17 @@ fn entry() -> Option<&'static ManagerEntry> {
     Some(entry)
 }
 
+/// What this database has seen, for who wants to read it: also before anybody has committed anything since the server started. In a transaction.
+#[must_use]
+pub fn status() -> Option<&'static ManagerEntry> {
+    // SAFETY: a read of shared memory.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        // A standby has no commit timestamps to look at.
+        return registry::my_manager();
+    }
+    entry()
+}
+
 /// How the clock stands to what this database has seen.
 enum Clock {
     Past,

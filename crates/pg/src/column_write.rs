@@ -14,24 +14,17 @@
 //! (`manager.rs`). A row may be here twice, after a crash.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
 
 use pgrx::{FromDatum, IntoDatum, pg_sys};
 
 use crate::apply::own_table;
 use crate::error::PgError;
+use crate::registry;
 use crate::table_scan::{self, By, Sees, int8, low};
 use crate::tombstone::collector;
-use crate::{latch, registry};
 
 /// Columns of `braid.column_write`.
 const COLUMNS: usize = 5;
-/// Pause between two looks at how far the collector has come.
-const PAUSE: Duration = Duration::from_millis(2);
-/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// The same of one that does not run.
-const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
 
 /// One write of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,34 +59,20 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     if writes.is_empty() {
         return Ok(());
     }
-    let oid = own_table("column_write")?;
-    let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
+    let each = writes.iter().map(|write| {
+        let columns = write.columns.as_deref();
+        let columns = columns.and_then(IntoDatum::into_datum);
+        let values: [pg_sys::Datum; COLUMNS] = [
+            pg_sys::Datum::from(write.hash.cast_signed()),
+            pg_sys::Datum::from(write.timestamp),
+            pg_sys::Datum::from(pg_sys::Oid::from(write.relation)),
+            pg_sys::Datum::from(i32::from(write.origin)),
+            columns.unwrap_or_else(pg_sys::Datum::null),
+        ];
+        (values, [false, false, false, false, columns.is_none()])
+    });
     // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe {
-        let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
-        let indexes = pg_sys::CatalogOpenIndexes(relation);
-        for write in writes {
-            let columns = write.columns.as_deref();
-            let columns = columns.and_then(IntoDatum::into_datum);
-            let mut values: [pg_sys::Datum; COLUMNS] = [
-                pg_sys::Datum::from(write.hash.cast_signed()),
-                pg_sys::Datum::from(write.timestamp),
-                pg_sys::Datum::from(pg_sys::Oid::from(write.relation)),
-                pg_sys::Datum::from(i32::from(write.origin)),
-                columns.unwrap_or_else(pg_sys::Datum::null),
-            ];
-            let mut nulls = [false, false, false, false, columns.is_none()];
-            let tuple = pg_sys::heap_form_tuple(
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
-            pg_sys::heap_freetuple(tuple);
-        }
-        pg_sys::CatalogCloseIndexes(indexes);
-        pg_sys::table_close(relation, lock(pg_sys::NoLock));
-    }
+    unsafe { table_scan::insert(own_table("column_write")?, each) };
     Ok(())
 }
 
@@ -145,30 +124,13 @@ pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
         pg_sys::XLogFlush(aim);
         aim
     };
-    let mut before = 0;
-    let mut since = Instant::now();
-    loop {
-        let (lsn, runs) = registry::ask_collector();
-        if lsn >= aim {
-            return Ok(());
-        }
-        if lsn != before {
-            before = lsn;
-            since = Instant::now();
-        }
-        let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
-        // To make its slot waits for the transaction in hand.
-        if !registry::remembers_deletions()
-            || (!runs && !collector::has_slot())
-            || since.elapsed() > patience
-        {
-            return Err(PgError::new(
-                "40001",
-                "what sessions of this node have written to a row with column rules is not known yet",
-            )
-            .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
-            .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."));
-        }
-        latch::wait(Some(PAUSE));
+    if collector::wait_past(aim) {
+        return Ok(());
     }
+    Err(PgError::new(
+        "40001",
+        "what sessions of this node have written to a row with column rules is not known yet",
+    )
+    .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+    .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
 }

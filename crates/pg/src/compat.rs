@@ -155,6 +155,19 @@ pub(crate) unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
     }
 }
 
+/// Whether a relation is in this file.
+///
+/// # Safety
+/// `relation` is open.
+pub(crate) unsafe fn is_in_file(relation: pg_sys::Relation, file: &FileLocator) -> bool {
+    #[cfg(feature = "pg15")]
+    let number = file.relNode;
+    #[cfg(not(feature = "pg15"))]
+    let number = file.relNumber;
+    // SAFETY: as the caller says.
+    number.to_u32() == unsafe { relation_file(relation) }
+}
+
 /// Number of the file that a relation is in.
 ///
 /// # Safety

@@ -41,6 +41,7 @@ mod subtransaction;
 pub mod supervisor;
 mod table_order;
 mod table_scan;
+pub mod taken_row;
 pub mod tombstone;
 pub mod wait;
 pub mod wake;

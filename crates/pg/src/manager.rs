@@ -234,7 +234,11 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.column_write where ctid = any (array(select ctid from braid.column_write where written_at < $1 limit 10000))",
         &[before.into()],
     )?;
-    let more = [forgotten, copied, columns]
+    let taken = execute_counting(
+        "delete from braid.taken_row where ctid = any (array(select ctid from braid.taken_row where removed_at < $1 and removed_at <> 0 limit 10000))",
+        &[before.into()],
+    )?;
+    let more = [forgotten, copied, columns, taken]
         .into_iter()
         .any(|some| some >= PURGE_BATCH);
     let more = more.then_some(BREATH);

@@ -48,6 +48,17 @@ impl<const N: usize> Row<N> {
         unsafe { (*(*self.tuple).t_data).t_choice.t_heap.t_xmin }
     }
 
+    /// Where it is: block, and number in it.
+    #[must_use]
+    pub fn place(&self) -> (u32, u16) {
+        // SAFETY: as in `writer`.
+        unsafe {
+            let place = (*self.tuple).t_self;
+            let block = pgrx::itemptr::item_pointer_get_block_number_no_check(place);
+            (block, place.ip_posid)
+        }
+    }
+
     /// Nobody has deleted it.
     #[must_use]
     pub fn is_live(&self) -> bool {
@@ -133,6 +144,33 @@ pub unsafe fn each<const N: usize>(
             pg_sys::UnregisterSnapshot(latest);
         }
         pg_sys::table_close(relation, lock);
+    }
+}
+
+/// Put rows into a table, each with which of its values are null.
+///
+/// # Safety
+/// In a transaction; the values have the types of the table's `N` columns.
+pub unsafe fn insert<const N: usize>(
+    table: pg_sys::Oid,
+    rows: impl Iterator<Item = ([pg_sys::Datum; N], [bool; N])>,
+) {
+    let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
+    // SAFETY: as the caller says.
+    unsafe {
+        let relation = pg_sys::table_open(table, lock(pg_sys::RowExclusiveLock));
+        let indexes = pg_sys::CatalogOpenIndexes(relation);
+        for (mut values, mut nulls) in rows {
+            let tuple = pg_sys::heap_form_tuple(
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
+            pg_sys::heap_freetuple(tuple);
+        }
+        pg_sys::CatalogCloseIndexes(indexes);
+        pg_sys::table_close(relation, lock(pg_sys::NoLock));
     }
 }
 

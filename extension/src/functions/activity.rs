@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use braid_pg::encoding::Text;
 use braid_pg::wait::Wait;
-use braid_pg::{readers, registry};
+use braid_pg::{clock, readers, registry};
 use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::name;
 use pgrx::prelude::*;
@@ -367,7 +367,7 @@ fn clock_activity() -> TableIterator<
         name!(exceeded, i64),
     ),
 > {
-    let row = registry::my_manager().map(|entry| {
+    let row = clock::status().map(|entry| {
         (
             time(&entry.newest),
             count(&entry.clock_waits),

@@ -30,10 +30,13 @@ sub compare
 		my %rows;
 		for my $node (@nodes)
 		{
-			for (split /\n/, $node->safe_psql('postgres', "select k, md5(t::text), ($image)::text from $table t"))
+			for (split /\n/, $node->safe_psql('postgres', "select k, md5(t::text), ($image)::text from $table t order by 1, 2"))
 			{
+				# Where there is no key, of several rows.
 				my ($k, $whole, $text) = split /\|/, $_, 3;
-				$rows{$k}{ $node->name } = { whole => $whole, image => $text };
+				my $of = $rows{$k}{ $node->name } //= { whole => '', image => '' };
+				$of->{whole} .= $whole;
+				$of->{image} .= $text;
 			}
 		}
 		my $model = $has_model ? $self->last_written($table) : {};

@@ -6,7 +6,7 @@ use strict;
 use warnings;
 
 # Tables of which the newest write of a key does not say what is there in the end.
-our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless);
+our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike);
 # Tables with a second thing that no two rows may share.
 our %has_code = map { $_ => 1 } qw(taken shared booked);
 
@@ -47,6 +47,7 @@ sub transaction
 		  . "commit;\n";
 	}
 	my $statements = one_in(3) ? 1 + int rand 4 : 1;
+	$self->{touched_alike} = 0;
 	my $text = join '', map { $self->statement($who, $number) } 1 .. $statements;
 	if ($self->{prepare} && one_in($self->{prepare}))
 	{
@@ -64,10 +65,13 @@ sub statement
 	my $table = pick(@{ $self->{tables} });
 	my ($k, $v) = ($self->hot($number), "'$who.$number'");
 	my $has = $self->{has};
+	# One change of them a transaction: in which order it adds and takes out the same row nobody tells.
+	return '' if $table eq 'alike' && $self->{touched_alike}++;
 	if ($has->{truncate} && one_in(150))
 	{
 		return "truncate $table;\n" . ($self->{journal} ? "insert into storm_journal (tbl, what) values ('$table', 'truncate');\n" : '');
 	}
+	return $self->alike($k % 3, pick(qw(a b))) if $table eq 'alike';
 	if ($has->{delete} && one_in(5))
 	{
 		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2) || $table eq 'keyless';
@@ -99,6 +103,17 @@ sub statement
 	}
 	my $where = one_in(8) ? 'between ' . $k . ' and ' . ($k + 2) : "= $k";
 	return $self->written($table, "update $table set n = n + 1, v = $v where k $where", 'update');
+}
+
+# Rows that are the same as others: one comes, goes, or becomes another.
+sub alike
+{
+	my ($self, $k, $v) = @_;
+	return $self->written('alike', "insert into alike values ($k, '$v')", 'insert') if one_in(2);
+	my $order = one_in(2) ? 'desc' : 'asc';
+	my $one = "ctid = (select ctid from alike where k = $k and v = '$v' order by ctid $order limit 1)";
+	return $self->written('alike', "delete from alike where $one", 'delete') if one_in(2);
+	return $self->written('alike', "update alike set v = translate(v, 'ab', 'ba') where $one", 'update');
 }
 
 sub insert

@@ -3,7 +3,8 @@
 //! A local commit has one commit timestamp, but a row's version is that of the source's transaction that wrote it. So the commit
 //! that ends a batch carries the newest timestamp, and, in the same transaction, a row of `braid.batch` says for each row of
 //! the batch that is older which it has: by a hash of table and key, as the row's place changes when a table is rewritten.
-//! Two rows with one hash in one batch are told apart by neither; the later one's version then counts for both.
+//! Two rows with one hash in one batch are told apart by neither; the later one's version then counts for both. Where that matters, as several nodes write to a table without
+//! a key, a batch in which two transactions have written identical rows is given up, and they are applied one by one.
 //!
 //! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds since 1970-01-01 UTC.
 //!
@@ -73,6 +74,10 @@ impl Versions {
 #[derive(Debug, Default)]
 pub struct Batches {
     making: Option<Vec<(u64, i64)>>,
+    /// Rows of tables without a key that the batch in the making has written: how many by which hash, and the time of the transaction.
+    alike: NumberMap<u64, (i64, usize)>,
+    /// Some of them are identical, but of several transactions.
+    is_ambiguous: bool,
     /// Of the transaction in hand, batch or not: by hash.
     merged: NumberMap<u64, Merged>,
     known: NumberMap<u32, Rc<Versions>>,
@@ -98,6 +103,26 @@ impl Batches {
             self.merged.remove(&hash);
         }
         self.note_gone(hash, timestamp);
+    }
+
+    /// A row of a table without a key, with this hash, was written by a transaction of this time.
+    pub fn note_alike(&mut self, hash: u64, timestamp: i64) {
+        if self.making.is_none() {
+            return;
+        }
+        let one = self.alike.entry(hash).or_insert((timestamp, 0));
+        match one {
+            (_, 0) => *one = (timestamp, 1),
+            (at, count) if *at == timestamp => *count += 1,
+            _ => self.is_ambiguous = true,
+        }
+    }
+
+    /// Such a row, which this local transaction has written, is gone. The time of the transaction that it came with, if there is a batch.
+    pub fn take_alike(&mut self, hash: u64) -> Option<i64> {
+        let (timestamp, count) = self.alike.get_mut(&hash).filter(|(_, count)| *count > 0)?;
+        *count -= 1;
+        Some(*timestamp)
     }
 
     /// The row that had this hash has another key now, by a transaction of this time.
@@ -126,14 +151,26 @@ impl Batches {
     /// The transaction was rolled back.
     pub fn forget(&mut self) {
         self.making = None;
+        self.forget_alike();
         self.merged.clear();
+    }
+
+    fn forget_alike(&mut self) {
+        self.alike.clear();
+        self.is_ambiguous = false;
     }
 
     /// Write down the versions of the batch that is about to be committed with the timestamp `newest`.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Whatever PostgreSQL raises; 40001 where they can't be written down.
     pub fn store(&mut self, newest: i64) -> Result<(), PgError> {
+        if self.is_ambiguous {
+            return Err(PgError::new(
+                "40001",
+                "transactions that are committed as one have written identical rows to a table without a key",
+            ));
+        }
         let versions = self.take();
         // SAFETY: in a transaction.
         let xid = || unsafe { pg_sys::GetTopFullTransactionId() }.value;
@@ -144,6 +181,7 @@ impl Batches {
     pub fn take(&mut self) -> Versions {
         let mut merged: Vec<Merged> = self.merged.drain().map(|(_, row)| row).collect();
         merged.sort_unstable_by_key(|row| row.hash);
+        self.forget_alike();
         Versions {
             times: self.making.take().unwrap_or_default(),
             merged,

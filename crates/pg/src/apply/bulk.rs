@@ -20,6 +20,7 @@ use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session, Target, memory_context};
 use crate::error::PgError;
+use crate::registry;
 
 /// Rows that are held back at most.
 const ROWS: usize = 1000;
@@ -261,6 +262,9 @@ impl Session {
         }
         for (hash, timestamp) in noted {
             self.batches.note(hash, timestamp);
+            if !has_key && registry::remembers_deletions() {
+                self.batches.note_alike(hash, timestamp);
+            }
         }
         let written_rows = || order.iter().filter_map(of);
         if self.may_meet_tombstone(key, written_rows().map(|row| (&row.values, row.timestamp))) {

@@ -1,6 +1,7 @@
 //! One changed row: find what is here, decide, write, record.
 
 use std::cell::{Cell, RefCell};
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{
@@ -23,11 +24,13 @@ use super::merge::Meeting;
 use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
 use super::relation::{LocalRelation, RemoteRelation};
+use super::removal::Without;
 use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Session, Target};
 use crate::error::PgError;
+use crate::registry;
 use crate::settings;
 
 pub(super) type Key = (u32, u32);
@@ -82,8 +85,9 @@ impl Versions<'_> {
             Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
         };
         // What comes straight from the origin that wrote the row is newer, whatever the row's time; unless it was merged with
-        // what that had not seen.
+        // what that had not seen. Where rows have no key, the time of one that was taken out is written down.
         let trusted = !plan.rules.may_have_merged_rows()
+            && (plan.key.is_some() || !registry::remembers_deletions())
             && self.current.is_some_and(|current| {
                 current.from_origin && self.origins.node(origin) == &*current.origin
             });
@@ -671,9 +675,10 @@ impl Session {
         after: &RowValues,
     ) -> Result<(), PgError> {
         if self.target(key)?.plan.key.is_none() {
-            if let Some((removal, decision)) = self.removal_of(key, remote, current, after)? {
-                self.spend(key, removal)?;
-                let (found, incoming) = (removal.found(), Incoming::inserted(after));
+            if let Some(met) = self.removal_of(key, remote, current, after)? {
+                let (found, decision) = (met.found(), met.decision);
+                self.stay_away(key, current, met)?;
+                let incoming = Incoming::inserted(after);
                 return self
                     .write_row(key, remote, current, found, decision, incoming)
                     .map(|_| ());
@@ -807,8 +812,9 @@ impl Session {
                     if self.open(key)?.delete()? == Written::Changed {
                         return Ok(Written::Changed);
                     }
-                    self.note_version(key, current, OpenTable::local_slot);
+                    self.note_gone(key, current);
                     self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
+                    self.remember_taken(key, current, found)?;
                     self.count(key, |counts| counts.deletes += 1);
                     return Ok(Written::Done);
                 }
@@ -820,6 +826,7 @@ impl Session {
             if table.update()? == Written::Changed {
                 return Ok(Written::Changed);
             }
+            self.remember_taken(key, current, found)?;
             self.count(key, |counts| counts.updates += 1);
         } else {
             table.insert();
@@ -858,6 +865,17 @@ impl Session {
             // SAFETY: the slot holds the row.
             let hash = unsafe { key_hash(plan, slot(table)) };
             self.batches.note(hash, current.timestamp);
+            if plan.key.is_none() && registry::remembers_deletions() {
+                self.batches.note_alike(hash, current.timestamp);
+            }
+        }
+    }
+
+    /// The same of the row in the local slot, which was just deleted. Where rows have no key, nobody asks for the version of one that is gone.
+    pub(super) fn note_gone(&mut self, key: Key, current: &Current) {
+        let has_key = |target: &Target| target.plan.key.is_some();
+        if self.targets.get(&key).is_some_and(has_key) {
+            self.note_version(key, current, OpenTable::local_slot);
         }
     }
 
@@ -919,7 +937,7 @@ impl Session {
         };
         let gone = moved.then(|| self.key_hashes(key, old)).flatten();
         let left = Cell::new(gone.filter(|gone| self.leaves(key, *gone, after)));
-        let act = |session: &mut Self, found, mut decision: Decision| {
+        let act = |session: &mut Self, mut found, mut decision: Decision| {
             let missing = matches!(found, Found::Missing(_));
             // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
             if missing && left.take().is_some() {
@@ -929,9 +947,12 @@ impl Session {
                 session.pass_on_deletion(key, current, found, old)?;
             }
             let writes = matches!(decision.action, Action::Apply | Action::Ask);
-            let is_removed = is_bag && missing && writes;
-            if is_removed && session.removed_row_has_come(key, remote, current, old)? {
-                return Ok(Written::Changed);
+            if is_bag && missing && writes {
+                match session.leave_bag(key, remote, current, (old, after))? {
+                    ControlFlow::Break(written) => return Ok(written),
+                    ControlFlow::Continue(Some(served)) => (found, decision) = served,
+                    ControlFlow::Continue(None) => {}
+                }
             }
             let foreign = incomplete && !session.knows_rest(found, current);
             let row = whole().filter(|_| foreign && (writes || moved));
@@ -969,17 +990,35 @@ impl Session {
             session.write_under_new_key(key, remote, current, incoming)
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
-        self.resolve(
-            key,
-            remote,
-            Sought::ToChange(old, seen),
-            current,
-            decide_update,
-            (ask, act),
-        )?;
+        let sought = Sought::ToChange(old, seen);
+        self.resolve(key, remote, sought, current, decide_update, (ask, act))?;
         gone.map_or(Ok(()), |gone| {
             self.remember_left(key, current, gone, left.take())
         })
+    }
+
+    /// The old row of an update is not in a table without a key. What to go on with where another row is gone for it; or what has become of the update.
+    fn leave_bag(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        (old, after): (&RowValues, &RowValues),
+    ) -> Result<ControlFlow<Written, Option<(Found, Decision)>>, PgError> {
+        let served = match self.remove_without_row(key, remote, current, old)? {
+            Without::Changed => return Ok(ControlFlow::Break(Written::Changed)),
+            // As if it had been found.
+            Without::Served => Some((Found::Missing(None), NO_CONFLICT)),
+            Without::Remembered => None,
+        };
+        // What is without a row now may be newer than this, and the new row identical.
+        match self.removal_of(key, remote, current, after)? {
+            Some(met) => {
+                self.stay_away(key, current, met)?;
+                Ok(ControlFlow::Break(Written::Done))
+            }
+            None => Ok(ControlFlow::Continue(served)),
+        }
     }
 
     /// What is under the new key of a row that gets another one; where rows have no key, whether the new row was taken out before it came.
@@ -994,10 +1033,10 @@ impl Session {
         if moved {
             return self.make_room(key, remote, current, old, after);
         }
-        let Some((removal, _)) = self.removal_of(key, remote, current, after)? else {
+        let Some(met) = self.removal_of(key, remote, current, after)? else {
             return Ok(Room::Own);
         };
-        self.spend(key, removal)?;
+        self.stay_away(key, current, met)?;
         Ok(Room::Taken)
     }
 
@@ -1156,10 +1195,14 @@ impl Session {
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
         if !exists {
-            if self.has_come(key, remote, current.timestamp, before)?
-                || self.removed_row_has_come(key, remote, current, before)?
-            {
+            if self.has_come(key, remote, current.timestamp, before)? {
                 return Ok(Written::Changed);
+            }
+            match self.remove_without_row(key, remote, current, before)? {
+                Without::Changed => return Ok(Written::Changed),
+                // As if it had been found.
+                Without::Served => return Ok(Written::Done),
+                Without::Remembered => {}
             }
             self.pass_on_deletion(key, current, found, before)?;
         }
@@ -1194,8 +1237,9 @@ impl Session {
             if self.open(key)?.delete()? == Written::Changed {
                 return Ok(Written::Changed);
             }
-            self.note_version(key, current, OpenTable::local_slot);
+            self.note_gone(key, current);
             self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
+            self.remember_taken(key, current, found)?;
             self.count(key, |counts| counts.deletes += 1);
         }
         Ok(Written::Done)

@@ -6,7 +6,9 @@
 //! nothing is found: then such a row is older than whatever comes.
 
 use std::cell::RefCell;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
@@ -23,7 +25,14 @@ use crate::decoding::deletions::identity_key;
 use crate::error::PgError;
 use crate::local_version::full;
 use crate::subscription::{local_node, rows};
+use crate::taken_row::Author;
 use crate::tombstone::{self, CopiedVersion};
+use crate::{compat, latch};
+
+/// A table that somebody has to himself is waited for so long, by who only looks at its rows.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Between two attempts at that.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// From where rows were copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,6 +330,101 @@ pub fn key_hashes_at(
             })
         }
     })
+}
+
+/// Rows of tables without a key that are dead, but still there.
+#[derive(Debug, Default)]
+pub struct DeadRows {
+    copied_from: HashMap<pg_sys::Oid, Vec<From>>,
+    /// Tables that somebody else had to himself.
+    locked: HashSet<pg_sys::Oid>,
+}
+
+impl DeadRows {
+    /// The hash of all of the row that is, or was, at a place of a table, and who wrote it; `None` there: older than all. Nothing where the table is in another file by
+    /// now, or is no such table any more; or where somebody else has it to himself, and keeps it.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn at(
+        &mut self,
+        relation: pg_sys::Oid,
+        file: compat::FileLocator,
+        place: pg_sys::ItemPointerData,
+    ) -> Result<Option<(u64, Option<Author>)>, PgError> {
+        let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+        let since = Instant::now();
+        // Whoever empties a table may be waiting for this process.
+        // SAFETY: in a transaction, which releases the lock.
+        while !unsafe { pg_sys::ConditionalLockRelationOid(relation, share) } {
+            if self.locked.contains(&relation) || since.elapsed() > LOCK_PATIENCE {
+                self.locked.insert(relation);
+                return Ok(None);
+            }
+            latch::wait(Some(LOCK_PAUSE));
+        }
+        // SAFETY: in a transaction; the table is closed before it ends, or with an error.
+        unsafe {
+            let table = pg_sys::try_relation_open(relation, share);
+            if table.is_null() {
+                return Ok(None);
+            }
+            let is_bag = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f'
+                && compat::is_in_file(table, &file)
+                && identity_key(table).is_none();
+            let found = if is_bag {
+                let any = &raw mut pg_sys::SnapshotAnyData;
+                at_place(table, place, any, |slot| {
+                    let hash = row_hash(table, slot);
+                    Ok(Some((hash, self.author(relation, slot, hash)?)))
+                })
+            } else {
+                Ok(None)
+            };
+            pg_sys::relation_close(table, share);
+            found
+        }
+    }
+
+    /// Who wrote the row in a slot, which has this hash.
+    ///
+    /// # Safety
+    /// The slot holds a row of the table without a key that has this OID; in a transaction.
+    unsafe fn author(
+        &mut self,
+        relation: pg_sys::Oid,
+        slot: *mut pg_sys::TupleTableSlot,
+        hash: u64,
+    ) -> Result<Option<Author>, PgError> {
+        // SAFETY: as the caller says.
+        let xid = unsafe { writer(slot) };
+        let stamp = match stamp_of(xid) {
+            Stamp::Unversioned if is_copied(xid) => {
+                let from = match self.copied_from.entry(relation) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(place) => place.insert(tables(relation)?),
+                };
+                if from.is_empty() {
+                    return Ok(None);
+                }
+                let hashes: HashSet<u64> = from.iter().map(|from| from.row_hash(hash)).collect();
+                let mut oldest: Option<CopiedVersion> = None;
+                for hash in hashes {
+                    // Of those that are identical the oldest leaves first.
+                    let versions = tombstone::find_all_copied(hash)?.into_iter();
+                    oldest = versions.chain(oldest).min();
+                }
+                return Ok(oldest.map(|version| (version.timestamp, version.origin)));
+            }
+            stamp @ Stamp::Known(_, origin) if origin != 0 => {
+                // SAFETY: as the caller says.
+                let stored = || unsafe { stored_row_hash(relation.to_u32(), slot) };
+                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, stored))?
+            }
+            stamp => stamp,
+        };
+        Ok(stamp.known())
+    }
 }
 
 pub(super) fn with_table<T>(

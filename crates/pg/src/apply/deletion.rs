@@ -13,6 +13,7 @@ use super::version::{Stamp, known};
 use super::{Current, Session, Target};
 use crate::error::PgError;
 use crate::registry;
+use crate::taken_row;
 use crate::tombstone::{self, Seen, Tombstone};
 
 /// Tombstones of one transaction that are held back until it ends.
@@ -241,14 +242,20 @@ impl Session {
             timestamp,
             origin,
         });
+        self.hold_back()
+    }
+
+    /// What was removed is written down with what else is, before there is too much of it.
+    pub(super) fn hold_back(&mut self) -> Result<(), PgError> {
+        let held = self.tombstones.len() + self.taken.len();
         if self.is_running() {
             // What is written down has a time.
-            if self.tombstones.len() < HELD_WHILE_IT_RUNS {
+            if held < HELD_WHILE_IT_RUNS {
                 return Ok(());
             }
             return Err(self.wait_for_commit("It deletes very many rows."));
         }
-        if self.tombstones.len() < HELD {
+        if held < HELD {
             return Ok(());
         }
         self.store_tombstones()
@@ -256,23 +263,29 @@ impl Session {
 
     /// Write down what is held back.
     pub(super) fn store_tombstones(&mut self) -> Result<(), PgError> {
-        if self.tombstones.is_empty() {
+        if self.tombstones.is_empty() && self.taken.is_empty() {
             return Ok(());
         }
         self.tombstones_stored += 1;
         let mut held = std::mem::take(&mut self.tombstones);
+        let mut taken = std::mem::take(&mut self.taken);
         if self.current.as_ref().is_some_and(|now| now.unsettled) {
             for tombstone in &mut held {
                 tombstone.timestamp = tombstone::AT_COMMIT;
             }
+            for taken in &mut taken {
+                taken.removal.0 = tombstone::AT_COMMIT;
+            }
         }
         // SAFETY: in a transaction, with whose memory goes what is left of it.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let stored = tombstone::store(&held);
+        let stored = tombstone::store(&held).and_then(|()| taken_row::store(&taken));
         // SAFETY: the caller's.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        held.clear();
+        taken.clear();
         self.tombstones = held;
-        self.tombstones.clear();
+        self.taken = taken;
         stored
     }
 

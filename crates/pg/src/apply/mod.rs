@@ -22,6 +22,7 @@ mod decode;
 mod deferred;
 mod deletion;
 mod eviction;
+mod freed;
 mod function;
 mod heap_page;
 mod history;
@@ -67,6 +68,7 @@ use crate::clock;
 use crate::error::PgError;
 use crate::origin::{self, OriginId};
 use crate::registry::{self, SubscriptionEntry, TableEntry};
+use crate::taken_row::TakenRow;
 use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
@@ -85,7 +87,7 @@ pub use attach::Versions;
 pub use batch::{KEEP_MERGED, store as store_versions};
 pub use column_rules::{adds_up, has_order};
 pub use consolidate::Item;
-pub use copied::{RowVersion, has_merged_rows, key_hashes_at, row_version};
+pub use copied::{DeadRows, RowVersion, has_merged_rows, key_hashes_at, row_version};
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;
@@ -337,7 +339,9 @@ pub struct Session {
     asked_about: Vec<u64>,
     /// What the transaction in hand has deleted, as far as it is not written down.
     tombstones: Vec<Tombstone>,
-    /// How often such were written down.
+    /// What it has taken out of tables without a key, as far as that is not written down.
+    taken: Vec<TakenRow>,
+    /// How often either was written down.
     tombstones_stored: u64,
     /// Tables that the transaction in hand has emptied, to be counted.
     truncated: Vec<u32>,
@@ -408,6 +412,7 @@ impl Session {
             calls: Vec::new(),
             asked_about: Vec::new(),
             tombstones: Vec::new(),
+            taken: Vec::new(),
             tombstones_stored: 0,
             truncated: Vec::new(),
             window: Window::default(),
@@ -513,6 +518,9 @@ impl Session {
         current.runs = false;
         for tombstone in &mut self.tombstones {
             tombstone.timestamp = timestamp;
+        }
+        for taken in &mut self.taken {
+            taken.removal.0 = timestamp;
         }
         Ok(())
     }
@@ -796,6 +804,7 @@ impl Session {
         self.bulk.forget();
         self.unchecked.clear();
         self.tombstones.clear();
+        self.taken.clear();
         self.truncated.clear();
         self.tally.forget();
         for key in std::mem::take(&mut self.open) {

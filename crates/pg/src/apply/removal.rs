@@ -4,38 +4,107 @@
 //! Such a removal is a row of `braid.tombstone` under the hash of all values that came, and goes like others do when nothing older can come
 //! any more. Unlike theirs each counts once: a row that meets one does not come, and takes it away.
 //!
+//! A removal that has taken a row is a row of `braid.taken_row`. Of one that finds none these say whose row it gets instead, and which removal is left without one
+//! then (`hand_on`). What sessions have taken out the collector writes there, so it is waited for first.
+//!
 //! Two streams may bring a row and its removal at the same time. Who removes writes that down, and then looks for the row once more; who
-//! inserts looks at what others are writing down afterwards: one of them sees the other.
+//! inserts looks at what others are writing down afterwards: one of them sees the other. The same goes for two that change what is written down of
+//! identical rows (`check_alone`).
 
 use braid_bgworker::conflict::{Action, Decision, Version, decide_insert};
-use braid_bgworker::keyless;
+use braid_bgworker::keyless::{self, Taken, handed_on, hands_up_to};
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::deletion::session_origin;
-use super::key_hash::RowHash;
+use super::key_hash::{RowHash, key_hash, row_hash_by};
 use super::lookup::Found;
 use super::relation::RemoteRelation;
 use super::table::RowValues;
-use super::version::known;
-use super::{Current, Session};
+use super::version::{Stamp, known};
+use super::{Current, Session, Target};
 use crate::error::PgError;
 use crate::registry;
 use crate::subscription::execute_counting;
-use crate::tombstone::{self, Seen};
+use crate::taken_row::{self, Author, Place, TakenRow};
+use crate::tombstone::{self, Seen, collector};
 
-/// A removal that has found no row.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Removal {
+/// A row that is to come meets a removal which is remembered.
+#[derive(Debug)]
+pub(super) struct Met {
     hash: u64,
-    timestamp: i64,
-    origin: pg_sys::RepOriginId,
+    removal: Author,
+    /// What is decided about the row: it stays away.
+    pub(super) decision: Decision,
+    /// What was known of rows like it.
+    alike: Alike,
 }
 
-impl Removal {
-    /// What is known, then, of a row that is to come.
-    pub(super) fn found(self) -> Found {
-        Found::Missing(Some(known(self.timestamp, self.origin)))
+impl Met {
+    /// What is known, then, of the row that is to come.
+    pub(super) fn found(&self) -> Found {
+        found(self.removal)
+    }
+}
+
+fn found((timestamp, origin): Author) -> Found {
+    Found::Missing(Some(known(timestamp, origin)))
+}
+
+/// What becomes of a removal that has found no row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Without {
+    /// It, or the one that has none in its place, is remembered for a row that is to come.
+    Remembered,
+    /// An identical row is gone for it.
+    Served,
+    /// A row has come, or changed, meanwhile. Nothing was done.
+    Changed,
+}
+
+/// What was found for a removal that has lost its row to another one.
+pub(super) enum Live {
+    Nothing,
+    /// A row, which is gone; who had written it.
+    Gone(Option<Author>),
+    Changed,
+}
+
+/// What is known of rows that are identical, and are not here.
+#[derive(Debug, Clone, Default)]
+struct Alike {
+    /// Removals that have found no row.
+    removals: Vec<Author>,
+    /// Rows that were taken out, and where that is written down.
+    taken: Vec<(TakenRow, Place)>,
+}
+
+impl Alike {
+    /// A removal is not remembered any more.
+    fn forget(&mut self, removal: Author) {
+        if let Some(place) = self.removals.iter().position(|one| *one == removal) {
+            self.removals.swap_remove(place);
+        }
+    }
+
+    /// A row was taken out just now.
+    fn take(&mut self, taken: TakenRow) {
+        self.taken.push((taken, (0, 0)));
+    }
+
+    /// Whether both say the same, wherever it is written.
+    fn says_the_same_as(&self, other: &Self) -> bool {
+        let removals = |alike: &Self| {
+            let mut removals = alike.removals.clone();
+            removals.sort_unstable();
+            removals
+        };
+        let taken = |alike: &Self| {
+            let mut taken: Vec<TakenRow> = alike.taken.iter().map(|(taken, _)| *taken).collect();
+            taken.sort_unstable();
+            taken
+        };
+        removals(self) == removals(other) && taken(self) == taken(other)
     }
 }
 
@@ -81,42 +150,275 @@ impl Session {
             .filter(|hash| registry::may_have_tombstone(*hash, since))
     }
 
-    /// A row is to be taken out of a table without a key, and is not here. Write that down, and look again: true if it has come meanwhile.
-    pub(super) fn removed_row_has_come(
+    /// The row that was found is taken out by the transaction in hand, and is in the local slot. An older removal may come that was to have it.
+    pub(super) fn remember_taken(
+        &mut self,
+        key: Key,
+        current: &Current,
+        found: Found,
+    ) -> Result<(), PgError> {
+        let Found::Row(stamp) = found else {
+            return Ok(());
+        };
+        if !self.is_bag(key) || !self.target(key)?.plan.rules.go_by_versions() {
+            return Ok(());
+        }
+        let (hash, stored) = self.hashes_of_found(key)?;
+        let row = self.author(current, stamp, stored);
+        let removal = (current.timestamp, session_origin());
+        self.note_taken(key, hash, row, removal);
+        self.hold_back()
+    }
+
+    /// The hashes of the row in the local slot: by which it is known everywhere, and of its stored bytes.
+    fn hashes_of_found(&mut self, key: Key) -> Result<(u64, u64), PgError> {
+        let Target {
+            plan,
+            table: Some(table),
+            ..
+        } = self.target(key)?
+        else {
+            return Err(PgError::new("XX000", "table is not open"));
+        };
+        // SAFETY: the slot holds the row.
+        Ok(unsafe {
+            (
+                row_hash_by(plan, table.local_slot()),
+                key_hash(plan, table.local_slot()),
+            )
+        })
+    }
+
+    /// Who wrote a row that leaves, whose stored bytes have this hash; `None`: it is older than all.
+    pub(super) fn author(
+        &mut self,
+        current: &Current,
+        stamp: Stamp,
+        stored: u64,
+    ) -> Option<Author> {
+        match stamp {
+            Stamp::Own | Stamp::OwnMerged(..) => {
+                let timestamp = self.batches.take_alike(stored);
+                Some((timestamp.unwrap_or(current.timestamp), session_origin()))
+            }
+            stamp => stamp.known(),
+        }
+    }
+
+    /// A row is taken out by a removal. Of what one transaction adds and takes out itself nobody else has seen anything.
+    fn note_taken(&mut self, key: Key, hash: u64, row: Option<Author>, removal: Author) -> bool {
+        let counts = row != Some(removal);
+        if counts {
+            self.taken.push(TakenRow {
+                hash,
+                relation: key.1,
+                row,
+                removal,
+            });
+        }
+        counts
+    }
+
+    /// A row is to be taken out of a table without a key, and is not here. Write that down, and look again; then see whose row it gets.
+    pub(super) fn remove_without_row(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         current: &Current,
         old: &RowValues,
-    ) -> Result<bool, PgError> {
+    ) -> Result<Without, PgError> {
         if !self.is_bag(key) {
-            return Ok(false);
+            return Ok(Without::Remembered);
         }
         let Some(hash) = self.row_hash(key, old) else {
-            return Ok(false);
+            return Ok(Without::Remembered);
         };
-        let removal = Removal {
-            hash,
-            timestamp: current.timestamp,
-            origin: session_origin(),
-        };
-        self.entomb(key, hash, (removal.timestamp, removal.origin))?;
+        let removal = (current.timestamp, session_origin());
+        self.entomb(key, hash, removal)?;
         self.store_tombstones()?;
-        if matches!(self.find_here(key, remote, old, true)?, Found::Missing(_)) {
-            return Ok(false);
+        if matches!(self.find_here(key, remote, old, true)?, Found::Row(_)) {
+            self.spend(key, hash, removal)?;
+            return Ok(Without::Changed);
         }
-        self.spend(key, removal)?;
-        Ok(true)
+        if !self.target(key)?.plan.rules.go_by_versions() {
+            return Ok(Without::Remembered);
+        }
+        self.wait_for_sessions()?;
+        let mut take = |session: &mut Self, older_than: Author| {
+            session.take_older(key, remote, current, old, older_than)
+        };
+        self.hand_on(key, hash, removal, true, &mut take)
     }
 
-    /// The removal that was meant for a row that is to come, and what is decided about that then: it stays away, unless a rule says otherwise.
+    /// What sessions of this node have taken out of tables without a key is written down when this returns, as far as it was there to be seen.
+    pub(super) fn wait_for_sessions(&mut self) -> Result<(), PgError> {
+        if collector::wait_past(crate::catalog::flush_all()) {
+            return Ok(());
+        }
+        Err(PgError::new(
+            "40001",
+            "what sessions of this node have taken out of a table without a key is not known yet",
+        )
+        .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+        .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
+    }
+
+    /// Take out a row with these values that is older than a removal, of whichever transaction.
+    fn take_older(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        current: &Current,
+        old: &RowValues,
+        (timestamp, origin): Author,
+    ) -> Result<Live, PgError> {
+        let as_of = Current {
+            timestamp,
+            origin: self.origins.node(origin).into(),
+            from_origin: false,
+            ..current.clone()
+        };
+        let now = self.current.replace(as_of);
+        let found = self.find_here(key, remote, old, true);
+        self.current = now;
+        let Found::Row(stamp) = found? else {
+            return Ok(Live::Nothing);
+        };
+        if self.open(key)?.delete()? == super::write::Written::Changed {
+            return Ok(Live::Changed);
+        }
+        self.count(key, |counts| counts.deletes += 1);
+        let (_, stored) = self.hashes_of_found(key)?;
+        Ok(Live::Gone(self.author(current, stamp, stored)))
+    }
+
+    /// A removal, which is written down if it `is_remembered`, has no row: it gets that of a newer one, which gets another one's, and so on. For the last
+    /// `take` takes out an older row, if there is any; else it is the one that is remembered.
+    pub(super) fn hand_on(
+        &mut self,
+        key: Key,
+        hash: u64,
+        removal: Author,
+        is_remembered: bool,
+        take: &mut dyn FnMut(&mut Self, Author) -> Result<Live, PgError>,
+    ) -> Result<Without, PgError> {
+        self.store_tombstones()?;
+        let mut alike = self.alike(hash, Seen::Committed)?;
+        let taken: Vec<TakenRow> = alike.taken.iter().map(|(taken, _)| *taken).collect();
+        let mut hands = self.hands(&taken, removal);
+        if hands.is_empty() && is_remembered {
+            // And has found no row.
+            self.check_alone(key, hash, &alike)?;
+            return Ok(Without::Remembered);
+        }
+        if self.current.as_ref().is_some_and(|now| now.unsettled) {
+            return Err(
+                self.wait_for_commit("It takes out a row that a newer transaction has taken out.")
+            );
+        }
+        let last = |hands: &[usize]| {
+            let last = hands.last().and_then(|place| taken.get(*place));
+            last.map_or(removal, |taken| taken.removal)
+        };
+        let live = take(self, last(&hands))?;
+        if is_remembered {
+            self.spend(key, hash, removal)?;
+            alike.forget(removal);
+        }
+        let outcome = match live {
+            Live::Changed => return Ok(Without::Changed),
+            Live::Gone(row) => {
+                self.up_to(&taken, &mut hands, row);
+                self.write_taken(key, hash, &mut alike, row, last(&hands));
+                Without::Served
+            }
+            Live::Nothing => {
+                self.entomb(key, hash, last(&hands))?;
+                alike.removals.push(last(&hands));
+                Without::Remembered
+            }
+        };
+        let mut to = removal;
+        for place in hands {
+            let Some((before, at)) = alike.taken.get(place).copied() else {
+                continue;
+            };
+            if !self.forget_taken(key, hash, at)? {
+                return Err(at_the_same_time());
+            }
+            if let Some(one) = alike.taken.get_mut(place) {
+                one.0.removal = to;
+            }
+            self.note_taken(key, hash, before.row, to);
+            to = before.removal;
+        }
+        self.check_alone(key, hash, &alike)?;
+        Ok(outcome)
+    }
+
+    /// [`handed_on`], of rows as they are written down.
+    fn hands(&mut self, taken: &[TakenRow], removal: Author) -> Vec<usize> {
+        self.with_versions(taken, removal, handed_on)
+    }
+
+    /// [`hands_up_to`].
+    fn up_to(&mut self, taken: &[TakenRow], hands: &mut Vec<usize>, row: Option<Author>) {
+        let count = self.with_versions(taken, row.unwrap_or((0, 0)), |taken, version| {
+            hands_up_to(taken, hands, row.map(|_| version))
+        });
+        hands.truncate(count);
+    }
+
+    /// Work on versions instead of what is stored of them.
+    fn with_versions<T>(
+        &mut self,
+        taken: &[TakenRow],
+        other: Author,
+        work: impl FnOnce(&[Taken<'_>], Version<'_>) -> T,
+    ) -> T {
+        let mut name = |(_, origin): Author| self.origins.node(origin).to_owned();
+        let names: Vec<(Option<String>, String)> = taken
+            .iter()
+            .map(|taken| (taken.row.map(&mut name), name(taken.removal)))
+            .collect();
+        let other_name = name(other);
+        let versions: Vec<Taken<'_>> = taken
+            .iter()
+            .zip(&names)
+            .map(|(taken, (row, removal))| Taken {
+                row: taken.row.zip(row.as_deref()).map(named),
+                removal: named((taken.removal, removal)),
+            })
+            .collect();
+        work(&versions, named((other, &other_name)))
+    }
+
+    fn write_taken(
+        &mut self,
+        key: Key,
+        hash: u64,
+        alike: &mut Alike,
+        row: Option<Author>,
+        removal: Author,
+    ) {
+        if self.note_taken(key, hash, row, removal) {
+            alike.take(TakenRow {
+                hash,
+                relation: key.1,
+                row,
+                removal,
+            });
+        }
+    }
+
+    /// The removal that was meant for a row that is to come, if it stays away for that. Unless a rule says otherwise, or it is older than a truncate and does so anyway.
     pub(super) fn removal_of(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         current: &Current,
         row: &RowValues,
-    ) -> Result<Option<(Removal, Decision)>, PgError> {
+    ) -> Result<Option<Met>, PgError> {
         let since = if current.runs { 1 } else { current.timestamp };
         if !self.is_bag(key) {
             return Ok(None);
@@ -124,20 +426,42 @@ impl Session {
         let Some(hash) = self.may_be_removed(key, row, since) else {
             return Ok(None);
         };
+        if self.is_truncated_since(key, current)? {
+            return Ok(None);
+        }
         self.store_tombstones()?;
-        let removals = self.removals(hash, Seen::Committed)?;
-        if current.runs && !removals.is_empty() {
+        let alike = self.alike(hash, Seen::Committed)?;
+        if current.runs && !alike.removals.is_empty() {
             return Err(self.wait_for_commit("It brings a row that was to be taken out before."));
         }
-        let Some(removal) = self.meant(&removals, current) else {
+        let Some(removal) = self.meant(&alike.removals, current) else {
             return Ok(None);
         };
-        let mut decision = self.decide(key, remote, current, removal.found(), decide_insert)?;
+        let mut decision = self.decide(key, remote, current, found(removal), decide_insert)?;
         if decision.action == Action::Ask {
-            let local = self.local(removal.found());
+            let local = self.local(found(removal));
             decision = decide_insert(local, version(current), current.from_origin);
         }
-        Ok((decision.action == Action::Keep).then_some((removal, decision)))
+        Ok((decision.action == Action::Keep).then_some(Met {
+            hash,
+            removal,
+            decision,
+            alike,
+        }))
+    }
+
+    /// A row does not come, as it has met a removal, which has done then what it was remembered for.
+    pub(super) fn stay_away(
+        &mut self,
+        key: Key,
+        current: &Current,
+        mut met: Met,
+    ) -> Result<(), PgError> {
+        self.spend(key, met.hash, met.removal)?;
+        met.alike.forget(met.removal);
+        let row = Some((current.timestamp, session_origin()));
+        self.write_taken(key, met.hash, &mut met.alike, row, met.removal);
+        self.check_alone(key, met.hash, &met.alike)
     }
 
     /// A row without a key was just inserted. Not if another stream has removed it just now: then the transaction is applied again.
@@ -150,7 +474,7 @@ impl Session {
         let Some(hash) = self.may_be_removed(key, row, current.timestamp) else {
             return Ok(());
         };
-        let all = self.removals(hash, Seen::All)?;
+        let all = self.alike(hash, Seen::All)?.removals;
         let rules = self.target(key)?.plan.rules;
         match self.meant(&all, current) {
             Some(_) if rules.go_by_versions() => Err(PgError::new(
@@ -161,21 +485,31 @@ impl Session {
         }
     }
 
-    /// It has done what it was remembered for.
-    pub(super) fn spend(&mut self, key: Key, removal: Removal) -> Result<(), PgError> {
+    /// Nobody else changes what is known of identical rows, of which this transaction has written what it has to: then one of two transactions sees the other.
+    /// `expected` is what was known before, with what it has changed.
+    fn check_alone(&mut self, key: Key, hash: u64, expected: &Alike) -> Result<(), PgError> {
+        self.store_tombstones()?;
+        let now = self.alike(hash, Seen::All)?;
+        self.work_as_owner_of(key);
+        if now.says_the_same_as(expected) {
+            return Ok(());
+        }
+        Err(at_the_same_time())
+    }
+
+    /// A removal is not remembered any more.
+    fn spend(&mut self, key: Key, hash: u64, (timestamp, origin): Author) -> Result<(), PgError> {
         self.user.restore();
         let spent = execute_counting(
             "delete from braid.tombstone where ctid = (select ctid from braid.tombstone \
              where key_hash = $1 and (deleted_at = $2 or deleted_at = 0) and origin_id = $3 order by deleted_at desc limit 1 for update)",
             &[
-                removal.hash.cast_signed().into(),
-                removal.timestamp.into(),
-                i32::from(removal.origin).into(),
+                hash.cast_signed().into(),
+                timestamp.into(),
+                i32::from(origin).into(),
             ],
         )?;
-        self.work_as_owner_of(key);
-        // SAFETY: the context lives as long as the process.
-        unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
+        self.after_statement(key);
         if spent == 0 {
             return Err(PgError::new(
                 "40001",
@@ -185,34 +519,68 @@ impl Session {
         Ok(())
     }
 
-    fn removals(&mut self, hash: u64, seen: Seen) -> Result<Vec<Removal>, PgError> {
-        // SAFETY: in a transaction.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let found = tombstone::find_all(hash, seen);
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
-        let removal = |(timestamp, origin)| Removal {
-            hash,
-            timestamp,
-            origin,
-        };
-        Ok(found?.into_iter().map(removal).collect())
+    pub(super) fn forget_taken(
+        &mut self,
+        key: Key,
+        hash: u64,
+        place: Place,
+    ) -> Result<bool, PgError> {
+        self.user.restore();
+        let forgotten = taken_row::forget(hash, place);
+        self.after_statement(key);
+        forgotten
     }
 
-    fn meant(&mut self, removals: &[Removal], current: &Current) -> Option<Removal> {
+    /// After a statement of this process's own.
+    fn after_statement(&mut self, key: Key) {
+        self.work_as_owner_of(key);
+        // SAFETY: the context lives as long as the process.
+        unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
+    }
+
+    /// What is known of rows with this hash.
+    fn alike(&mut self, hash: u64, seen: Seen) -> Result<Alike, PgError> {
+        // SAFETY: in a transaction; what it has written down itself is to be seen.
+        let before = unsafe {
+            pg_sys::CommandCounterIncrement();
+            pg_sys::UpdateActiveSnapshotCommandId();
+            pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext)
+        };
+        let mut taken = Vec::new();
+        let found = tombstone::find_all(hash, seen).and_then(|removals| {
+            taken_row::each(Some(hash), seen, |row, place| taken.push((row, place)))?;
+            Ok(removals)
+        });
+        // SAFETY: the caller's.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        Ok(Alike {
+            removals: found?,
+            taken,
+        })
+    }
+
+    fn meant(&mut self, removals: &[Author], current: &Current) -> Option<Author> {
         let names: Vec<String> = removals
             .iter()
-            .map(|removal| self.origins.node(removal.origin).to_owned())
+            .map(|(_, origin)| self.origins.node(*origin).to_owned())
             .collect();
         let versions: Vec<Version<'_>> = removals
             .iter()
             .zip(&names)
-            .map(|(removal, origin)| Version {
-                timestamp: removal.timestamp,
-                origin,
-            })
+            .map(|(removal, name)| named((*removal, name)))
             .collect();
         let place = keyless::removal_of(&versions, version(current), current.from_origin)?;
         removals.get(place).copied()
     }
+}
+
+fn named<'n>(((timestamp, _), origin): (Author, &'n str)) -> Version<'n> {
+    Version { timestamp, origin }
+}
+
+pub(super) fn at_the_same_time() -> PgError {
+    PgError::new(
+        "40001",
+        "identical rows of a table without a key were taken out by another transaction at the same time",
+    )
 }

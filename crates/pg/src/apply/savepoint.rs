@@ -22,6 +22,7 @@ use crate::subtransaction::Subtransaction;
 pub struct Savepoint {
     subtransaction: Subtransaction,
     tombstones: usize,
+    taken: usize,
     tombstones_stored: u64,
     unchecked: usize,
     counts: Counts,
@@ -39,6 +40,7 @@ impl Session {
         let counts = |key: &(u32, u32)| self.targets.get(key).map(|target| (*key, target.counts));
         Ok(Savepoint {
             tombstones: self.tombstones.len(),
+            taken: self.taken.len(),
             tombstones_stored: self.tombstones_stored,
             unchecked: self.unchecked.len(),
             counts: self.counts,
@@ -54,11 +56,14 @@ impl Session {
     pub fn roll_back_to(&mut self, savepoint: Savepoint) -> Result<(), PgError> {
         self.bulk.forget();
         self.let_go()?;
-        if savepoint.tombstones > 0 && savepoint.tombstones_stored != self.tombstones_stored {
+        if savepoint.tombstones + savepoint.taken > 0
+            && savepoint.tombstones_stored != self.tombstones_stored
+        {
             return Err(self.wait_for_commit("It has rolled back to a savepoint."));
         }
         savepoint.subtransaction.end(false);
         self.tombstones.truncate(savepoint.tombstones);
+        self.taken.truncate(savepoint.taken);
         self.unchecked.truncate(savepoint.unchecked);
         self.counts = savepoint.counts;
         for key in &self.open {

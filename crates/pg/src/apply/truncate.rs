@@ -13,18 +13,17 @@ use pgrx::pg_sys;
 use super::change::{Key, version};
 use super::lookup::{Found, writer};
 use super::relation::RemoteRelation;
-use super::table::OpenTable;
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
 use crate::error::PgError;
 use crate::{compat, ffi, registry};
 
 /// A table that is to be truncated, locked and open.
-struct Emptied {
-    key: Key,
-    relation: pg_sys::Relation,
+pub(super) struct Emptied {
+    pub(super) key: Key,
+    pub(super) relation: pg_sys::Relation,
     /// It has rows whose versions can be read.
-    is_heap: bool,
+    pub(super) is_heap: bool,
 }
 
 /// What rows of one transaction can be passed over with.
@@ -50,6 +49,8 @@ impl Session {
         };
         // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
         self.close_tables();
+        let remembers = registry::remembers_deletions();
+        let mut has_waited = false;
         let (roots, tables) = loop {
             let (mut roots, mut routes) = (Vec::new(), Vec::new());
             for schema in truncate.schemas() {
@@ -63,6 +64,12 @@ impl Session {
             if roots.is_empty() {
                 return Ok(());
             }
+            // Before the collector, who looks at rows, has to wait for this transaction.
+            // SAFETY: in a transaction.
+            if remembers && !has_waited && unsafe { says_whole_rows(&roots) } {
+                self.wait_for_sessions()?;
+                has_waited = true;
+            }
             // SAFETY: in a transaction.
             let tables = unsafe { lock_below(&roots) };
             // Taking the locks may have shown that a table was copied meanwhile.
@@ -71,7 +78,6 @@ impl Session {
             }
             close(&tables);
         };
-        let remembers = registry::remembers_deletions();
         if remembers && self.has_truncated(&tables, &current)? {
             close(&tables);
             self.user.restore();
@@ -87,7 +93,11 @@ impl Session {
         }
         for table in &tables {
             self.remember_truncation(table.key, current.timestamp)?;
+            if remembers {
+                self.free_removals(table, &current)?;
+            }
         }
+        self.close_tables();
         close(&tables);
         self.user.restore();
         self.counts.truncates += roots.len() as u64;
@@ -228,7 +238,7 @@ impl Session {
                     let mut place = (*slot).tts_tid;
                     pg_sys::simple_heap_delete(table.relation, &raw mut place);
                 }
-                session.note_version(key, current, OpenTable::local_slot);
+                session.note_gone(key, current);
             }
             Ok(true)
         })?;
@@ -243,7 +253,7 @@ impl Session {
     }
 
     /// Set a table up for applying.
-    fn open_emptied(&mut self, table: &Emptied) -> Result<Rc<RemoteRelation>, PgError> {
+    pub(super) fn open_emptied(&mut self, table: &Emptied) -> Result<Rc<RemoteRelation>, PgError> {
         let (schema, oid) = table.key;
         let remote = self.remote(schema)?;
         self.user.restore();
@@ -363,6 +373,32 @@ enum Fate {
     Goes(Option<(Found, Decision)>),
     /// It is newer, or a rule has it stay.
     Stays((Found, Decision)),
+}
+
+/// Whether changes of any of these tables, or of their partitions, say whole rows.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn says_whole_rows(roots: &[Key]) -> bool {
+    // SAFETY: as the caller says; a table that is gone by now has no row of pg_class.
+    unsafe {
+        let lock = i32::try_from(pg_sys::NoLock).unwrap_or(0);
+        roots.iter().any(|(_, root)| {
+            let below = ffi::find_all_inheritors(pg_sys::Oid::from(*root), lock);
+            (0..compat::list_length(below)).any(|position| {
+                let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
+                let oid = compat::list_oid(below, position);
+                let tuple = pg_sys::SearchSysCache1(cache, oid.into());
+                if tuple.is_null() {
+                    return false;
+                }
+                let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+                let says = (*form).relreplident.cast_unsigned() == b'f';
+                pg_sys::ReleaseSysCache(tuple);
+                says
+            })
+        })
+    }
 }
 
 /// Lock and open these tables and their partitions.

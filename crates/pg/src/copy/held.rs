@@ -24,12 +24,14 @@ use braid_gir::parse_lsn;
 
 use super::load::Target;
 use super::source::Source;
+use super::versions;
 use super::worker::Task;
 use crate::apply::meanwhile;
 use crate::error::{LOCK_NOT_AVAILABLE, PgError};
 use crate::latch;
 use crate::libpq::{Connection, Mode};
 use crate::subscription::{Subscription, execute_counting, rows};
+use crate::tombstone::collector;
 
 /// How long the provider may take to apply what is applied here.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -231,6 +233,10 @@ pub fn take(
             PgError::new("40001", "the table is written to at the provider by a transaction that does not end")
                 .with_hint("A transaction that is prepared there counts, too. The table is copied again by itself.")
         })?;
+    // What sessions there have taken out is to be seen under the snapshot.
+    let found = there.query("select pg_current_wal_insert_lsn()")?;
+    let lsn = found.get(0, 0).and_then(parse_lsn).unwrap_or(0);
+    versions::wait_for_collector(&mut there, lsn)?;
     // From here on what is read is as the lock has it.
     let found = there.query("select pg_export_snapshot(), pg_current_wal_insert_lsn()")?;
     let lsn = found.get(0, 1).and_then(parse_lsn);
@@ -340,7 +346,19 @@ impl Contents {
         for leaf in target.leaves()? {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
-        // What the provider knows of them comes along with the rows.
+        // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
+        if self.has_mine && !collector::wait_past(crate::catalog::flush_all()) {
+            return Err(PgError::new(
+                "40001",
+                "what sessions of this node have taken out of the table is not known yet",
+            )
+            .with_hint("The view braid.deletions says how far the collector of deletions is. The table is copied again by itself."));
+        }
+        execute_counting(
+            "delete from braid.taken_row where ($2 or removed_by <> 0 and written_by <> 0) \
+             and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",
+            &[i64::from(target.oid()).into(), self.has_mine.into()],
+        )?;
         execute_counting(
             "delete from braid.tombstone where ($2 or origin_id <> 0) \
              and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",

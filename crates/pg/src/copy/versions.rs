@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::copy_query::{Published, parse_version, parse_written};
+use braid_bgworker::copy_query::{Published, parse_taken_row, parse_version, parse_written};
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
@@ -17,10 +17,12 @@ use crate::apply::{EPOCH_DIFFERENCE, KEEP_MERGED, copied_hash};
 use crate::column_write::{self, ColumnWrite};
 use crate::error::PgError;
 use crate::latch;
+use crate::libpq::Connection;
 use crate::manager::{MARGIN_MICROS, arrived};
 use crate::origin;
 use crate::registry;
 use crate::subscription::{self, execute_counting, rows};
+use crate::taken_row::{self, TakenRow};
 use crate::tombstone::{self, Tombstone};
 
 /// Rows that are written at a time.
@@ -75,12 +77,17 @@ pub fn bring_along(
             tombstone::store(&piece.iter().map(removal).collect::<Vec<_>>())
         };
         newest = newest.max(receive(task, source, &mut nodes, removals)?);
+        // And so whose row such a removal gets that comes here later.
+        source
+            .connection
+            .start_copy(&published.taken_rows_command(since))?;
+        receive_taken_rows(task, source, &mut nodes)?;
     }
 
     let tables = source.connection.query(&published.tables_query())?;
     // What is collected from here on is to be seen.
     source.connection.query("commit")?;
-    wait_for_collector(source)?;
+    wait_for_collector(&mut source.connection, source.lsn)?;
     source
         .connection
         .start_copy(&published.deletions_command(since))?;
@@ -153,9 +160,9 @@ fn since(subscription: u32) -> Result<Option<i64>, PgError> {
 /// Whether the connecting role may ask for versions. If not, that is said in the log.
 fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     let rows = source.connection.query(
-        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 6 \
+        "select current_setting('track_commit_timestamp')::boolean and bool_and(has_function_privilege(oid, 'execute')) and count(*) = 7 \
          from pg_proc where oid in (to_regprocedure('braid.row_version(oid,tid)'), to_regprocedure('braid.has_merged_rows(xid)'), to_regprocedure('braid.commit_timestamp(xid)'), to_regprocedure('braid.deletion_activity()'), \
-         to_regprocedure('braid.copied_deletions(oid,timestamptz)'), to_regprocedure('braid.copied_columns(oid,timestamptz)')) \
+         to_regprocedure('braid.copied_deletions(oid,timestamptz)'), to_regprocedure('braid.copied_columns(oid,timestamptz)'), to_regprocedure('braid.copied_taken_rows(oid,timestamptz)')) \
          and has_schema_privilege('braid', 'usage')",
     )?;
     let may = rows.get(0, 0) == Some("t");
@@ -170,15 +177,18 @@ fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     Ok(may)
 }
 
-/// Wait until the provider has collected what was deleted before the copy.
-fn wait_for_collector(source: &mut Source) -> Result<(), PgError> {
-    let lsn = lsn_text(source.lsn);
+/// Wait until the provider has collected what was deleted there before a position in its WAL.
+///
+/// # Errors
+/// The provider's; 40001 where it takes too long.
+pub fn wait_for_collector(connection: &mut Connection, lsn: u64) -> Result<(), PgError> {
+    let lsn = lsn_text(lsn);
     let question = format!(
         "select coalesce(bool_and(not remembered or coalesce(collected_lsn >= '{lsn}', false)), true) from braid.deletion_activity()"
     );
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if source.connection.query(&question)?.get(0, 0) == Some("t") {
+        if connection.query(&question)?.get(0, 0) == Some("t") {
             return Ok(());
         }
         if Instant::now() > deadline {
@@ -243,6 +253,40 @@ fn receive(
     }
     store(&piece)?;
     Ok(newest)
+}
+
+/// The same of what was taken out where rows have no key.
+fn receive_taken_rows(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Result<(), PgError> {
+    let mut piece = Vec::with_capacity(PIECE);
+    while let Some(message) = source.connection.copy_data()? {
+        for line in message.split(|byte| *byte == b'\n') {
+            if line.is_empty() {
+                continue;
+            }
+            let taken = parse_taken_row(line).ok_or_else(|| {
+                PgError::new(
+                    "08P01",
+                    "unexpected row that was taken out from the provider",
+                )
+            })?;
+            let row = match taken.written {
+                Some((at, node)) => Some((at, nodes.origin(&node)?)),
+                None => None,
+            };
+            piece.push(TakenRow {
+                hash: taken.hash,
+                relation: task.relation,
+                row,
+                removal: (taken.removed.0, nodes.origin(&taken.removed.1)?),
+            });
+        }
+        if piece.len() >= PIECE {
+            taken_row::store(&piece)?;
+            piece.clear();
+            pgrx::check_for_interrupts!();
+        }
+    }
+    taken_row::store(&piece)
 }
 
 /// The same of who wrote which columns. Of those that are not here nothing is to be known.

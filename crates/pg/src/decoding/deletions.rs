@@ -1,5 +1,6 @@
 //! What local transactions delete, for the collector of deletions (`crate::tombstone::collector`), which decodes in its own process
-//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`crate::column_write`).
+//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`crate::column_write`); and where WAL says
+//! what they take out of tables without a key (`crate::taken_row`).
 //!
 //! Which columns are is known from the table of rules, as it is when the process looks, and from WAL: a rule counts for what is committed after it.
 
@@ -22,6 +23,7 @@ use crate::error::PgError;
 use crate::ffi;
 use crate::leader::spool::Spool;
 use crate::table_scan::low;
+use crate::taken_row::Removal;
 use crate::tombstone::Tombstone;
 
 thread_local! {
@@ -30,8 +32,10 @@ thread_local! {
 
 /// Deletions of one transaction that are held in memory.
 const HELD: usize = 1 << 16;
-/// Bytes of one in a file: table and hash.
-const BYTES: usize = 12;
+/// Bytes of one in a file: what kind of table, the table, and a number.
+const BYTES: usize = 13;
+/// Bytes of a column write's head in a file: table and hash.
+const WRITE_BYTES: usize = 12;
 
 /// Grows with each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -52,6 +56,7 @@ struct Gathered {
     rules: u32,
     /// Of transactions that have committed.
     ended: Vec<Tombstone>,
+    removed: Vec<Removal>,
     /// The same of columns.
     written: Vec<ColumnWrite>,
     /// Of those that have deleted more than is held in memory.
@@ -64,6 +69,44 @@ struct Gathered {
 pub(crate) struct Large {
     file: Spool,
     timestamp: i64,
+    end_lsn: u64,
+}
+
+/// A row that is gone from a table.
+#[derive(Debug, Clone, Copy)]
+enum Gone {
+    /// The hash of its key.
+    Key(u64),
+    /// The table has none: where the record begins that says so.
+    Row(u64),
+}
+
+/// The transaction that rows are gone by: its version, and where it ends.
+#[derive(Debug, Clone, Copy)]
+struct By {
+    timestamp: i64,
+    end_lsn: u64,
+}
+
+impl By {
+    /// Put down what this transaction has removed from a table.
+    fn sort(
+        self,
+        relation: u32,
+        gone: Gone,
+        deleted: &mut Vec<Tombstone>,
+        removed: &mut Vec<Removal>,
+    ) {
+        match gone {
+            Gone::Key(hash) => deleted.push(tombstone(relation, hash, self.timestamp)),
+            Gone::Row(lsn) => removed.push(Removal {
+                relation,
+                lsn,
+                timestamp: self.timestamp,
+                end_lsn: self.end_lsn,
+            }),
+        }
+    }
 }
 
 /// Which columns a large transaction has written.
@@ -86,8 +129,8 @@ impl LargeWritten {
         let mut bytes = Vec::new();
         let mut piece: Vec<ColumnWrite> = Vec::new();
         while self.file.read(&mut bytes)? {
-            let [head, numbers] = [bytes.get(..BYTES), bytes.get(BYTES..)];
-            let head = head.and_then(|head| <[u8; BYTES]>::try_from(head).ok());
+            let [head, numbers] = [bytes.get(..WRITE_BYTES), bytes.get(WRITE_BYTES..)];
+            let head = head.and_then(|head| <[u8; WRITE_BYTES]>::try_from(head).ok());
             if let (Some([a, b, c, d, hash @ ..]), Some(numbers)) = (head, numbers) {
                 let (numbers, _) = numbers.as_chunks::<2>();
                 let numbers: Vec<i16> = numbers.iter().map(|n| i16::from_ne_bytes(*n)).collect();
@@ -114,23 +157,30 @@ impl Large {
     /// Hand all of it on, piece by piece.
     pub(crate) fn each(
         mut self,
-        mut take: impl FnMut(&[Tombstone]) -> Result<(), PgError>,
+        mut take: impl FnMut(&[Tombstone], &[Removal]) -> Result<(), PgError>,
     ) -> Result<(), PgError> {
         self.file.rewind()?;
+        let by = By {
+            timestamp: self.timestamp,
+            end_lsn: self.end_lsn,
+        };
         let mut bytes = Vec::new();
-        let mut piece = Vec::new();
+        let (mut deleted, mut removed) = (Vec::new(), Vec::new());
         while self.file.read(&mut bytes)? {
             let (records, _) = bytes.as_chunks::<BYTES>();
-            piece.extend(records.iter().map(|record| {
-                let [a, b, c, d, hash @ ..] = *record;
-                tombstone(
-                    u32::from_ne_bytes([a, b, c, d]),
-                    u64::from_ne_bytes(hash),
-                    self.timestamp,
-                )
-            }));
-            take(&piece)?;
-            piece.clear();
+            for record in records {
+                let [kind, a, b, c, d, number @ ..] = *record;
+                let number = u64::from_ne_bytes(number);
+                let gone = match kind {
+                    0 => Gone::Key(number),
+                    _ => Gone::Row(number),
+                };
+                let relation = u32::from_ne_bytes([a, b, c, d]);
+                by.sort(relation, gone, &mut deleted, &mut removed);
+            }
+            take(&deleted, &removed)?;
+            deleted.clear();
+            removed.clear();
             bytes.clear();
             pgrx::check_for_interrupts!();
         }
@@ -181,6 +231,7 @@ pub(crate) fn want(wanted: Wanted) {
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) deleted: Vec<Tombstone>,
+    pub(crate) removed: Vec<Removal>,
     pub(crate) large: Vec<Large>,
     pub(crate) written: Vec<ColumnWrite>,
     pub(crate) large_written: Vec<LargeWritten>,
@@ -189,6 +240,7 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn is_empty(&self) -> bool {
         self.deleted.is_empty()
+            && self.removed.is_empty()
             && self.large.is_empty()
             && self.written.is_empty()
             && self.large_written.is_empty()
@@ -199,6 +251,7 @@ impl Taken {
 pub(crate) fn take() -> Taken {
     with(|gathered| Taken {
         deleted: std::mem::take(&mut gathered.ended),
+        removed: std::mem::take(&mut gathered.removed),
         large: std::mem::take(&mut gathered.large),
         written: std::mem::take(&mut gathered.written),
         large_written: std::mem::take(&mut gathered.large_written),
@@ -224,17 +277,23 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
     }))
 }
 
-/// Of what a relation's rows are looked at: the columns of their key, and the numbers of those that are registers of their own.
-type Looked = (Rc<[KeyPart]>, Rc<[i16]>);
+/// What a relation's rows are known by.
+#[derive(Debug, Clone)]
+enum Looked {
+    /// The columns of their key, and the numbers of those that are registers of their own.
+    Key(Rc<[KeyPart]>, Rc<[i16]>),
+    /// There is no key, and changes say whole rows.
+    Row,
+}
 
 /// The stream of nothing.
 #[derive(Debug)]
 struct Deletions {
-    /// By relation; `None`: nothing of it is wanted, or it has no key.
+    /// By relation; `None`: nothing of it is wanted, or its rows are not known by anything.
     keys: HashMap<u32, Option<Looked>>,
     generation: u64,
     /// Of the transaction in hand.
-    in_hand: Vec<(u32, u64)>,
+    in_hand: Vec<(u32, Gone)>,
     /// More of it.
     file: Option<Spool>,
     /// Columns that the transaction in hand has written.
@@ -246,11 +305,11 @@ struct Deletions {
 }
 
 impl Deletions {
-    /// The columns by which rows of a relation are known.
+    /// What rows of a relation are known by.
     ///
     /// # Safety
     /// The relation is open, under the historic snapshot.
-    unsafe fn key(&mut self, relation: pg_sys::Relation) -> Option<Looked> {
+    unsafe fn look(&mut self, relation: pg_sys::Relation) -> Option<Looked> {
         let generation = GENERATION.load(Ordering::Relaxed);
         if self.generation != generation {
             self.keys.clear();
@@ -263,12 +322,16 @@ impl Deletions {
             // SAFETY: as the caller says.
             .or_insert_with(|| unsafe {
                 let registers = registers_of(oid);
-                let key = if registers.is_empty() {
-                    key_of(relation, oid)
-                } else {
-                    identity_key(relation)
-                };
-                key.map(|key| (key.into(), registers.into()))
+                if registers.is_empty() && !is_wanted(relation, oid) {
+                    return None;
+                }
+                match identity_key(relation) {
+                    Some(key) => Some(Looked::Key(key.into(), registers.into())),
+                    None => {
+                        let says_all = (*(*relation).rd_rel).relreplident.cast_unsigned() == b'f';
+                        says_all.then_some(Looked::Row)
+                    }
+                }
             })
             .clone()
     }
@@ -287,8 +350,8 @@ fn registers_of(table: pg_sys::Oid) -> Vec<i16> {
 }
 
 impl Deletions {
-    fn push(&mut self, relation: u32, hash: u64) {
-        self.in_hand.push((relation, hash));
+    fn push(&mut self, relation: u32, gone: Gone) {
+        self.in_hand.push((relation, gone));
         if self.in_hand.len() >= HELD {
             self.spill().unwrap_or_else(|error| error.raise());
         }
@@ -297,9 +360,14 @@ impl Deletions {
     /// Move what is in memory to the file.
     fn spill(&mut self) -> Result<(), PgError> {
         let mut bytes = Vec::with_capacity(self.in_hand.len() * BYTES);
-        for (relation, hash) in self.in_hand.drain(..) {
+        for (relation, gone) in self.in_hand.drain(..) {
+            let (kind, number) = match gone {
+                Gone::Key(hash) => (0, hash),
+                Gone::Row(lsn) => (1, lsn),
+            };
+            bytes.push(kind);
             bytes.extend_from_slice(&relation.to_ne_bytes());
-            bytes.extend_from_slice(&hash.to_ne_bytes());
+            bytes.extend_from_slice(&number.to_ne_bytes());
         }
         self.file.get_or_insert_with(Spool::create).write(&bytes)
     }
@@ -455,7 +523,7 @@ unsafe fn changed(change: &Change, columns: &[i16]) -> Vec<i16> {
 }
 
 /// # Safety
-/// As `Deletions::key`.
+/// As `Deletions::look`.
 unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
     let is_listed =
         |oid: pg_sys::Oid| with(|gathered| gathered.tables.contains(&oid.to_u32())) == Some(true);
@@ -466,18 +534,6 @@ unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
                 && oids(ffi::get_partition_ancestors(oid))
                     .into_iter()
                     .any(|above| is_listed(above.into())))
-    }
-}
-
-/// # Safety
-/// As `Deletions::key`.
-unsafe fn key_of(relation: pg_sys::Relation, oid: pg_sys::Oid) -> Option<Vec<KeyPart>> {
-    // SAFETY: as the caller says.
-    unsafe {
-        if !is_wanted(relation, oid) {
-            return None;
-        }
-        identity_key(relation)
     }
 }
 
@@ -594,8 +650,15 @@ impl Format for Deletions {
         // SAFETY: the relation is open, and the tuples are its.
         unsafe {
             let relation = change.relation;
-            let Some((key, registers)) = self.key(relation) else {
-                return;
+            let (key, registers) = match self.look(relation) {
+                Some(Looked::Key(key, registers)) => (key, registers),
+                Some(Looked::Row) => {
+                    if !change.old.is_null() {
+                        self.push((*relation).rd_id.to_u32(), Gone::Row(change.lsn));
+                    }
+                    return;
+                }
+                None => return,
             };
             let gone = hashes_of(relation, &key, change.old);
             let here = hashes_of(relation, &key, change.new);
@@ -606,7 +669,7 @@ impl Format for Deletions {
             // A row that has another form of the same key has not left it.
             if let Some(gone) = gone.filter(|gone| here != Some(gone.equal)) {
                 for hash in gone.each() {
-                    self.push((*relation).rd_id.to_u32(), hash);
+                    self.push((*relation).rd_id.to_u32(), Gone::Key(hash));
                 }
             }
         }
@@ -628,7 +691,7 @@ impl Format for Deletions {
                 // The rows of a partitioned table are in its partitions, which are named too.
                 let has_rows = (*(**relation).rd_rel).relkind.cast_unsigned() == b'r';
                 if has_rows && is_wanted(*relation, oid) {
-                    self.push(oid.to_u32(), table_hash(oid.to_u32()));
+                    self.push(oid.to_u32(), Gone::Key(table_hash(oid.to_u32())));
                 }
             }
         }
@@ -665,13 +728,16 @@ impl Format for Deletions {
             gathered
                 .large_written
                 .extend(written_file.map(|file| LargeWritten { file, timestamp }));
-            let ended = self.in_hand.drain(..);
-            gathered
-                .ended
-                .extend(ended.map(|(relation, hash)| tombstone(relation, hash, timestamp)));
-            gathered
-                .large
-                .extend(file.map(|file| Large { file, timestamp }));
+            let end_lsn = txn.end_lsn;
+            let by = By { timestamp, end_lsn };
+            for (relation, gone) in self.in_hand.drain(..) {
+                by.sort(relation, gone, &mut gathered.ended, &mut gathered.removed);
+            }
+            gathered.large.extend(file.map(|file| Large {
+                file,
+                timestamp,
+                end_lsn,
+            }));
         });
     }
 

@@ -1,5 +1,6 @@
 //! The collector: one process for a database to which several nodes send changes. It decodes this server's own WAL for what local
-//! transactions delete, and writes tombstones; and which columns they write, where that is to be known (`crate::column_write`).
+//! transactions delete, and writes tombstones; which columns they write, where that is to be known (`crate::column_write`); and which rows they take out of tables without a key
+//! (`crate::taken_row`).
 //!
 //! Its replication slot holds two things: the WAL from where it has come to, as each logical slot does, and dead rows, by its `xmin`.
 //! Until a deletion is collected its dead row tells of it, so nobody has to wait for this process. How `xmin` moves:
@@ -27,6 +28,7 @@ use crate::decoding::page_read;
 use crate::error::{self, PgError};
 use crate::registry::{self, ManagerEntry};
 use crate::subscription::rows;
+use crate::taken_row::{Collection, Removal};
 use crate::{compat, ffi, latch, worker};
 
 /// Beginning of its slot's name; the OID of the database follows.
@@ -41,6 +43,12 @@ const IDLE: u32 = 10;
 const SAVE: Duration = Duration::from_secs(5);
 /// The list of tables is read again after this, in case a wake-up was lost.
 const LIST: Duration = Duration::from_secs(10);
+/// Between two looks at how far the collector has come, by who waits for it.
+const LOOK: Duration = Duration::from_millis(2);
+/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// The same of one that does not run.
+const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
 /// WAL is decoded for this long before what it gave is written.
 const STRETCH: Duration = Duration::from_millis(500);
 
@@ -132,6 +140,30 @@ pub fn has_slot() -> bool {
         let slot = pg_sys::SearchNamedReplicationSlot(name.as_ptr(), true);
         !slot.is_null()
             && (*slot).data.persistency == pg_sys::ReplicationSlotPersistency::RS_PERSISTENT
+    }
+}
+
+/// Wait until the collector of this database has come past a position in WAL, which is flushed, and what it has found is there. False where it does not get there.
+#[must_use]
+pub fn wait_past(aim: u64) -> bool {
+    let mut before = 0;
+    let mut since = Instant::now();
+    loop {
+        let (lsn, runs) = registry::ask_collector();
+        if lsn >= aim {
+            return true;
+        }
+        if lsn != before {
+            before = lsn;
+            since = Instant::now();
+        }
+        let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
+        // To make its slot waits for the transaction in hand.
+        if !registry::remembers_deletions() || (!runs && !has_slot()) || since.elapsed() > patience
+        {
+            return false;
+        }
+        latch::wait(Some(LOOK));
     }
 }
 
@@ -391,9 +423,28 @@ fn write(taken: Taken) -> Result<(), PgError> {
     // Its commit flushes (`worker::connect`), before the slot moves on.
     store(&taken.deleted)?;
     column_write::store(&taken.written)?;
+    let mut collection = None;
+    collect_rows(&mut collection, &taken.removed)?;
     for large in taken.large {
-        large.each(store)?;
+        large.each(|deleted, removed| {
+            store(deleted)?;
+            collect_rows(&mut collection, removed)
+        })?;
+    }
+    if let Some(collection) = collection {
+        collection.end()?;
     }
     let mut large = taken.large_written.into_iter();
     large.try_for_each(|large| large.each(column_write::store))
+}
+
+fn collect_rows(collection: &mut Option<Collection>, removed: &[Removal]) -> Result<(), PgError> {
+    if removed.is_empty() {
+        return Ok(());
+    }
+    let collection = match collection {
+        Some(collection) => collection,
+        None => collection.insert(Collection::begin()?),
+    };
+    collection.add(removed)
 }

@@ -61,17 +61,25 @@ pub struct CopiedVersion {
 /// in its place.
 pub const AT_COMMIT: i64 = 0;
 
-/// The time of what this transaction has deleted, which was prepared; `None` when it is the one in hand, or its time is forgotten.
-fn committed_at(writer: pg_sys::TransactionId) -> Option<i64> {
-    // SAFETY: looks at the transaction in hand.
-    if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(writer) } {
+/// The time of what this transaction has removed, which was prepared ([`AT_COMMIT`]); `None` when that does not count: it is the one in hand, or its time is
+/// forgotten.
+#[must_use]
+pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
+    // SAFETY: looks at the transaction in hand, and at what runs.
+    let (is_own, runs) = unsafe {
+        (
+            pg_sys::TransactionIdIsCurrentTransactionId(writer),
+            pg_sys::TransactionIdIsInProgress(writer),
+        )
+    };
+    if is_own {
         return None;
     }
-    commit_data(writer).map(|(timestamp, _)| timestamp.saturating_add(EPOCH_DIFFERENCE))
-}
-
-fn lock(mode: u32) -> i32 {
-    i32::try_from(mode).unwrap_or(1)
+    match commit_data(writer) {
+        Some((timestamp, _)) => Some(timestamp.saturating_add(EPOCH_DIFFERENCE)),
+        // Prepared: it will be newer than what has come before it.
+        None => (seen == Seen::All && runs).then_some(i64::MAX),
+    }
 }
 
 /// What is known by the hash of a row's key.
@@ -144,24 +152,9 @@ fn write<const N: usize>(
     known: Known,
     rows: impl Iterator<Item = [pg_sys::Datum; N]>,
 ) -> Result<(), PgError> {
-    let oid = known.table()?;
+    let table = known.table()?;
     // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe {
-        let relation = pg_sys::table_open(oid, lock(pg_sys::RowExclusiveLock));
-        let indexes = pg_sys::CatalogOpenIndexes(relation);
-        for mut values in rows {
-            let mut nulls = [false; N];
-            let tuple = pg_sys::heap_form_tuple(
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
-            pg_sys::heap_freetuple(tuple);
-        }
-        pg_sys::CatalogCloseIndexes(indexes);
-        pg_sys::table_close(relation, lock(pg_sys::NoLock));
-    }
+    unsafe { table_scan::insert(table, rows.map(|values| (values, [false; N]))) };
     Ok(())
 }
 
@@ -174,6 +167,17 @@ pub enum Seen {
     All,
 }
 
+impl Seen {
+    /// The rows by which they are known.
+    #[must_use]
+    pub fn sees(self) -> Sees {
+        match self {
+            Self::Committed => Sees::Committed,
+            Self::All => Sees::Running,
+        }
+    }
+}
+
 /// A transaction that was prepared commits at this time: what it has deleted, if anything, is not known here by group.
 pub fn prepared_commits(timestamp: i64) {
     if registry::remembers_deletions() {
@@ -181,16 +185,21 @@ pub fn prepared_commits(timestamp: i64) {
     }
 }
 
-/// Give tombstones of prepared transactions that have committed the time of that. In a transaction of the caller's.
+/// Give tombstones of prepared transactions that have committed the time of that, and what these have taken out of tables without a key. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
 pub fn settle() -> Result<(), PgError> {
-    execute(
-        "update braid.tombstone set deleted_at = (extract(epoch from coalesce(pg_xact_commit_timestamp(xmin), now())) * 1000000)::bigint \
-         where deleted_at = 0",
-        &[],
-    )
+    for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
+        execute(
+            &format!(
+                "update braid.{table} set {column} = (extract(epoch from coalesce(pg_xact_commit_timestamp(xmin), now())) * 1000000)::bigint \
+                 where {column} = 0"
+            ),
+            &[],
+        )?;
+    }
+    Ok(())
 }
 
 /// The newest deletion of the row with this hash: its time and origin.
@@ -346,14 +355,10 @@ pub fn load() -> Result<(), PgError> {
 
 /// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
 fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
-    let sees = match seen {
-        Seen::Committed => Sees::Committed,
-        Seen::All => Sees::Running,
-    };
     let table = Known::Deletions.table()?;
     // SAFETY: in a transaction; the table has so many columns.
     unsafe {
-        table_scan::each::<COLUMNS>(table, by, sees, |row| {
+        table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {
             if let Some(tombstone) = read(row, seen) {
                 look(tombstone);
             }
@@ -366,23 +371,10 @@ fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(
 /// `None` for one that does not count.
 fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<Tombstone> {
     let [hash, timestamp, relation, origin] = row.values;
-    let mut timestamp = int8(timestamp);
-    if timestamp == AT_COMMIT {
-        let writer = row.writer();
-        // SAFETY: looks at what runs.
-        let (runs, is_own) = unsafe {
-            (
-                pg_sys::TransactionIdIsInProgress(writer),
-                pg_sys::TransactionIdIsCurrentTransactionId(writer),
-            )
-        };
-        timestamp = match committed_at(writer) {
-            Some(at) => at,
-            // Prepared: it will be newer than what has come before it.
-            None if seen == Seen::All && runs && !is_own => i64::MAX,
-            None => return None,
-        };
-    }
+    let timestamp = match int8(timestamp) {
+        AT_COMMIT => committed_at(row.writer(), seen)?,
+        at => at,
+    };
     Some(Tombstone {
         hash: int8(hash).cast_unsigned(),
         relation: low(relation),

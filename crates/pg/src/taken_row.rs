@@ -1,0 +1,366 @@
+//! Rows that were taken out of tables without a key, and what took each: rows of `braid.taken_row` (`braid_bgworker::keyless` says what for).
+//!
+//! | a removal by | is told by |
+//! |---|---|
+//! | an applier | its row here, from its commit on |
+//! | a session, and `collected_lsn` is before its commit | WAL, and the dead row: who has to know waits for the collector |
+//! | a session, and it is collected | its row here |
+//!
+//! What is decoded of WAL says whole rows, but not which of several that are identical is gone. The record itself has its place, and its dead version is there until the
+//! collector has come past it ([`Collection`]). Each is written once, also if the server crashes: how far they are is written with them (`braid.taken_up_to`).
+
+use std::ffi::CStr;
+use std::mem::size_of;
+use std::ops::ControlFlow;
+use std::ptr;
+
+use braid_gir::{lsn_text, parse_lsn};
+use pgrx::pg_sys;
+
+use crate::apply::{DeadRows, own_table};
+use crate::error::PgError;
+use crate::subscription::{execute_counting, rows};
+use crate::table_scan::{self, By, Row, int8, low};
+use crate::tombstone::{AT_COMMIT, Seen, committed_at};
+use crate::{compat, ffi};
+
+/// Columns of `braid.taken_row`.
+const COLUMNS: usize = 6;
+/// XLOG_HEAP_OPMASK of src/include/access/heapam_xlog.h, 15 to 18.
+const HEAP_OPERATION: u32 = 0x70;
+/// XLOG_HEAP_DELETE, XLOG_HEAP_UPDATE and XLOG_HEAP_HOT_UPDATE there.
+const HEAP_REMOVES: [u32; 3] = [0x10, 0x20, 0x40];
+/// The time of a row's version that is not known: older than all.
+const OLDEST: i64 = 0;
+
+/// Commit timestamp at its origin, microseconds since 1970-01-01 UTC, and that origin, 0 for here.
+pub type Author = (i64, pg_sys::RepOriginId);
+
+/// A row that was taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TakenRow {
+    /// Hash of all of it (`apply/key_hash.rs`).
+    pub hash: u64,
+    /// Its table here.
+    pub relation: u32,
+    /// Who wrote it; `None`: older than all.
+    pub row: Option<Author>,
+    /// What took it.
+    pub removal: Author,
+}
+
+/// Where one stands in `braid.taken_row`: block and number in it.
+pub type Place = (u32, u16);
+
+/// Write rows down. In a transaction of the caller's: they are there when it commits.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store(taken: &[TakenRow]) -> Result<(), PgError> {
+    if taken.is_empty() {
+        return Ok(());
+    }
+    let each = taken.iter().map(|taken| {
+        let (written_at, written_by) = taken.row.unwrap_or((OLDEST, 0));
+        let values: [pg_sys::Datum; COLUMNS] = [
+            pg_sys::Datum::from(taken.hash.cast_signed()),
+            pg_sys::Datum::from(taken.removal.0),
+            pg_sys::Datum::from(pg_sys::Oid::from(taken.relation)),
+            pg_sys::Datum::from(i32::from(taken.removal.1)),
+            pg_sys::Datum::from(written_at),
+            pg_sys::Datum::from(i32::from(written_by)),
+        ];
+        (values, [false; COLUMNS])
+    });
+    // SAFETY: in a transaction; the values have the types of the table's columns.
+    unsafe { table_scan::insert(own_table("taken_row")?, each) };
+    Ok(())
+}
+
+/// Hand on the rows with this hash, or all, each with its place.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn each(
+    hash: Option<u64>,
+    seen: Seen,
+    mut take: impl FnMut(TakenRow, Place),
+) -> Result<(), PgError> {
+    let by = match hash {
+        Some(hash) => Some(By {
+            index: own_table("taken_row_row_hash")?,
+            value: hash.cast_signed(),
+        }),
+        None => None,
+    };
+    // SAFETY: in a transaction; the table has so many columns, none of them null.
+    unsafe {
+        table_scan::each::<COLUMNS>(own_table("taken_row")?, by, seen.sees(), |row| {
+            pgrx::check_for_interrupts!();
+            if let Some(taken) = read(row, seen) {
+                take(taken, row.place());
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(())
+}
+
+/// `None` for one that does not count.
+fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<TakenRow> {
+    let [
+        hash,
+        removed_at,
+        relation,
+        removed_by,
+        written_at,
+        written_by,
+    ] = row.values;
+    let number = |value| u16::try_from(low(value)).unwrap_or(0);
+    let removed_at = match int8(removed_at) {
+        AT_COMMIT => committed_at(row.writer(), seen)?,
+        at => at,
+    };
+    let written_at = int8(written_at);
+    Some(TakenRow {
+        hash: int8(hash).cast_unsigned(),
+        relation: low(relation),
+        row: (written_at != OLDEST).then_some((written_at, number(written_by))),
+        removal: (removed_at, number(removed_by)),
+    })
+}
+
+/// Forget one. False where somebody else has done so.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn forget(hash: u64, (block, number): Place) -> Result<bool, PgError> {
+    let place = format!("({block},{number})");
+    let forgotten = execute_counting(
+        "delete from braid.taken_row where ctid = $1::tid and row_hash = $2",
+        &[place.as_str().into(), hash.cast_signed().into()],
+    )?;
+    Ok(forgotten > 0)
+}
+
+/// A row that a session has taken out, as WAL has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removal {
+    /// Its table.
+    pub relation: u32,
+    /// Where the record of its deletion or update begins.
+    pub lsn: u64,
+    /// Commit timestamp of that, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where the transaction ends.
+    pub end_lsn: u64,
+}
+
+/// Reads single records of WAL.
+#[derive(Debug)]
+pub struct RecordReader {
+    reader: *mut pg_sys::XLogReaderState,
+}
+
+impl RecordReader {
+    fn new() -> Result<Self, PgError> {
+        let mut routine = pg_sys::XLogReaderRoutine {
+            page_read: Some(ffi::read_local_xlog_page),
+            segment_open: Some(ffi::wal_segment_open),
+            segment_close: Some(ffi::wal_segment_close),
+        };
+        // SAFETY: the reader copies the routine, and is freed with this.
+        let reader = unsafe {
+            pg_sys::XLogReaderAllocate(
+                pg_sys::wal_segment_size,
+                ptr::null(),
+                &raw mut routine,
+                ptr::null_mut(),
+            )
+        };
+        if reader.is_null() {
+            return Err(PgError::new("53200", "out of memory for a reader of WAL"));
+        }
+        Ok(Self { reader })
+    }
+
+    /// The file and place of the row that the record which begins at `lsn` has deleted, or replaced.
+    fn row_of(
+        &mut self,
+        lsn: u64,
+    ) -> Result<Option<(compat::FileLocator, pg_sys::ItemPointerData)>, PgError> {
+        // SAFETY: the reader is valid; a record that it gives is decoded until the next one is asked for. The data of a deletion and of an update begins with
+        // a transaction id and the row's number (xl_heap_delete, xl_heap_update of src/include/access/heapam_xlog.h, 15 to 18); where an update names two
+        // blocks the second is the old row's.
+        unsafe {
+            let mut message = ptr::null_mut();
+            pg_sys::XLogBeginRead(self.reader, lsn);
+            let record = pg_sys::XLogReadRecord(self.reader, &raw mut message);
+            if record.is_null() {
+                let message = if message.is_null() {
+                    "no record".to_owned()
+                } else {
+                    CStr::from_ptr(message).to_string_lossy().into_owned()
+                };
+                return Err(PgError::new(
+                    "58P01",
+                    format!("could not read WAL for rows that were taken out: {message}"),
+                ));
+            }
+            let decoded = (*self.reader).record;
+            let heap = u32::from((*record).xl_rmid) == pg_sys::RmgrIds::RM_HEAP_ID;
+            let operation = u32::from((*record).xl_info) & HEAP_OPERATION;
+            let data = (*decoded).main_data;
+            if !heap
+                || !HEAP_REMOVES.contains(&operation)
+                || data.is_null()
+                || (*decoded).main_data_len < 6
+            {
+                return Ok(None);
+            }
+            let number = ptr::read_unaligned(
+                data.add(size_of::<pg_sys::TransactionId>())
+                    .cast::<pg_sys::OffsetNumber>(),
+            );
+            let mut file = compat::FileLocator::default();
+            let mut block = 0;
+            let found = (0..2_u8).rev().any(|id| {
+                pg_sys::XLogRecGetBlockTagExtended(
+                    self.reader,
+                    id,
+                    &raw mut file,
+                    ptr::null_mut(),
+                    &raw mut block,
+                    ptr::null_mut(),
+                )
+            });
+            if !found {
+                return Ok(None);
+            }
+            let mut place = pg_sys::ItemPointerData::default();
+            pgrx::itemptr::item_pointer_set_all(&mut place, block, number);
+            Ok(Some((file, place)))
+        }
+    }
+}
+
+impl Drop for RecordReader {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, and freed once.
+        unsafe { pg_sys::XLogReaderFree(self.reader) };
+    }
+}
+
+/// What is collected in one transaction.
+#[derive(Debug)]
+pub struct Collection {
+    reader: RecordReader,
+    /// What is looked at of one row.
+    memory: pg_sys::MemoryContext,
+    dead: DeadRows,
+    /// Up to here it was collected before.
+    from: u64,
+    /// And up to here now.
+    up_to: u64,
+    /// It is said in the log that something could not be read.
+    has_warned: bool,
+}
+
+impl Collection {
+    /// Begin, in a transaction of the caller's.
+    ///
+    /// # Errors
+    /// Whatever SPI says.
+    pub fn begin() -> Result<Self, PgError> {
+        let found = rows("select \"position\"::text from braid.taken_up_to", &[])?;
+        let found = found.first().and_then(|row| row.first()?.clone());
+        let from = found.and_then(|text| parse_lsn(&text)).unwrap_or(0);
+        Ok(Self {
+            reader: RecordReader::new()?,
+            // SAFETY: goes with the transaction.
+            memory: unsafe {
+                pg_sys::AllocSetContextCreateInternal(
+                    pg_sys::CurTransactionContext,
+                    c"braid taken row".as_ptr(),
+                    0,
+                    8 * 1024,
+                    8 * 1024 * 1024,
+                )
+            },
+            dead: DeadRows::default(),
+            from,
+            up_to: from,
+            has_warned: false,
+        })
+    }
+
+    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the table was rewritten or truncated since, nothing is known.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn add(&mut self, removals: &[Removal]) -> Result<(), PgError> {
+        let mut taken = Vec::new();
+        for removal in removals {
+            pgrx::check_for_interrupts!();
+            // It was decoded before, and the server has crashed before the slot had moved on.
+            if removal.end_lsn <= self.from {
+                continue;
+            }
+            self.up_to = self.up_to.max(removal.end_lsn);
+            let (file, place) = match self.reader.row_of(removal.lsn) {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                Err(error) => {
+                    if !std::mem::replace(&mut self.has_warned, true) {
+                        error.warn();
+                    }
+                    continue;
+                }
+            };
+            let table = pg_sys::Oid::from(removal.relation);
+            // SAFETY: of what is allocated nothing is used afterwards.
+            let found = unsafe {
+                let before = pg_sys::MemoryContextSwitchTo(self.memory);
+                let found = self.dead.at(table, file, place);
+                pg_sys::MemoryContextSwitchTo(before);
+                pg_sys::MemoryContextReset(self.memory);
+                found?
+            };
+            if let Some((hash, row)) = found {
+                let own = (removal.timestamp, 0);
+                // What a transaction has added and taken out itself nobody else has seen.
+                if row != Some(own) {
+                    taken.push(TakenRow {
+                        hash,
+                        relation: removal.relation,
+                        row,
+                        removal: own,
+                    });
+                }
+            }
+        }
+        store(&taken)
+    }
+
+    /// All of it is written.
+    ///
+    /// # Errors
+    /// Whatever SPI says.
+    pub fn end(self) -> Result<(), PgError> {
+        if self.up_to == self.from {
+            return Ok(());
+        }
+        let position = lsn_text(self.up_to);
+        let moved = execute_counting(
+            "update braid.taken_up_to set \"position\" = $1::pg_lsn",
+            &[position.as_str().into()],
+        )?;
+        if moved == 0 {
+            execute_counting(
+                "insert into braid.taken_up_to values ($1::pg_lsn)",
+                &[position.as_str().into()],
+            )?;
+        }
+        Ok(())
+    }
+}
