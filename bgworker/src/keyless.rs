@@ -10,7 +10,7 @@
 //! taken. Not matched are the rows that are here, and removals that are remembered for none. Each other removal has taken a row that is older than itself: which one is
 //! remembered too ([`Taken`]), since an older removal may come that was to have it. That leaves the removal which it had without a row, and so on
 //! ([`handed_on`]); the last one takes a row that is here, or is the one that is remembered for a row to come. Where a truncate comes late, removals that are newer and have taken
-//! rows that are older are without one, too. A transaction that adds a row and takes out an identical one is gone through as if it had taken out first.
+//! rows that are older are without one, too. What a transaction adds and takes out again itself is left out of this: it takes its own row before any other one.
 
 use crate::conflict::Version;
 

@@ -279,6 +279,7 @@ impl Session {
                 if let Some(current) = currents.get(row.current) {
                     self.check_not_removed(key, current, &row.values)?;
                 }
+                self.note_added(key, &row.values);
             }
         }
         let inserted = written as u64;

@@ -463,6 +463,8 @@ impl Session {
         values: &RowValues,
         lock: bool,
     ) -> Result<Found, PgError> {
+        // What a transaction has added to a table without a key, and takes out again, nobody else has seen.
+        let mut prefers_own = self.may_have_added(key, values);
         let Self {
             targets,
             batches,
@@ -494,17 +496,27 @@ impl Session {
         if remote.identity == braid_gir::ReplicaIdentity::Full {
             // Rows that are newer than the change, and were put there by others.
             let mut passed_over = Vec::new();
+            let mut older = None;
             loop {
                 let found = table.find_by_scan(values, &passed_over)?;
                 let Found::Row(stamp) = found else {
-                    return Ok(found);
+                    let Some(place) = older.take() else {
+                        return Ok(found);
+                    };
+                    // It is locked, and so still there.
+                    prefers_own = false;
+                    passed_over.retain(|passed| *passed != place);
+                    continue;
                 };
                 let slot = table.local_slot();
                 // SAFETY: the slot holds the row that was found.
                 let xid = unsafe { writer(slot) };
                 let stamp = versions.of(xid, slot, stamp)?;
                 if plan.key.is_some() || versions.takes(stamp) {
-                    return Ok(Found::Row(stamp));
+                    if !prefers_own || matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
+                        return Ok(Found::Row(stamp));
+                    }
+                    older.get_or_insert(table.found_at());
                 }
                 passed_over.push(table.found_at());
             }
@@ -789,6 +801,7 @@ impl Session {
         let written = self.write_new(key, remote, current, found)?;
         if written == Written::Done {
             self.check_not_removed(key, current, after)?;
+            self.note_added(key, after);
             if let Some(merged) = &merged {
                 self.remember_columns(key, current, merged, after)?;
             }

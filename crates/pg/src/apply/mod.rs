@@ -79,6 +79,7 @@ use merge::Call;
 use number_map::NumberMap;
 use peer::{Peers, Source};
 use relation::{LocalRelation, RemoteRelation};
+use removal::Added;
 use table::{OpenTable, RowValues};
 use user::UserSwitch;
 use window::Window;
@@ -341,6 +342,8 @@ pub struct Session {
     tombstones: Vec<Tombstone>,
     /// What it has taken out of tables without a key, as far as that is not written down.
     taken: Vec<TakenRow>,
+    /// What it has added to such tables.
+    added: Added,
     /// How often either was written down.
     tombstones_stored: u64,
     /// Tables that the transaction in hand has emptied, to be counted.
@@ -413,6 +416,7 @@ impl Session {
             asked_about: Vec::new(),
             tombstones: Vec::new(),
             taken: Vec::new(),
+            added: Added::default(),
             tombstones_stored: 0,
             truncated: Vec::new(),
             window: Window::default(),
@@ -463,6 +467,7 @@ impl Session {
 
     /// What follows belongs to the transaction of `begin`.
     pub fn show(&mut self, begin: &Begin<'_>) {
+        self.added.clear();
         let from_origin = begin.origin.is_empty();
         self.current = Some(Current {
             commit_lsn: begin.commit_lsn,
@@ -805,6 +810,7 @@ impl Session {
         self.unchecked.clear();
         self.tombstones.clear();
         self.taken.clear();
+        self.added.clear();
         self.truncated.clear();
         self.tally.forget();
         for key in std::mem::take(&mut self.open) {

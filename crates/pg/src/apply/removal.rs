@@ -29,6 +29,42 @@ use crate::subscription::execute_counting;
 use crate::taken_row::{self, Author, Place, TakenRow};
 use crate::tombstone::{self, Seen, collector};
 
+/// Words of 64 bits by which rows are known that a transaction has added.
+const ADDED_WORDS: usize = 1024;
+
+/// Rows of tables without a key that the transaction in hand has added, by their hashes: those it may have.
+#[derive(Debug, Default)]
+pub(super) struct Added {
+    bits: Vec<u64>,
+    any: bool,
+}
+
+impl Added {
+    /// A transaction begins.
+    pub(super) fn clear(&mut self) {
+        if std::mem::take(&mut self.any) {
+            self.bits.fill(0);
+        }
+    }
+
+    fn note(&mut self, hash: u64) {
+        self.bits.resize(ADDED_WORDS, 0);
+        if let Some(word) = self.bits.get_mut(Self::word(hash)) {
+            *word |= 1 << (hash % 64);
+            self.any = true;
+        }
+    }
+
+    fn may_have(&self, hash: u64) -> bool {
+        let word = self.bits.get(Self::word(hash)).copied();
+        self.any && word.unwrap_or(0) & 1 << (hash % 64) != 0
+    }
+
+    fn word(hash: u64) -> usize {
+        usize::try_from((hash >> 32) % ADDED_WORDS as u64).unwrap_or(0)
+    }
+}
+
 /// A row that is to come meets a removal which is remembered.
 #[derive(Debug)]
 pub(super) struct Met {
@@ -134,6 +170,24 @@ impl Session {
             }
         }
         Some(hash.finish())
+    }
+
+    /// A row was added by the transaction in hand.
+    pub(super) fn note_added(&mut self, key: Key, values: &RowValues) {
+        if self.is_bag(key)
+            && let Some(hash) = self.row_hash(key, values)
+        {
+            self.added.note(hash);
+        }
+    }
+
+    /// Whether the transaction in hand may have added a row with these values to a table without a key.
+    pub(super) fn may_have_added(&self, key: Key, values: &RowValues) -> bool {
+        self.added.any
+            && self.is_bag(key)
+            && self
+                .row_hash(key, values)
+                .is_some_and(|hash| self.added.may_have(hash))
     }
 
     /// Whether a row that is to be inserted may meet a removal.
