@@ -49,29 +49,31 @@ pub struct Taken<'a> {
     pub removal: Version<'a>,
 }
 
-impl Taken<'_> {
-    fn is_open_at(&self, removal: Version<'_>) -> bool {
-        self.row.is_none_or(|row| row < removal) && self.removal > removal
-    }
-}
-
 /// A removal finds no older row here: places in `taken`, of identical rows, of those that change hands. The first one's row goes to the
 /// removal, each other one's to the removal that has lost its row before it. That of the last has none then. Where there is no place, the removal
-/// itself has none.
+/// itself has none. Each time it is the newest removal of those whose row is older than the one without. Takes as long as to sort them.
 #[must_use]
 pub fn handed_on(taken: &[Taken<'_>], removal: Version<'_>) -> Vec<usize> {
+    let mut by_row: Vec<(usize, &Taken<'_>)> = taken.iter().enumerate().collect();
+    by_row.sort_unstable_by_key(|(_, taken)| taken.row);
+    let mut later = by_row.into_iter().peekable();
+    let mut newest: Option<(usize, Version<'_>)> = None;
     let mut hands = Vec::new();
     let mut without = removal;
     loop {
-        let open = taken
-            .iter()
-            .enumerate()
-            .filter(|(_, taken)| taken.is_open_at(without));
-        let Some((place, next)) = open.max_by_key(|(_, taken)| taken.removal) else {
-            return hands;
-        };
-        without = next.removal;
-        hands.push(place);
+        let is_older = |(_, taken): &(usize, &Taken<'_>)| taken.row.is_none_or(|row| row < without);
+        while let Some((place, taken)) = later.next_if(is_older) {
+            if newest.is_none_or(|(_, known)| taken.removal > known) {
+                newest = Some((place, taken.removal));
+            }
+        }
+        match newest {
+            Some((place, next)) if next > without => {
+                without = next;
+                hands.push(place);
+            }
+            _ => return hands,
+        }
     }
 }
 
