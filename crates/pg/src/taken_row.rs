@@ -20,6 +20,7 @@ use pgrx::pg_sys;
 use crate::apply::{DeadRows, own_table};
 use crate::error::PgError;
 use crate::subscription::{execute_counting, rows};
+use crate::subtransaction::attempt;
 use crate::table_scan::{self, By, Row, int8, low};
 use crate::tombstone::{AT_COMMIT, Seen, committed_at};
 use crate::{compat, ffi};
@@ -294,11 +295,32 @@ impl Collection {
         })
     }
 
-    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the table was rewritten or truncated since, nothing is known.
+    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the table was rewritten or truncated since, nothing is known; nor of what can't be
+    /// read, which is said in the log: this process, for which all others wait and dead rows stay, goes on.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Whatever PostgreSQL raises when it is written.
     pub fn add(&mut self, removals: &[Removal]) -> Result<(), PgError> {
+        let all = attempt(|| Ok((self.read(removals)?, true)));
+        let taken = all.unwrap_or_else(|_| {
+            // One by one, without those at which that fails.
+            let each = removals.iter().flat_map(|removal| {
+                let one = attempt(|| Ok((self.read(std::slice::from_ref(removal))?, true)));
+                one.unwrap_or_else(|error| {
+                    if !std::mem::replace(&mut self.has_warned, true) {
+                        PgError::new("01000", format!("a row that was taken out of a table without a key can't be read: {}", error.message))
+                            .with_detail("Should several nodes add and take out identical rows at this time, they may end with different numbers of them.")
+                            .warn();
+                    }
+                    Vec::new()
+                })
+            });
+            each.collect()
+        });
+        store(&taken)
+    }
+
+    fn read(&mut self, removals: &[Removal]) -> Result<Vec<TakenRow>, PgError> {
         let mut taken = Vec::new();
         for removal in removals {
             pgrx::check_for_interrupts!();
@@ -307,23 +329,16 @@ impl Collection {
                 continue;
             }
             self.up_to = self.up_to.max(removal.end_lsn);
-            let (file, place) = match self.reader.row_of(removal.lsn) {
-                Ok(Some(found)) => found,
-                Ok(None) => continue,
-                Err(error) => {
-                    if !std::mem::replace(&mut self.has_warned, true) {
-                        error.warn();
-                    }
-                    continue;
-                }
+            let Some((file, place)) = self.reader.row_of(removal.lsn)? else {
+                continue;
             };
             let table = pg_sys::Oid::from(removal.relation);
             // SAFETY: of what is allocated nothing is used afterwards.
             let found = unsafe {
+                pg_sys::MemoryContextReset(self.memory);
                 let before = pg_sys::MemoryContextSwitchTo(self.memory);
                 let found = self.dead.at(table, file, place);
                 pg_sys::MemoryContextSwitchTo(before);
-                pg_sys::MemoryContextReset(self.memory);
                 found?
             };
             if let Some((hash, row)) = found {
@@ -339,7 +354,7 @@ impl Collection {
                 }
             }
         }
-        store(&taken)
+        Ok(taken)
     }
 
     /// All of it is written.
