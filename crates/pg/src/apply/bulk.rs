@@ -18,7 +18,7 @@ use super::key_hash::key_hash;
 use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
-use super::{Current, Session, Target, memory_context};
+use super::{Current, Session, memory_context};
 use crate::error::PgError;
 use crate::registry;
 
@@ -245,14 +245,7 @@ impl Session {
             order.extend(kept);
         }
         let written = order.len();
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         let of = |number: &u32| rows.get(*number as usize);
         let slots = table.insert_many(order.iter().filter_map(of).map(|row| &row.values));
         let mut noted = Vec::new();
@@ -300,14 +293,7 @@ impl Session {
     ) -> Result<bool, PgError> {
         let empty = RowValues::new();
         let of = |number: u32| rows.get(number as usize).map_or(&empty, |row| &row.values);
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         let (Some(index), Some(key)) = (table.key_index(), &plan.key) else {
             return Ok(false);
         };

@@ -738,15 +738,7 @@ impl Session {
         let after = incoming.after;
         let exists = matches!(found, Found::Row(_));
         {
-            let target = self.target(key)?;
-            let Target {
-                plan,
-                table: Some(table),
-                ..
-            } = target
-            else {
-                return Err(PgError::new("XX000", "table is not open"));
-            };
+            let (plan, table) = self.opened(key)?;
             if exists {
                 table.prepare_update(after);
             } else {
@@ -784,14 +776,7 @@ impl Session {
         }
         if let Some(merged) = &merged {
             let values = Self::with_merged(after, merged);
-            let Target {
-                plan,
-                table: Some(table),
-                ..
-            } = self.target(key)?
-            else {
-                return Err(PgError::new("XX000", "table is not open"));
-            };
+            let (plan, table) = self.opened(key)?;
             if exists {
                 table.prepare_update(&values);
             } else {
@@ -892,11 +877,20 @@ impl Session {
         }
     }
 
+    /// A table that is open, and what is known of it.
+    pub(super) fn opened(
+        &mut self,
+        key: Key,
+    ) -> Result<(&mut LocalRelation, &mut OpenTable), PgError> {
+        let target = self.target(key)?;
+        match &mut target.table {
+            Some(table) => Ok((&mut target.plan, table)),
+            None => Err(PgError::new("XX000", "table is not open")),
+        }
+    }
+
     pub(super) fn open(&mut self, key: Key) -> Result<&mut OpenTable, PgError> {
-        self.target(key)?
-            .table
-            .as_mut()
-            .ok_or_else(|| PgError::new("XX000", "table is not open"))
+        self.opened(key).map(|(_, table)| table)
     }
 
     fn update(

@@ -510,14 +510,7 @@ impl Session {
         }
         let deleted = matches!(self.local(found), Local::Deleted(_));
         let won = self.won(key, current, (found, deleted), decision, incoming)?;
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         let mut merged = Merged {
             values: Vec::new(),
             changed: false,
@@ -717,14 +710,7 @@ impl Session {
             return Ok(());
         }
         let mut heres: Vec<(usize, Here<Datum>)> = {
-            let Target {
-                plan,
-                table: Some(table),
-                ..
-            } = self.target(key)?
-            else {
-                return Err(PgError::new("XX000", "table is not open"));
-            };
+            let (plan, table) = self.opened(key)?;
             let columns = plan.column_rules.columns.iter();
             let here = |column: &RuledColumn| match found {
                 Found::Row(Stamp::Unversioned) => {

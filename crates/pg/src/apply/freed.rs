@@ -9,7 +9,7 @@ use braid_bgworker::conflict::Version;
 use pgrx::pg_sys;
 
 use super::change::version;
-use super::key_hash::{key_hash, row_hash_by};
+use super::key_hash::row_hash_by;
 use super::lookup::writer;
 use super::removal::{Live, at_the_same_time};
 use super::truncate::Emptied;
@@ -148,14 +148,14 @@ impl Session {
             while scan::next(table.relation, rows, slot) {
                 pgrx::check_for_interrupts!();
                 let plan = &self.target(key)?.plan;
-                let (hash, stored) = (row_hash_by(plan, slot), key_hash(plan, slot));
+                let hash = row_hash_by(plan, slot);
                 if let Some(rows) = here.get_mut(&hash) {
                     let stamp = stamp_of(writer(slot));
                     let stamp = match stamp {
                         Stamp::Known(_, 0) => stamp,
                         _ => self.refined(key, slot, stamp)?,
                     };
-                    let author = self.author(current, stamp, stored);
+                    let author = self.author(key, current, stamp)?;
                     rows.push(((*slot).tts_tid, author));
                 }
                 pg_sys::MemoryContextReset(self.change_context);

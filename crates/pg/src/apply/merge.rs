@@ -202,14 +202,7 @@ impl Session {
             .with_hint("Give the table REPLICA IDENTITY FULL at the provider, or set another rule for update_exists."));
         }
         let exists = matches!(found, Found::Row(_));
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         if exists {
             table.prepare_update(after);
         } else {
@@ -242,14 +235,7 @@ impl Session {
         (timestamp, origin): (i64, pg_sys::RepOriginId),
         slot: fn(&OpenTable) -> Slot,
     ) -> Result<(), PgError> {
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         // SAFETY: the slot holds the row.
         let hash = unsafe { key_hash(plan, slot(table)) };
         self.batches.note_merged(hash, timestamp, origin);
@@ -348,15 +334,7 @@ impl Session {
         meeting: Meeting<'_>,
         callee: &Callee,
     ) -> Result<([Option<pg_sys::Datum>; 4], String), PgError> {
-        let target = self.target(key)?;
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = target
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         let relation = table.relation();
         let key_names: Vec<String> = plan
             .key
@@ -463,14 +441,7 @@ impl Session {
                 values: None,
             });
         };
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
+        let (plan, table) = self.opened(key)?;
         // SAFETY: the row is of the function's row type; the slots hold rows of the table.
         unsafe {
             let descriptor = (*table.new_slot()).tts_tupleDescriptor;

@@ -22,7 +22,7 @@ use super::lookup::Found;
 use super::relation::RemoteRelation;
 use super::table::RowValues;
 use super::version::{Stamp, known};
-use super::{Current, Session, Target};
+use super::{Current, Session};
 use crate::error::PgError;
 use crate::registry;
 use crate::subscription::execute_counting;
@@ -217,46 +217,33 @@ impl Session {
         if !self.is_bag(key) || !self.target(key)?.plan.rules.go_by_versions() {
             return Ok(());
         }
-        let (hash, stored) = self.hashes_of_found(key)?;
-        let row = self.author(current, stamp, stored);
+        let (plan, table) = self.opened(key)?;
+        // SAFETY: the slot holds the row.
+        let hash = unsafe { row_hash_by(plan, table.local_slot()) };
+        let row = self.author(key, current, stamp)?;
         let removal = (current.timestamp, session_origin());
         self.note_taken(key, hash, row, removal);
         self.hold_back()
     }
 
-    /// The hashes of the row in the local slot: by which it is known everywhere, and of its stored bytes.
-    fn hashes_of_found(&mut self, key: Key) -> Result<(u64, u64), PgError> {
-        let Target {
-            plan,
-            table: Some(table),
-            ..
-        } = self.target(key)?
-        else {
-            return Err(PgError::new("XX000", "table is not open"));
-        };
-        // SAFETY: the slot holds the row.
-        Ok(unsafe {
-            (
-                row_hash_by(plan, table.local_slot()),
-                key_hash(plan, table.local_slot()),
-            )
-        })
-    }
-
-    /// Who wrote a row that leaves, whose stored bytes have this hash; `None`: it is older than all.
+    /// Who wrote the row in the local slot, which leaves; `None`: it is older than all.
     pub(super) fn author(
         &mut self,
+        key: Key,
         current: &Current,
         stamp: Stamp,
-        stored: u64,
-    ) -> Option<Author> {
-        match stamp {
-            Stamp::Own | Stamp::OwnMerged(..) => {
-                let timestamp = self.batches.take_alike(stored);
-                Some((timestamp.unwrap_or(current.timestamp), session_origin()))
-            }
-            stamp => stamp.known(),
+    ) -> Result<Option<Author>, PgError> {
+        if !matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
+            return Ok(stamp.known());
         }
+        let (plan, table) = self.opened(key)?;
+        // SAFETY: the slot holds the row.
+        let hash = unsafe { key_hash(plan, table.local_slot()) };
+        let timestamp = self.batches.take_alike(hash);
+        Ok(Some((
+            timestamp.unwrap_or(current.timestamp),
+            session_origin(),
+        )))
     }
 
     /// A row is taken out by a removal. Of what one transaction adds and takes out itself nobody else has seen anything.
@@ -342,8 +329,7 @@ impl Session {
             return Ok(Live::Changed);
         }
         self.count(key, |counts| counts.deletes += 1);
-        let (_, stored) = self.hashes_of_found(key)?;
-        Ok(Live::Gone(self.author(current, stamp, stored)))
+        Ok(Live::Gone(self.author(key, current, stamp)?))
     }
 
     /// A removal, which is written down if it `is_remembered`, has no row: it gets that of a newer one, which gets another one's, and so on. For the last
