@@ -21,20 +21,21 @@ on_all(q[
 ], $tokyo, $paris);
 $paris->safe_psql('postgres', 'create trigger see after update on fired for each row execute function see(); alter table fired enable always trigger see');
 my $name = subscribe($paris, $tokyo, two_phase => 'true');
+my $session = $tokyo->background_psql('postgres', on_error_stop => 1);
 sub at_tokyo { return $tokyo->safe_psql('postgres', $_[0]); }
 sub at_paris { return $paris->safe_psql('postgres', $_[0]); }
 
-# What comes of some statements at tokyo: how much each counter has grown.
+# What comes of some statements at tokyo, or of a function: how much each counter has grown.
 sub grown
 {
-	my ($sql, @counters) = @_;
+	my ($what, @counters) = @_;
 	my $look = sub {
 		caught_up($paris, $tokyo);
 		my $row = at_paris('select ' . join(", ' ', ", @counters) =~ s/^/concat(/r . ") from braid.dependency_stats d join braid.subscription_detail s on s.name = d.subscription where s.name = '$name'");
 		return split / /, $row;
 	};
 	my @before = $look->();
-	at_tokyo($sql);
+	ref $what ? $what->() : at_tokyo($what);
 	my @after = $look->();
 	return join ' ', map { "$counters[$_] " . ($after[$_] - $before[$_]) } 0 .. $#counters;
 }
@@ -44,6 +45,17 @@ sub updates
 {
 	my ($many, $rows, $table) = @_;
 	return qq[do \$\$ begin for i in 1 .. $many loop update $table set n = n + 1 where k = 1 + i % $rows; end loop; end \$\$];
+}
+
+# The same in a transaction that runs until some of it is written here, if it is written before its end: its process has to start for that.
+sub updates_that_run
+{
+	my ($is_written, @arguments) = @_;
+	$session->query_safe('begin');
+	$session->query_safe(updates(@arguments));
+	ok(!$is_written || wait_until(sub { at_paris("select count(*) from pg_locks where relation = '$arguments[2]'::regclass and mode = 'RowExclusiveLock'") > 0 }, 30), 'it is written while it runs');
+	$session->query_safe('commit');
+	return;
 }
 
 # Any changes of few rows, of which some fail.
@@ -91,7 +103,7 @@ for my $mode ("apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode 
 	at_paris("select braid.alter_subscription('$name', streaming => 'parallel')");
 	# One after the other, none is.
 	my $runs = $mode =~ /serial/ ? 0 : 1;
-	($large) = grown(updates(12_000, 10, 'hot'), 'consolidated', 'd.retries', 'applied_while_running') =~ /^consolidated (\d+) d.retries 0 applied_while_running $runs$/;
+	($large) = grown(sub { updates_that_run($runs, 12_000, 10, 'hot') }, 'consolidated', 'd.retries', 'applied_while_running') =~ /^consolidated (\d+) d.retries 0 applied_while_running $runs$/;
 	cmp_ok($large // 0, '>', 9_000, "$mode: that are applied while they run, if they are");
 	at_paris("select braid.alter_subscription('$name', split_transactions_above => 700)");
 	($large, my $pieces) = grown(updates(12_000, 10, 'hot'), 'consolidated', 'd.retries', 'pieces') =~ /^consolidated (\d+) d.retries 0 pieces (\d+)$/;
@@ -135,5 +147,6 @@ for my $consolidate ('false', 'true')
 }
 is($found{true}, "20 1|-1|later\n2|-1|later", 'each change has lost');
 is($found{true}, $found{false}, 'as without');
+$session->quit;
 
 done_testing();

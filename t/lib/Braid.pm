@@ -100,9 +100,24 @@ sub caught_up
 {
 	my ($subscriber, $provider) = @_;
 	my $name = $subscription{ $subscriber->name }{ $provider->name };
-	my $ok = eval { $provider->wait_for_catchup($name); 1 };
+	my $ok = eval { $provider->wait_for_catchup($name, 'replay', end_of_commits($provider)); 1 };
 	BAIL_OUT_of_test("$name has not caught up: $@") unless $ok;
 	return;
+}
+
+# Up to where WAL has to be read for all that is committed. Asynchronous commits, appliers' among them, are written a moment later; a commit
+# that is not has them written.
+sub end_of_commits
+{
+	my ($node) = @_;
+	return $node->safe_psql('postgres', q[
+		set synchronous_commit = local;
+		select pg_current_wal_insert_lsn() > pg_current_wal_lsn() as unwritten \gset
+		\if :unwritten
+			select pg_logical_emit_message(true, 'written', '') as message \gset
+		\endif
+		select pg_current_wal_lsn();
+	]);
 }
 
 # Wait until every one of these nodes has what every other one of them has committed.
