@@ -30,8 +30,9 @@ const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come past them: more than clocks are
 /// ever apart.
 pub(crate) const MARGIN_MICROS: i64 = 3_600_000_000;
-/// A collector that ended is not started again sooner; one that had just been started, or could not be, much later.
-const COLLECTOR_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+/// Pauses (ms) before a collector that has ended, or could not be started, is started again: the first, and the longest. That is shorter than whoever
+/// needs it waits (`collector::wait_past`).
+const COLLECTOR_PAUSES: [u64; 2] = [100, 5_000];
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
 /// Pause between two removals in a row.
@@ -55,6 +56,8 @@ struct Manager {
     cleanup_not_before: Option<Instant>,
     collector: Option<(worker::Handle, Instant)>,
     collector_not_before: Option<Instant>,
+    /// How often in a row it has ended soon after its start, or could not be started.
+    collector_failures: u32,
     purge_at: Option<Instant>,
 }
 
@@ -573,7 +576,6 @@ impl Manager {
             RememberDeletions::Off => false,
         };
         entry.remembers_deletions.store(wanted, Ordering::Release);
-        let [pause, long_pause] = COLLECTOR_PAUSES;
         if let Some((handle, started)) = &self.collector {
             if handle.status() != worker::Status::Ended {
                 if !wanted {
@@ -586,13 +588,11 @@ impl Manager {
                 }
                 return;
             }
-            let pause = if started.elapsed() > SETTLED {
-                pause
-            } else {
-                long_pause
-            };
+            if started.elapsed() > SETTLED {
+                self.collector_failures = 0;
+            }
             self.collector = None;
-            self.collector_not_before = Some(Instant::now() + pause);
+            self.pause_collector();
         }
         if !wanted {
             self.collector_not_before = None;
@@ -624,8 +624,16 @@ impl Manager {
             .with_detail("Local deletions are not collected: an older change from another node can bring back a row that was deleted here.")
             .with_hint("Increase max_worker_processes and restart the server.")
             .log("braid collector of deletions");
-        self.collector_not_before = Some(Instant::now() + long_pause);
-        *wait = (*wait).min(long_pause);
+        *wait = (*wait).min(self.pause_collector());
+    }
+
+    /// The collector has ended, or could not be started: how long it is not started again.
+    fn pause_collector(&mut self) -> Duration {
+        self.collector_failures = self.collector_failures.saturating_add(1);
+        let [first, most] = COLLECTOR_PAUSES;
+        let pause = Duration::from_millis(policy::backoff_ms(self.collector_failures, first, most));
+        self.collector_not_before = Some(Instant::now() + pause);
+        pause
     }
 
     /// Have a worker of its own drop left-over slots: reaching a provider may take long.

@@ -1015,7 +1015,7 @@ impl Session {
             if stale {
                 // Rules are read with the process's own rights.
                 self.user.restore();
-                self.window.close(oid);
+                self.window.close(oid)?;
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
                 let before = self.targets.insert(
                     key,

@@ -6,95 +6,66 @@
 //! `pg_class`, and mostly it has come further already.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
 use super::version::COPIED;
+use crate::error::PgError;
 use crate::local_version::commit_data;
+use crate::registry;
 use crate::tombstone::collector;
-use crate::{latch, registry};
-
-/// Pause between two looks at how far the collector has come.
-const PAUSE: Duration = Duration::from_millis(10);
-/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// The same of one that does not run.
-const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
 
 /// What was waited for.
 #[derive(Debug, Default)]
 pub struct Window {
     /// By table: the transaction that wrote its row of `pg_class`.
     past: HashMap<u32, u32>,
-    /// There was no collector when one was waited for last.
-    gave_up: bool,
 }
 
 impl Window {
     /// Truncates of a table that have committed here have a tombstone when this returns.
     ///
+    /// # Errors
+    /// 40001 where the collector does not get there: the transaction is to be rolled back, and applied again.
+    ///
     /// # Safety
     /// In a transaction that holds a lock on the table, and has processed the invalidations that came before it had that.
-    pub unsafe fn close(&mut self, table: pg_sys::Oid) {
+    pub unsafe fn close(&mut self, table: pg_sys::Oid) -> Result<(), PgError> {
         if !registry::remembers_deletions() {
-            return;
+            return Ok(());
         }
         // SAFETY: as the caller says.
         let Some(writer) = (unsafe { class_writer(table) }) else {
-            return;
+            return Ok(());
         };
         let short = writer.into_inner();
         if self.past.get(&table.to_u32()) == Some(&short) {
-            return;
+            return Ok(());
         }
         // SAFETY: looks at the transaction in hand.
         let own = unsafe { pg_sys::TransactionIdIsCurrentTransactionId(writer) };
         if !own && !registry::is_collected(writer) && !was_applied(writer) {
-            self.wait();
+            wait()?;
         }
         self.past.insert(table.to_u32(), short);
+        Ok(())
     }
+}
 
-    fn wait(&mut self) {
-        // A commit that has truncated is flushed before anybody can see it.
-        // SAFETY: a read of shared memory.
-        let aim = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
-        let mut before = 0;
-        let mut since = Instant::now();
-        loop {
-            let (lsn, runs) = registry::ask_collector();
-            if runs {
-                self.gave_up = false;
-            }
-            if lsn >= aim || !registry::remembers_deletions() {
-                return;
-            }
-            // What was truncated before its slot is made has no tombstone; and to make one waits for the transaction in hand.
-            if !runs && !collector::has_slot() {
-                return;
-            }
-            if lsn != before {
-                before = lsn;
-                since = Instant::now();
-            }
-            let patience = match (runs, self.gave_up) {
-                (true, _) => PATIENCE,
-                (false, true) => Duration::ZERO,
-                (false, false) => PATIENCE_WITHOUT,
-            };
-            if since.elapsed() > patience {
-                if !self.gave_up {
-                    pgrx::warning!(
-                        "local deletions are not collected: an older change from another node can bring back rows that were truncated here"
-                    );
-                }
-                self.gave_up = true;
-                return;
-            }
-            latch::wait(Some(PAUSE));
-        }
+fn wait() -> Result<(), PgError> {
+    // A commit that has truncated is flushed before anybody can see it.
+    // SAFETY: a read of shared memory.
+    let aim = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
+    // What was truncated before its slot is made has no tombstone; and to make one waits for the transaction in hand.
+    if collector::wait_past(aim) || !registry::remembers_deletions() || !collector::has_slot() {
+        return Ok(());
     }
+    Err(PgError::new(
+        "40001",
+        "what sessions of this node have truncated is not known yet",
+    )
+    .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+    .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
 }
 
 /// The transaction that wrote a table's row of `pg_class`; `None` where that is long ago.
