@@ -1162,7 +1162,7 @@ create function braid.schedule_activity() returns table (
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
     width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint,
-    applied_while_running bigint, given_up_while_running bigint, taking integer, rate_one double precision, rate_all double precision,
+    applied_while_running bigint, given_up_while_running bigint, applied_by_leader bigint, taking integer, rate_one double precision, rate_all double precision,
     questions bigint, fetched_columns bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'schedule_activity_wrapper';
@@ -1522,6 +1522,7 @@ select s.subscription_name as subscription,
        d.large,
        d.applied_while_running,
        d.given_up_while_running,
+       d.applied_by_leader,
        d.keys,
        d.keys_forgotten,
        a.stats_since

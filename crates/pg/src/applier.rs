@@ -14,6 +14,7 @@
 //! appliers of other subscriptions, which wait for their turn behind others of theirs.
 
 mod batch;
+pub(crate) mod here;
 mod park;
 mod piece;
 mod prepared;
@@ -288,31 +289,15 @@ pub fn main(argument: pg_sys::Datum) {
         "applying changes of subscription {}",
         subscription.name
     ));
-    let mut applier = Applier {
-        number: arguments.number,
-        mode: Mode::of(&subscription),
-        consolidate: subscription.consolidate,
-        ring,
+    let mut applier = Applier::new(
+        arguments.number,
         group,
-        log: LogPlace::default(),
         subscription,
-        session: None,
         local_node,
-        origins: HashMap::new(),
-        all_origins: (0, HashMap::new()),
         entry,
         own,
-        assembled: Vec::new(),
-        careful: false,
-        bulk: true,
-        relaxed,
-        applied,
-        applied_row,
-        pieces: None,
-        gone_on: (0, 0),
-        parking: Parking::default(),
-        step: None,
-    };
+    );
+    applier.applied = applied;
     if arguments.running {
         applier.apply_running();
     } else {
@@ -387,6 +372,42 @@ fn come_again() -> PgError {
 }
 
 impl Applier {
+    fn new(
+        number: usize,
+        group: Group,
+        subscription: Subscription,
+        local_node: String,
+        entry: &'static SubscriptionEntry,
+        own: &'static ApplierEntry,
+    ) -> Self {
+        let ring = group.ring;
+        Self {
+            number,
+            mode: Mode::of(&subscription),
+            consolidate: subscription.consolidate,
+            relaxed: ring.is_relaxed(),
+            applied: Applied::default(),
+            applied_row: AppliedRow::new(subscription.id, number),
+            ring,
+            group,
+            log: LogPlace::default(),
+            subscription,
+            session: None,
+            local_node,
+            origins: HashMap::new(),
+            all_origins: (0, HashMap::new()),
+            entry,
+            own,
+            assembled: Vec::new(),
+            careful: false,
+            bulk: true,
+            pieces: None,
+            gone_on: (0, 0),
+            parking: Parking::default(),
+            step: None,
+        }
+    }
+
     fn run(&mut self) {
         loop {
             let Some(run) = self.next() else {

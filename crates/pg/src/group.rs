@@ -122,6 +122,23 @@ impl Group {
         }
     }
 
+    /// Another view of it in this process.
+    #[must_use]
+    pub fn view(&self) -> Self {
+        Self {
+            ring: self.ring,
+            directory: self.directory,
+            segments: self.segments.clone(),
+        }
+    }
+
+    /// Know what the view of `other` has mapped since: a segment is mapped once in a process.
+    pub fn follow(&mut self, other: &Self) {
+        let known = self.segments.len();
+        self.segments
+            .extend(other.segments.iter().skip(known).copied());
+    }
+
     /// The transaction that is applied while it runs.
     pub(crate) fn running(&self) -> &'static Running {
         // SAFETY: mapped until this process ends; atomics only.

@@ -1,11 +1,35 @@
 //! Waiting: on this process's latch, a socket, the postmaster and the clock, with interrupts served.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pgrx::pg_sys;
 
+use crate::error::{LOCK_NOT_AVAILABLE, PgError};
 use crate::libpq::{Interest, Woken};
 use crate::wait::{self, Wait};
+
+/// This process must not wait now.
+static REFUSES: AtomicBool = AtomicBool::new(false);
+
+/// Have every wait of this process be an error from now on, or none.
+pub(crate) fn refuse_waits(refuse: bool) {
+    REFUSES.store(refuse, Ordering::Relaxed);
+}
+
+/// To be called before what may take long.
+///
+/// # Errors
+/// 55P03 where this process must not wait.
+pub(crate) fn may_wait() -> Result<(), PgError> {
+    if REFUSES.load(Ordering::Relaxed) {
+        return Err(PgError::new(
+            LOCK_NOT_AVAILABLE,
+            "this process must not wait",
+        ));
+    }
+    Ok(())
+}
 
 fn timeout_ms(timeout: Option<Duration>) -> i64 {
     timeout.map_or(-1, |time| {
@@ -30,6 +54,9 @@ fn wait_for(
     timeout: Option<Duration>,
     shown: Option<Wait>,
 ) -> Woken {
+    if let Err(refused) = may_wait() {
+        refused.raise();
+    }
     let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
     if timeout.is_some() {
         events |= pg_sys::WL_TIMEOUT;

@@ -224,6 +224,22 @@ pub fn use_for_commits(origin: OriginId) {
     }
 }
 
+/// Stamp what this process commits with no origin until [`resume`]. The origin stays this process's. Returns it.
+pub fn suspend() -> OriginId {
+    // SAFETY: a variable of the process, read when a transaction commits.
+    unsafe {
+        let used = OriginId(pg_sys::replorigin_session_origin);
+        pg_sys::replorigin_session_origin = 0;
+        used
+    }
+}
+
+/// Stamp it with `suspended` again.
+pub fn resume(suspended: OriginId) {
+    // SAFETY: as above; what [`suspend`] gave is still set up for this process.
+    unsafe { pg_sys::replorigin_session_origin = suspended.0 };
+}
+
 static WATCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {

@@ -146,7 +146,7 @@ impl Activity {
 
 /// One applier, for the views.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ApplierEntry {
     /// Process id; 0: absent.
     pub pid: AtomicI32,

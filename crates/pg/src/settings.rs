@@ -33,6 +33,7 @@ static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
 static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
+static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
@@ -348,6 +349,14 @@ pub fn register() {
         );
     }
     GucRegistry::define_bool_guc(
+        c"braid.leader_applies",
+        c"Have a small transaction that comes alone applied by the leader itself, without waking an applier.",
+        c"It does so only while nothing else is in hand, and waits for nothing meanwhile: what would have to wait goes to an applier.",
+        &LEADER_APPLIES,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_bool_guc(
         c"braid.conflict_history",
         c"Record each conflict with both rows in braid.conflict_history.",
         c"Conflicts are counted also when they are not recorded. A value that loses is then lost.",
@@ -410,6 +419,12 @@ pub fn apply_buffer_bytes() -> u64 {
 #[must_use]
 pub fn max_subscriptions() -> usize {
     size(MAX_SUBSCRIPTIONS.get())
+}
+
+/// `braid.leader_applies`.
+#[must_use]
+pub fn leader_applies() -> bool {
+    LEADER_APPLIES.get()
 }
 
 /// `braid.conflict_history`.

@@ -424,6 +424,23 @@ impl Ring {
         Some(Run { first, last })
     }
 
+    /// Take the transaction that was just published, for the leader itself: all before it are committed, and nobody has taken it. True:
+    /// nobody else will, unless it is given back ([`Ring::give_back_last`]). Only where commits are in order.
+    #[must_use]
+    pub fn take_last(&self, sequence: u64) -> bool {
+        !self.is_relaxed()
+            && self.committed() + 1 == sequence
+            && self.header().counters.take_last(sequence)
+    }
+
+    /// Give back what [`Ring::take_last`] took. Returns the latches of all appliers, to be set: one that was about to take it when it was
+    /// gone may not look again by itself.
+    #[must_use]
+    pub fn give_back_last(&self, sequence: u64) -> Wakes {
+        self.header().counters.give_back_last(sequence);
+        self.all_appliers()
+    }
+
     /// A transaction that this applier has taken.
     #[must_use]
     pub fn transaction(&self, sequence: u64) -> Transaction {

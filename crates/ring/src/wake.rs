@@ -153,6 +153,20 @@ impl Counters {
         }
     }
 
+    /// The leader takes the transaction that it has published last. False when an applier was faster.
+    pub fn take_last(&self, sequence: u64) -> bool {
+        self.claimed
+            .0
+            .compare_exchange(sequence - 1, sequence, Ordering::SeqCst, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// It gives it back. An applier that found it taken a moment ago may be on its way to sleep, and must be woken however it looks: its latch is
+    /// set until it has waited, and then it looks again.
+    pub fn give_back_last(&self, sequence: u64) {
+        self.claimed.0.store(sequence - 1, Ordering::SeqCst);
+    }
+
     /// Idle appliers to wake after transactions were published: as many as `wanted` says of what nobody has taken (the first,
     /// the last, and whether an applier is busy: that one looks for more when it is done). As many as were just published
     /// would not do: an applier that was woken for an earlier one and has not run yet still looks idle, and the wake-up

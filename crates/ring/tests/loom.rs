@@ -570,3 +570,51 @@ fn what_is_put_aside_at_this_moment_is_not_lost() {
         assert_eq!((group.aside.ready(), group.aside.waiting()), (0, 0));
     });
 }
+
+/// The leader publishes without a word, and takes it itself unless an applier that happens to look was faster; what it gives back is an applier's. Each is
+/// committed once, and nobody sleeps on one.
+#[test]
+fn what_the_leader_takes_is_its_own_until_it_gives_it_back() {
+    for gives_back in [[false, false], [true, false], [true, true]] {
+        check(3, move || {
+            let group = Group::new(1);
+            let applier = {
+                let group = Arc::clone(&group);
+                thread::spawn(move || {
+                    let me = &group.appliers[0];
+                    loop {
+                        me.will_wait(IDLE);
+                        if let Some((sequence, last)) =
+                            group.counters.claim(me, |_| {}, |first, _| first)
+                        {
+                            me.awake();
+                            assert_eq!(sequence, last);
+                            assert_eq!(group.counters.committed(), sequence - 1);
+                            group.commit(sequence);
+                        } else if group.counters.committed() == 2 {
+                            return;
+                        } else {
+                            group.latches[1].wait();
+                            me.awake();
+                        }
+                    }
+                })
+            };
+            for (sequence, give_back) in (1..).zip(gives_back) {
+                group.counters.publish(sequence);
+                if group.counters.take_last(sequence) {
+                    assert_eq!(group.counters.committed(), sequence - 1);
+                    if give_back {
+                        group.counters.give_back_last(sequence);
+                        group.latches[1].set();
+                    } else {
+                        group.commit(sequence);
+                    }
+                }
+                group.leader_waits_for(sequence);
+            }
+            group.latches[1].set();
+            applier.join().unwrap();
+        });
+    }
+}

@@ -16,7 +16,7 @@ use pgrx::pg_sys;
 use crate::encoding;
 use crate::error::{self, PgError};
 use crate::subtransaction::Subtransaction;
-use crate::{ffi, settings};
+use crate::{ffi, latch, settings};
 
 /// external_routine_exception
 const FAILED: &str = "38000";
@@ -132,6 +132,8 @@ impl Callee {
         writes: Writes,
         about: &str,
     ) -> Result<Given, PgError> {
+        // What it does, and for how long, is its own affair.
+        latch::may_wait()?;
         // SAFETY: reads a variable of the process.
         let context = unsafe { pg_sys::CurrentMemoryContext };
         let subtransaction = Subtransaction::begin();

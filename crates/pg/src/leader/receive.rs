@@ -14,6 +14,7 @@ use super::confirm::FLUSH_INTERVAL;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
+use crate::applier::here;
 use crate::apply::is_rule;
 use crate::copy::Readiness;
 use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
@@ -242,6 +243,7 @@ impl Stream {
         if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
+        self.hand_out();
         self.expect_rest(begin.commit_lsn)?;
         let skip = self.subscription.skip_lsn;
         let skip = skip != 0 && begin.commit_lsn == skip;
@@ -271,6 +273,7 @@ impl Stream {
             streamed: false,
             two_phase: None,
             has_rule: false,
+            is_plain: true,
             elsewhere: false,
             blocked_on: HashSet::new(),
         });
@@ -326,6 +329,7 @@ impl Stream {
         if waits {
             in_hand.blocked_on.insert(header.schema.0);
         }
+        in_hand.is_plain &= !waits && !header.barrier;
         let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
         match order {
             TableOrder::Keys if !header.barrier => {}
@@ -334,10 +338,12 @@ impl Stream {
                 self.tracker.barrier(table);
             }
             TableOrder::Table { .. } => {
+                in_hand.is_plain = false;
                 self.schedule.saw(Barrier::Index);
                 self.tracker.barrier(table);
             }
             TableOrder::Everything { .. } => {
+                in_hand.is_plain = false;
                 self.schedule.saw(Barrier::Trigger);
                 self.tracker.barrier_for_all();
             }
@@ -367,6 +373,7 @@ impl Stream {
             let Some(in_hand) = self.in_hand.as_mut() else {
                 return Err(out_of_order());
             };
+            in_hand.is_plain = false;
             in_hand.changes = in_hand.changes.saturating_add(1);
             if waits {
                 in_hand.blocked_on.insert(schema.0);
@@ -530,7 +537,16 @@ impl Stream {
                 || (self.subscription.skip_lsn != 0
                     && self.subscription.skip_lsn == commit.end_lsn);
             let open = self.producer.is_open();
-            self.producer.publish(&Complete {
+            let may_be_here = in_hand.is_plain
+                && in_hand.changes <= here::CHANGES
+                && self.producer.pending_bytes() <= here::BYTES
+                && !skip
+                && !split
+                && !in_hand.streamed
+                && in_hand.two_phase.is_none()
+                && !in_hand.has_rule
+                && !in_hand.elsewhere;
+            let sequence = self.producer.publish(&Complete {
                 depends_on: edges.latest,
                 through: edges.through,
                 edges: single,
@@ -544,15 +560,13 @@ impl Stream {
                 alone: in_hand.two_phase.is_some() || in_hand.has_rule || in_hand.elsewhere,
                 elsewhere: in_hand.elsewhere,
             });
-            // The reader of an open one waits for more of it, or for this.
-            let ring = self.group.ring;
-            let wakes = if open {
-                ring.all_appliers()
+            if open {
+                // Its reader waits for more of it, or for this.
+                for latch in self.group.ring.all_appliers().iter() {
+                    registry::set_latch(latch);
+                }
             } else {
-                ring.idle_appliers(self.grain)
-            };
-            for latch in wakes.iter() {
-                registry::set_latch(latch);
+                self.was_published(sequence, may_be_here);
             }
         }
         self.watch.newest = self.watch.newest.max(commit.commit_timestamp);

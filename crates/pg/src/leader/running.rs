@@ -56,6 +56,11 @@ impl Watch {
         })
     }
 
+    /// How many processes may apply, with `most` appliers.
+    pub(super) fn others(&self, most: usize) -> usize {
+        self.number.map_or(most, |number| number + 1)
+    }
+
     /// Whether it is worth looking at what comes in segments.
     pub(super) fn is_wanted(&self) -> bool {
         self.number.is_some()

@@ -103,6 +103,7 @@ impl Stream {
 
     /// A record that only running transactions have.
     pub(super) fn segment_record(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        self.hand_out();
         match Record::read(tag, body)? {
             Record::SegmentStart(start) => {
                 self.expect_between()?;

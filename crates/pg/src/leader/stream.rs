@@ -23,6 +23,7 @@ use super::skew::ClockWatch;
 use super::spread::Spread;
 use super::untangle::Tangle;
 use crate::applier;
+use crate::applier::here::LeadersApplier;
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
 use crate::durability::Durability;
@@ -51,6 +52,8 @@ pub(super) struct InHand {
     pub(super) streamed: bool,
     /// It is prepared here, or what was is finished: applied alone, and what stands for it if its content is to be left out.
     pub(super) two_phase: Option<Vec<u8>>,
+    /// It changes rows by their keys, of tables that are there, and nothing of it runs users' triggers.
+    pub(super) is_plain: bool,
     /// It sets a rule for conflicts.
     pub(super) has_rule: bool,
     /// Another process has applied it.
@@ -111,6 +114,10 @@ pub(super) struct Stream {
     pub(super) reply_wanted: bool,
     pub(super) rate: Rate,
     pub(super) tangle: Tangle,
+    /// For what comes while nothing is in hand.
+    here: Option<LeadersApplier>,
+    /// The transaction that was published and that nobody was woken for: it may be applied here. 0: none.
+    quiet: u64,
 }
 
 /// Whether transactions are to come while they run.
@@ -152,6 +159,37 @@ fn start_streaming(
     ))?)
 }
 
+type HalfApplied = Option<(u64, u64)>;
+
+/// Where it goes on, what of what comes then is committed here already, and what may be applied while it runs.
+fn come_so_far(
+    subscription: &Subscription,
+    most: usize,
+) -> Result<(u64, AppliedAhead, HalfApplied, Watch), PgError> {
+    let found = error::transaction(|| {
+        origin::ensure(subscription.id, &subscription.provider, most)?;
+        let watch = Watch::new(subscription, most)?;
+        let start = origin::progress(subscription.id)?.max(subscription.start_lsn);
+        // In either order: it may have been changed a moment ago.
+        Ok((
+            start,
+            applied::ahead_of(subscription.id, start)?,
+            split::outstanding(subscription.id)?,
+            watch,
+        ))
+    })?;
+    let (start, ahead, ..) = &found;
+    if !ahead.is_empty() {
+        pgrx::log!(
+            "subscription \"{}\" goes on at {}, with {} ranges of transactions after it committed already",
+            subscription.name,
+            lsn_text(*start),
+            ahead.len()
+        );
+    }
+    Ok(found)
+}
+
 impl Stream {
     pub(super) fn open(
         subscription: &Subscription,
@@ -164,26 +202,7 @@ impl Stream {
         } else {
             settings::appliers_per_subscription()
         };
-        let (start, ahead, half_applied, watch) = error::transaction(|| {
-            origin::ensure(subscription.id, &subscription.provider, most)?;
-            let watch = Watch::new(subscription, most)?;
-            let start = origin::progress(subscription.id)?.max(subscription.start_lsn);
-            // In either order: it may have been changed a moment ago.
-            Ok((
-                start,
-                applied::ahead_of(subscription.id, start)?,
-                split::outstanding(subscription.id)?,
-                watch,
-            ))
-        })?;
-        if !ahead.is_empty() {
-            pgrx::log!(
-                "subscription \"{}\" goes on at {}, with {} ranges of transactions after it committed already",
-                subscription.name,
-                lsn_text(start),
-                ahead.len()
-            );
-        }
+        let (start, ahead, half_applied, watch) = come_so_far(subscription, most)?;
         // What was applied up to there is on disk here by now; standbys may be wanted too.
         let applied_up_to = Durability::Local.durable_up_to();
         let mut connection =
@@ -209,6 +228,8 @@ impl Stream {
             most,
         )
         .map_err(|error| End::Transient(error, 0))?;
+        let here =
+            LeadersApplier::new(subscription, &local_node, entry, &group, watch.others(most))?;
         let now = Instant::now();
         let stream = Self {
             grain: applier::grain(subscription, false),
@@ -255,6 +276,8 @@ impl Stream {
                 rows: 0,
             },
             tangle: Tangle::new(),
+            here,
+            quiet: 0,
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
@@ -327,21 +350,69 @@ impl Stream {
     pub(super) fn receive(&mut self, most: usize) -> Result<bool, End> {
         for _ in 0..most {
             if self.limiter.pause().is_some() {
+                self.hand_out();
                 return Ok(true);
             }
             match self.connection.try_copy_data()? {
                 CopyData::Message(message) => self.message(&message)?,
-                CopyData::Pending => return Ok(false),
+                CopyData::Pending => {
+                    self.apply_here();
+                    return Ok(false);
+                }
                 CopyData::End => return Err(libpq::Error::EndOfStream.into()),
             }
         }
+        self.hand_out();
         Ok(true)
+    }
+
+    /// A transaction was published: have it applied. One that is small, alone in its message, and the only one in hand, is kept quiet about until it
+    /// is known whether more has come.
+    pub(super) fn was_published(&mut self, sequence: u64, may_be_here: bool) {
+        let nothing_else = sequence == self.group.ring.committed() + 1;
+        if may_be_here
+            && nothing_else
+            && settings::leader_applies()
+            && self.here.as_mut().is_some_and(LeadersApplier::is_ready)
+        {
+            self.quiet = sequence;
+            return;
+        }
+        self.wake_appliers();
+    }
+
+    fn wake_appliers(&mut self) {
+        self.quiet = 0;
+        for latch in self.group.ring.idle_appliers(self.grain).iter() {
+            registry::set_latch(latch);
+        }
+    }
+
+    /// Another transaction has come, or something else is to be done first: the one that was kept quiet about is for an applier.
+    pub(super) fn hand_out(&mut self) {
+        if self.quiet != 0 {
+            self.wake_appliers();
+        }
+    }
+
+    /// Nothing more has come.
+    fn apply_here(&mut self) {
+        let sequence = std::mem::take(&mut self.quiet);
+        if sequence != 0
+            && !self
+                .here
+                .as_mut()
+                .is_some_and(|here| here.apply(&self.group, sequence))
+        {
+            self.wake_appliers();
+        }
     }
 
     /// What has to be done from time to time, also while waiting for room.
     pub(super) fn tend(&mut self) -> Result<(), End> {
         pgrx::check_for_interrupts!();
         worker::reload_settings();
+        self.hand_out();
         self.check_appliers()?;
         self.appliers.tend();
         self.spread_transactions();
@@ -362,6 +433,9 @@ impl Stream {
         self.confirm()?;
         self.check_silence()?;
         self.untangle()?;
+        if let Some(here) = &mut self.here {
+            here.rest();
+        }
         self.measure();
         self.publish_schedule();
         Ok(())

@@ -56,6 +56,8 @@ pub struct ScheduleCounters {
     pub pieces: AtomicU64,
     /// Transactions that were applied while they ran at the provider.
     pub applied_while_running: AtomicU64,
+    /// Small transactions that the leader has applied.
+    pub applied_by_leader: AtomicU64,
     /// Such that were given up, and applied once they had committed.
     pub given_up_while_running: AtomicU64,
     /// Now: appliers that take transactions.
@@ -95,6 +97,7 @@ impl ScheduleCounters {
             consolidated,
             pieces,
             applied_while_running,
+            applied_by_leader,
             given_up_while_running,
             taking,
             not_joined,
@@ -126,6 +129,7 @@ impl ScheduleCounters {
             consolidated,
             pieces,
             applied_while_running,
+            applied_by_leader,
             given_up_while_running,
             taking,
             not_joined,
