@@ -96,11 +96,17 @@ impl LeadersApplier {
             && !subscription.parks
             && !subscription.two_phase
             && subscription.origin == "none";
-        if !may
-            || !error::transaction(|| {
-                origin::has_room(subscription.id, &subscription.provider, others)
-            })?
-        {
+        if !may {
+            return Ok(None);
+        }
+        let has_room = error::transaction(|| {
+            origin::has_room(subscription.id, &subscription.provider, others)
+        })?;
+        if !has_room {
+            pgrx::log!(
+                "the leader of subscription \"{}\" leaves all transactions to appliers: there are too few replication origins",
+                subscription.name
+            );
             return Ok(None);
         }
         prepare_settings();

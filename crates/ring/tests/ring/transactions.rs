@@ -490,3 +490,41 @@ fn what_joins_others_needs_what_is_before_them() {
     assert_eq!(transaction.needs(3), (2, [0; EDGES]));
     assert_eq!(ring.transaction(11).needs(11), (0, [0; EDGES]));
 }
+
+#[test]
+fn the_leader_takes_what_it_has_published_last_while_nothing_else_is_in_hand() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    let mut publish = |number: u64| {
+        assert!(store(&mut leader, b"records"));
+        assert_eq!(leader.publish(&complete(number)), number);
+    };
+    // An applier is faster.
+    publish(1);
+    assert_eq!(ring.claim(0).unwrap().sequence, 1);
+    assert!(!ring.take_last(1));
+    // One is in hand.
+    publish(2);
+    assert!(!ring.take_last(2));
+    let _ = ring.commit(0, 1, 10, 0);
+    // It is its own, until it is given back.
+    assert!(ring.take_last(2));
+    assert!(!ring.take_last(2));
+    assert!(ring.claim(0).is_none());
+    let mut transaction = ring.transaction(2);
+    assert_eq!(frames(&mut transaction).unwrap(), [b"records"]);
+    let _ = ring.give_back_last(2);
+    assert_eq!(ring.claim(0).unwrap().sequence, 2);
+    let _ = ring.commit(0, 2, 20, 0);
+    // It commits under no applier's number.
+    publish(3);
+    assert!(ring.take_last(3));
+    let _ = ring.commit(ring.geometry().appliers, 3, 30, 0);
+    assert_eq!((ring.claimed(), ring.committed()), (3, 3));
+    assert_eq!(leader.committed_at(3), (350, 30, -3));
+    // Not where commits overtake each other.
+    ring.relax(0);
+    assert!(store(&mut leader, b"records"));
+    leader.publish(&complete(4));
+    assert!(!ring.take_last(4));
+}
