@@ -127,10 +127,7 @@ pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
     if collector::wait_past(aim) {
         return Ok(());
     }
-    Err(PgError::new(
-        "40001",
+    Err(collector::not_yet(
         "what sessions of this node have written to a row with column rules is not known yet",
-    )
-    .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
-    .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
+    ))
 }

@@ -296,12 +296,9 @@ impl Session {
         if collector::wait_past(crate::catalog::flush_all()) {
             return Ok(());
         }
-        Err(PgError::new(
-            "40001",
+        Err(collector::not_yet(
             "what sessions of this node have taken out of a table without a key is not known yet",
-        )
-        .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
-        .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
+        ))
     }
 
     /// Take out a row with these values that is older than a removal, of whichever transaction.

@@ -60,12 +60,9 @@ fn wait() -> Result<(), PgError> {
     if collector::wait_past(aim) || !registry::remembers_deletions() || !collector::has_slot() {
         return Ok(());
     }
-    Err(PgError::new(
-        "40001",
+    Err(collector::not_yet(
         "what sessions of this node have truncated is not known yet",
-    )
-    .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
-    .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker."))
+    ))
 }
 
 /// The transaction that wrote a table's row of `pg_class`; `None` where that is long ago.

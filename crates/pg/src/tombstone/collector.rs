@@ -167,6 +167,14 @@ pub fn wait_past(aim: u64) -> bool {
     }
 }
 
+/// The error of who could not wait for that any longer. What is in hand is to be rolled back, and done again.
+#[must_use]
+pub fn not_yet(message: &str) -> PgError {
+    PgError::new("40001", message)
+        .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+        .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker.")
+}
+
 /// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction of the caller's.
 ///
 /// # Errors
