@@ -76,7 +76,6 @@ for my $lock ('update item set v = v where id = 1', 'lock table coded in share m
 	my $session = $paris->background_psql('postgres', on_error_stop => 1);
 	$session->query_safe("begin; $lock");
 	my ($waits, $table) = $lock =~ /item/ ? ('update item set v = 100 where id = 1', 'item') : ('insert into coded values (2000, 2000)', 'coded');
-	sql($paris, q[select braid.alter_subscription('paris_from_tokyo', commit_order => 'source')]);
 	sql($tokyo, $waits);
 	ok($paris->poll_query_until('postgres', q[select count(*) > 0 from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.backend_type = 'braid applier']), "$lock: an applier waits");
 	my $received = sql($tokyo, 'insert into fired values (1, 1) on conflict (id) do update set v = fired.v + 1; select pg_current_wal_lsn()');
@@ -93,7 +92,7 @@ sql($paris, 'truncate seen');
 others_apply('what fires a trigger', map { "update fired set v = v + $_" } 1 .. 4);
 is(sql($paris, 'select distinct who from seen'), 'braid applier', 'that runs in an applier');
 others_apply('a truncate', 'truncate coded', 'truncate coded');
-sql($_, q[select braid.set_conflict_resolution('ruled', null, 'function', 'larger')]) for @nodes;
+on_all(q[select braid.set_conflict_resolution('ruled', null, 'function', 'larger')], @nodes);
 converged(@nodes);
 sql($tokyo, 'insert into ruled values (1, 10)');
 converged(@nodes);
@@ -122,7 +121,9 @@ set_it('on');
 leader_applies('again', 'update item set v = v + N');
 for my $options ("apply_mode => 'serial'", "apply_mode => 'batch'", "apply_mode => 'aggregate'", "apply_mode => 'parallel', commit_order => 'relaxed'", "commit_order => 'source', on_error => 'park'", "on_error => 'stop', origin => 'any'")
 {
+	my ($leader) = worker_pids($paris, 'braid leader');
 	sql($paris, "select braid.alter_subscription('$name', $options)");
+	ok(wait_until(sub { my ($other) = worker_pids($paris, 'braid leader'); $other && $other != $leader }, 20), 'it starts anew');
 	caught_up($paris, $tokyo);
 	others_apply($options, map { "update item set v = v + $_" } 1 .. 3);
 }
