@@ -104,6 +104,23 @@ ok(wait_until(sub { $lag->() eq '9223372036854775807' }, 20), 'the lag is shown,
 connect_anew();
 ok(wait_until(sub { $lag->() eq '0' }, 40), 'and as it is after the connection was made anew') or diag($lag->());
 
+# WAL is gone which a walsender was reading: the next one may do without. Where that comes again and again, it stops.
+$offset = -s $paris->logfile;
+# For keepalives that come soon.
+$tokyo->safe_psql('postgres', $_) for q[alter system set wal_sender_timeout = '2s'], 'select pg_reload_conf()';
+$proxy->lie('removed');
+ok(wait_until(sub { has_said($offset, qr/"$name" will be tried again: the provider reported: requested WAL segment/) }, 40), 'told: removed');
+goes_on_after('removed');
+$proxy->lie('always removed');
+ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 60), 'always removed: it stops');
+$proxy->lie('');
+like(status($paris, $name)->{error_hint}, qr/max_slot_wal_keep_size/, 'with a hint');
+my $attempts = () = slurp_file($paris->logfile, $offset) =~ /will be tried again: the provider reported: requested WAL segment/g;
+cmp_ok($attempts, '>=', 2, 'after some attempts');
+$paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
+goes_on_after('an end of that');
+$tokyo->safe_psql('postgres', $_) for 'alter system reset wal_sender_timeout', 'select pg_reload_conf()';
+
 # A transaction that comes after a later one is not asked for again once that is applied: it stops at once, and what is missing can be found.
 on_all('create table late (k int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into late values (0)');

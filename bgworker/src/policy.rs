@@ -48,6 +48,17 @@ pub fn for_provider(sqlstate: &str) -> Policy {
     }
 }
 
+/// Whether the provider says that WAL is gone which its walsender was reading. That comes by itself as well: a slot moves on when what was
+/// received is confirmed, by what an earlier walsender had noted down, and a checkpoint may remove what is before that while the next walsender is not past it
+/// yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to 18). Then the one after that does without it.
+#[must_use]
+pub fn is_wal_removed(sqlstate: &str, message: &str) -> bool {
+    // The second where it had read the file already: there is no errno then (`CheckXLogRemoved` of src/backend/access/transam/xlog.c).
+    matches!(sqlstate, "58P01" | "XX000")
+        && message.contains("WAL segment")
+        && message.contains("removed")
+}
+
 /// A hint for an error of the provider that does not bring a good one.
 #[must_use]
 pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
@@ -60,7 +71,10 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
             "Create the publication at the provider, or name others with braid.alter_subscription, then enable the \
              subscription again."
         }
-        "55000" if message.contains("removed") || message.contains("can no longer") => {
+        _ if is_wal_removed(sqlstate, message)
+            || (sqlstate == "55000"
+                && (message.contains("removed") || message.contains("can no longer"))) =>
+        {
             "The provider has removed WAL that this subscription still needs (max_slot_wal_keep_size). Drop the \
              subscription and create it again."
         }
@@ -151,6 +165,17 @@ mod tests {
         for (sqlstate, policy) in table {
             assert_eq!(for_provider(sqlstate), policy, "{sqlstate}");
         }
+    }
+
+    #[test]
+    fn wal_that_is_gone_is_told_from_a_file_that_is_not_there() {
+        let removed = "requested WAL segment 000000010000000000000005 has already been removed";
+        assert!(is_wal_removed("58P01", removed) && is_wal_removed("XX000", removed));
+        assert!(provider_hint("58P01", removed).contains("max_slot_wal_keep_size"));
+        let plugin = "could not access file \"braid\": No such file or directory";
+        assert!(!is_wal_removed("58P01", plugin));
+        assert!(provider_hint("58P01", plugin).contains("Install braid"));
+        assert!(!is_wal_removed("55000", removed));
     }
 
     #[test]

@@ -62,8 +62,16 @@ my %lie = (
 	again_end => sub { return is_ended(@_) ? ($_[0]) x 2 : (); },
 );
 
-# Of a keepalive: the end of WAL is where no WAL will ever be.
-my %keepalive = (far_end => sub { my ($message) = @_; substr($message, 6, 8) = "\xff" x 8; return $message; });
+# Of a keepalive.
+my %keepalive = (
+	# The end of WAL is where no WAL will ever be.
+	far_end => sub { my ($message) = @_; substr($message, 6, 8) = "\xff" x 8; return $message; },
+	# An error instead.
+	removed => sub {
+		my $fields = join "\0", 'SERROR', 'VERROR', 'C58P01', 'Mrequested WAL segment 000000010000000000000005 has already been removed', '', '';
+		return 'E' . pack('N', 4 + length $fields) . $fields . 'Z' . pack('N', 5) . 'I';
+	},
+);
 
 # Lies for which a frame has to wait for the one after it.
 my %waits = (swap_begin => \&is_begun, swap_whole => \&is_whole);
@@ -112,9 +120,10 @@ sub pass
 sub keepalive
 {
 	my ($self, $message, $lie) = @_;
-	my $change = $keepalive{$$lie} or return $message;
-	$self->{said} = $$lie;
-	$$lie = '';
+	my ($always, $kind) = $$lie =~ /^(always )?(\w+)/ or return $message;
+	my $change = $keepalive{$kind} or return $message;
+	$self->{said} = $kind;
+	$$lie = '' unless $always;
 	return $change->($message);
 }
 
@@ -128,8 +137,8 @@ sub frame
 		$self->{held} = undef;
 		return $message . $first;
 	}
-	return $message if $$lie eq '' || $keepalive{$$lie};
-	my ($always, $kind) = $$lie =~ /^(always )?(\w+)/;
+	my ($always, $kind) = $$lie =~ /^(always )?(\w+)/ or return $message;
+	return $message if $keepalive{$kind};
 	my $frame = substr $message, BEFORE_FRAME;
 	my @records = records($frame);
 	my @instead;

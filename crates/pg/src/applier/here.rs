@@ -141,6 +141,15 @@ impl LeadersApplier {
     /// for it.
     pub(crate) fn apply(&mut self, group: &Group, sequence: u64) -> bool {
         let ring = group.ring;
+        // What is parked holds its keys, also where nothing is parked any more.
+        match error::catch(|| self.applier.has_parked()) {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => return false,
+            Ok(Err(_)) | Err(_) => {
+                error::abort();
+                return false;
+            }
+        }
         if !ring.take_last(sequence) {
             return false;
         }

@@ -43,6 +43,8 @@ use stream::Stream;
 /// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
 /// the two may not understand each other.
 const GARBLED_ATTEMPTS: u32 = 8;
+/// The same of WAL that the provider has removed.
+const REMOVED_ATTEMPTS: u32 = 3;
 
 /// The subscription that this process leads, for its exit callback.
 static LEADING: AtomicU32 = AtomicU32::new(0);
@@ -88,8 +90,13 @@ impl From<libpq::Error> for End {
                     let hint = policy::provider_hint(&error.sqlstate, &error.message);
                     error = error.with_hint(hint);
                 }
+                let may_pass = policy::is_wal_removed(&error.sqlstate, &error.message);
                 error.message = format!("the provider reported: {}", error.message);
-                Self::Permanent(error, 0)
+                if may_pass {
+                    Self::Transient(error, 0)
+                } else {
+                    Self::Permanent(error, 0)
+                }
             }
             Policy::Retry | Policy::Reconnect | Policy::Conflict => {
                 error.message = format!("connection to the provider: {}", error.message);
@@ -153,9 +160,11 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
         End::Permanent(error, lsn) => (error, lsn, true),
     };
     let mut error = error;
+    let failures = entry.failures.load(Ordering::Acquire);
     let mut permanent = permanent
-        || (error.sqlstate == "08P01"
-            && entry.failures.load(Ordering::Acquire) >= GARBLED_ATTEMPTS);
+        || (error.sqlstate == "08P01" && failures >= GARBLED_ATTEMPTS)
+        || (policy::is_wal_removed(&error.sqlstate, &error.message)
+            && failures >= REMOVED_ATTEMPTS);
     let recorded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(String::new());
