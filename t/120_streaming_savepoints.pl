@@ -181,7 +181,7 @@ for my $when (0, 1)
 	more("killed $when, after it", 20_000) if $when;
 	my $pid = $paris->safe_psql('postgres', "select pid from braid.apply_workers where worker = 'applier ' || current_setting('braid.appliers_per_subscription')");
 	kill 'KILL', $pid;
-	ok(wait_until(sub { $paris->psql('postgres', 'select 1') == 0 }, 60), 'the server is back');
+	ok(wait_until(sub { (attempt($paris, 'select 1'))[0] == 0 }, 60), 'the server is back');
 	$one->query_safe("insert into bulk values (-10001 - $when, 0, 'after')");
 	$one->query_safe('commit');
 	caught_up($paris, $tokyo);
