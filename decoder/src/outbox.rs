@@ -23,7 +23,7 @@ use crate::error::Result;
 /// From how many bytes on a frame is sent before its transaction ends.
 const FRAME_BYTES: usize = 256 * 1024;
 /// From how many bytes on transactions that are held back are sent.
-const JOINED_BYTES: usize = 32 * 1024;
+const JOINED_BYTES: usize = 64 * 1024;
 /// Prefix of the message that says that everything up to its position was sent.
 pub const POSITION_PREFIX: &str = "braid.position";
 /// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all nodes. Content: see `braid.take_conflict_resolution` and

@@ -63,6 +63,12 @@ const SHARED_BATCH: Grain = Grain {
     small: 128,
 };
 
+/// The same where changes of a row are made one: the more are joined, the fewer are left to be applied.
+const CONSOLIDATE: Grain = Grain {
+    run: 4096,
+    small: 128,
+};
+
 /// What is regrouped in aggregate mode: the more, the longer the runs of a table. The leader's list of transactions is to hold
 /// twice as many, so that it goes on meanwhile.
 const AGGREGATE: Grain = Grain {
@@ -100,10 +106,17 @@ impl Mode {
             Self::Single if singly || relaxed => Grain::ONE,
             Self::Single => GRAIN,
             Self::Batch if singly => SHARED_BATCH,
+            Self::Consolidate if !singly => CONSOLIDATE,
             Self::Batch | Self::Consolidate => BATCH,
             Self::Aggregate => AGGREGATE,
         }
     }
+}
+
+/// Whether transactions are committed together: the more, the less each costs.
+#[must_use]
+pub(crate) fn joins(subscription: &Subscription) -> bool {
+    Mode::of(subscription) != Mode::Single
 }
 
 /// What an applier takes at once of a subscription.

@@ -18,7 +18,7 @@ use braid_bgworker::running::Running;
 const LOG_SEGMENTS: usize = 24;
 const FIRST_LOG_SEGMENT: usize = 64 * 1024;
 /// Transactions in flight between leader and appliers.
-const DESCRIPTORS: u64 = 4096;
+const DESCRIPTORS: u64 = 8192;
 
 #[repr(C, align(64))]
 struct Directory {

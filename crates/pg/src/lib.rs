@@ -22,6 +22,7 @@ mod ffi;
 mod group;
 pub mod ingest;
 pub mod kept_commit;
+mod kept_plan;
 pub mod latch;
 pub mod leader;
 pub mod libpq;

@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
 use crate::error::PgError;
-use crate::{catalog, encoding};
+use crate::{catalog, encoding, kept_plan};
 
 /// A row of `braid.subscription`, as its workers need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,7 +238,7 @@ pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
 /// # Errors
 /// As [`execute`].
 pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
-    let found = rows(
+    let found = kept_plan::rows(
         "select 1::text from braid.subscription_table t \
          join pg_catalog.pg_class c on c.oid = t.relation \
          join pg_catalog.pg_namespace n on n.oid = c.relnamespace \

@@ -15,7 +15,7 @@ use braid_gir::Schema;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
-use crate::subscription;
+use crate::kept_plan;
 
 /// More relations than this altered at a time mean all.
 const NOTES: usize = 64;
@@ -223,7 +223,7 @@ pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTab
         return Ok((Vec::new(), LocalTable::default()));
     };
     let text = |cell: Option<&Option<String>>| cell.cloned().flatten();
-    let relations: Vec<u32> = subscription::rows(RELATIONS, &[oid.into()])?
+    let relations: Vec<u32> = kept_plan::rows(RELATIONS, &[oid.into()])?
         .iter()
         .filter_map(|row| text(row.first())?.parse().ok())
         .collect();
@@ -231,7 +231,7 @@ pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTab
     let list = format!("{{{}}}", list.join(","));
     let mut table = LocalTable::default();
     let mut last = None;
-    for row in subscription::rows(KEYS, &[list.as_str().into()])? {
+    for row in kept_plan::rows(KEYS, &[list.as_str().into()])? {
         let cell = |place: usize| text(row.get(place));
         let index = cell(0);
         if index != last {
@@ -256,7 +256,7 @@ pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTab
             key.columns.push(column);
         }
     }
-    for row in subscription::rows(TRIGGERS, &[list.as_str().into()])? {
+    for row in kept_plan::rows(TRIGGERS, &[list.as_str().into()])? {
         table.triggers.push(Trigger {
             name: text(row.first()).unwrap_or_default(),
             immutable: text(row.get(1)).as_deref() == Some("true"),

@@ -151,8 +151,30 @@ impl Leader {
         }
     }
 
-    /// The transaction in hand is complete: publish it, or close it when it is open. Returns its number.
+    /// The transaction in hand is complete: publish it, and all that were completed before, or close it when it is open. Returns its number.
     pub fn publish(&mut self, complete: &Complete) -> u64 {
+        let sequence = self.complete(complete);
+        self.publish_completed();
+        sequence
+    }
+
+    /// Publish what was completed. Each time costs whoever looks for something to take a line of its cache.
+    pub fn publish_completed(&self) {
+        self.ring.header().counters.publish(self.completed());
+    }
+
+    /// Number of the last transaction that is complete, or open.
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        if self.open {
+            self.sequence
+        } else {
+            self.sequence - 1
+        }
+    }
+
+    /// The transaction in hand is complete: it can be published, or is closed when it is open. Returns its number.
+    pub fn complete(&mut self, complete: &Complete) -> u64 {
         let skip = if complete.skip { SKIP } else { 0 };
         let split = if complete.split { SPLIT } else { 0 };
         let wide = if complete.wide { WIDE } else { 0 };
@@ -188,9 +210,6 @@ impl Leader {
             .store(complete.commit_timestamp.cast_unsigned(), Ordering::Relaxed);
         descriptor.flags.store(flags, Ordering::Release);
         let sequence = self.sequence;
-        if !self.open {
-            self.ring.header().counters.publish(sequence);
-        }
         self.open = false;
         self.begin = self.head;
         self.sequence += 1;

@@ -28,8 +28,8 @@ use crate::compat;
 use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
+use crate::kept_plan;
 use crate::settings::{self, RememberDeletions};
-use crate::subscription::rows;
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const NUMERIC_ADD: u32 = 1724;
@@ -208,7 +208,7 @@ pub unsafe fn load(
             (*relation).rd_att,
         )
     };
-    let found = rows(RULES, &[oid.into()])?;
+    let found = kept_plan::rows(RULES, &[oid.into()])?;
     let mut rules = ColumnRules {
         columns: Vec::new(),
         were_set: !found.is_empty(),
@@ -274,7 +274,7 @@ pub unsafe fn load(
         });
     }
     if rules.has_sums() {
-        let twice = rows(STREAMS, &[oid.into()])?;
+        let twice = kept_plan::rows(STREAMS, &[oid.into()])?;
         if twice.first().and_then(|row| row.first()?.as_deref()) == Some("true") {
             return Err(PgError::new(
                 "55000",

@@ -24,10 +24,10 @@ use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::decoding::deletions::identity_key;
 use crate::error::PgError;
 use crate::local_version::full;
-use crate::subscription::{local_node, rows};
+use crate::subscription::local_node;
 use crate::taken_row::Author;
 use crate::tombstone::{self, CopiedVersion};
-use crate::{compat, latch};
+use crate::{compat, kept_plan, latch};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -69,7 +69,7 @@ impl From {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn tables(relation: pg_sys::Oid) -> Result<Vec<From>, PgError> {
-    let found = rows(
+    let found = kept_plan::rows(
         "select relation::text, table_id::text from braid.copied_table where relation = $1::oid \
          or relation in (select relid from pg_catalog.pg_partition_ancestors($1::oid))",
         &[relation.into()],

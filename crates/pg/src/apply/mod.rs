@@ -66,6 +66,7 @@ use pgrx::pg_sys;
 
 use crate::clock;
 use crate::error::PgError;
+use crate::kept_plan;
 use crate::origin::{self, OriginId};
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::taken_row::TakenRow;
@@ -1075,32 +1076,28 @@ fn table_position(
     subscription_id: u32,
     oid: pg_sys::Oid,
 ) -> Result<(Option<u64>, Option<ProviderSnapshot>), PgError> {
-    let subscription = i64::from(subscription_id);
-    let relation = i64::from(oid.to_u32());
-    pgrx::Spi::connect(|client| {
-        let rows = client.select(
-            "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
-             else '18446744073709551615' end, copy_snapshot::text \
-             from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
-            Some(1),
-            &[subscription.into(), relation.into()],
-        )?;
-        let Some(row) = rows.into_iter().next() else { return Ok((None, None)) };
-        let text: Option<String> = row.get(1)?;
-        let snapshot: Option<String> = row.get(2)?;
-        Ok((
-            Some(text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)),
-            snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
-        ))
-    })
-    .map_err(|error: pgrx::spi::SpiError| {
-        PgError::new("XX000", format!("could not read the catalog: {error}"))
-    })
+    let found = kept_plan::rows_in_snapshot(
+        "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
+         else '18446744073709551615' end, copy_snapshot::text \
+         from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(oid.to_u32()).into(),
+        ],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok((None, None));
+    };
+    let [position, snapshot] = <[_; 2]>::try_from(row).unwrap_or_default();
+    Ok((
+        Some(position.and_then(|text| text.parse().ok()).unwrap_or(0)),
+        snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
+    ))
 }
 
 /// What a copy of a table, or of one of which it is a partition, has of the transactions of a subscription's provider.
 fn copied_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<CopiedFrom>, PgError> {
-    let found = crate::subscription::rows(
+    let found = kept_plan::rows_in_snapshot(
         "select c.\"position\"::text, array_to_string(c.beyond, ','), array_to_string(c.missing, ','), c.forwards::text \
          from braid.copied_position c join braid.subscription s on s.provider_id = c.node_id \
          where s.subscription_id = $1 and (c.relation = $2::oid or c.relation in (select relid from pg_catalog.pg_partition_ancestors($2::oid))) limit 1",

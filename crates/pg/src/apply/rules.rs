@@ -8,7 +8,8 @@ use pgrx::pg_sys;
 
 use super::Session;
 use crate::error::PgError;
-use crate::subscription::{execute, rows};
+use crate::kept_plan;
+use crate::subscription::execute;
 
 /// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all.
 const RULES: &str = "\
@@ -22,7 +23,7 @@ const RULES: &str = "\
 /// # Errors
 /// XX000 for a rule that this version does not know; whatever PostgreSQL raises.
 pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
-    let found = rows(RULES, &[table.into()])?;
+    let found = kept_plan::rows(RULES, &[table.into()])?;
     let mut rules = Vec::with_capacity(found.len());
     let mut asked = false;
     for row in found {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::End;
-use super::stream::Stream;
+use super::stream::{MOMENT, Stream};
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::registry::{self, Activity};
@@ -208,6 +208,9 @@ impl Stream {
         self.group.ring.leader_will_wait(until);
         if self.collected < until && self.group.ring.committed() >= until {
             return None;
+        }
+        if self.awaits_more() {
+            return Some(MOMENT);
         }
         if self.in_flight() || self.progress.unflushed().is_some() {
             return Some(self.durability.flush_interval());

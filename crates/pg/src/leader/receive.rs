@@ -224,6 +224,7 @@ impl Stream {
         &mut self,
         mut work: impl FnMut() -> Result<T, PgError>,
     ) -> Result<T, End> {
+        self.hand_out();
         loop {
             let outcome = error::transaction(|| {
                 subscription::limit_lock_waits()?;
@@ -243,7 +244,7 @@ impl Stream {
         if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
-        self.hand_out();
+        self.is_not_alone();
         self.expect_rest(begin.commit_lsn)?;
         let skip = self.subscription.skip_lsn;
         let skip = skip != 0 && begin.commit_lsn == skip;
@@ -477,6 +478,7 @@ impl Stream {
     /// The ring is full: wait until appliers have committed something since it was last collected, or released room since
     /// `tail` was read; and keep the connection alive meanwhile.
     pub(super) fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
+        self.hand_out();
         // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
         // known, and be slept on.
         // A wake-up for half of what is there: one for each commit would cost more than the commit.
@@ -537,6 +539,7 @@ impl Stream {
                 || (self.subscription.skip_lsn != 0
                     && self.subscription.skip_lsn == commit.end_lsn);
             let open = self.producer.is_open();
+            let changes = in_hand.changes;
             let may_be_here = in_hand.is_plain
                 && in_hand.changes <= here::CHANGES
                 && self.producer.pending_bytes() <= here::BYTES
@@ -546,7 +549,7 @@ impl Stream {
                 && in_hand.two_phase.is_none()
                 && !in_hand.has_rule
                 && !in_hand.elsewhere;
-            let sequence = self.producer.publish(&Complete {
+            let sequence = self.producer.complete(&Complete {
                 depends_on: edges.latest,
                 through: edges.through,
                 edges: single,
@@ -566,7 +569,7 @@ impl Stream {
                     registry::set_latch(latch);
                 }
             } else {
-                self.was_published(sequence, may_be_here);
+                self.is_complete(sequence, may_be_here, changes);
             }
         }
         self.watch.newest = self.watch.newest.max(commit.commit_timestamp);

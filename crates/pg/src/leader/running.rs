@@ -219,7 +219,7 @@ impl Stream {
         if let Some(length) = self.segments.hand_over(xid)? {
             running.supply(Supply {
                 length,
-                after: self.group.ring.published(),
+                after: self.producer.completed(),
                 read: self.entry.received_lsn.load(Ordering::Relaxed),
                 newest: self.watch.newest.saturating_sub(SLACK),
             });

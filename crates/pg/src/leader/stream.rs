@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use braid_bgworker::applied::AppliedAhead;
 use braid_bgworker::commit_sequence::CommitSequence;
@@ -39,6 +39,12 @@ use crate::{applied, origin, prepared, settings, split, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
+/// Changes after which transactions are published at the latest, where each is applied as one.
+const AT_ONCE: u32 = 16;
+/// A message of so many bytes is followed by another: a provider that has nothing more to read sends what it has before it is that much.
+const FULL_MESSAGE: usize = 32 << 10;
+/// How long what is to be joined waits for more of it.
+pub(super) const MOMENT: Duration = Duration::from_millis(1);
 
 pub(super) struct InHand {
     pub(super) begin_commit_lsn: u64,
@@ -118,6 +124,14 @@ pub(super) struct Stream {
     here: Option<LeadersApplier>,
     /// The transaction that was published and that nobody was woken for: it may be applied here. 0: none.
     quiet: u64,
+    /// Changes of the others that are complete and not published.
+    unpublished: u32,
+    /// How many of them are published at the latest.
+    at_once: u32,
+    /// Transactions are joined: the more there are at once, the better.
+    gathers: bool,
+    /// Bytes of the last message.
+    last_length: usize,
 }
 
 /// Whether transactions are to come while they run.
@@ -231,8 +245,10 @@ impl Stream {
         let here =
             LeadersApplier::new(subscription, &local_node, entry, &group, watch.others(most))?;
         let now = Instant::now();
+        let grain = applier::grain(subscription, false);
+        let gathers = applier::joins(subscription);
         let stream = Self {
-            grain: applier::grain(subscription, false),
+            grain,
             durability: Durability::parse(&subscription.synchronous_commit),
             subscription: subscription.clone(),
             local_node,
@@ -278,6 +294,10 @@ impl Stream {
             tangle: Tangle::new(),
             here,
             quiet: 0,
+            unpublished: 0,
+            at_once: if gathers { grain.run / 2 } else { AT_ONCE },
+            gathers,
+            last_length: 0,
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
@@ -336,9 +356,13 @@ impl Stream {
         self.expect_rest(self.start)?;
         loop {
             let more = self.receive(64)?;
-            self.tend()?;
+            if !self.awaits_more() {
+                self.hand_out();
+            }
+            self.tend_meanwhile()?;
             self.ask_for_time()?;
             if let Some(pause) = self.limiter.pause() {
+                self.hand_out();
                 self.hold_back(pause);
             } else if !more {
                 self.sleep();
@@ -350,7 +374,6 @@ impl Stream {
     pub(super) fn receive(&mut self, most: usize) -> Result<bool, End> {
         for _ in 0..most {
             if self.limiter.pause().is_some() {
-                self.hand_out();
                 return Ok(true);
             }
             match self.connection.try_copy_data()? {
@@ -362,13 +385,12 @@ impl Stream {
                 CopyData::End => return Err(libpq::Error::EndOfStream.into()),
             }
         }
-        self.hand_out();
         Ok(true)
     }
 
-    /// A transaction was published: have it applied. One that is small, alone in its message, and the only one in hand, is kept quiet about until it
-    /// is known whether more has come.
-    pub(super) fn was_published(&mut self, sequence: u64, may_be_here: bool) {
+    /// A transaction is complete: have it applied. One that is small, alone in its message, and the only one in hand, is kept quiet about until it
+    /// is known whether more has come. Others are published some at a time: to look at what waits, and who, costs more than to receive one.
+    pub(super) fn is_complete(&mut self, sequence: u64, may_be_here: bool, changes: u32) {
         let nothing_else = sequence == self.group.ring.committed() + 1;
         if may_be_here
             && nothing_else
@@ -378,41 +400,71 @@ impl Stream {
             self.quiet = sequence;
             return;
         }
-        self.wake_appliers();
+        self.unpublished = self.unpublished.saturating_add(changes.max(1));
+        if self.unpublished >= self.at_once {
+            self.publish();
+        }
     }
 
-    fn wake_appliers(&mut self) {
+    fn publish(&mut self) {
         self.quiet = 0;
+        self.unpublished = 0;
+        self.producer.publish_completed();
         for latch in self.group.ring.idle_appliers(self.grain).iter() {
             registry::set_latch(latch);
         }
     }
 
-    /// Another transaction has come, or something else is to be done first: the one that was kept quiet about is for an applier.
+    /// Something else is to be done first: what is complete is for appliers.
     pub(super) fn hand_out(&mut self) {
+        if self.quiet != 0 || self.unpublished != 0 {
+            self.publish();
+        }
+    }
+
+    /// Another transaction has come: the one that was kept quiet about is for an applier, as this one is.
+    pub(super) fn is_not_alone(&mut self) {
         if self.quiet != 0 {
-            self.wake_appliers();
+            self.quiet = 0;
+            self.unpublished += 1;
         }
     }
 
     /// Nothing more has come.
     fn apply_here(&mut self) {
         let sequence = std::mem::take(&mut self.quiet);
-        if sequence != 0
-            && !self
-                .here
-                .as_mut()
-                .is_some_and(|here| here.apply(&self.group, sequence))
-        {
-            self.wake_appliers();
+        if sequence == 0 {
+            return;
         }
+        self.producer.publish_completed();
+        if !self
+            .here
+            .as_mut()
+            .is_some_and(|here| here.apply(&self.group, sequence))
+        {
+            self.publish();
+        }
+    }
+
+    /// Whether more of what is joined is about to come, and what is complete may wait for it: as it does while the provider has sent so much that
+    /// it has more, and for a moment at most.
+    pub(super) fn awaits_more(&self) -> bool {
+        self.unpublished != 0
+            && self.gathers
+            && self.last_length >= FULL_MESSAGE
+            && self.last_message.elapsed() < MOMENT
     }
 
     /// What has to be done from time to time, also while waiting for room.
     pub(super) fn tend(&mut self) -> Result<(), End> {
+        self.hand_out();
+        self.tend_meanwhile()
+    }
+
+    /// The same while more may be about to come.
+    fn tend_meanwhile(&mut self) -> Result<(), End> {
         pgrx::check_for_interrupts!();
         worker::reload_settings();
-        self.hand_out();
         self.check_appliers()?;
         self.appliers.tend();
         self.spread_transactions();
@@ -485,7 +537,7 @@ impl Stream {
     }
 
     pub(super) fn in_flight(&self) -> bool {
-        self.in_hand.is_some() || self.collected < self.group.ring.published()
+        self.in_hand.is_some() || self.collected < self.producer.completed()
     }
 
     pub(super) fn message(&mut self, message: &[u8]) -> Result<(), End> {
@@ -511,6 +563,10 @@ impl Stream {
                 entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
                 let rows = self.rows;
                 self.frame(frame, position(1)?)?;
+                self.last_length = frame.len();
+                if self.unpublished != 0 && !self.awaits_more() {
+                    self.publish();
+                }
                 self.limiter
                     .take(self.rows.wrapping_sub(rows), frame.len() as u64);
                 Ok(())
