@@ -163,6 +163,14 @@ impl Leader {
         self.ring.header().counters.publish(self.completed());
     }
 
+    /// Publish what was completed, but only up to a transaction.
+    pub fn publish_up_to(&self, sequence: u64) {
+        self.ring
+            .header()
+            .counters
+            .publish(sequence.min(self.completed()));
+    }
+
     /// Number of the last transaction that is complete, or open.
     #[must_use]
     pub fn completed(&self) -> u64 {

@@ -1,11 +1,12 @@
-//! The leader applies a transaction itself: a small one that comes while nothing else is in hand. To hand it to an applier, which sleeps then, takes
-//! as long as to apply it, and twice the processor time.
+//! The leader applies a transaction itself: a small one that comes while nothing else is in hand, or few of them. To hand it to an applier, which
+//! sleeps then, takes as long as to apply it, and twice the processor time.
 //!
 //! The leader must not be kept from the stream. So here nothing is waited for: a lock is for [`LOCK_TIMEOUT_MS`] at most, and any other wait, and
 //! a conflict function, is an error (`latch::refuse_waits`). What ends in an error, whichever, is rolled back and goes to an applier, as if it had not been tried.
 //!
 //! States of the transaction, which the leader alone moves:
-//! published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back and all appliers woken.
+//! complete -> published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back and all appliers woken. Of several, each is
+//! published when the one before is committed, or all are when one is not.
 //! An applier that happens to look takes it before the leader does: then it is that one's.
 
 use std::sync::atomic::Ordering;
@@ -29,6 +30,8 @@ const LONG: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The statistics collector hears of what was applied after this at the latest.
 const REPORT: Duration = Duration::from_secs(1);
+/// So many that come at once: more of them are done sooner by several.
+pub(crate) const TRANSACTIONS: u64 = 4;
 /// Changes, and bytes, that a transaction has at most.
 pub(crate) const CHANGES: u32 = 16;
 pub(crate) const BYTES: u64 = 32 * 1024;

@@ -244,7 +244,6 @@ impl Stream {
         if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
             return Err(out_of_order());
         }
-        self.is_not_alone();
         self.expect_rest(begin.commit_lsn)?;
         let skip = self.subscription.skip_lsn;
         let skip = skip != 0 && begin.commit_lsn == skip;
@@ -455,6 +454,7 @@ impl Stream {
             rest = later;
             if self.producer.should_open() {
                 // Too large to be held whole: it is applied as it comes, alone.
+                self.hand_out();
                 self.wait_for_tables()?;
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
                 self.tracker.too_large();

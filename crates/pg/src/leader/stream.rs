@@ -23,7 +23,7 @@ use super::skew::ClockWatch;
 use super::spread::Spread;
 use super::untangle::Tangle;
 use crate::applier;
-use crate::applier::here::LeadersApplier;
+use crate::applier::here::{self, LeadersApplier};
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
 use crate::durability::Durability;
@@ -122,9 +122,9 @@ pub(super) struct Stream {
     pub(super) tangle: Tangle,
     /// For what comes while nothing is in hand.
     here: Option<LeadersApplier>,
-    /// The transaction that was published and that nobody was woken for: it may be applied here. 0: none.
+    /// How many of the last transactions are complete and may be applied here: all that is in hand.
     quiet: u64,
-    /// Changes of the others that are complete and not published.
+    /// Changes, or more, of the others that are complete and not published.
     unpublished: u32,
     /// How many of them are published at the latest.
     at_once: u32,
@@ -379,7 +379,9 @@ impl Stream {
             match self.connection.try_copy_data()? {
                 CopyData::Message(message) => self.message(&message)?,
                 CopyData::Pending => {
-                    self.apply_here();
+                    if self.in_hand.is_none() {
+                        self.apply_here();
+                    }
                     return Ok(false);
                 }
                 CopyData::End => return Err(libpq::Error::EndOfStream.into()),
@@ -388,19 +390,21 @@ impl Stream {
         Ok(true)
     }
 
-    /// A transaction is complete: have it applied. One that is small, alone in its message, and the only one in hand, is kept quiet about until it
-    /// is known whether more has come. Others are published some at a time: to look at what waits, and who, costs more than to receive one.
+    /// A transaction is complete: have it applied. Few that are small, and the only ones in hand, are kept quiet about until it is known whether more
+    /// has come. Others are published some at a time: to look at what waits, and who, costs more than to receive one.
     pub(super) fn is_complete(&mut self, sequence: u64, may_be_here: bool, changes: u32) {
-        let nothing_else = sequence == self.group.ring.committed() + 1;
+        let nothing_else = sequence == self.group.ring.committed() + self.quiet + 1;
         if may_be_here
             && nothing_else
+            && self.quiet < here::TRANSACTIONS
             && settings::leader_applies()
             && self.here.as_mut().is_some_and(LeadersApplier::is_ready)
         {
-            self.quiet = sequence;
+            self.quiet += 1;
             return;
         }
-        self.unpublished = self.unpublished.saturating_add(changes.max(1));
+        let quiet = u32::try_from(std::mem::take(&mut self.quiet)).unwrap_or(0);
+        self.unpublished = self.unpublished.saturating_add(changes.max(1) + quiet);
         if self.unpublished >= self.at_once {
             self.publish();
         }
@@ -422,27 +426,21 @@ impl Stream {
         }
     }
 
-    /// Another transaction has come: the one that was kept quiet about is for an applier, as this one is.
-    pub(super) fn is_not_alone(&mut self) {
-        if self.quiet != 0 {
-            self.quiet = 0;
-            self.unpublished += 1;
-        }
-    }
-
     /// Nothing more has come.
     fn apply_here(&mut self) {
-        let sequence = std::mem::take(&mut self.quiet);
-        if sequence == 0 {
-            return;
-        }
-        self.producer.publish_completed();
-        if !self
-            .here
-            .as_mut()
-            .is_some_and(|here| here.apply(&self.group, sequence))
-        {
-            self.publish();
+        let last = self.producer.completed();
+        let first = last + 1 - std::mem::take(&mut self.quiet);
+        for sequence in first..=last {
+            // One by one, as only what was published last can be taken.
+            self.producer.publish_up_to(sequence);
+            if !self
+                .here
+                .as_mut()
+                .is_some_and(|here| here.apply(&self.group, sequence))
+            {
+                self.publish();
+                return;
+            }
         }
     }
 
@@ -564,8 +562,9 @@ impl Stream {
                 let rows = self.rows;
                 self.frame(frame, position(1)?)?;
                 self.last_length = frame.len();
-                if self.unpublished != 0 && !self.awaits_more() {
-                    self.publish();
+                let waits = self.awaits_more() || (self.unpublished == 0 && self.in_hand.is_none());
+                if !waits {
+                    self.hand_out();
                 }
                 self.limiter
                     .take(self.rows.wrapping_sub(rows), frame.len() as u64);
