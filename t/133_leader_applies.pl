@@ -113,6 +113,26 @@ sql($paris, "select braid.enable_subscription('$name')");
 converged(@nodes);
 same_tables(\@nodes, 'coded');
 
+# What comes together while it looks elsewhere: few are the leader's, of more at most the last ones.
+sub come_together
+{
+	my ($n) = @_;
+	leader_applies('what comes alone', 'update item set v = v + N');
+	my ($leader) = worker_pids($paris, 'braid leader');
+	my $before = by_leader();
+	kill 'STOP', $leader;
+	sql($tokyo, 'update item set v = v + 1 where id = 1') for 1 .. $n;
+	my $end = sql($tokyo, 'select pg_current_wal_insert_lsn()');
+	my $sent = $tokyo->poll_query_until('postgres', "select sent_lsn >= '$end' from pg_stat_replication where application_name = '$name'");
+	kill 'CONT', $leader;
+	ok($sent, "$n come together");
+	caught_up($paris, $tokyo);
+	return by_leader() - $before;
+}
+is(come_together(3), 3, 'the leader applies them all');
+cmp_ok(come_together(8), '<=', 3, 'appliers are woken for those that are more');
+same_tables(\@nodes, @tables);
+
 # Whether it does is a setting, changed while it runs; and a matter of the mode.
 sub set_it { my ($value) = @_; $paris->append_conf('postgresql.conf', "braid.leader_applies = $value"); $paris->reload; sleep 0.3; return; }
 set_it('off');

@@ -39,6 +39,10 @@ const SHARED_BATCH: Grain = Grain {
     run: 256,
     small: 128,
 };
+const CONSOLIDATE: Grain = Grain {
+    run: 4096,
+    small: 128,
+};
 
 impl Grain {
     /// What a transaction of so many changes adds to a run.
@@ -538,7 +542,8 @@ impl Engine<'_> {
             Mode::Parallel if self.setup.singly => ONE,
             Mode::Parallel => RUN,
             Mode::Batch | Mode::Consolidate if self.setup.singly => SHARED_BATCH,
-            Mode::Batch | Mode::Consolidate => BATCH,
+            Mode::Batch => BATCH,
+            Mode::Consolidate => CONSOLIDATE,
         }
     }
 
@@ -1042,7 +1047,7 @@ mod tests {
                 flush: 100.0,
                 interval: 1000.0,
             },
-            in_flight: 4096,
+            in_flight: 8192,
             pipe: 1 << 20,
         }
     }

@@ -280,7 +280,7 @@ impl Results {
                 flush: rounded(self.machine.flush_ms * 1000.0),
                 interval: 5000.0,
             },
-            in_flight: 4096,
+            in_flight: 8192,
             pipe: 1 << 20,
         })
     }

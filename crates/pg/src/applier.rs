@@ -105,9 +105,9 @@ impl Mode {
         match self {
             Self::Single if singly || relaxed => Grain::ONE,
             Self::Single => GRAIN,
-            Self::Batch if singly => SHARED_BATCH,
-            Self::Consolidate if !singly => CONSOLIDATE,
-            Self::Batch | Self::Consolidate => BATCH,
+            Self::Batch | Self::Consolidate if singly => SHARED_BATCH,
+            Self::Batch => BATCH,
+            Self::Consolidate => CONSOLIDATE,
             Self::Aggregate => AGGREGATE,
         }
     }

@@ -1,8 +1,8 @@
 //! Queries that a process runs again and again, for each table that comes: parsed and planned once. A plan costs more than
 //! the rows that it finds here.
 //!
-//! PostgreSQL makes a plan anew that something it depends on has changed for. They are made for any argument, so that it need not be planned for each
-//! one first what one plan is good enough for: all of them look catalogs up by a key.
+//! Where something that a plan depends on has changed, PostgreSQL makes it anew. Each is made for any arguments at once: all of them look catalogs
+//! up by a key, and PostgreSQL's own choice would plan the first five times for the very arguments.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -492,6 +492,36 @@ fn what_joins_others_needs_what_is_before_them() {
 }
 
 #[test]
+fn what_is_complete_is_there_once_it_is_published() {
+    let (_memory, mut leader) = ring(small());
+    let ring = leader.ring();
+    for number in 1..=3 {
+        assert!(store(&mut leader, b"records"));
+        assert_eq!(leader.complete(&complete(number)), number);
+        assert_eq!(leader.completed(), number);
+    }
+    assert_eq!(ring.published(), 0);
+    assert!(ring.claim(0).is_none());
+    // One by one, for the leader to take.
+    leader.publish_up_to(1);
+    assert!(ring.take_last(1));
+    assert!(ring.claim(0).is_none());
+    let _ = ring.commit(ring.geometry().appliers, 1, 10, 0);
+    // The others for appliers; never more than there are.
+    leader.publish_up_to(9);
+    assert_eq!(ring.published(), 3);
+    assert_eq!(ring.claim(0).unwrap().sequence, 2);
+    // One that is open counts from then on.
+    assert!(store(&mut leader, b"records"));
+    assert_eq!(leader.completed(), 3);
+    leader.publish_open(400, false);
+    assert_eq!((leader.completed(), ring.published()), (4, 4));
+    leader.complete(&complete(4));
+    leader.publish_completed();
+    assert_eq!((leader.completed(), ring.published()), (4, 4));
+}
+
+#[test]
 fn the_leader_takes_what_it_has_published_last_while_nothing_else_is_in_hand() {
     let (_memory, mut leader) = ring(small());
     let ring = leader.ring();
