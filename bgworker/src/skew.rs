@@ -153,9 +153,8 @@ impl Skew {
 #[derive(Debug)]
 pub struct Burst {
     asked: i64,
-    /// Keepalives since then, and when the last message came.
+    /// Keepalives since then.
     heard: u32,
-    last: i64,
     /// The row that the last message belongs to: its position, the provider's clock when it began, and how long it is.
     position: u64,
     began: i64,
@@ -178,7 +177,6 @@ impl Burst {
         Self {
             asked: now,
             heard: 0,
-            last: now,
             position: 0,
             began: 0,
             length: 0,
@@ -188,7 +186,6 @@ impl Burst {
     /// A keepalive that asks for nothing, of a position and a time at the provider. The exchange that is complete with it.
     pub fn keepalive(&mut self, position: u64, there: i64, now: i64) -> Option<Exchange> {
         self.heard = self.heard.saturating_add(1);
-        self.last = now;
         let goes_on = self.length > 0
             && position == self.position
             && (0..=Self::SPREAD).contains(&there.saturating_sub(self.began));
@@ -205,16 +202,16 @@ impl Burst {
     }
 
     /// Any other message.
-    pub fn other(&mut self, now: i64) {
-        self.last = now;
+    pub fn other(&mut self) {
         self.length = 0;
     }
 
-    /// Whether it can be given up. Until then no other is to be sent, as its answers could be taken for that one's.
+    /// Whether it can be given up, when for so long no message has come although there was nothing to read. Until then no other is to be sent, as its
+    /// answers could be taken for that one's: they come behind whatever the other node has sent before, which may lie unread for long.
     #[must_use]
-    pub fn is_lost(&self, now: i64) -> bool {
+    pub fn is_lost(&self, now: i64, quiet: i64) -> bool {
         now.saturating_sub(self.asked) > Self::LONGEST
-            || (self.heard >= Self::LENGTH && now.saturating_sub(self.last) > Self::QUIET)
+            || (self.heard >= Self::LENGTH && quiet > Self::QUIET)
     }
 }
 

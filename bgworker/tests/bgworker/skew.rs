@@ -102,7 +102,7 @@ fn a_row_is_broken_by_data_by_another_position_and_by_time() {
         }
         let answer = match broken {
             0 => {
-                burst.other(10);
+                burst.other();
                 burst.keepalive(7, 8, 10)
             }
             1 => burst.keepalive(8, 8, 10),
@@ -110,13 +110,13 @@ fn a_row_is_broken_by_data_by_another_position_and_by_time() {
         };
         assert_eq!(answer, None);
         // As many came as were asked for: once it is quiet nothing is to be waited for.
-        assert!(!burst.is_lost(SECOND));
-        assert!(burst.is_lost(6 * SECOND));
+        assert!(!burst.is_lost(9 * SECOND, SECOND));
+        assert!(burst.is_lost(9 * SECOND, 6 * SECOND));
     }
     // Nothing came: it is on its way, in a long queue perhaps.
     let burst = Burst::new(0);
-    assert!(!burst.is_lost(300 * SECOND));
-    assert!(burst.is_lost(601 * SECOND));
+    assert!(!burst.is_lost(300 * SECOND, 300 * SECOND));
+    assert!(burst.is_lost(601 * SECOND, 0));
 }
 
 #[test]

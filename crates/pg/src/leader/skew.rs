@@ -180,14 +180,15 @@ impl ClockWatch {
     /// Any other message.
     pub(super) fn other(&mut self) {
         if let Some(burst) = self.burst.as_mut() {
-            burst.other(monotonic());
+            burst.other();
         }
     }
 
-    /// Whether it is time for a burst: a while after the last answer, or as soon as this node's clock was set.
-    fn is_due(&mut self) -> bool {
+    /// Whether it is time for a burst: a while after the last answer, or as soon as this node's clock was set. For so long nothing has come.
+    fn is_due(&mut self, quiet: Duration) -> bool {
         let now = monotonic();
-        if self.burst.as_ref().is_some_and(|burst| burst.is_lost(now)) {
+        let quiet = i64::try_from(quiet.as_micros()).unwrap_or(i64::MAX);
+        if (self.burst.as_ref()).is_some_and(|burst| burst.is_lost(now, quiet)) {
             self.burst = None;
             self.next = now;
         }
@@ -209,7 +210,8 @@ fn in_ms(micros: i64) -> String {
 impl Stream {
     /// Ask what time it is at the provider, when it is time to.
     pub(super) fn ask_for_time(&mut self) -> Result<(), End> {
-        if !self.clock_watch.is_due() {
+        // While the stream is held back nothing is read, and that is not taken for silence: `last_message` moves on.
+        if !self.clock_watch.is_due(self.last_message.elapsed()) {
             return Ok(());
         }
         let status = self.status_for_reply();
