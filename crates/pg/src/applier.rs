@@ -63,7 +63,8 @@ const SHARED_BATCH: Grain = Grain {
     small: 128,
 };
 
-/// The same where changes of a row are made one: the more are joined, the fewer are left to be applied.
+/// What is joined where changes of a row are made one, and one applier has it: the more are joined, the fewer are left to be applied. The leader's
+/// list of transactions is to hold twice as many, as below.
 const CONSOLIDATE: Grain = Grain {
     run: 4096,
     small: 128,
