@@ -89,6 +89,45 @@ succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('p
 like(succeeds($paris, q[call braid.compare('from_tokyo', 'item')], 'compare'), qr/\|0\|0\|101$/, 'nothing differs');
 my ($status) = $paris->safe_psql('postgres', q[select state from braid.subscription_status where name = 'from_tokyo'], extra_params => [ '-U', 'watcher' ]);
 is($status, 'streaming', 'the watcher sees it');
+
+# Changes are applied with the rights of a role, and the policies for it are no less than for what it writes itself.
+sub refuses
+{
+	my ($change, $error, $right, $name) = @_;
+	$tokyo->safe_psql('postgres', $change);
+	ok(wait_until(sub { status($paris, 'from_tokyo')->{state} eq 'error' }, 30), "$name: it stops");
+	my $status = status($paris, 'from_tokyo');
+	like($status->{last_error}, $error, "$name: it says why");
+	isnt($status->{error_hint}, '', "$name: and what to do");
+	$paris->safe_psql('postgres', $right);
+	succeeds($paris, q[select braid.enable_subscription('from_tokyo')], "$name: then it is granted");
+	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", "$name: and goes on");
+	same_tables([ $tokyo, $paris ], 'item');
+	return;
+}
+succeeds($paris, q[select braid.alter_subscription('from_tokyo', run_as_owner => true)], 'apply as the operator');
+for my $mode (qw(parallel aggregate))
+{
+	succeeds($paris, "select braid.alter_subscription('from_tokyo', apply_mode => '$mode')", $mode);
+	refuses(q[insert into item select i, 'new' from generate_series(2000, 2010) i], qr/permission denied for table "public\.item"/, 'grant insert, select on item to operator', "$mode: insert");
+	refuses(q[update item set name = 'newer' where id = 2000], qr/permission denied for table "public\.item"/, 'grant update on item to operator', "$mode: update");
+	refuses(q[delete from item where id = 2000], qr/permission denied for table "public\.item"/, 'grant delete on item to operator', "$mode: delete");
+	$paris->safe_psql('postgres', q[alter table item enable row level security; create policy mine on item using (name = 'mine')]);
+	refuses(q[insert into item values (3000, 'theirs')], qr/row-level security applies to the role/, 'alter role operator bypassrls', "$mode: policies");
+	$paris->safe_psql('postgres', q[revoke all on item from operator; drop policy mine on item; alter table item disable row level security; alter role operator nobypassrls]);
+	$tokyo->safe_psql('postgres', q[delete from item where id >= 2000]);
+	ok(wait_until(sub { status($paris, 'from_tokyo')->{state} eq 'error' }, 30), "$mode: taken away, it stops again");
+	$paris->safe_psql('postgres', 'grant all on item to operator');
+	succeeds($paris, q[select braid.enable_subscription('from_tokyo')], "$mode: and goes on");
+	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", "$mode: up to now");
+	$paris->safe_psql('postgres', 'revoke all on item from operator');
+}
+succeeds($paris, q[select braid.alter_subscription('from_tokyo', run_as_owner => false)], 'apply as the owner of the table');
+$paris->safe_psql('postgres', q[
+	create role owner; grant create, usage on schema public to owner; alter table item owner to owner;
+	alter table item enable row level security; alter table item force row level security; create policy mine on item using (name = 'mine');
+]);
+refuses(q[insert into item values (3000, 'theirs')], qr/row-level security applies to the role/, 'alter table item no force row level security', 'an owner whom policies bind');
 succeeds($paris, q[select braid.drop_subscription('from_tokyo')], 'drop');
 ok(wait_until(sub { $tokyo->safe_psql('postgres', 'select count(*) from pg_replication_slots') eq '0' }, 30), 'the slot goes too');
 succeeds($paris, q[select braid.drop_node('paris')], 'the operator drops the node');

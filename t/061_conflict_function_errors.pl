@@ -40,6 +40,40 @@ on_all(q[
 		end loop;
 	end
 	$$;
+	-- Told to end, it goes on.
+	create function catching(local account, remote account, before account, info braid.conflict) returns account language plpgsql as $$
+	begin
+		loop
+			begin
+				perform pg_sleep(0.2);
+			exception when query_canceled then
+				local.n := local.n # 1;
+			end;
+		end loop;
+	end
+	$$;
+	create function late(local account, remote account, before account, info braid.conflict) returns account language plpgsql as $$
+	begin
+		perform pg_sleep(20);
+		return local;
+	exception when query_canceled then
+		return remote;
+	end
+	$$;
+	create function rewriting(local account, remote account, before account, info braid.conflict) returns account language plpgsql
+	set search_path = public as $$
+	begin
+		update account set v = 'inner' where id = local.id;
+		return remote;
+	end
+	$$;
+	create function removing(local account, remote account, before account, info braid.conflict) returns account language plpgsql
+	set search_path = public as $$
+	begin
+		delete from account where id = local.id;
+		return local;
+	end
+	$$;
 	create function moving(local account, remote account, before account, info braid.conflict) returns account language plpgsql as $$
 	begin
 		local.id := local.id + 1000;
@@ -65,7 +99,7 @@ on_all(q[
 ], @both);
 subscribe($paris, $tokyo);
 my @stream = ($paris, 'paris_from_tokyo');
-$tokyo->safe_psql('postgres', q[insert into account select i, 0, 'here' from generate_series(1, 20) i]);
+$tokyo->safe_psql('postgres', q[insert into account select i, 0, 'here' from generate_series(1, 40) i]);
 converged(@both);
 
 my $id = 0;
@@ -107,7 +141,7 @@ sub goes_on
 sub parks
 {
 	my ($message, $detail, $what) = @_;
-	$tokyo->safe_psql('postgres', "update account set n = n + 1 where id = 17");
+	$tokyo->safe_psql('postgres', "update account set n = n + 1 where id = 37");
 	$tokyo->safe_psql('postgres', "update account set v = 'later' where id = $id");
 	caught_up($paris, $tokyo);
 	my $status = status(@stream);
@@ -119,7 +153,7 @@ sub parks
 	like($paris->safe_psql('postgres', "select error_detail from braid.parked_transactions where state = 'failed'"), $detail, "$what: and where");
 	like($paris->safe_psql('postgres', "select error_hint from braid.parked_transactions where state = 'failed'"), qr/Correct the function.*braid\.retry_parked/, "$what: and what to do");
 	is($paris->safe_psql('postgres', "select v from account where id = $id"), 'there', "$what: nothing was written");
-	is($paris->safe_psql('postgres', 'select n from account where id = 17'), $tokyo->safe_psql('postgres', 'select n from account where id = 17'), "$what: the rest flows");
+	is($paris->safe_psql('postgres', 'select n from account where id = 37'), $tokyo->safe_psql('postgres', 'select n from account where id = 37'), "$what: the rest flows");
 	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '0', "$what: it fails again");
 	return;
 }
@@ -138,6 +172,10 @@ for my $case (
 	[ 'dividing', qr/^conflict function public\.dividing\(.*\) failed$/, qr/22012: division by zero\. $where/ ],
 	[ 'sleeping', qr/^conflict function public\.sleeping\(.*\) was stopped$/, qr/300 ms \(braid\.conflict_function_timeout\)\. $where/ ],
 	[ 'looping', qr/^conflict function public\.looping\(.*\) was stopped$/, qr/300 ms/ ],
+	[ 'catching', qr/^conflict function public\.catching\(.*\) was stopped$/, qr/300 ms/ ],
+	[ 'late', qr/^conflict function public\.late\(.*\) was stopped$/, qr/300 ms/ ],
+	[ 'rewriting', qr/^conflict function public\.rewriting\(.*\) changed the row that it was asked about$/, qr/what it returns, null where it is to go\. $where/ ],
+	[ 'removing', qr/^conflict function public\.removing\(.*\) changed the row that it was asked about$/, $where ],
 	[ 'moving', qr/^conflict function public\.moving\(.*\) changed the key of a row$/, qr/must have the key/ ],
 	[ 'overstepping', qr/^conflict function public\.overstepping\(.*\) failed$/, qr/42501: permission denied for table secret\. $where/ ])
 {
@@ -181,7 +219,7 @@ $paris->safe_psql('postgres', q[
 	create trigger refuse before update on account for each row execute function refuse();
 	alter table account enable always trigger refuse;
 ]);
-$tokyo->safe_psql('postgres', q[update account set n = n + 1 where id = 16]);
+$tokyo->safe_psql('postgres', q[update account set n = n + 1 where id = 36]);
 ok(wait_until(sub { status(@stream)->{state} eq 'error' }, 30), 'a trigger that fails stops it');
 is(status(@stream)->{parked}, '0', 'and nothing is parked');
 $paris->safe_psql('postgres', q[drop trigger refuse on account; select braid.enable_subscription('paris_from_tokyo')]);
@@ -195,12 +233,12 @@ for my $option (q[apply_mode => 'batch'], q[apply_mode => 'parallel', split_tran
 	$id++;
 	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'dividing'); update account set v = 'there' where id = $id");
 	$tokyo->safe_psql('postgres', "begin; insert into account values (${id}01, 0), (${id}02, 0); update account set v = 'here too' where id = $id; commit");
-	$tokyo->safe_psql('postgres', "update account set v = \$q\$$option\$q\$ where id = 17");
+	$tokyo->safe_psql('postgres', "update account set v = \$q\$$option\$q\$ where id = 37");
 	caught_up($paris, $tokyo);
 	my $split = $option =~ /split/;
 	is($paris->safe_psql('postgres', 'select state, from_change, changes from braid.parked_transactions'), $split ? 'failed|3|1' : 'failed|1|3', "$option: it is parked");
 	is($paris->safe_psql('postgres', "select count(*) from account where id > ${id}00 and id < ${id}99"), $split ? '2' : '0', "$option: what is committed of it stays");
-	is($paris->safe_psql('postgres', 'select v from account where id = 17'), $option, "$option: the rest flows");
+	is($paris->safe_psql('postgres', 'select v from account where id = 37'), $option, "$option: the rest flows");
 	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', null)");
 	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '1', "$option: then it is applied");
 	is($paris->safe_psql('postgres', "select count(*), (select v from account where id = $id) from account where id > ${id}00 and id < ${id}99"), '2|here too', "$option: as a whole");
@@ -255,17 +293,17 @@ $paris->safe_psql('postgres', q[
 	end
 	$$;
 	select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'noting', replicate => true);
-	update account set v = 'there' where id in (18, 20);
+	update account set v = 'there' where id in (38, 40);
 ]);
 $tokyo->safe_psql('postgres', q[
 	begin;
-	insert into account select i, 0, repeat('x', 100) from generate_series(1001, 31000) i;
-	update account set v = 'here too' where id in (18, 20);
+	insert into account select i, 0, repeat('x', 100) from generate_series(5001, 35000) i;
+	update account set v = 'here too' where id in (38, 40);
 	commit;
 ]);
 caught_up($paris, $tokyo);
-is($paris->safe_psql('postgres', q[select string_agg(v, ' ' order by v) from secret where v ~ '^\d']), '18 20', 'a large transaction: each call once');
-is($paris->safe_psql('postgres', q[select v from account where id = 18]), 'here too', 'a large transaction is applied');
+is($paris->safe_psql('postgres', q[select string_agg(v, ' ' order by v) from secret where v ~ '^\d']), '38 40', 'a large transaction: each call once');
+is($paris->safe_psql('postgres', q[select v from account where id = 38]), 'here too', 'a large transaction is applied');
 
 # One for which it fails is set aside when it comes again; also where it was applied while it ran.
 $paris->safe_psql('postgres', $dividing);
@@ -273,15 +311,15 @@ my $row = 40000;
 for my $memory ('64MB', '64kB')
 {
 	$tokyo->safe_psql('postgres', $_) for "alter system set logical_decoding_work_mem = '$memory'", 'select pg_reload_conf()';
-	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'dividing'); update account set v = 'there' where id = 19");
-	$tokyo->safe_psql('postgres', "begin; insert into account select i, 0, repeat('x', 100) from generate_series($row + 1, $row + 20000) i; update account set v = 'large $memory' where id = 19; commit");
+	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', 'function', 'dividing'); update account set v = 'there' where id = 39");
+	$tokyo->safe_psql('postgres', "begin; insert into account select i, 0, repeat('x', 100) from generate_series($row + 1, $row + 20000) i; update account set v = 'large $memory' where id = 39; commit");
 	$tokyo->safe_psql('postgres', "insert into secret values ('$memory')");
 	caught_up($paris, $tokyo);
 	is($paris->safe_psql('postgres', 'select state, error_sqlstate, changes from braid.parked_transactions'), 'failed|38000|20001', "$memory: a large one is parked");
 	is($paris->safe_psql('postgres', "select count(*) from secret where v = '$memory'"), '1', "$memory: the rest flows");
 	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', 'update_origin_differs', null)");
 	is($paris->safe_psql('postgres', "select braid.retry_parked('paris_from_tokyo')"), '1', "$memory: then it is applied");
-	is($paris->safe_psql('postgres', "select v, (select count(*) from account where id > $row) from account where id = 19"), "large $memory|20000", "$memory: as a whole");
+	is($paris->safe_psql('postgres', "select v, (select count(*) from account where id > $row) from account where id = 39"), "large $memory|20000", "$memory: as a whole");
 	$row += 20000;
 }
 

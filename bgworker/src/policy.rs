@@ -64,8 +64,8 @@ pub fn is_wal_removed(sqlstate: &str, message: &str) -> bool {
 pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
     match sqlstate {
         "42704" if message.contains("replication slot") => {
-            "The slot is gone, and with it what was not received yet. Drop the subscription and create it again, or \
-             copy the tables anew with braid.resync_table."
+            "The slot is gone, and with it what was not received yet. Drop the subscription and create it again; or make a slot of that name \
+             with plugin braid at the provider, then copy each table anew with braid.resync_table and enable the subscription."
         }
         "42704" if message.contains("publication") => {
             "Create the publication at the provider, or name others with braid.alter_subscription, then enable the \

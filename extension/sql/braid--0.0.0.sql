@@ -1161,7 +1161,7 @@ create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
     table_barriers bigint, all_barriers bigint, barriers_truncate bigint, barriers_unkeyed bigint, barriers_index bigint,
     barriers_trigger bigint, barriers_size bigint, large bigint, in_flight bigint, width bigint, width_mean double precision,
-    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, pieces bigint,
+    width_max bigint, batches bigint, batched bigint, batch_max bigint, consolidated bigint, sought_ahead bigint, pieces bigint,
     applied_while_running bigint, given_up_while_running bigint, applied_by_leader bigint, taking integer, rate_one double precision, rate_all double precision,
     questions bigint, fetched_columns bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
@@ -1518,6 +1518,7 @@ select s.subscription_name as subscription,
        end as not_joined_for,
        d.pieces,
        d.consolidated,
+       d.sought_ahead,
        a.retries,
        d.large,
        d.applied_while_running,
@@ -1642,7 +1643,14 @@ create view braid.column_rules as
 select r.relation,
        a.attname as column_name,
        r.rule,
-       case when r.rule in ('delta', 'last_update_wins') and c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL' end as problem,
+       case when r.rule not in ('delta', 'last_update_wins') then null
+            when c.relreplident <> 'f' then 'updates made here lack the old values: the table has not REPLICA IDENTITY FULL'
+            when current_setting('server_version_num')::int >= 180000 and exists (
+                select from pg_attribute g, pg_publication_tables t
+                 where g.attrelid = c.oid and g.attnum > 0 and not g.attisdropped and g.attgenerated <> ''
+                   and t.schemaname = (select n.nspname from pg_namespace n where n.oid = c.relnamespace) and t.tablename = c.relname and g.attname <> all (t.attnames))
+            then 'updates are refused here: a publication leaves out a generated column, and the table has REPLICA IDENTITY FULL'
+       end as problem,
        r.on_all_nodes
   from braid.column_rule r
   join pg_class c on c.oid = r.relation
@@ -1868,7 +1876,7 @@ begin
       join pg_operator o on o.oid = m.amopopr
       join pg_namespace n on n.oid = o.oprnamespace
      where i.indexrelid = key_index;
-    execute format('select t.ctid, t.tableoid, braid.row_image(t) from %s%s as t where %s for update', only_this, target, condition)
+    execute format('select t.ctid, t.tableoid, braid.row_image(t.*) from %s%s as t where %s for update', only_this, target, condition)
        into place, part, old_row;
     key := (select jsonb_object_agg(k, found_by -> k) from unnest(key_names) k);
     has_changed := place is not null and (other is null or exists (
@@ -1934,7 +1942,7 @@ begin
                 detail = format('The change left %s unchanged and did not carry it, and the row is not here.', array_to_string(missing, ', ')),
                 hint = 'Take these values from the node that made the change, and insert the row by hand.';
         end if;
-        statement := format('insert into %s as t (%s) overriding system value values (%s) returning braid.row_image(t)', target,
+        statement := format('insert into %s as t (%s) overriding system value values (%s) returning braid.row_image(t.*)', target,
             (select string_agg(format('%I', c), ', ' order by i) from unnest(columns) with ordinality u (c, i)),
             (select string_agg(format('($1)[%s]::%s', i, c), ', ' order by i) from unnest(types) with ordinality u (c, i)));
     elsif columns = '{}' then
@@ -1945,7 +1953,7 @@ begin
         if has_changed then
             raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
         end if;
-        statement := format('update %s%s as t set %s where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3 returning braid.row_image(t)',
+        statement := format('update %s%s as t set %s where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3 returning braid.row_image(t.*)',
             only_this, target,
             (select string_agg(format('%I = ($1)[%s]::%s', c, i, types[i]), ', ' order by i) from unnest(columns) with ordinality u (c, i)));
     end if;

@@ -125,6 +125,7 @@
 //! Not for: deciding anything about a change. What to emit is `decoder`'s, what to do with it `bgworker`'s.
 #![forbid(unsafe_code)]
 
+mod builtin;
 mod calendar;
 mod change;
 mod error;

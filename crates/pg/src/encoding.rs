@@ -14,7 +14,11 @@ use pgrx::{FromDatum, IntoDatum, PgSqlErrorCode, ereport, pg_sys};
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
 
-/// A name as UTF-8. What is not valid (possible where the server's encoding is SQL_ASCII) becomes U+FFFD.
+/// In a database whose encoding is SQL_ASCII names and texts are any bytes. Those that are not UTF-8 are had as characters from here on, one for each
+/// byte, which nobody else uses (private use, plane 16): so that names that differ do so here too, and are the same again on the way back.
+const STRAY: u32 = 0x10_FF00;
+
+/// A name as UTF-8.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -24,8 +28,11 @@ pub(crate) unsafe fn from_server(name: *const c_char) -> String {
     }
     // SAFETY: not null, so a C string as the caller says.
     let bytes = unsafe { CStr::from_ptr(name) };
-    if bytes.to_bytes().is_ascii() || is_verbatim() {
+    if bytes.to_bytes().is_ascii() || is_utf8() {
         return bytes.to_string_lossy().into_owned();
+    }
+    if is_sql_ascii() {
+        return from_any_bytes(bytes.to_bytes());
     }
     let len = i32::try_from(bytes.count_bytes()).unwrap_or_default();
     // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
@@ -39,11 +46,51 @@ pub(crate) unsafe fn from_server(name: *const c_char) -> String {
         .into_owned()
 }
 
+fn from_any_bytes(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let stray = |byte: u8| char::from_u32(STRAY + u32::from(byte)).unwrap_or('?');
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            // One that stands for a byte is not taken for that.
+            if stray_byte(character).is_some() {
+                let mut utf8 = [0; 4];
+                text.extend(character.encode_utf8(&mut utf8).bytes().map(stray));
+            } else {
+                text.push(character);
+            }
+        }
+        text.extend(chunk.invalid().iter().copied().map(stray));
+    }
+    text
+}
+
+fn to_any_bytes(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for character in text.chars() {
+        match stray_byte(character) {
+            Some(byte) => bytes.push(byte),
+            None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    bytes
+}
+
+/// The byte that a character stands for.
+fn stray_byte(character: char) -> Option<u8> {
+    u32::from(character)
+        .checked_sub(STRAY)
+        .and_then(|byte| u8::try_from(byte).ok())
+        .filter(|byte| !byte.is_ascii())
+}
+
 /// A name for PostgreSQL, in the server's encoding; `None` if it has a zero byte.
 pub(crate) fn to_server(name: &str) -> Option<CString> {
     let utf8 = CString::new(name).ok()?;
-    if name.is_ascii() || is_verbatim() {
+    if name.is_ascii() || is_utf8() {
         return Some(utf8);
+    }
+    if is_sql_ascii() {
+        return CString::new(to_any_bytes(name)).ok();
     }
     let len = i32::try_from(name.len()).ok()?;
     // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
@@ -70,8 +117,11 @@ pub(crate) fn name_here(name: &str) -> Option<CString> {
 
 /// A text in the server's encoding, and whether that has all of its characters.
 fn convert(text: &str) -> (Vec<u8>, bool) {
-    if text.is_ascii() || is_verbatim() {
+    if text.is_ascii() || is_utf8() {
         return (text.as_bytes().to_vec(), true);
+    }
+    if is_sql_ascii() {
+        return (to_any_bytes(text), true);
     }
     let mut whole = true;
     let mut converted = Vec::with_capacity(text.len());
@@ -156,7 +206,7 @@ pub(crate) fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
 
 /// Arguments of a statement whose texts are UTF-8, as PostgreSQL takes them.
 pub(crate) fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
-    let convert = !is_verbatim();
+    let convert = !is_utf8();
     let one = |argument: &DatumWithOid<'a>| {
         // SAFETY: the datum is of the type that goes with it; a text that was made for a statement is not compressed or elsewhere.
         unsafe {
@@ -283,10 +333,9 @@ pub(crate) fn is_utf8() -> bool {
     unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
 }
 
-fn is_verbatim() -> bool {
+fn is_sql_ascii() -> bool {
     // SAFETY: reads a variable.
-    let encoding = unsafe { pg_sys::GetDatabaseEncoding() };
-    encoding == UTF8 || encoding == SQL_ASCII
+    unsafe { pg_sys::GetDatabaseEncoding() == SQL_ASCII }
 }
 
 /// Schema and name of a relation that the relation cache holds.

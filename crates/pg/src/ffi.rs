@@ -160,8 +160,8 @@ unsafe extern "C-unwind" {
     // src/include/utils/timeout.h, 15 to 18.
     #[link_name = "RegisterTimeout"]
     fn register_timeout_unguarded(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int;
-    #[link_name = "enable_timeout_after"]
-    fn enable_timeout_after_unguarded(id: c_int, milliseconds: c_int);
+    #[link_name = "enable_timeout_every"]
+    fn enable_timeout_every_unguarded(id: c_int, first: pg_sys::TimestampTz, milliseconds: c_int);
     #[link_name = "disable_timeout"]
     fn disable_timeout_unguarded(id: c_int, keep_indicator: bool);
 }
@@ -198,14 +198,17 @@ pub(crate) unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) ->
     }
 }
 
-/// Have a timer end in so many milliseconds.
+/// Have a timer end in so many milliseconds, and again after each `next` milliseconds from then on.
 ///
 /// # Safety
 /// The timer was registered by this process.
-pub(crate) unsafe fn enable_timeout(timer: c_int, milliseconds: c_int) {
+pub(crate) unsafe fn enable_timeout(timer: c_int, first: c_int, next: c_int) {
     // SAFETY: as the caller says.
     unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| enable_timeout_after_unguarded(timer, milliseconds));
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            let first = pg_sys::GetCurrentTimestamp() + i64::from(first) * 1000;
+            enable_timeout_every_unguarded(timer, first, next);
+        });
     }
 }
 

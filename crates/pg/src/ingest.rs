@@ -132,24 +132,35 @@ fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgErr
 /// The elements of the value as records.
 fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
     let value = || DatumWithOidOf(gir).into();
-    let (elements, is_array) = pgrx::Spi::connect(|client| {
+    let (elements, is_array, nested) = pgrx::Spi::connect(|client| {
         let table = client.select(
-            "select convert_to(e::text, 'UTF8'), jsonb_typeof($1) = 'array' \
+            "select convert_to(e::text, 'UTF8'), jsonb_typeof($1) = 'array', jsonb_typeof(e) = 'array' \
              from jsonb_array_elements(case jsonb_typeof($1) when 'array' then $1 else jsonb_build_array($1) end) e",
             None,
             &[value()],
         )?;
         let mut elements: Vec<Vec<u8>> = Vec::with_capacity(table.len());
         let mut is_array = true;
+        let mut nested = None;
         for row in table {
+            if nested.is_none() && row.get::<bool>(3)?.unwrap_or(false) {
+                nested = Some(elements.len());
+            }
             elements.push(row.get::<Vec<u8>>(1)?.unwrap_or_default());
             is_array = row.get::<bool>(2)?.unwrap_or(true);
         }
-        Ok((elements, is_array))
+        Ok((elements, is_array, nested))
     })
     .map_err(|error: pgrx::spi::SpiError| {
         PgError::new("XX000", format!("could not read the records: {error}"))
     })?;
+    if let Some(index) = nested {
+        return Err(
+            PgError::new("22023", "invalid gir-json: an array within an array")
+                .with_detail(format!("At /{index}."))
+                .with_hint("Give one record, or an array of records."),
+        );
+    }
     let mut input = Input {
         writer: Writer::new(),
         ends: Vec::with_capacity(elements.len()),
@@ -210,8 +221,12 @@ impl<'a> From<DatumWithOidOf> for DatumWithOid<'a> {
 struct Call<'a> {
     request: &'a Request<'a>,
     source: String,
+    /// Everything up to here came before this call.
+    from: u64,
     /// Everything up to here has come before.
     position: u64,
+    /// Positions of the transactions that this call has brought, upwards.
+    brought: Vec<u64>,
     /// The origin's node, once something is applied.
     node: Option<String>,
     in_transaction: bool,
@@ -245,7 +260,9 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
     let mut call = Call {
         request,
         source,
+        from: position,
         position,
+        brought: Vec::new(),
         node: None,
         in_transaction: false,
         skipping: false,
@@ -422,10 +439,26 @@ impl Call<'_> {
                         "Each transaction of a source needs a higher \"lsn\" than the one before.",
                     ))
                 }
+                // What this call has not brought, nor one before, would be left out for good.
+                Some((lsn, _))
+                    if begin.commit_lsn > self.from
+                        && self.brought.binary_search(&begin.commit_lsn).is_err() =>
+                {
+                    Err(PgError::new(
+                        "22023",
+                        format!(
+                            "records are out of order: the transaction at {} comes after that at {}",
+                            lsn_text(begin.commit_lsn),
+                            lsn_text(lsn)
+                        ),
+                    )
+                    .with_hint("Give the transactions of a source in the order of their \"lsn\"."))
+                }
                 _ => Ok(()),
             };
         }
         self.position = begin.commit_lsn;
+        self.brought.push(begin.commit_lsn);
         self.last = Some((begin.commit_lsn, begin.commit_timestamp));
         self.seen = self.seen.max(begin.commit_timestamp);
         if node == self.request.local_node {

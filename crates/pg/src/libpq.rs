@@ -391,7 +391,8 @@ impl Connection {
             .filter(|seconds| *seconds > 0)
             .map_or(CONNECT_TIMEOUT, Duration::from_secs)
             .min(most);
-        let own_options = "-c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
+        // What the provider's database says of search_path counts for nobody here: it would choose the functions that are called.
+        let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
                            -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0";
         let options = match connection_keyword(dsn, "options") {

@@ -218,8 +218,9 @@ pub fn initialize() {
     }
 }
 
-/// Connect this worker to a database as the bootstrap superuser. Its commits wait for this server's disk, and for no standby: that may be a
-/// subscription at a node which waits for what this worker does.
+/// Connect this worker to a database as the bootstrap superuser, with nothing but pg_catalog in its search_path, whatever the database says: who
+/// owns it could have functions and operators of his own called with these rights. Its commits wait for this server's disk, and for no standby:
+/// that may be a subscription at a node which waits for what this worker does.
 pub fn connect(database: u32) {
     // SAFETY: once, at the start of a worker.
     unsafe {
@@ -229,7 +230,14 @@ pub fn connect(database: u32) {
             0,
         );
     }
-    set("synchronous_commit", "local");
+    for (name, value) in [
+        ("search_path", ""),
+        ("default_transaction_isolation", "read committed"),
+        ("default_transaction_read_only", "off"),
+        ("synchronous_commit", "local"),
+    ] {
+        set(name, value);
+    }
 }
 
 /// Read the configuration files again if SIGHUP came. True when they were read.

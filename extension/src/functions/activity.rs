@@ -3,6 +3,7 @@
 //! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz are; the install script
 //! declares them as such.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use braid_pg::encoding::Text;
@@ -30,10 +31,21 @@ fn process(pid: i32) -> Option<i32> {
     Some(pid).filter(|pid| *pid > 0)
 }
 
-/// What a process waits for; null when it does not.
-fn wait(place: &AtomicU32) -> Option<String> {
-    let wait = Wait::from_u32(place.load(Ordering::Relaxed))?;
-    Some(wait.name().to_string_lossy().into_owned())
+/// What a process waits for, under our name for it or PostgreSQL's; null when it does not.
+fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
+    if let Some(wait) = Wait::from_u32(place.load(Ordering::Relaxed)) {
+        return Some(wait.name().to_string_lossy().into_owned());
+    }
+    // SAFETY: the entry of a process is in shared memory for good, whoever has it by now; a number is read whole, and the names are constants.
+    unsafe {
+        let process = pg_sys::BackendPidGetProc(pid);
+        if process.is_null() {
+            return None;
+        }
+        let name =
+            pg_sys::pgstat_get_wait_event((&raw const (*process).wait_event_info).read_volatile());
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
 }
 
 /// What `read` makes of each entry of this database's subscriptions. An entry that becomes another's meanwhile is left out.
@@ -139,7 +151,7 @@ fn subscription_activity() -> TableIterator<
                 .filter(|lsn| *lsn != 0),
             failure.map(|failure| failure.at),
             entry.failures.load(Ordering::Relaxed).cast_signed(),
-            leader.and_then(|_| wait(&entry.leader_wait)),
+            leader.and_then(|pid| wait(&entry.leader_wait, pid)),
             time(&entry.caught_up_at),
         )
     });
@@ -181,7 +193,7 @@ fn applier_activity() -> TableIterator<
                 count(&applier.changes),
                 count(&applier.retries),
                 applier.busy_share(),
-                wait(&applier.wait),
+                wait(&applier.wait, pid),
                 taken_at,
             ));
         }
@@ -267,6 +279,7 @@ fn schedule_activity() -> TableIterator<
         name!(batched, i64),
         name!(batch_max, i64),
         name!(consolidated, i64),
+        name!(sought_ahead, i64),
         name!(pieces, i64),
         name!(applied_while_running, i64),
         name!(given_up_while_running, i64),
@@ -310,6 +323,7 @@ fn schedule_activity() -> TableIterator<
             count(&schedule.batched),
             count(&schedule.batch_max),
             count(&schedule.consolidated),
+            count(&schedule.sought_ahead),
             count(&schedule.pieces),
             count(&schedule.applied_while_running),
             count(&schedule.given_up_while_running),

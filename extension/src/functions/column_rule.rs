@@ -146,7 +146,11 @@ fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outco
                 exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary and i.indimmediate), \
                 exists (select from pg_index i where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and a.attnum = any (i.indkey)), \
                 exists (select from pg_publication_rel p where p.prrelid = c.oid and p.prqual is not null), \
-                exists (select from braid.conflict_rule r where r.relation = c.oid and r.resolution = 'function') \
+                exists (select from braid.conflict_rule r where r.relation = c.oid and r.resolution = 'function'), \
+                (select g.attname::text from pg_attribute g join pg_namespace n on n.oid = c.relnamespace \
+                   join pg_publication_tables t on t.schemaname = n.nspname and t.tablename = c.relname \
+                  where current_setting('server_version_num')::int >= 180000 and g.attrelid = c.oid and g.attnum > 0 and not g.attisdropped \
+                    and g.attgenerated <> '' and g.attname <> all (t.attnames) limit 1) \
            from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attname = $2::name and a.attnum > 0 and not a.attisdropped \
           where c.oid = $1::oid",
         &[Some(relation), Some(column)],
@@ -215,6 +219,12 @@ fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outco
                 "A publication has a row filter for the table: a row that begins to pass it is sent as a new one, {sent_with}."
             ))
             .hint("Publish the table without a row filter."));
+        }
+        if let Some(unpublished) = rows.get(0, 11) {
+            return Err(refused(&format!(
+                "{what} is known from the old row, and with REPLICA IDENTITY FULL PostgreSQL refuses updates and deletes of a table whose generated columns are not published, as {unpublished} is not."
+            ))
+            .hint("Publish it (publish_generated_columns = stored), where it is stored; or have no generated columns in the table."));
         }
         if rows.get(0, 6) != Some("f") {
             let identity = match rows.get(0, 6) {

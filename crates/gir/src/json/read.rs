@@ -7,6 +7,7 @@ use super::IDENTITIES;
 use super::error::{Inside, JsonError, JsonErrorKind, Result};
 use super::scan::Node;
 use super::value::{Read, hex_bytes, read_value};
+use crate::builtin;
 use crate::change::BeforeKind;
 use crate::image::ImageWriter;
 use crate::message::Message;
@@ -580,10 +581,16 @@ fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
             flags |= bit;
         }
     }
+    let type_namespace = match namespace.given() {
+        Some(namespace) => namespace.string().inside("type_namespace")?,
+        None => Cow::Borrowed("pg_catalog"),
+    };
+    let type_name = text(&type_name, node, "type")?;
     Ok(OwnedColumn {
         flags: ColumnFlags(flags),
         type_oid: match oid.given() {
             Some(oid) => oid.integer("type_oid").inside("type_oid")?,
+            None if type_namespace == "pg_catalog" => builtin::type_oid(&type_name).unwrap_or(0),
             None => 0,
         },
         type_modifier: match modifier.given() {
@@ -591,11 +598,8 @@ fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
             None => -1,
         },
         name: text(&name, node, "name")?,
-        type_namespace: match namespace.given() {
-            Some(namespace) => namespace.string().inside("type_namespace")?,
-            None => Cow::Borrowed("pg_catalog"),
-        },
-        type_name: text(&type_name, node, "type")?,
+        type_namespace,
+        type_name,
     })
 }
 

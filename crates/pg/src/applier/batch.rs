@@ -89,6 +89,7 @@ impl Applier {
         if !first.may_join() {
             return Joined::Alone;
         }
+        self.look_ahead(run);
         if !self.wait_for_dependencies(&first) {
             return Joined::Stop;
         }
@@ -131,6 +132,61 @@ impl Applier {
                 }
             }
         }
+    }
+
+    /// As long as the batch has to wait for others, look where its rows are.
+    fn look_ahead(&mut self, run: Run) {
+        let first = self.ring.transaction(run.first);
+        if self.missing(&first, run.first).is_none() {
+            return;
+        }
+        self.show(braid_ring::ApplierState::WaitingForDependency);
+        if !matches!(error::catch(|| self.look(&first, run)), Ok(Ok(()))) {
+            // It comes again when the change is applied.
+            error::abort();
+            if let Some(session) = self.session.as_mut() {
+                session.forget_transaction();
+            }
+        }
+    }
+
+    fn look(&mut self, first: &Transaction, run: Run) -> Result<(), PgError> {
+        let Some(session) = self.session.as_mut() else {
+            return Ok(());
+        };
+        session.begin_to_look();
+        let mut sought = 0;
+        let mut parts = Vec::new();
+        for sequence in run.first..=run.last {
+            pgrx::check_for_interrupts!();
+            let mut transaction = self.ring.transaction(sequence);
+            if !transaction.may_join() || self.missing(first, run.first).is_none() {
+                break;
+            }
+            let Some(session) = self.session.as_mut() else {
+                break;
+            };
+            // What does not lie in one piece is large.
+            while let FrameRead::Frame(frame) = transaction
+                .next_frame(&mut parts, set_latches)
+                .map_err(|error| PgError::new("XX000", error.to_string()))?
+            {
+                let mut reader = Reader::new(frame);
+                while let Some((tag, body)) = reader.next_raw()? {
+                    if matches!(tag, Tag::Update | Tag::Delete)
+                        && let Record::Change(change) = Record::read(tag, body)?
+                    {
+                        sought += u64::from(session.look_ahead(&change)?);
+                    }
+                }
+            }
+        }
+        if let Some(session) = self.session.as_mut() {
+            session.end_look();
+        }
+        let counter = &self.entry.schedule.sought_ahead;
+        counter.fetch_add(sought, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Up to which transaction all must be committed before this one can join a batch that starts with `first`; `None` when it can

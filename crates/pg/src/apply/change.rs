@@ -240,13 +240,8 @@ impl Session {
         };
         let (old_key, old) = self.routed(Some(before), schema, root, remote)?;
         if old_key != new_key {
-            // The row moves to another partition: one leaves, one comes.
-            let complete = self.complete_moved((old_key, new_key), remote, current, &old, after)?;
-            self.delete(old_key, remote, current, &old)?;
-            return match complete {
-                Some(complete) => self.insert(new_key, remote, current, &complete),
-                None => Ok(()),
-            };
+            // The row moves to another partition.
+            return self.replace((old_key, new_key), remote, current, old, after);
         }
         let moved = match &self.target(old_key)?.plan.key {
             Some(key) => key_differs(change, key)?,
@@ -256,12 +251,47 @@ impl Session {
         if moved && current.runs {
             return Err(self.wait_for_commit("It changes a key."));
         }
+        if moved && self.is_two_rows(old_key, &old, &after) {
+            return self.replace((old_key, new_key), remote, current, old, after);
+        }
         self.update(old_key, remote, current, &old, &after, moved)?;
         self.spare.extend([old, after]);
         Ok(())
     }
 
-    /// Fill in unchanged TOAST values of a row that moves between partitions. `None` when nobody knows them: the row is not here.
+    /// One row leaves, one comes: an update that is not about one row here.
+    fn replace(
+        &mut self,
+        (old_key, new_key): (Key, Key),
+        remote: &RemoteRelation,
+        current: &Current,
+        old: RowValues,
+        after: RowValues,
+    ) -> Result<(), PgError> {
+        let complete = self.complete_moved((old_key, new_key), remote, current, &old, after)?;
+        self.delete(old_key, remote, current, &old)?;
+        self.spare.push(old);
+        match complete {
+            Some(complete) => self.insert(new_key, remote, current, &complete),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an update that gives a row another key is about two rows: where a function is asked, or columns have rules, which both merge what is
+    /// under one key. What others do under the old key meanwhile would be merged into the new one at one node, and meet a deletion at another.
+    fn is_two_rows(&self, key: Key, old: &RowValues, after: &RowValues) -> bool {
+        let merges = self
+            .targets
+            .get(&key)
+            .is_some_and(|target| target.plan.rules.asks() || target.plan.column_rules.any());
+        // Another form of the same key is no other.
+        merges
+            && self
+                .key_hashes(key, old)
+                .is_none_or(|gone| self.leaves(key, gone, after))
+    }
+
+    /// Fill in unchanged TOAST values of a row that gets another key, or partition. `None` when nobody knows them: the row is not here.
     fn complete_moved(
         &mut self,
         (old_key, new_key): (Key, Key),

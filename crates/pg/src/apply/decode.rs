@@ -215,7 +215,11 @@ impl ColumnDecoder {
             input_parameter,
             base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
-            remote_type: pg_sys::Oid::from(remote.0),
+            remote_type: match remote.0 {
+                // Of a type that has no number bytes are what a bytea takes.
+                0 if base == pg_sys::BYTEAOID => pg_sys::BYTEAOID,
+                number => pg_sys::Oid::from(number),
+            },
             translator: None,
             charset,
             same_charset: charset == local_encoding,
@@ -275,8 +279,9 @@ impl ColumnDecoder {
                 }
             }
             (_, Value::Binary(bytes)) => self.receive(bytes)?,
+            // It is numeric's own binary form, whatever the type's name at the source.
             (_, Value::Decimal(decimal)) if self.receive_parameter == pg_sys::NUMERICOID => {
-                self.receive(decimal.as_bytes())?
+                self.receive_local(decimal.as_bytes())?
             }
             (_, Value::String(bytes) | Value::BinaryText(bytes)) => self.input(bytes)?,
             (_, other) => {
@@ -416,6 +421,11 @@ impl ColumnDecoder {
         if !self.same_type {
             return self.translate(bytes);
         }
+        self.receive_local(bytes)
+    }
+
+    /// A value in the binary form of the column's own type.
+    fn receive_local(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         let Some(function) = self.receive.as_mut() else {
             return Err(PgError::new(
                 "42883",

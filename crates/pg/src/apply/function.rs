@@ -122,7 +122,7 @@ impl Callee {
     }
 
     /// Call it with these arguments, rows of its types or null, as the user that this process works as. `about` says which
-    /// conflict it is, for errors.
+    /// conflict it is, for errors; `is_untouched`, whether the row that it was asked about is as it was.
     ///
     /// # Errors
     /// 38000 with the function's own error as the detail; errors that may pass by themselves are given as they are.
@@ -131,6 +131,7 @@ impl Callee {
         arguments: [Option<pg_sys::Datum>; 4],
         writes: Writes,
         about: &str,
+        is_untouched: &mut dyn FnMut() -> Result<bool, PgError>,
     ) -> Result<Given, PgError> {
         // What it does, and for how long, is its own affair.
         latch::may_wait()?;
@@ -152,16 +153,34 @@ impl Callee {
         });
         let late = timer.stop();
         let wrote = subtransaction.has_written();
-        subtransaction.end(outcome.is_ok() && writes == Writes::Keep);
+        let touched = match &outcome {
+            Ok(_) if wrote => error::catch(|| Ok(!is_untouched()?)),
+            _ => Ok(Ok(false)),
+        };
+        let touched = touched.and_then(|inner: Result<bool, PgError>| inner);
+        let stays = outcome.is_ok() && !late && matches!(touched, Ok(false));
+        subtransaction.end(stays && writes == Writes::Keep);
         match outcome {
-            Ok(row) => Ok(Given { row, wrote }),
-            Err(_) if late => {
+            Ok(row) if !late => {
+                if touched? {
+                    let detail = format!(
+                        "What becomes of that row is what it returns, null where it is to go. {about}"
+                    );
+                    return Err(self
+                        .error("changed the row that it was asked about")
+                        .with_detail(detail));
+                }
+                Ok(Given { row, wrote })
+            }
+            // One that goes on when it is told to end has not kept to its time either.
+            Ok(_) | Err(_) if late => {
                 let limit = settings::conflict_function_timeout_ms().unwrap_or(0);
                 let detail = format!(
                     "It took longer than {limit} ms (braid.conflict_function_timeout). {about}"
                 );
                 Err(self.error("was stopped").with_detail(detail))
             }
+            Ok(row) => Ok(Given { row, wrote }),
             Err(error) => match policy::for_apply(&error.sqlstate) {
                 Policy::Retry | Policy::Reconnect => Err(error),
                 Policy::Conflict | Policy::Stop => {
@@ -212,6 +231,9 @@ unsafe fn invoke(oid: pg_sys::Oid, arguments: [Option<pg_sys::Datum>; 4]) -> Opt
     }
 }
 
+/// Milliseconds after which a function that goes on is told again to end.
+const REPEATED: i32 = 100;
+
 static TIMER: OnceLock<i32> = OnceLock::new();
 static FIRED: AtomicBool = AtomicBool::new(false);
 
@@ -226,6 +248,24 @@ unsafe extern "C-unwind" fn on_timeout() {
     }
 }
 
+/// A function whose time is over has caught that, and rolled back what it was about: it is told again, before it does anything else, where
+/// that is caught no more, or by what is around it.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_subtransaction(
+    event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _argument: *mut std::ffi::c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB && FIRED.load(Ordering::Relaxed) {
+        // SAFETY: flags of the process, which the next check for interrupts reads.
+        unsafe {
+            pg_sys::QueryCancelPending = 1;
+            pg_sys::InterruptPending = 1;
+        }
+    }
+}
+
 /// The time that a function has.
 struct Timer(Option<i32>);
 
@@ -235,10 +275,14 @@ impl Timer {
             return Self(None);
         };
         // SAFETY: the handler is a function of this library, which is never unloaded; registered once in this process.
-        let timer = *TIMER.get_or_init(|| unsafe { ffi::register_timeout(on_timeout) });
+        let timer = *TIMER.get_or_init(|| unsafe {
+            pg_sys::RegisterSubXactCallback(Some(on_subtransaction), std::ptr::null_mut());
+            ffi::register_timeout(on_timeout)
+        });
         FIRED.store(false, Ordering::Relaxed);
+        // Again and again: a function may catch what it is told to end with.
         // SAFETY: registered above.
-        unsafe { ffi::enable_timeout(timer, limit) };
+        unsafe { ffi::enable_timeout(timer, limit, REPEATED) };
         Self(Some(timer))
     }
 

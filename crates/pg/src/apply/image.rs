@@ -100,8 +100,6 @@ unsafe fn is_plain(type_oid: pg_sys::Oid, value: pg_sys::Datum) -> bool {
         | pg_sys::INT2OID
         | pg_sys::INT4OID
         | pg_sys::INT8OID
-        | pg_sys::FLOAT4OID
-        | pg_sys::FLOAT8OID
         | pg_sys::NUMERICOID
         | pg_sys::TEXTOID
         | pg_sys::VARCHAROID
@@ -115,6 +113,9 @@ unsafe fn is_plain(type_oid: pg_sys::Oid, value: pg_sys::Datum) -> bool {
         | pg_sys::TIMESTAMPOID
         | pg_sys::TIMESTAMPTZOID
         | pg_sys::INTERVALOID => true,
+        // A number in jsonb has no -0.
+        pg_sys::FLOAT4OID => value.value() & 0xffff_ffff != 0x8000_0000,
+        pg_sys::FLOAT8OID => value.value() != 1 << 63,
         // SAFETY: the first word of a jsonb value says what it is.
         pg_sys::JSONBOID => unsafe {
             let plain = pg_sys::pg_detoast_datum(value.cast_mut_ptr());

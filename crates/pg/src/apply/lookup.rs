@@ -221,12 +221,8 @@ impl IndexLookup {
         lock: bool,
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
-        for (place, column) in self.keys.iter_mut().zip(&key.columns) {
-            let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
-            let Some(value) = values.get(position).copied().flatten().flatten() else {
-                return Ok(Found::Missing(None));
-            };
-            place.sk_argument = value;
+        if !self.set_keys(values, key) {
+            return Ok(Found::Missing(None));
         }
         self.last = self.hash(key);
         if self.is_deleted(key, slot) {
@@ -246,6 +242,46 @@ impl IndexLookup {
         // SAFETY: as above.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         found
+    }
+
+    /// Look for these values from now on. False where one is null: that finds nothing.
+    fn set_keys(&mut self, values: &RowValues, key: &Key) -> bool {
+        self.keys
+            .iter_mut()
+            .zip(&key.columns)
+            .all(|(place, column)| {
+                let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
+                let value = values.get(position).copied().flatten().flatten();
+                place.sk_argument = value.unwrap_or(pg_sys::Datum::null());
+                value.is_some()
+            })
+    }
+
+    /// Look where the row with the values' key is, finished or not, unless that is known; and remember it. Whether it was looked for.
+    pub(super) fn look_ahead(
+        &mut self,
+        values: &RowValues,
+        key: &Key,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> bool {
+        if !self.set_keys(values, key) {
+            return false;
+        }
+        self.last = self.hash(key);
+        if self.places.get(self.last).is_some() {
+            return false;
+        }
+        // SAFETY: the context lives as long as the scan.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
+        let dirty = &raw mut *self.dirty;
+        if self.first(dirty, slot).0 {
+            self.note(slot);
+            // SAFETY: the slot is of the table.
+            unsafe { super::clear_slot(slot) };
+        }
+        // SAFETY: as above.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        true
     }
 
     /// Whether the key that is looked for is greater than all that are in the index.

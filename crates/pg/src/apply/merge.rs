@@ -268,7 +268,8 @@ impl Session {
         } else {
             Writes::Keep
         };
-        let given = self.call_as_owner(key, &callee, arguments, writes, &about)?;
+        let given =
+            self.call_as_owner((key, remote, meeting), &callee, arguments, writes, &about)?;
         let asked = self.understand(key, meeting, &callee, given)?;
         if meeting.in_the_way {
             if !matches!(asked.answer, Answer::Local | Answer::Remote) {
@@ -303,7 +304,8 @@ impl Session {
                     "what a conflict function writes is to be committed here first",
                 ));
             } else {
-                self.call_as_owner(key, &callee, arguments, Writes::Keep, &about)?;
+                let asked_about = (key, remote, meeting);
+                self.call_as_owner(asked_about, &callee, arguments, Writes::Keep, &about)?;
             }
         }
         Ok(asked)
@@ -311,7 +313,7 @@ impl Session {
 
     fn call_as_owner(
         &mut self,
-        key: Key,
+        (key, remote, meeting): (Key, &RemoteRelation, Meeting<'_>),
         callee: &Callee,
         arguments: [Option<pg_sys::Datum>; 4],
         writes: Writes,
@@ -319,10 +321,29 @@ impl Session {
     ) -> Result<Given, PgError> {
         self.user.restore();
         self.user.work_as(callee.owner);
-        let given = callee.call(arguments, writes, about)?;
+        let given = callee.call(arguments, writes, about, &mut || {
+            self.is_untouched(key, remote, meeting)
+        })?;
         self.user.restore();
         self.work_as_owner_of(key);
         Ok(given)
+    }
+
+    /// Whether the row that the function is asked about, or the gap, is what it was.
+    fn is_untouched(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        meeting: Meeting<'_>,
+    ) -> Result<bool, PgError> {
+        match (meeting.rows.local, meeting.rows.given) {
+            (Some(local), _) => Ok(self.open(key)?.is_there(local)),
+            (None, Some(given)) => Ok(matches!(
+                self.find_here(key, remote, given, false)?,
+                Found::Missing(_)
+            )),
+            (None, None) => Ok(true),
+        }
     }
 
     /// The function's arguments, in the current memory context; and what they are about, for errors.
@@ -549,7 +570,7 @@ impl Session {
             if !call.function.replicates {
                 set_session_origin(origin);
             }
-            let outcome = callee.call(call.arguments, Writes::Keep, &call.about);
+            let outcome = callee.call(call.arguments, Writes::Keep, &call.about, &mut || Ok(true));
             set_session_origin(0);
             let given = outcome?;
             self.user.restore();

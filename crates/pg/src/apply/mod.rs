@@ -9,6 +9,7 @@
 //! `braid_bgworker::conflict` alone (I2).
 
 mod aggregate;
+mod ahead;
 mod attach;
 mod batch;
 mod bulk;

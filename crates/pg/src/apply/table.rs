@@ -45,6 +45,8 @@ pub struct OpenTable {
     suspended: bool,
     /// Whether updates, and deletes, may be published from here as far as the replica identity goes.
     pub(super) checked: [bool; 2],
+    /// The rights (ACL_INSERT and so on) that the user whom this process works as was seen to have in this transaction.
+    pub(super) granted: u32,
     router: Option<Router>,
     /// While rows are inserted in bulk; of this transaction.
     pub(super) bulk_state: Option<*mut pg_sys::BulkInsertStateData>,
@@ -192,6 +194,7 @@ impl OpenTable {
                 plain: is_plain(relation, target, local),
                 suspended: false,
                 checked: [false; 2],
+                granted: 0,
                 relation,
                 context,
                 estate,
@@ -244,6 +247,7 @@ impl OpenTable {
 
     /// Let go of everything that must not outlive the transaction. Only a plain table can be resumed.
     pub fn suspend(&mut self) {
+        self.granted = 0;
         self.end_bulk();
         let (relation, target) = (self.relation, self.target);
         let (new_slot, local_slot, search_slot) =
@@ -291,6 +295,21 @@ impl OpenTable {
                     raw::LockRelationOid(*index, mode);
                 }
             });
+        }
+    }
+
+    /// The same, without waiting for anybody. False where somebody would have to be waited for.
+    ///
+    /// # Safety
+    /// As [`OpenTable::lock`].
+    pub(super) unsafe fn lock_if_free(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) -> bool {
+        let mode = write_lock();
+        // SAFETY: as above.
+        unsafe {
+            pg_sys::ConditionalLockRelationOid(table, mode)
+                && indexes
+                    .iter()
+                    .all(|index| pg_sys::ConditionalLockRelationOid(*index, mode))
         }
     }
 
@@ -411,6 +430,34 @@ impl OpenTable {
         match self.lookup.as_mut() {
             Some(lookup) => lookup.find(values, key, slot, lock, refine),
             None => Ok(Found::Missing(None)),
+        }
+    }
+
+    /// Look where the row with this key is, so that it is found sooner when it is wanted. False where that is known.
+    pub(super) fn look_ahead(&mut self, values: &RowValues, key: &super::relation::Key) -> bool {
+        let slot = self.local_slot;
+        self.lookup
+            .as_mut()
+            .is_some_and(|lookup| lookup.look_ahead(values, key, slot))
+    }
+
+    /// Whether the version of a row that is in this slot, which this transaction has locked, is the row still.
+    pub(super) fn is_there(&self, slot: *mut pg_sys::TupleTableSlot) -> bool {
+        let relation = self.relation;
+        // SAFETY: the table is open, and both slots are of it; its access method's function is called behind pgrx's guard.
+        unsafe {
+            let mut tid = (*slot).tts_tid;
+            let tid = &raw mut tid;
+            let callbacks = pg_sys::table_slot_callbacks(relation);
+            let other = pg_sys::MakeSingleTupleTableSlot((*relation).rd_att, callbacks);
+            let there = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let fetch = (*(*relation).rd_tableam).tuple_fetch_row_version;
+                fetch.is_some_and(|fetch| {
+                    fetch(relation, tid, &raw mut pg_sys::SnapshotSelfData, other)
+                })
+            });
+            pg_sys::ExecDropSingleTupleTableSlot(other);
+            there
         }
     }
 

@@ -140,8 +140,56 @@ impl OpenTable {
         }
     }
 
+    /// Make sure that the user whom this process works as may write the table so. Raises 42501 if not, as COPY into it does.
+    fn check_right(&mut self, right: u32) {
+        if self.granted & right != 0 {
+            return;
+        }
+        // SAFETY: the relation is open; catalog look-ups in a transaction.
+        let (is_granted, has_policies, name) = unsafe {
+            let oid = (*self.relation).rd_id;
+            let mode = pg_sys::AclMode::from(right);
+            let rights = pg_sys::pg_class_aclcheck(oid, pg_sys::GetUserId(), mode);
+            let has_policies = (*(*self.relation).rd_rel).relrowsecurity
+                && u32::try_from(pg_sys::check_enable_rls(oid, pg_sys::InvalidOid, true)).ok()
+                    == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED);
+            (
+                rights == pg_sys::AclResult::ACLCHECK_OK,
+                has_policies,
+                crate::encoding::of_relation(self.relation),
+            )
+        };
+        let name = || format!("\"{}.{}\"", name.0, name.1);
+        if !is_granted {
+            let word = match right {
+                pg_sys::ACL_INSERT => "INSERT",
+                pg_sys::ACL_UPDATE => "UPDATE",
+                _ => "DELETE",
+            };
+            let hint =
+                format!("Grant {word} on the table to the role that changes are applied as.");
+            PgError::new("42501", format!("permission denied for table {}", name()))
+                .with_hint(&hint)
+                .raise();
+        }
+        // Nothing here looks at policies, so it must not be a way around them.
+        if has_policies {
+            let message = format!(
+                "cannot apply changes to table {}, whose row-level security applies to the role that they are applied as",
+                name()
+            );
+            PgError::new("42501", message)
+                .with_hint(
+                    "Turn FORCE ROW LEVEL SECURITY off, or let that role bypass row-level security.",
+                )
+                .raise();
+        }
+        self.granted |= right;
+    }
+
     /// Insert the row in the new slot.
     pub fn insert(&mut self) {
+        self.check_right(pg_sys::ACL_INSERT);
         let (relation, target, estate, slot) =
             (self.relation, self.target, self.estate, self.new_slot);
         if !self.is_plain() {
@@ -170,6 +218,7 @@ impl OpenTable {
 
     /// Insert the rows in these virtual slots into a plain table.
     pub(super) fn write_many(&mut self, slots: &mut [*mut pg_sys::TupleTableSlot]) {
+        self.check_right(pg_sys::ACL_INSERT);
         let (relation, target, estate) = (self.relation, self.target, self.estate);
         let state = self.bulk_state();
         let rows = slots.as_mut_ptr();
@@ -255,6 +304,7 @@ impl OpenTable {
     /// # Errors
     /// XX000 for an answer of the table access method that cannot be.
     pub fn update(&mut self) -> Result<Written, PgError> {
+        self.check_right(pg_sys::ACL_UPDATE);
         let (relation, target, estate) = (self.relation, self.target, self.estate);
         let (local, slot) = (self.local_slot, self.new_slot);
         if !self.is_plain() {
@@ -331,6 +381,7 @@ impl OpenTable {
         &mut self,
         local: *mut pg_sys::TupleTableSlot,
     ) -> Result<Written, PgError> {
+        self.check_right(pg_sys::ACL_DELETE);
         let (relation, target, estate) = (self.relation, self.target, self.estate);
         if !self.is_plain() {
             self.begin_write();

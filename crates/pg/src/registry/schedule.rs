@@ -52,6 +52,8 @@ pub struct ScheduleCounters {
     pub batch_max: AtomicU64,
     /// Changes that were not written, as a later one of the same row was written in their place.
     pub consolidated: AtomicU64,
+    /// Rows that were looked for while their batch waited for others.
+    pub sought_ahead: AtomicU64,
     /// Local commits of a part of a transaction, but for the last of each.
     pub pieces: AtomicU64,
     /// Transactions that were applied while they ran at the provider.
@@ -95,6 +97,7 @@ impl ScheduleCounters {
             batched,
             batch_max,
             consolidated,
+            sought_ahead,
             pieces,
             applied_while_running,
             applied_by_leader,
@@ -127,6 +130,7 @@ impl ScheduleCounters {
             batched,
             batch_max,
             consolidated,
+            sought_ahead,
             pieces,
             applied_while_running,
             applied_by_leader,
