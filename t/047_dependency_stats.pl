@@ -129,6 +129,12 @@ cmp_ok($commits, '<', 30, 'far fewer');
 my $now = stats();
 is("$now->{batch_max} $now->{batch_mean}", $paris->safe_psql('postgres', "select max(n) || ' ' || round(avg(n) filter (where n > 1), 1) $of"), 'how large they are');
 
+# What waits for a common row looks for its other rows meanwhile.
+$grown = grown(8000, sub { backlog(8000, 'with h as (update hot set n = n + 1 where id = 1) update item set n = n + 1 where id = $1 % 1000 + 1') }, qw(sought_ahead retries));
+cmp_ok($grown->{sought_ahead}, '>', 0, "$grown->{sought_ahead} rows were looked for ahead");
+is($grown->{retries}, 0, 'which nobody had to give way for');
+same_tables([ $tokyo, $paris ], qw(item hot));
+
 # Consolidation: of each local commit's changes of the row the last one is written.
 $paris->safe_psql('postgres', "select braid.alter_subscription('$name', consolidate => true)");
 ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it consolidates');

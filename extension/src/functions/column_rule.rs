@@ -138,23 +138,23 @@ fn parse(name: &str) -> Outcome<ColumnRule> {
     })
 }
 
+/// Of a column what its rules depend on.
+const COLUMN: &str = "select c.oid::regclass::text, a.attnum::text, c.relkind = 'p' or c.relispartition, a.attgenerated <> '', a.atttypid::text, \
+     format_type(a.atttypid, a.atttypmod), c.relreplident::text, \
+     exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary and i.indimmediate), \
+     exists (select from pg_index i where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and a.attnum = any (i.indkey)), \
+     exists (select from pg_publication_rel p where p.prrelid = c.oid and p.prqual is not null), \
+     exists (select from braid.conflict_rule r where r.relation = c.oid and r.resolution = 'function'), \
+     (select g.attname::text from pg_attribute g join pg_namespace n on n.oid = c.relnamespace \
+        join pg_publication_tables t on t.schemaname = n.nspname and t.tablename = c.relname \
+       where current_setting('server_version_num')::int >= 180000 and g.attrelid = c.oid and g.attnum > 0 and not g.attisdropped \
+         and g.attgenerated <> '' and g.attname <> all (t.attnames) limit 1) \
+     from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attname = $2::name and a.attnum > 0 and not a.attisdropped \
+     where c.oid = $1::oid";
+
 /// The column's number, if it can have the rule.
 fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outcome<String> {
-    let rows = query(
-        "select c.oid::regclass::text, a.attnum::text, c.relkind = 'p' or c.relispartition, a.attgenerated <> '', a.atttypid::text, \
-                format_type(a.atttypid, a.atttypmod), c.relreplident::text, \
-                exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary and i.indimmediate), \
-                exists (select from pg_index i where i.indrelid = c.oid and (i.indisunique or i.indisexclusion) and a.attnum = any (i.indkey)), \
-                exists (select from pg_publication_rel p where p.prrelid = c.oid and p.prqual is not null), \
-                exists (select from braid.conflict_rule r where r.relation = c.oid and r.resolution = 'function'), \
-                (select g.attname::text from pg_attribute g join pg_namespace n on n.oid = c.relnamespace \
-                   join pg_publication_tables t on t.schemaname = n.nspname and t.tablename = c.relname \
-                  where current_setting('server_version_num')::int >= 180000 and g.attrelid = c.oid and g.attnum > 0 and not g.attisdropped \
-                    and g.attgenerated <> '' and g.attname <> all (t.attnames) limit 1) \
-           from pg_class c left join pg_attribute a on a.attrelid = c.oid and a.attname = $2::name and a.attnum > 0 and not a.attisdropped \
-          where c.oid = $1::oid",
-        &[Some(relation), Some(column)],
-    );
+    let rows = query(COLUMN, &[Some(relation), Some(column)]);
     let table = rows.get(0, 0).unwrap_or_default();
     let is = |column| rows.get(0, column) == Some("t");
     let Some(number) = rows.get(0, 1) else {
