@@ -10,7 +10,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $tokyo = new_node('tokyo');
-my $paris = new_node('paris', publication => '', conf => "braid.appliers_per_subscription = 5\n");
+my $paris = new_node('paris', publication => '', conf => "braid.appliers_per_subscription = 5\nmax_prepared_transactions = 5\n");
 on_all(q[
 	create table hot (k int primary key, n bigint not null default 0, last int);
 	create table cold (id bigint primary key, k int not null references hot, t text, code int unique);
@@ -37,8 +37,8 @@ sub before
 
 # Rows to lock, and to be changed later.
 caught_up($paris, $tokyo);
-my $locker = $paris->background_psql('postgres', on_error_stop => 1);
-$locker->query_safe('begin; select from hot where k = 7 for update');
+# As a prepared transaction, which a crash does not end.
+$paris->safe_psql('postgres', q[begin; select from hot where k = 7 for update; prepare transaction 'locker']);
 $tokyo->safe_psql('postgres', 'update hot set n = n + 1, last = -7 where k = 7');
 sub is_held_up
 {
@@ -87,10 +87,33 @@ for my $order ('source', 'relaxed')
 		ok(wait_until(sub { $paris->safe_psql('postgres', 'select count(*) from plain where id = 2') eq '1' }, 20), 'out of order it does not');
 	}
 }
+# Processes are killed, and the server crashes with them, between commits that have overtaken others and those that are held up.
+for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
+{
+	my $id = 100 + $paris->safe_psql('postgres', 'select count(*) from plain');
+	$tokyo->safe_psql('postgres', "insert into plain values ($id, $id)");
+	ok(wait_until(sub { $paris->safe_psql('postgres', "select count(*) from plain where id = $id") eq '1' }, 20), "$victim: another one overtakes");
+	cmp_ok($paris->safe_psql('postgres', 'select count(*) from braid.applied'), '>', 0, "$victim: and is written down");
+	my $pid = $victim eq 'postmaster' ? slurp_file($paris->data_dir . '/postmaster.pid') : $paris->safe_psql('postgres', "select pid from braid.apply_workers where worker = '$victim'");
+	my ($number) = $pid =~ /^(\d+)/;
+	my $log = -s $paris->logfile;
+	if ($victim eq 'postmaster')
+	{
+		$paris->stop('immediate');
+		$paris->start;
+	}
+	else
+	{
+		kill 'KILL', $number or die "no process $number: $!";
+		$paris->wait_for_log(qr/database system is ready to accept connections/, $log);
+	}
+	ok(wait_until(sub { my $held = eval { is_held_up() }; $held }, 40), "$victim: after it the one that is held up waits again");
+	is($paris->safe_psql('postgres', "select (select count(*) from cold), (select count(*) from plain where id = $id), (select n from hot where k = 7)"), '240|1|0',
+		"$victim: what had overtaken it is there once");
+}
 is($paris->safe_psql('postgres', 'select count(*) from cold'), '240', 'nothing was lost or repeated');
 unlike(slurp_file($paris->logfile), qr/duplicate key/, 'nor tried again');
-$locker->query_safe('commit');
-$locker->quit;
+$paris->safe_psql('postgres', q[commit prepared 'locker']);
 $paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$event', '20 s')");
 is($paris->safe_psql('postgres', 'select n, last from hot where k = 7'), '3|-77', 'then it comes, and those that depend on it after it');
 caught_up($paris, $tokyo);

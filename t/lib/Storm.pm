@@ -32,6 +32,7 @@
 #   stream => 0             transactions of more than 64 kB are sent while they run (streaming => 'parallel'), before their end is known
 #   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
 #                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
+#   ask => 0                a conflict function is asked about each row of the tables of plain and key, which keeps the newest
 #   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
 #   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
 #   consolidate => false    the same
@@ -83,6 +84,7 @@ my %default = (
 	stream => 0,
 	prepare => 0,
 	keep_dead => 0,
+	ask => 0,
 	mode => 'parallel',
 	order => 'source',
 	consolidate => 'false',
@@ -132,6 +134,7 @@ sub start
 		create table storm_journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
 		create publication braid for table ] . join(', ', @{ $self->{tables} }), @nodes);
 	$self->{members} = \@nodes;
+	if ($self->{ask}) { on_all(newest($_), @nodes) for grep { /^(item|moving)$/ } @{ $self->{tables} }; }
 	for my $subscriber (@nodes)
 	{
 		for my $provider (@nodes)
@@ -144,6 +147,27 @@ sub start
 		}
 	}
 	return;
+}
+
+# A function that keeps the newest row of a table, as is done where none is asked.
+sub newest
+{
+	my ($table) = @_;
+	return qq[
+		alter table $table replica identity full;
+		create function newest_$table(local $table, remote $table, before $table, info braid.conflict) returns $table language plpgsql as \$\$
+		declare
+			is_newer bool := (info.remote_timestamp, info.remote_origin::text collate "C") > (info.local_timestamp, info.local_origin::text collate "C");
+		begin
+			if local is null then
+				return case when info.local_timestamp is null or is_newer then remote end;
+			elsif remote is null then
+				return case when is_newer then null else local end;
+			end if;
+			return case when is_newer then remote else local end;
+		end \$\$;
+		select braid.set_conflict_resolution('$table', null, 'function', 'newest_$table');
+	];
 }
 
 # Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as
@@ -177,7 +201,7 @@ sub run
 	$self->{order} = $opt{order} // $default{order};
 	$self->{consolidate} = $opt{consolidate} // $default{consolidate};
 	local $self->{disturb} = $opt{disturb} // $self->{disturb};
-	my $what = join ', ', @{ $self->{with} }, $self->{mode}, $self->{order}, $self->{consolidate} eq 'true' ? 'consolidate' : ();
+	my $what = join ', ', @{ $self->{with} }, $self->{ask} ? 'a function' : (), $self->{mode}, $self->{order}, $self->{consolidate} eq 'true' ? 'consolidate' : ();
 	# Seen also where all is well: what was tried is part of the result.
 	diag("storm: seed $seed, $what");
 	return 0 unless $self->reset;
@@ -196,6 +220,9 @@ sub run
 	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
 	note(sprintf 'seed %s: %.0f s, calm after %.0f; transactions at each node: %s; %s', $seed, time - $started, time - $calm, $written, join(', ', @done));
 	note('conflicts: ' . join ', ', map { $self->{members}[$_]->name . ' ' . ($self->conflicts($self->{members}[$_]) || 'none') } 0 .. $#{ $self->{members} });
+	# It has to be asked, and is where rows of both sides are there.
+	my $asked = $self->{ask} ? join ' ', map { $_->safe_psql('postgres', q[select count(*) from braid.conflict_history where reason ~ 'function']) } @{ $self->{members} } : '';
+	unlike($asked, qr/\b0\b/, "seed $seed: functions were asked ($asked times)") if $self->{ask};
 	note('asked for large values: ' . join ', ', map { $_->name . ' ' . $_->safe_psql('postgres', 'select sum(questions) from braid.subscription_detail') } @{ $self->{members} })
 	  if $self->{has}{toast};
 	# What is equal may still be what no node may have: nobody else checks it while changes are applied.
