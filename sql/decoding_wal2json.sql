@@ -29,6 +29,15 @@ select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-ver
   'include-type-oids', '1', 'include-not-null', '1', 'include-column-positions', '1', 'include-default', '1', 'include-pk', '1', 'filter-msg-prefixes', 'pre');
 select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'actions', 'insert', 'include-transaction', '0',
   'numeric-data-types-as-string', '1', 'add-msg-prefixes', 'other');
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'numeric-data-types-as-string', '1', 'actions', 'update,delete');
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'numeric-data-types-as-string', '1', 'actions', 'update,delete', 'include-transaction', '0');
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'numeric-data-types-as-string', 'maybe');
+create table numbers (i2 int2, i8 int8 primary key, n numeric, f4 float4, f8 float8, o oid, m money, d date);
+insert into numbers values (-1, 9007199254740993, 1.50, 'nan', '-infinity', 7, 12.5, '2024-02-29'), (null, 2, 'nan', 1e-20, 0.1, null, null, null);
+delete from numbers where i8 = 2;
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'numeric-data-types-as-string', '1', 'add-tables', '*.numbers', 'add-msg-prefixes', 'none') where data like '%numbers%';
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'numeric-data-types-as-string', '0', 'add-tables', '*.numbers', 'add-msg-prefixes', 'none') where data like '%numbers%';
+select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format-version', '2', 'numeric-data-types-as-string', '1', 'add-tables', '*.numbers', 'include-transaction', '0', 'add-msg-prefixes', 'none');
 -- Bytes are the same through the binary function.
 select convert_from(data, 'UTF8') = '{"action":"B"}' from pg_logical_slot_peek_binary_changes('dec_w2j', null, null, 'format-version', '2') limit 1;
 -- The session's settings count, and stay.
