@@ -26,7 +26,7 @@ pub(super) fn raise(error: &Error) -> ! {
         Error::Wal2Json(error) => wal2json(error),
         Error::MissingPublication(_) => (
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            "The publication must have existed when the change was made. Name others (those of a subscription with braid.alter_subscription), or start anew with another slot.",
+            "The publication must have existed when the change was made. Name others (those of a subscription with braid.alter_subscription), or drop the subscription, or the slot, and create it again.",
         ),
         Error::ColumnLists { .. } => (
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
