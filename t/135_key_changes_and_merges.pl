@@ -21,27 +21,9 @@ on_all(q[
 	alter table plain alter big set storage external;
 	alter table whole alter big set storage external;
 ], @nodes);
-# The newest wins, as without a function.
-for my $table (qw(plain whole))
-{
-	on_all(qq[
-		create function newest_$table(local $table, remote $table, before $table, info braid.conflict) returns $table language plpgsql as \$\$
-		declare
-			is_newer bool := (info.remote_timestamp, info.remote_origin::text) > (info.local_timestamp, info.local_origin::text);
-		begin
-			if local is null then
-				return case when info.local_timestamp is null or is_newer then remote end;
-			elsif remote is null then
-				return case when is_newer then null else local end;
-			end if;
-			return case when is_newer then remote else local end;
-		end \$\$;
-	], @nodes);
-}
+on_all(keep_newest($_), @nodes) for qw(plain whole);
 mesh(@nodes);
 on_all(q[
-	select braid.set_conflict_resolution('plain', null, 'function', 'newest_plain');
-	select braid.set_conflict_resolution('whole', null, 'function', 'newest_whole');
 	select braid.set_column_rule('sums', 'n', 'delta');
 	select braid.set_column_rule('sums', 'top', 'max');
 	select braid.set_column_rule('highs', 'top', 'max');

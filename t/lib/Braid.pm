@@ -14,7 +14,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(
-  new_server new_node subscribe on_all
+  new_server new_node subscribe on_all keep_newest
   caught_up converged status
   digest same_tables
   worker_pids wait_for_worker
@@ -93,6 +93,26 @@ sub on_all
 	my ($sql, @on) = @_;
 	$_->safe_psql('postgres', $sql) for @on;
 	return;
+}
+
+# SQL that has a function of its own asked about each conflict in a table, which keeps the newest row, as is done where none is asked.
+sub keep_newest
+{
+	my ($table) = @_;
+	return qq[
+		create function newest_$table(local $table, remote $table, before $table, info braid.conflict) returns $table language plpgsql as \$\$
+		declare
+			is_newer bool := (info.remote_timestamp, info.remote_origin::text collate "C") > (info.local_timestamp, info.local_origin::text collate "C");
+		begin
+			if local is null then
+				return case when info.local_timestamp is null or is_newer then remote end;
+			elsif remote is null then
+				return case when is_newer then null else local end;
+			end if;
+			return case when is_newer then remote else local end;
+		end \$\$;
+		select braid.set_conflict_resolution('$table', null, 'function', 'newest_$table');
+	];
 }
 
 # Wait until the subscriber has confirmed everything that is committed at the provider now.

@@ -134,7 +134,7 @@ sub start
 		create table storm_journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
 		create publication braid for table ] . join(', ', @{ $self->{tables} }), @nodes);
 	$self->{members} = \@nodes;
-	if ($self->{ask}) { on_all(newest($_), @nodes) for grep { /^(item|moving)$/ } @{ $self->{tables} }; }
+	if ($self->{ask}) { on_all("alter table $_ replica identity full; " . keep_newest($_), @nodes) for grep { /^(item|moving)$/ } @{ $self->{tables} }; }
 	for my $subscriber (@nodes)
 	{
 		for my $provider (@nodes)
@@ -147,27 +147,6 @@ sub start
 		}
 	}
 	return;
-}
-
-# A function that keeps the newest row of a table, as is done where none is asked.
-sub newest
-{
-	my ($table) = @_;
-	return qq[
-		alter table $table replica identity full;
-		create function newest_$table(local $table, remote $table, before $table, info braid.conflict) returns $table language plpgsql as \$\$
-		declare
-			is_newer bool := (info.remote_timestamp, info.remote_origin::text collate "C") > (info.local_timestamp, info.local_origin::text collate "C");
-		begin
-			if local is null then
-				return case when info.local_timestamp is null or is_newer then remote end;
-			elsif remote is null then
-				return case when is_newer then null else local end;
-			end if;
-			return case when is_newer then remote else local end;
-		end \$\$;
-		select braid.set_conflict_resolution('$table', null, 'function', 'newest_$table');
-	];
 }
 
 # Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as

@@ -160,25 +160,23 @@ impl Callee {
         let touched = touched.and_then(|inner: Result<bool, PgError>| inner);
         let stays = outcome.is_ok() && !late && matches!(touched, Ok(false));
         subtransaction.end(stays && writes == Writes::Keep);
+        if late {
+            // Also one that goes on when it is told to end, and answers, has not kept to its time.
+            let limit = settings::conflict_function_timeout_ms().unwrap_or(0);
+            let detail = format!(
+                "It took longer than {limit} ms (braid.conflict_function_timeout). {about}"
+            );
+            return Err(self.error("was stopped").with_detail(detail));
+        }
+        let touched = touched?;
         match outcome {
-            Ok(row) if !late => {
-                if touched? {
-                    let detail = format!(
-                        "What becomes of that row is what it returns, null where it is to go. {about}"
-                    );
-                    return Err(self
-                        .error("changed the row that it was asked about")
-                        .with_detail(detail));
-                }
-                Ok(Given { row, wrote })
-            }
-            // One that goes on when it is told to end has not kept to its time either.
-            Ok(_) | Err(_) if late => {
-                let limit = settings::conflict_function_timeout_ms().unwrap_or(0);
+            Ok(_) if touched => {
                 let detail = format!(
-                    "It took longer than {limit} ms (braid.conflict_function_timeout). {about}"
+                    "What becomes of that row is what it returns, null where it is to go. {about}"
                 );
-                Err(self.error("was stopped").with_detail(detail))
+                Err(self
+                    .error("changed the row that it was asked about")
+                    .with_detail(detail))
             }
             Ok(row) => Ok(Given { row, wrote }),
             Err(error) => match policy::for_apply(&error.sqlstate) {
