@@ -5,6 +5,24 @@ use pgrx::pg_sys;
 // src/include/miscadmin.h, 15 to 18.
 const SECURITY_RESTRICTED_OPERATION: i32 = 0x0002;
 
+/// What the user whom this process works as may do with a table: whether it has this right (ACL_INSERT and so on), and whether row-level security
+/// applies to it.
+///
+/// # Safety
+/// In a transaction; the table exists.
+pub(crate) unsafe fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
+    // SAFETY: catalog look-ups, as the caller says.
+    unsafe {
+        let rights =
+            pg_sys::pg_class_aclcheck(table, pg_sys::GetUserId(), pg_sys::AclMode::from(right));
+        let policies = pg_sys::check_enable_rls(table, pg_sys::InvalidOid, true);
+        (
+            rights == pg_sys::AclResult::ACLCHECK_OK,
+            u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED),
+        )
+    }
+}
+
 /// The user that this process works as, and how to go back. Switching is cheap, and stays until somebody else is needed: a
 /// transaction's changes usually have one owner.
 #[derive(Debug, Default)]

@@ -8,7 +8,9 @@ use pgrx::pg_sys;
 
 use super::relation::LocalRelation;
 use super::table::{OpenTable, RowValues};
+use super::user;
 use crate::compat;
+use crate::encoding;
 use crate::error::PgError;
 use crate::ffi::{self, raw};
 
@@ -145,21 +147,13 @@ impl OpenTable {
         if self.granted & right != 0 {
             return;
         }
-        // SAFETY: the relation is open; catalog look-ups in a transaction.
-        let (is_granted, has_policies, name) = unsafe {
-            let oid = (*self.relation).rd_id;
-            let mode = pg_sys::AclMode::from(right);
-            let rights = pg_sys::pg_class_aclcheck(oid, pg_sys::GetUserId(), mode);
-            let has_policies = (*(*self.relation).rd_rel).relrowsecurity
-                && u32::try_from(pg_sys::check_enable_rls(oid, pg_sys::InvalidOid, true)).ok()
-                    == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED);
-            (
-                rights == pg_sys::AclResult::ACLCHECK_OK,
-                has_policies,
-                crate::encoding::of_relation(self.relation),
-            )
+        // SAFETY: the relation is open, in a transaction.
+        let (is_granted, has_policies) = unsafe { user::rights((*self.relation).rd_id, right) };
+        let name = || {
+            // SAFETY: as above.
+            let (schema, table) = unsafe { encoding::of_relation(self.relation) };
+            format!("\"{schema}.{table}\"")
         };
-        let name = || format!("\"{}.{}\"", name.0, name.1);
         if !is_granted {
             let word = match right {
                 pg_sys::ACL_INSERT => "INSERT",

@@ -10,7 +10,7 @@ use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
 use super::source::Source;
-use crate::apply::user::UserSwitch;
+use crate::apply::user::{self, UserSwitch};
 use crate::compat;
 use crate::decoding::deletions::identity_key;
 use crate::encoding::from_server;
@@ -221,13 +221,8 @@ impl Target {
 
     /// That the user whom this process works as may insert what COPY writes.
     fn check_rights(&self) -> Result<(), PgError> {
-        let mode = pg_sys::AclMode::from(pg_sys::ACL_INSERT);
-        // SAFETY: catalog look-ups in a transaction.
-        let (allowed, policies) = unsafe {
-            let rights = pg_sys::pg_class_aclcheck(self.oid, pg_sys::GetUserId(), mode);
-            let policies = pg_sys::check_enable_rls(self.oid, pg_sys::InvalidOid, true);
-            (rights == pg_sys::AclResult::ACLCHECK_OK, policies)
-        };
+        // SAFETY: in a transaction; the table is there.
+        let (allowed, has_policies) = unsafe { user::rights(self.oid, pg_sys::ACL_INSERT) };
         if !allowed {
             return Err(PgError::new(
                 "42501",
@@ -236,7 +231,7 @@ impl Target {
             .with_hint("Grant INSERT on the table to the role that changes are applied as."));
         }
         // COPY does not look at policies, so it must not be a way around them.
-        if u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED) {
+        if has_policies {
             return Err(PgError::new(
                 "42501",
                 format!(
