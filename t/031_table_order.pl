@@ -24,6 +24,14 @@ on_all(q[
 	create table stamped (id int primary key, place int, moves int not null default 0);
 ], $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'create table rounded (id numeric primary key, place int, moves int not null default 0)');
+# Words that differ by their case are equal at the subscriber alone.
+$tokyo->safe_psql('postgres', "create table $_ (id int primary key, place text unique, moves int not null default 0)") for qw(collated folded);
+$paris->safe_psql('postgres', q[
+	create collation any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+	create extension citext;
+	create table collated (id int primary key, place text collate any_case unique, moves int not null default 0);
+	create table folded (id int primary key, place citext unique, moves int not null default 0);
+]);
 $paris->safe_psql('postgres', q[
 	create table rounded (id numeric(6, 2) primary key, place int, moves int not null default 0);
 	create unique index on plain (place);
@@ -66,6 +74,23 @@ sub play
 	return;
 }
 
+# A word changes hands, and its case.
+sub play_words
+{
+	my ($table) = @_;
+	$tokyo->safe_psql('postgres', qq[
+		do \$\$ begin
+			for i in 1 .. 150 loop
+				update $table set place = null, moves = moves + 1 where lower(place) = 'w' || i % 5;
+				commit;
+				update $table set place = case when i % 2 = 0 then 'w' else 'W' end || i % 5, moves = moves + 1 where id = 1 + (i * 7) % 20 and place is null;
+				commit;
+			end loop;
+		end \$\$]);
+	caught_up($paris, $tokyo);
+	return;
+}
+
 sub retries
 {
 	return $paris->safe_psql('postgres', "select retries from braid.subscription_detail where name = '$name'");
@@ -78,6 +103,7 @@ sub logged
 }
 
 $tokyo->safe_psql('postgres', "insert into $_ select i, case when i <= 5 then i end from generate_series(1, 20) i") for @moving, 'watched', 'stamped';
+$tokyo->safe_psql('postgres', "insert into $_ select i, case when i <= 5 then 'w' || i % 5 end from generate_series(1, 20) i") for qw(collated folded);
 $tokyo->safe_psql('postgres', q[
 	insert into same select i, i || '@example.org', 'r' || i % 3 from generate_series(1, 20) i;
 	update same set region = 'x' where id = 1;
@@ -87,7 +113,8 @@ caught_up($paris, $tokyo);
 play($_) for @moving;
 play(@moving);
 play('watched', 'plain');
-same_tables([ $tokyo, $paris ], 'same', (grep { $_ ne 'rounded' } @moving), 'watched');
+play_words($_) for qw(collated folded);
+same_tables([ $tokyo, $paris ], 'same', (grep { $_ ne 'rounded' } @moving), 'watched', 'collated', 'folded');
 is(digest($paris, '(select id::int, place, moves from rounded)'), digest($tokyo, '(select id::int, place, moves from rounded)'), 'rounded too');
 is(retries(), 0, 'nothing was applied twice');
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'nor was there a conflict');
@@ -97,7 +124,7 @@ is($paris->safe_psql('postgres', 'select n from counter'), $tokyo->safe_psql('po
 # A partition is sent under its own name.
 my %index = (
 	plain => 'plain_place_idx', partial => 'partial_place_idx', expression => 'expression_expr_idx',
-	excluded => 'excluded_place_excl', parted_1 => 'parted_1_place_idx', rounded => 'rounded_pkey');
+	excluded => 'excluded_place_excl', parted_1 => 'parted_1_place_idx', rounded => 'rounded_pkey', collated => 'collated_place_key', folded => 'folded_place_key');
 ok(logged(qq[changes of table "public.$_" are ordered among themselves: the provider has no unique key that covers index "$index{$_}"]),
 	"$_: the log says why") for sort keys %index;
 ok(logged('changes of table "public.watched" are ordered with all others: trigger "count_change" fires here'), 'watched: the log says why');

@@ -14,11 +14,14 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # In all; a kill and what follows it take about a second.
-my $kills = $ENV{BRAID_TEST_KILLS} // 18;
+my $kills = $ENV{BRAID_TEST_KILLS} // 20;
 kill_seed();
-# Applied at their commit, and while they run.
-my %streaming = (parallel => 'parallel', batch => 'on', aggregate => 'parallel');
-my @modes = qw(parallel batch aggregate);
+# Applied while they run, and at their commit.
+my @modes = (
+	{ apply_mode => 'parallel', commit_order => 'source', streaming => 'parallel' },
+	{ apply_mode => 'batch', commit_order => 'relaxed', streaming => 'on', consolidate => 'true' },
+	{ apply_mode => 'aggregate', commit_order => 'source', streaming => 'parallel', consolidate => 'false' },
+	{ apply_mode => 'parallel', commit_order => 'relaxed', streaming => 'parallel' });
 
 # What is decoded leaves at once; what is large is applied through a small buffer.
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
@@ -88,18 +91,20 @@ commit;
 start_load($tokyo, small => '-c 1 -R 150', moving => '-c 1 -R 150', $large => '-c 1', $whole => '-c 2', $shapes => '-c 1');
 start_checkpoints($tokyo);
 
-for my $mode (@modes)
+for my $options (@modes)
 {
-	wait_until(sub { (attempt($paris, "select braid.alter_subscription('$name', apply_mode => '$mode', streaming => '$streaming{$mode}')"))[0] == 0 }, 30)
-	  or die "cannot change to $mode";
+	my $mode = "$options->{apply_mode}, $options->{commit_order}";
+	my $sql = "select braid.alter_subscription('$name', " . join(', ', map { "$_ => '$options->{$_}'" } sort keys %$options) . ')';
+	wait_until(sub { (attempt($paris, $sql))[0] == 0 }, 30) or die "cannot change to $mode";
 	my $tally = start_tally($paris, $name);
 	kill_processes($mode, between => \@nodes, rounds => $kills / @modes, tally => $tally);
 	note("$mode: " . join '; ', map { "$_: $tally->{sum}{$_}" } sort keys %{ $tally->{sum} });
 	goes_on($mode, $name, @nodes);
 	# Kills may have let few of them come that far, and what was counted since the last look is gone with its server: the load goes on.
 	ok(wait_until(sub { look($tally); ($tally->{sum}{running} // 0) > 5 }, 60), "transactions are applied while they run at the provider, $mode")
-	  if $streaming{$mode} eq 'parallel';
-	is($paris->safe_psql('postgres', "select apply_mode from braid.subscription where subscription_name = '$name'"), $mode, "in its mode, $mode");
+	  if $options->{streaming} eq 'parallel';
+	ok(wait_until(sub { look($tally); ($tally->{sum}{consolidated} // 0) > 0 }, 60), "changes of one row are joined in $mode") if ($options->{consolidate} // '') eq 'true';
+	is($paris->safe_psql('postgres', "select apply_mode || ', ' || commit_order from braid.subscription where subscription_name = '$name'"), $mode, "in its mode, $mode");
 }
 
 ok(wait_until(sub { $tokyo->safe_psql('postgres', 'select coalesce(sum(stream_bytes), 0) from pg_stat_replication_slots') > 0 }, 30), 'transactions are streamed');
