@@ -45,6 +45,7 @@ sub is_held_up
 	return wait_until(sub { $paris->safe_psql('postgres', "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and backend_type like 'braid%'") ne '0' }, 20);
 }
 ok(is_held_up(), 'a transaction waits for a lock');
+is($paris->safe_psql('postgres', q[select string_agg(distinct wait_event, ' ') from braid.apply_workers where wait_event !~ '^Braid']), 'transactionid', 'and its applier says for what');
 my $held = $tokyo->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
 # One after the other; with the two appliers that there are by default, in t/115_relaxed_two.pl.
 for my $id (1 .. 60)
