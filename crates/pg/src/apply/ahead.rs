@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use braid_gir::{Change, Image, Operation};
 use pgrx::pg_sys;
 
+use super::relation::{LocalColumn, fill_row};
 use super::table::{OpenTable, RowValues};
 use super::{GENERATION, Session};
 use crate::error::PgError;
@@ -104,23 +105,11 @@ impl Session {
         let mut row = self.spare.pop().unwrap_or_default();
         row.clear();
         row.resize(target.plan.width, None);
-        let mut columns = target.plan.columns.iter_mut().peekable();
-        for (position, value) in image.values().enumerate() {
-            let value = value?;
-            let Some(column) = columns.next_if(|column| column.remote == position) else {
-                continue;
-            };
-            let is_key = index
-                .columns
-                .iter()
-                .any(|of_key| usize::try_from(of_key.attribute - 1) == Ok(column.local));
-            if is_key
-                && !matches!(value, braid_gir::Value::None)
-                && let Some(place) = row.get_mut(column.local)
-            {
-                *place = Some(column.decoder.decode(&value)?);
-            }
-        }
+        let is_key = |column: &LocalColumn| {
+            let mut key = index.columns.iter();
+            key.any(|of_key| usize::try_from(of_key.attribute - 1) == Ok(column.local))
+        };
+        fill_row(&mut row, &mut target.plan.columns, image, is_key)?;
         Ok(Some(row))
     }
 }

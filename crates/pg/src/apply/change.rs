@@ -23,7 +23,7 @@ use super::lookup::{Found, writer};
 use super::merge::Meeting;
 use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
-use super::relation::{LocalRelation, RemoteRelation};
+use super::relation::{LocalRelation, RemoteRelation, fill_row};
 use super::removal::Without;
 use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
@@ -57,14 +57,14 @@ enum Sought<'v> {
 }
 
 /// What the versions of rows of a table are told by, while they are looked for.
-struct Versions<'s> {
+struct RowVersions<'s> {
     plan: &'s LocalRelation,
     batches: &'s mut Batches,
     origins: &'s mut OriginNames,
     current: Option<&'s Current>,
 }
 
-impl Versions<'_> {
+impl RowVersions<'_> {
     /// The version of the row in a slot, of which its transaction says `stamp`.
     fn of(
         &mut self,
@@ -416,21 +416,7 @@ impl Session {
         let mut row = self.spare.pop().unwrap_or_default();
         row.clear();
         row.resize(target.plan.width, None);
-        let mut columns = target.plan.columns.iter_mut().peekable();
-        for (index, value) in image.values().enumerate() {
-            let value = value?;
-            // The plan's columns are in the stream's order.
-            let Some(column) = columns.next_if(|column| column.remote == index) else {
-                continue;
-            };
-            if matches!(value, Value::None) {
-                continue;
-            }
-            let datum = column.decoder.decode(&value)?;
-            if let Some(place) = row.get_mut(column.local) {
-                *place = Some(datum);
-            }
-        }
+        fill_row(&mut row, &mut target.plan.columns, image, |_| true)?;
         Ok(row)
     }
 
@@ -510,7 +496,7 @@ impl Session {
         else {
             return Err(PgError::new("XX000", "table is not open"));
         };
-        let mut versions = Versions {
+        let mut versions = RowVersions {
             plan,
             batches,
             origins,

@@ -3,7 +3,7 @@
 
 use braid_bgworker::resolution::Rules;
 use braid_bgworker::table_order::HashedKey;
-use braid_gir::{ReplicaIdentity, Schema};
+use braid_gir::{Image, ReplicaIdentity, Schema, Value};
 use pgrx::pg_sys;
 
 use super::column_rules::{self, ColumnRules};
@@ -11,6 +11,7 @@ use super::copied;
 use super::decode::ColumnDecoder;
 use super::key_hash::{Equality, RowHash};
 use super::rules;
+use super::table::RowValues;
 use crate::encoding;
 use crate::error::PgError;
 use crate::table_order;
@@ -103,6 +104,34 @@ pub struct LocalColumn {
     pub name_hash: u64,
     /// Converts its values.
     pub decoder: ColumnDecoder,
+}
+
+/// Convert the values of an image, those of the columns that `wants` takes, into `row`, which is as wide as the table; `columns` are in the
+/// stream's order.
+///
+/// # Errors
+/// Of the image, and of the types.
+pub(super) fn fill_row(
+    row: &mut RowValues,
+    columns: &mut [LocalColumn],
+    image: &Image<'_>,
+    wants: impl Fn(&LocalColumn) -> bool,
+) -> Result<(), PgError> {
+    let mut columns = columns.iter_mut().peekable();
+    for (position, value) in image.values().enumerate() {
+        let value = value?;
+        let Some(column) = columns.next_if(|column| column.remote == position) else {
+            continue;
+        };
+        if matches!(value, Value::None) || !wants(column) {
+            continue;
+        }
+        let datum = column.decoder.decode(&value)?;
+        if let Some(place) = row.get_mut(column.local) {
+            *place = Some(datum);
+        }
+    }
+    Ok(())
 }
 
 /// How a stream's relation is applied here.
