@@ -2,7 +2,7 @@
 
 use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
-use braid_gir::parse_lsn;
+use braid_gir::{lsn_text, parse_lsn};
 use pgrx::pg_sys;
 
 use super::End;
@@ -139,6 +139,39 @@ pub(super) struct Provider {
     pub(super) all_tables: bool,
     /// The end of its WAL.
     pub(super) end: u64,
+    /// It is a standby.
+    in_recovery: bool,
+}
+
+impl Provider {
+    /// That its WAL comes as far as what is applied here, up to `start`. Where it was put back to what it was before, as from a backup, it writes anew
+    /// what has positions up to `start`, and START_REPLICATION would leave that out. Once it has come past `start` again nothing tells.
+    ///
+    /// # Errors
+    /// The subscription stops; where the provider is a standby it may only be on its way there.
+    pub(super) fn check_reaches(&self, start: u64) -> Result<(), End> {
+        if self.end >= start {
+            return Ok(());
+        }
+        let error = PgError::new(
+            "55000",
+            format!(
+                "the provider's WAL ends at {}, before {}, up to where its transactions are applied here",
+                lsn_text(self.end),
+                lsn_text(start)
+            ),
+        )
+        .with_detail("It was put back to an earlier state, or another server has taken its place that does not have all of its WAL. What it commits up to that position would not be sent.")
+        .with_hint(
+            "Drop the subscription and create it again with copy_data => false. What the provider has lost is still here: braid.compare finds it. Run it and \
+             braid.repair there, where the provider subscribes to this node, or here with side => 'provider'.",
+        );
+        Err(if self.in_recovery {
+            End::Transient(error, 0)
+        } else {
+            End::Permanent(error, 0)
+        })
+    }
 }
 
 /// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
@@ -148,11 +181,13 @@ pub(super) fn check_provider(
 ) -> Result<Provider, End> {
     let rows = connection.query(&format!(
         "SELECT plugin, wal_status, \
-         CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END \
+         CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
+         pg_catalog.pg_is_in_recovery() \
          FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
         quote_literal(&subscription.slot)
     ))?;
     let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
+    let in_recovery = rows.get(0, 3) == Some("t");
     let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<Provider, End> {
         Err(End::Permanent(
             PgError::new(sqlstate, message).with_hint(hint),
@@ -207,5 +242,6 @@ pub(super) fn check_provider(
     Ok(Provider {
         all_tables: !rows.is_empty(),
         end,
+        in_recovery,
     })
 }

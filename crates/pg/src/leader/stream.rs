@@ -223,6 +223,7 @@ impl Stream {
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         connection.give_up_when_silent();
         let provider = check_provider(&mut connection, subscription)?;
+        provider.check_reaches(start)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
         let streams = takes_running(subscription, entry);
         start_streaming(subscription, &local_node, start, streams, &mut connection)?;
