@@ -26,6 +26,7 @@ pub mod parked;
 pub mod policy;
 pub mod progress;
 pub mod provider_snapshot;
+pub mod publishing;
 pub mod rate;
 pub mod reader;
 pub mod resolution;

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::publishing::Unpublished;
 use pgrx::pg_sys;
 
 use super::End;
-use super::stream::{MOMENT, Stream};
+use super::stream::Stream;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::registry::{self, Activity};
@@ -210,7 +211,7 @@ impl Stream {
             return None;
         }
         if self.awaits_more() {
-            return Some(MOMENT);
+            return Some(Unpublished::MOMENT);
         }
         if self.in_flight() || self.progress.unflushed().is_some() {
             return Some(self.durability.flush_interval());

@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use braid_bgworker::applied::AppliedAhead;
 use braid_bgworker::commit_sequence::CommitSequence;
 use braid_bgworker::dependency::DependencyTracker;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
+use braid_bgworker::publishing::Unpublished;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::lsn_text;
 use braid_ring::{Grain, Leader as Producer};
@@ -39,12 +40,6 @@ use crate::{applied, origin, prepared, settings, split, worker};
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
-/// Changes after which transactions are published at the latest, where each is applied as one.
-const AT_ONCE: u32 = 16;
-/// A message of so many bytes is followed by another: a provider that has nothing more to read sends what it has before it is that much.
-const FULL_MESSAGE: usize = 32 << 10;
-/// How long what is to be joined waits for more of it.
-pub(super) const MOMENT: Duration = Duration::from_millis(1);
 
 pub(super) struct InHand {
     pub(super) begin_commit_lsn: u64,
@@ -122,16 +117,7 @@ pub(super) struct Stream {
     pub(super) tangle: Tangle,
     /// For what comes while nothing is in hand.
     here: Option<LeadersApplier>,
-    /// How many of the last transactions are complete and may be applied here: all that is in hand.
-    quiet: u64,
-    /// Changes, or more, of the others that are complete and not published.
-    unpublished: u32,
-    /// How many of them are published at the latest.
-    at_once: u32,
-    /// Transactions are joined: the more there are at once, the better.
-    gathers: bool,
-    /// Bytes of the last message.
-    last_length: usize,
+    unpublished: Unpublished,
 }
 
 /// Whether transactions are to come while they run.
@@ -247,7 +233,6 @@ impl Stream {
             LeadersApplier::new(subscription, &local_node, entry, &group, watch.others(most))?;
         let now = Instant::now();
         let grain = applier::grain(subscription, false);
-        let gathers = applier::joins(subscription);
         let stream = Self {
             grain,
             durability: Durability::parse(&subscription.synchronous_commit),
@@ -294,11 +279,7 @@ impl Stream {
             },
             tangle: Tangle::new(),
             here,
-            quiet: 0,
-            unpublished: 0,
-            at_once: if gathers { grain.run / 2 } else { AT_ONCE },
-            gathers,
-            last_length: 0,
+            unpublished: Unpublished::new(applier::joins(subscription).then_some(grain.run)),
         };
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
@@ -394,26 +375,21 @@ impl Stream {
     /// A transaction is complete: have it applied. Few that are small, and the only ones in hand, are kept quiet about until it is known whether more
     /// has come. Others are published some at a time: to look at what waits, and who, costs more than to receive one.
     pub(super) fn is_complete(&mut self, sequence: u64, may_be_here: bool, changes: u32) {
-        let nothing_else = sequence == self.group.ring.committed() + self.quiet + 1;
+        let nothing_else = sequence == self.group.ring.committed() + self.unpublished.quiet() + 1;
         if may_be_here
             && nothing_else
-            && self.quiet < here::TRANSACTIONS
+            && self.unpublished.quiet() < here::TRANSACTIONS
             && settings::leader_applies()
             && self.here.as_mut().is_some_and(LeadersApplier::is_ready)
         {
-            self.quiet += 1;
-            return;
-        }
-        let quiet = u32::try_from(std::mem::take(&mut self.quiet)).unwrap_or(0);
-        self.unpublished = self.unpublished.saturating_add(changes.max(1) + quiet);
-        if self.unpublished >= self.at_once {
+            self.unpublished.keep_quiet();
+        } else if self.unpublished.add(changes) {
             self.publish();
         }
     }
 
     fn publish(&mut self) {
-        self.quiet = 0;
-        self.unpublished = 0;
+        self.unpublished.clear();
         self.producer.publish_completed();
         for latch in self.group.ring.idle_appliers(self.grain).iter() {
             registry::set_latch(latch);
@@ -422,7 +398,7 @@ impl Stream {
 
     /// Something else is to be done first: what is complete is for appliers.
     pub(super) fn hand_out(&mut self) {
-        if self.quiet != 0 || self.unpublished != 0 {
+        if !self.unpublished.is_empty() {
             self.publish();
         }
     }
@@ -430,7 +406,7 @@ impl Stream {
     /// Nothing more has come.
     fn apply_here(&mut self) {
         let last = self.producer.completed();
-        let first = last + 1 - std::mem::take(&mut self.quiet);
+        let first = last + 1 - self.unpublished.take_quiet();
         for sequence in first..=last {
             // One by one, as only what was published last can be taken.
             self.producer.publish_up_to(sequence);
@@ -448,10 +424,7 @@ impl Stream {
     /// Whether more of what is joined is about to come, and what is complete may wait for it: as it does while the provider has sent so much that
     /// it has more, and for a moment at most.
     pub(super) fn awaits_more(&self) -> bool {
-        self.unpublished != 0
-            && self.gathers
-            && self.last_length >= FULL_MESSAGE
-            && self.last_message.elapsed() < MOMENT
+        self.unpublished.awaits_more(|| self.last_message.elapsed())
     }
 
     /// What has to be done from time to time, also while waiting for room.
@@ -562,8 +535,9 @@ impl Stream {
                 entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
                 let rows = self.rows;
                 self.frame(frame, position(1)?)?;
-                self.last_length = frame.len();
-                let waits = self.awaits_more() || (self.unpublished == 0 && self.in_hand.is_none());
+                self.unpublished.message(frame.len());
+                let waits =
+                    self.awaits_more() || (!self.unpublished.is_due() && self.in_hand.is_none());
                 if !waits {
                     self.hand_out();
                 }
