@@ -261,6 +261,11 @@ pub(crate) mod raw {
             block: pg_sys::BlockNumber,
         ) -> pg_sys::Buffer;
         pub(crate) fn ReleaseBuffer(buffer: pg_sys::Buffer);
+        pub(crate) fn ReleaseAndReadBuffer(
+            buffer: pg_sys::Buffer,
+            relation: pg_sys::Relation,
+            block: pg_sys::BlockNumber,
+        ) -> pg_sys::Buffer;
         pub(crate) fn ReadRecentBuffer(
             file: FileLocator,
             fork: pg_sys::ForkNumber::Type,

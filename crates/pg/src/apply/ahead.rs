@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use braid_gir::{Change, Image, Operation};
 use pgrx::pg_sys;
 
+use super::lookup::Purpose;
 use super::relation::{LocalColumn, fill_row};
 use super::table::{OpenTable, RowValues};
 use super::{GENERATION, Session};
@@ -36,12 +37,12 @@ impl Session {
     /// # Errors
     /// As [`Session::change`], of which all come again when the change is applied.
     pub fn look_ahead(&mut self, change: &Change<'_>) -> Result<bool, PgError> {
-        let image = match change.operation {
-            Operation::Insert => None,
-            Operation::Update | Operation::Delete => {
-                change.before.as_ref().or(change.after.as_ref())
-            }
+        let purpose = match change.operation {
+            Operation::Insert => return Ok(false),
+            Operation::Update => Purpose::Change,
+            Operation::Delete => Purpose::Delete,
         };
+        let image = change.before.as_ref().or(change.after.as_ref());
         let Some((image, key)) = image.zip(self.open_to_look(change.header.schema.0)) else {
             return Ok(false);
         };
@@ -58,7 +59,7 @@ impl Session {
         if let Some(target) = self.targets.get_mut(&key)
             && let (Some(table), Some(index)) = (target.table.as_mut(), &target.plan.key)
         {
-            was_sought = table.look_ahead(&values, index);
+            was_sought = table.look_ahead(&values, index, purpose);
         }
         self.spare.push(values);
         Ok(was_sought)

@@ -16,7 +16,7 @@ use pgrx::pg_sys;
 use super::change::{Key, version};
 use super::key_hash::key_hash;
 use super::key_order::{KeyOrder, is_empty_between};
-use super::lookup::Found;
+use super::lookup::{Found, Purpose};
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session, memory_context};
 use crate::error::PgError;
@@ -350,7 +350,7 @@ impl Session {
                 self.show_versions();
                 shown = row.current;
             }
-            let found = self.find_to_insert(key, &remote, &row.values, false)?;
+            let found = self.find(key, &remote, &row.values, (Purpose::Insert, false))?;
             let decision = decide_insert(self.local(found), version(current), current.from_origin);
             let free = matches!(found, Found::Missing(_))
                 && decision.action == Action::Apply

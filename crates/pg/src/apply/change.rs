@@ -19,7 +19,7 @@ use super::deletion::session_origin;
 use super::history;
 use super::in_the_way::Way;
 use super::key_hash::{KeyHashes, key_hash};
-use super::lookup::{Found, writer};
+use super::lookup::{Found, Purpose, writer};
 use super::merge::Meeting;
 use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
@@ -46,14 +46,24 @@ enum Room {
     Free,
 }
 
-/// The values by which a row is looked for.
+/// The row that is looked for.
 #[derive(Clone, Copy)]
-enum Sought<'v> {
-    /// It is to come.
-    ToInsert(&'v RowValues),
-    /// It is to change or to go. With the row as the change's writer saw it, if all of it is known: that counts where a function is asked
-    /// about conflicts of this kind.
-    ToChange(&'v RowValues, Option<(Kind, &'v RowValues)>),
+struct Sought<'v> {
+    /// Have its key.
+    values: &'v RowValues,
+    purpose: Purpose,
+    /// The row as the change's writer saw it, if all of it is known: that counts where a function is asked about conflicts of this kind.
+    seen: Option<(Kind, &'v RowValues)>,
+}
+
+impl<'v> Sought<'v> {
+    fn new(values: &'v RowValues, purpose: Purpose, seen: Option<(Kind, &'v RowValues)>) -> Self {
+        Self {
+            values,
+            purpose,
+            seen,
+        }
+    }
 }
 
 /// What the versions of rows of a table are told by, while they are looked for.
@@ -323,7 +333,7 @@ impl Session {
             }
             return Ok(Some(after));
         }
-        let found = self.find(old_key, remote, old, false)?;
+        let found = self.find(old_key, remote, old, (Purpose::Change, false))?;
         if !self.knows_rest(found, current) {
             let wanted = Wanted {
                 row: &after,
@@ -334,7 +344,10 @@ impl Session {
                 return Ok(Some(completed(&after, &columns)));
             }
         }
-        if !matches!(self.find(old_key, remote, old, true)?, Found::Row(_)) {
+        if !matches!(
+            self.find(old_key, remote, old, (Purpose::Change, true))?,
+            Found::Row(_)
+        ) {
             return Ok(None);
         }
         let table = self.open(old_key)?;
@@ -436,38 +449,19 @@ impl Session {
                 .is_none_or(|table| !(table.is_plain() && table.has_key()))
     }
 
-    /// Find the row that `values` identify, and with `lock` lock it.
+    /// Find the row that `values` identify for a purpose, and lock it if that is wanted. Where it is to be inserted, a deletion that is older than it
+    /// need not be known.
     pub(super) fn find(
         &mut self,
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
-        lock: bool,
+        how: (Purpose, bool),
     ) -> Result<Found, PgError> {
-        self.find_or_recall(key, remote, values, lock, false)
-    }
-
-    /// The same for a row that is to be inserted: a deletion that is older than it need not be known.
-    pub(super) fn find_to_insert(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        values: &RowValues,
-        lock: bool,
-    ) -> Result<Found, PgError> {
-        self.find_or_recall(key, remote, values, lock, true)
-    }
-
-    fn find_or_recall(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        values: &RowValues,
-        lock: bool,
-        is_insert: bool,
-    ) -> Result<Found, PgError> {
-        match self.find_here(key, remote, values, lock)? {
-            Found::Missing(stamp) => self.recall(key, values, stamp, is_insert),
+        match self.find_here(key, remote, values, how)? {
+            Found::Missing(stamp) => {
+                self.recall(key, values, stamp, matches!(how, (Purpose::Insert, _)))
+            }
             found @ Found::Row(_) => Ok(found),
         }
     }
@@ -477,7 +471,7 @@ impl Session {
         key: Key,
         remote: &RemoteRelation,
         values: &RowValues,
-        lock: bool,
+        how: (Purpose, bool),
     ) -> Result<Found, PgError> {
         // What a transaction has added to a table without a key, and takes out again, nobody else has seen.
         let mut prefers_own = self.may_have_added(key, values);
@@ -505,7 +499,7 @@ impl Session {
         if let Some(index) = &plan.key
             && table.has_key()
         {
-            return table.find(values, index, lock, &mut |xid, slot, stamp| {
+            return table.find(values, index, how, &mut |xid, slot, stamp| {
                 versions.of(xid, slot, stamp)
             });
         }
@@ -566,12 +560,11 @@ impl Session {
         // Nobody is to wait for a row while another node is asked about it.
         let mut lock = must_lock && ask.is_none();
         loop {
-            let (found, seen) = match sought {
-                Sought::ToInsert(values) => (self.find_to_insert(key, remote, values, lock)?, None),
-                Sought::ToChange(values, seen) => (self.find(key, remote, values, lock)?, seen),
-            };
+            let found = self.find(key, remote, sought.values, (sought.purpose, lock))?;
             let mut decision = self.decide(key, remote, current, found, &decide)?;
-            let seen = seen.filter(|(kind, _)| !current.told && self.is_asked(key, *kind));
+            let seen = sought
+                .seen
+                .filter(|(kind, _)| !current.told && self.is_asked(key, *kind));
             if let Some(seen) = seen {
                 decision = self.compare_with_seen(key, current, found, decision, seen)?;
             }
@@ -734,7 +727,7 @@ impl Session {
         self.resolve_whole(
             key,
             remote,
-            Sought::ToInsert(after),
+            Sought::new(after, Purpose::Insert, None),
             current,
             decide_insert,
             act,
@@ -1013,7 +1006,7 @@ impl Session {
             session.write_under_new_key(key, remote, current, incoming)
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
-        let sought = Sought::ToChange(old, seen);
+        let sought = Sought::new(old, Purpose::Change, seen);
         self.resolve(key, remote, sought, current, decide_update, (ask, act))?;
         gone.map_or(Ok(()), |gone| {
             self.remember_left(key, current, gone, left.take())
@@ -1146,11 +1139,11 @@ impl Session {
         old: &RowValues,
         after: &RowValues,
     ) -> Result<Room, PgError> {
-        let own = match self.find(key, remote, old, true)? {
+        let own = match self.find(key, remote, old, (Purpose::Change, true))? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
         };
-        let found = self.find(key, remote, after, true)?;
+        let found = self.find(key, remote, after, (Purpose::Change, true))?;
         if matches!(found, Found::Row(_)) && own == Some(self.found_at(key)) {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
             return Ok(Room::Own);
@@ -1199,7 +1192,7 @@ impl Session {
         self.resolve_whole(
             key,
             remote,
-            Sought::ToChange(before, seen),
+            Sought::new(before, Purpose::Delete, seen),
             current,
             decide_delete,
             act,

@@ -16,7 +16,7 @@ use braid_gir::{Begin, Change, Image, Operation, Truncate, Value};
 
 use super::Session;
 use super::change::{Key, version};
-use super::lookup::Found;
+use super::lookup::{Found, Purpose};
 use super::number_map::NumberMap;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
@@ -235,11 +235,12 @@ impl Session {
             return Ok(false);
         };
         let sought = self.sought(key, &net.key)?;
-        let found = if exists {
-            self.find(key, &remote, &sought, false)?
-        } else {
-            self.find_to_insert(key, &remote, &sought, false)?
+        let purpose = match (exists, remains) {
+            (false, _) => Purpose::Insert,
+            (true, true) => Purpose::Change,
+            (true, false) => Purpose::Delete,
         };
+        let found = self.find(key, &remote, &sought, (purpose, false))?;
         if matches!(found, Found::Row(_)) != exists
             || (current.unsettled && self.may_yet_be_older(&current, found))
         {

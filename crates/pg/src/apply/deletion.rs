@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::key_hash::{KeyHashes, key_hashes_as, key_hashes_of_values, table_hash};
-use super::lookup::Found;
+use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
@@ -88,7 +88,7 @@ impl Session {
         }
         self.remember_absence(key, timestamp, values)?;
         self.store_tombstones()?;
-        let found = self.find_here(key, remote, values, true)?;
+        let found = self.find_here(key, remote, values, (Purpose::Change, true))?;
         Ok(matches!(found, Found::Row(_)))
     }
 

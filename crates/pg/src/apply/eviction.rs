@@ -25,7 +25,7 @@ use super::change::{Key, Rows};
 use super::image::fields;
 use super::in_the_way::UNIQUE_VIOLATION;
 use super::key_hash::key_hash;
-use super::lookup::{Found, lock_row, writer};
+use super::lookup::{Found, Purpose, lock_row, writer};
 use super::merge::{self, Call};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
@@ -451,7 +451,7 @@ impl Session {
         let new_slot = self.open(key)?.new_slot();
         // SAFETY: the slot holds a row of the table.
         let values: RowValues = unsafe { fields(new_slot) }.into_iter().map(Some).collect();
-        let found = self.find(key, &remote, &values, true)?;
+        let found = self.find(key, &remote, &values, (Purpose::Change, true))?;
         let is_newer = match found {
             Found::Missing(_) => true,
             Found::Row(stamp) => stamp

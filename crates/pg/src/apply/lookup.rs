@@ -27,6 +27,17 @@ pub enum Found {
     Missing(Option<Stamp>),
 }
 
+/// What a row is looked for for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// One with its key is to be inserted, if it is not there.
+    Insert,
+    /// It is to be changed.
+    Change,
+    /// It is to go: nothing will be written into its page, so no room is made there. Whoever changes a row there next makes it, for several at once.
+    Delete,
+}
+
 /// Rows, each in a slot of its own that is to be dropped, locked, with the version of the transaction that wrote it.
 pub(super) type LockedRows = Vec<(*mut pg_sys::TupleTableSlot, Stamp)>;
 
@@ -57,6 +68,8 @@ pub struct IndexLookup {
     last: u64,
     /// The row that this transaction has deleted: the hash of its key, where it was, and the command from which on nothing else was written.
     deleted: Option<(u64, Place, pg_sys::CommandId)>,
+    /// What is dead is taken out of pages on the way, as PostgreSQL's own look-ups do.
+    prunes: bool,
     /// At least so many blocks the table has: it does not get shorter while this transaction has it locked. 0: not known.
     blocks: pg_sys::BlockNumber,
 }
@@ -125,6 +138,7 @@ impl IndexLookup {
             found_nothing: false,
             last: 0,
             deleted: None,
+            prunes: true,
             blocks: 0,
         }
     }
@@ -218,7 +232,7 @@ impl IndexLookup {
         values: &RowValues,
         key: &Key,
         slot: *mut pg_sys::TupleTableSlot,
-        lock: bool,
+        (purpose, lock): (Purpose, bool),
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
         if !self.set_keys(values, key) {
@@ -230,12 +244,14 @@ impl IndexLookup {
         }
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
+        self.prunes = purpose != Purpose::Delete;
         let noted = self.places.get(self.last);
         let found = if noted.is_none() && self.found_nothing && self.is_past_end() {
             Ok(Found::Missing(None))
         } else {
             self.find_prepared((key, noted), slot, lock, refine)
         };
+        self.prunes = true;
         if matches!(found, Ok(Found::Row(_))) {
             self.note(slot);
         }
@@ -263,6 +279,7 @@ impl IndexLookup {
         values: &RowValues,
         key: &Key,
         slot: *mut pg_sys::TupleTableSlot,
+        purpose: Purpose,
     ) -> bool {
         if !self.set_keys(values, key) {
             return false;
@@ -274,11 +291,13 @@ impl IndexLookup {
         // SAFETY: the context lives as long as the scan.
         let before = unsafe { pg_sys::MemoryContextSwitchTo(self.context) };
         let dirty = &raw mut *self.dirty;
+        self.prunes = purpose != Purpose::Delete;
         if self.first(dirty, slot).0 {
             self.note(slot);
             // SAFETY: the slot is of the table.
             unsafe { super::clear_slot(slot) };
         }
+        self.prunes = true;
         // SAFETY: as above.
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         true
@@ -313,6 +332,7 @@ impl IndexLookup {
     fn is_at(&mut self, key: &Key, hint: Hint, slot: *mut pg_sys::TupleTableSlot) -> bool {
         let (table, keys, count) = (self.table, self.keys.as_ptr(), self.keys.len());
         let (columns, dirty) = (key.columns.as_ptr(), &raw mut *self.dirty);
+        let prunes = self.prunes;
         let mut blocks = self.blocks;
         let known = &raw mut blocks;
         // SAFETY: the table is open and locked, the slot is one of its own, and there is a key for each column. Nothing with a
@@ -341,7 +361,9 @@ impl IndexLookup {
                     return false;
                 }
                 // As a look through the index does: what nobody sees any more makes room.
-                raw::heap_page_prune_opt(table, buffer);
+                if prunes {
+                    raw::heap_page_prune_opt(table, buffer);
+                }
                 if !heap_page::fetch(table, buffer, hint.place, dirty, slot)
                     || (*dirty).xmin != pg_sys::InvalidTransactionId
                     || (*dirty).xmax != pg_sys::InvalidTransactionId
@@ -402,22 +424,23 @@ impl IndexLookup {
         snapshot: pg_sys::Snapshot,
         slot: *mut pg_sys::TupleTableSlot,
     ) -> (bool, usize) {
+        let prunes = self.prunes;
         let (scan, keys, count) = self.restart();
         // SAFETY: the scan is open and has as many keys as it was begun with; the snapshot outlives this look.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
                 (*scan).xs_snapshot = snapshot;
                 raw::index_rescan(scan, keys, count, std::ptr::null_mut(), 0);
-                next_version(scan, slot)
+                next_version(scan, slot, prunes)
             })
         }
     }
 
     /// The next version under the key that the scan's snapshot sees.
     fn next(&mut self, slot: *mut pg_sys::TupleTableSlot) -> bool {
-        let scan = self.scan;
+        let (scan, prunes) = (self.scan, self.prunes);
         // SAFETY: the scan was started.
-        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, slot).0) }
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, slot, prunes).0) }
     }
 
     /// Find and lock all rows under the keys that are not the one at `own` and not among `rows`, where they are put. Of what a lossy
@@ -668,14 +691,32 @@ fn same_place(one: pg_sys::ItemPointerData, other: pg_sys::ItemPointerData) -> b
         && one.ip_blkid.bi_lo == other.ip_blkid.bi_lo
 }
 
+/// Have the scan stand in the page that its index entry leads to. A heap's scan prunes a page when it comes to it (heapam_index_fetch_tuple of
+/// src/backend/access/heap/heapam_handler.c, 15 to 18), so it does not prune this one.
+///
+/// # Safety
+/// Under a guard; the scan has just come to an entry.
+unsafe fn enter_page(scan: pg_sys::IndexScanDesc) {
+    // SAFETY: as the caller says; what the scan of a heap has is of that kind.
+    unsafe {
+        let table = (*scan).heapRelation;
+        if (*(*table).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID {
+            let (block, _) = place_of((*scan).xs_heaptid);
+            let fetch = (*scan).xs_heapfetch.cast::<pg_sys::IndexFetchHeapData>();
+            (*fetch).xs_cbuf = raw::ReleaseAndReadBuffer((*fetch).xs_cbuf, table, block);
+        }
+    }
+}
+
 /// The next version that the scan's snapshot sees, and how many index entries were looked at: the loop of index_getnext_slot
-/// (src/backend/access/index/indexam.c, 15 to 18).
+/// (src/backend/access/index/indexam.c, 15 to 18). With `prunes`, what is dead is taken out of the pages.
 ///
 /// # Safety
 /// Under a guard; the scan was started, and the slot is of its table.
 unsafe fn next_version(
     scan: pg_sys::IndexScanDesc,
     slot: *mut pg_sys::TupleTableSlot,
+    prunes: bool,
 ) -> (bool, usize) {
     let mut entries = 0;
     // SAFETY: as the caller says.
@@ -687,6 +728,9 @@ unsafe fn next_version(
                     return (false, entries);
                 }
                 entries += 1;
+                if !prunes {
+                    enter_page(scan);
+                }
             }
             if raw::index_fetch_heap(scan, slot) {
                 return (true, entries);

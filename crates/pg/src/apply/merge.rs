@@ -17,7 +17,7 @@ use super::deletion::session_origin;
 use super::eviction::copy_tuple;
 use super::function::{Callee, Given, Writes};
 use super::key_hash::key_hash;
-use super::lookup::Found;
+use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
@@ -339,7 +339,7 @@ impl Session {
         match (meeting.rows.local, meeting.rows.given) {
             (Some(local), _) => Ok(self.open(key)?.is_there(local)),
             (None, Some(given)) => Ok(matches!(
-                self.find_here(key, remote, given, false)?,
+                self.find_here(key, remote, given, (Purpose::Change, false))?,
                 Found::Missing(_)
             )),
             (None, None) => Ok(true),

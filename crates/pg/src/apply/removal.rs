@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 use super::change::{Key, version};
 use super::deletion::session_origin;
 use super::key_hash::{RowHash, key_hash, row_hash_by};
-use super::lookup::Found;
+use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
 use super::table::RowValues;
 use super::version::{Stamp, known};
@@ -277,7 +277,10 @@ impl Session {
         let removal = (current.timestamp, session_origin());
         self.entomb(key, hash, removal)?;
         self.store_tombstones()?;
-        if matches!(self.find_here(key, remote, old, true)?, Found::Row(_)) {
+        if matches!(
+            self.find_here(key, remote, old, (Purpose::Delete, true))?,
+            Found::Row(_)
+        ) {
             self.spend(key, hash, removal)?;
             return Ok(Without::Changed);
         }
@@ -317,7 +320,7 @@ impl Session {
             ..current.clone()
         };
         let now = self.current.replace(as_of);
-        let found = self.find_here(key, remote, old, true);
+        let found = self.find_here(key, remote, old, (Purpose::Delete, true));
         self.current = now;
         let Found::Row(stamp) = found? else {
             return Ok(Live::Nothing);

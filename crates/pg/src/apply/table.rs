@@ -11,7 +11,7 @@
 use pgrx::pg_sys;
 
 use super::constraint::Unchecked;
-use super::lookup::{self, Found, IndexLookup, Refine};
+use super::lookup::{self, Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
 use super::places::Place;
 use super::relation::LocalRelation;
@@ -414,7 +414,7 @@ impl OpenTable {
         self.lookup.is_some()
     }
 
-    /// Find the row with this key, and lock it unless `lock` is false: then it may change until it is written, which
+    /// Find the row with this key for a purpose, and lock it unless that is not wanted: then it may change until it is written, which
     /// [`OpenTable::update`] and [`OpenTable::delete`] notice.
     ///
     /// # Errors
@@ -423,22 +423,27 @@ impl OpenTable {
         &mut self,
         values: &RowValues,
         key: &super::relation::Key,
-        lock: bool,
+        how: (Purpose, bool),
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
         let slot = self.local_slot;
         match self.lookup.as_mut() {
-            Some(lookup) => lookup.find(values, key, slot, lock, refine),
+            Some(lookup) => lookup.find(values, key, slot, how, refine),
             None => Ok(Found::Missing(None)),
         }
     }
 
     /// Look where the row with this key is, so that it is found sooner when it is wanted. False where that is known.
-    pub(super) fn look_ahead(&mut self, values: &RowValues, key: &super::relation::Key) -> bool {
+    pub(super) fn look_ahead(
+        &mut self,
+        values: &RowValues,
+        key: &super::relation::Key,
+        purpose: Purpose,
+    ) -> bool {
         let slot = self.local_slot;
         self.lookup
             .as_mut()
-            .is_some_and(|lookup| lookup.look_ahead(values, key, slot))
+            .is_some_and(|lookup| lookup.look_ahead(values, key, slot, purpose))
     }
 
     /// Whether the version of a row that is in this slot, which this transaction has locked, is the row still.
