@@ -93,6 +93,11 @@ regress: install
 tap: install
 	scripts/test tap
 
+# PostgreSQL's own regression and isolation tests on a server with the library, in a database that is a node.
+.PHONY: postgres
+postgres: install
+	scripts/test postgres
+
 demo: setup
 	$(MAKE) --no-print-directory demo-installed
 
