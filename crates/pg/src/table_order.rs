@@ -183,7 +183,8 @@ const RELATIONS: &str = "\
 
 /// Unique indexes and exclusion constraints of these relations, a row for each column: index, whether nulls are equal, column,
 /// type and modifier (of what a domain is made of), collation if it is not deterministic. No column where the index
-/// compares something else than a column by its type's usual equality.
+/// compares something else than a column by its type's usual equality. `offset 0` keeps the planner from starting at a
+/// whole catalog: each type and schema is looked up by its OID.
 const KEYS: &str = "\
     with recursive key as ( \
         select i.indexrelid, x.relname, i.indnullsnotdistinct, a.attname, a.atttypid, a.atttypmod, \
@@ -200,15 +201,19 @@ const KEYS: &str = "\
     ), base (indexrelid, position, type, modifier) as ( \
         select indexrelid, position, atttypid, atttypmod from key \
         union all \
-        select b.indexrelid, b.position, t.typbasetype, t.typtypmod \
-        from base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype = 'd' \
+        select b.indexrelid, b.position, d.typbasetype, d.typtypmod \
+        from base b \
+        cross join lateral (select typbasetype, typtypmod from pg_catalog.pg_type where oid = b.type and typtype = 'd' offset 0) d \
     ) \
     select k.indexrelid::text, k.relname::text, k.indnullsnotdistinct::text, \
-           case when k.usual then k.attname::text end, n.nspname::text, t.typname::text, b.modifier::text, k.collation::text \
+           case when k.usual then k.attname::text end, c.nspname::text, c.typname::text, c.modifier::text, k.collation::text \
     from key k \
-    left join (base b join pg_catalog.pg_type t on t.oid = b.type and t.typtype <> 'd' \
-               join pg_catalog.pg_namespace n on n.oid = t.typnamespace) \
-         on b.indexrelid = k.indexrelid and b.position = k.position \
+    left join lateral ( \
+        select n.nspname, t.typname, b.modifier from base b \
+        cross join lateral (select typname, typnamespace from pg_catalog.pg_type where oid = b.type and typtype <> 'd' offset 0) t \
+        cross join lateral (select nspname from pg_catalog.pg_namespace where oid = t.typnamespace offset 0) n \
+        where b.indexrelid = k.indexrelid and b.position = k.position offset 0 \
+    ) c on true \
     order by k.indexrelid, k.position";
 
 /// Triggers of these relations that fire while changes are applied.
