@@ -93,6 +93,15 @@ regress: install
 tap: install
 	scripts/test tap
 
+# Random schemas and statements, replicated by native and by Braid: DIFFERENTIAL_SECONDS (default 120) of new seeds.
+.PHONY: differential differential-check
+differential: install
+	differential/run --seconds $(or $(DIFFERENTIAL_SECONDS),120)
+
+# What needs no server of it.
+differential-check:
+	PYTHONPATH=differential PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q differential/tests/test_pure.py
+
 # PostgreSQL's own regression and isolation tests on a server with the library, in a database that is a node.
 .PHONY: postgres
 postgres: install

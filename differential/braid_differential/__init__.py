@@ -1,0 +1,1 @@
+"""Compares Braid with native logical replication on random schemas and statements."""

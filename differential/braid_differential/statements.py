@@ -1,0 +1,137 @@
+"""Random statements: rows that are there before, and the transactions that are replicated."""
+
+from .case import EVERYWHERE, FILL, PROVIDER, STREAM, SUBSCRIBERS, Insert, Sql, Update
+from .schemas import rows_of
+from .values import literal
+
+
+class Statements:
+    """Adds the steps of phases FILL and STREAM for the tables of a schema."""
+
+    def __init__(self, rng, case, tables):
+        self.rng, self.case, self.tables = rng, case, tables
+        self.count = 0
+
+    def build(self):
+        """Rows before the copy, then transactions."""
+        rng = self.rng
+        for table in self.tables:
+            if rng.random() < 0.6:
+                for _ in range(rng.randint(1, 4)):
+                    self._add(FILL, self._insert(table), [table.name])
+        for _ in range(rng.randint(6, 16)):
+            self._transaction()
+
+    def _add(self, phase, statement, needs=(), place=PROVIDER, unit=None):
+        if unit is None:
+            self.count += 1
+            unit = f"statement{self.count}"
+        self.case.add(unit, place, phase, statement, needs=needs)
+
+    def _transaction(self):
+        rng = self.rng
+        if rng.random() < 0.12:
+            self._rewrite()
+            return
+        if rng.random() < 0.4:
+            self._statement()
+            return
+        self._add(STREAM, "begin")
+        for _ in range(rng.randint(1, 6)):
+            kind = rng.random()
+            if kind < 0.12:
+                self._add(STREAM, "savepoint a")
+            elif kind < 0.2:
+                self._add(STREAM, "rollback to a")
+            else:
+                self._statement()
+        self._add(STREAM, rng.choice(["commit"] * 5 + ["rollback"]))
+
+    def _statement(self):
+        rng = self.rng
+        table = rng.choice(self.tables)
+        kinds = [self._insert] * 5 + [self._copy, self._truncate, self._many]
+        if table.identified:
+            kinds += [self._update] * 5 + [self._delete] * 2 + [self._upsert, self._move, self._toast]
+        statement = rng.choice(kinds)(table)
+        if statement is not None:
+            self._add(STREAM, statement, [table.name])
+
+    def _insert(self, table):
+        if not table.has_id:
+            return Sql(f"insert into {table.name} default values")
+        return Insert(table.name, rows_of(self.rng, table, self.rng.choice([1, 1, 1, 2, 5])))
+
+    def _upsert(self, table):
+        return Insert(table.name, rows_of(self.rng, table, 1), " on conflict do nothing")
+
+    def _many(self, table):
+        if not table.has_id:
+            return Sql(f"insert into {table.name} select from generate_series(1, 3)")
+        first = self.rng.randint(100, 900)
+        columns = "id, p" if table.partitioned else "id"
+        values = "i, i % 4" if table.partitioned else "i"
+        return Sql(f"insert into {table.name} ({columns}) select {values} from generate_series({first}, {first + self.rng.choice([5, 50, 99])}) i")
+
+    def _copy(self, table):
+        if not table.has_id:
+            return Sql(f"copy {table.name} from stdin", "\n\n")
+        ids = self.rng.sample(range(40, 90), 3)
+        columns = "id, p" if table.partitioned else "id"
+        return Sql(f"copy {table.name} ({columns}) from stdin", "".join(f"{i}\t{i % 4}\n" if table.partitioned else f"{i}\n" for i in ids))
+
+    def _where(self):
+        rng = self.rng
+        return rng.choice([f"id = {rng.randint(1, 30)}", f"id between {rng.randint(1, 15)} and {rng.randint(15, 30)}", f"id % 3 = {rng.randint(0, 2)}", "true"])
+
+    def _update(self, table):
+        rng = self.rng
+        if not table.columns:
+            return Sql(f"update {table.name} set id = id where {self._where()}")
+        chosen = rng.sample(list(table.columns), rng.randint(1, min(3, len(table.columns))))
+        columns = {name: str(rng.choice(table.parts)) if name == "p" and table.parts else literal(rng, table.columns[name]) for name in chosen}
+        return Update(table.name, columns, self._where())
+
+    def _move(self, table):
+        """Another key."""
+        return Sql(f"update {table.name} set id = id + {self.rng.choice([1000, 31])} where id = {self.rng.randint(1, 30)}")
+
+    def _toast(self, table):
+        """A change that leaves large values as they are."""
+        return Sql(f"update {table.name} set id = id where {self._where()}")
+
+    def _delete(self, table):
+        rng = self.rng
+        only = rng.choice(["", "", "only "])
+        return Sql(f"delete from {only if not table.partitioned else ''}{table.name} where {self._where()}")
+
+    def _truncate(self, table):
+        rng = self.rng
+        if rng.random() < 0.4:
+            return None
+        names = [table.name]
+        if rng.random() < 0.3:
+            names.append(rng.choice(self.tables).name)
+        if table.leaves and rng.random() < 0.3:
+            names = [rng.choice(table.leaves)]
+        only = "only " if not table.partitioned and len(names) == 1 and rng.random() < 0.2 else ""
+        clause = rng.choice(["", "", " cascade", " restart identity", " restart identity cascade"])
+        return Sql(f"truncate {only}{', '.join(dict.fromkeys(names))}{clause}")
+
+    def _rewrite(self):
+        """A table gets new files, at the provider, at the subscribers or everywhere."""
+        rng = self.rng
+        table = rng.choice(self.tables)
+        place = rng.choice([PROVIDER, SUBSCRIBERS, EVERYWHERE])
+        statement = rng.choice([
+            f"vacuum full {table.name}",
+            f"alter table {table.name} alter id type bigint",
+            f"alter table {table.name} add column w{self.count} int default 5",
+            f"cluster {table.name} using {table.name.removeprefix('s.')}_pkey",
+            f"reindex table {table.name}",
+            f"analyze {table.name}",
+        ])
+        # A column that the provider alone has stops both.
+        if "add column" in statement or "bigint" in statement:
+            place = rng.choice([SUBSCRIBERS, EVERYWHERE])
+        self._add(STREAM, statement, [table.name], place)
