@@ -139,8 +139,11 @@ create table braid.origin (
     subscription_id integer references braid.subscription on delete set null,
     -- The source, if it is one of braid.ingest's: never another's.
     source_name name,
+    -- The process of the subscription that uses it: two never use one.
+    place integer,
     unique (node_name, number),
-    unique (source_name, node_name)
+    unique (source_name, node_name),
+    unique (subscription_id, node_name, place)
 );
 -- How far the sources of braid.ingest have come; moved in the transaction that applies their records.
 create table braid.ingest_source (

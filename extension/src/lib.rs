@@ -20,8 +20,8 @@ pub extern "C-unwind" fn _PG_init() {
         braid_pg::tombstone::drop_database::install();
         braid_pg::supervisor::register();
         braid_pg::clock::install();
-        // An error of any statement passes through the hooks, and would take along a backtrace of them where RUST_BACKTRACE is set for something
-        // else. That of a panic is another matter.
+        // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set for something else. That of a panic is
+        // another matter.
         if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
             // SAFETY: while the postmaster loads its libraries, with one thread.
             unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "0") };

@@ -1273,12 +1273,12 @@ impl Applier {
             begin.origin
         };
         if let Some(origin) = self.origins.get(node) {
-            origin::use_for_commits(*origin);
+            origin::use_for_commits(*origin)?;
         } else {
             let node = node.to_owned();
             let origin = self.find_origin(&node)?;
             self.origins.insert(node, origin);
-            origin::use_for_commits(origin);
+            origin::use_for_commits(origin)?;
         }
         Ok(())
     }
@@ -1287,10 +1287,8 @@ impl Applier {
     fn find_origin(&self, node: &str) -> Result<OriginId, PgError> {
         let (id, number) = (self.subscription.id, self.number);
         let found = error::transaction(|| {
-            let origins = origin::ensure(id, node, number + 1)?;
-            origins
-                .get(number)
-                .copied()
+            origin::ensure(id, node, number + 1)?;
+            origin::at_place(id, node, number)?
                 .ok_or_else(|| PgError::new("XX000", "no replication origin"))
         })?;
         // For the others' `all_origins`.

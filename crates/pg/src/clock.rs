@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use crate::apply::{find_table, own_table};
-use crate::error::PgError;
+use crate::error::{PgError, pass_on};
+use crate::ffi::raw;
 use crate::latch;
 use crate::local_version;
 use crate::registry::{self, ManagerEntry};
@@ -38,7 +39,7 @@ const REMEMBERED: u64 = 1000;
 /// What is further ahead of this node's clock is remembered otherwise: more microseconds than commits wait, within these.
 const FAR: Range<i64> = 100_000..1_000_000;
 /// Columns of `braid.origin`.
-const ORIGIN_COLUMNS: usize = 5;
+const ORIGIN_COLUMNS: usize = 6;
 /// Microseconds between two warnings, in all sessions of a database.
 const WARNING_INTERVAL: i64 = 10_000_000;
 
@@ -148,7 +149,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
                 )
             };
             if xid != pg_sys::InvalidTransactionId && origin == 0 {
-                before_own_commit();
+                pass_on(before_own_commit);
             }
         }
         pg_sys::XactEvent::XACT_EVENT_COMMIT => local_version::ended(true),
@@ -159,12 +160,12 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
     }
 }
 
-/// COMMIT PREPARED commits a transaction that has been through its callbacks long ago.
+/// A utility statement. Ours comes first, under pgrx's guard; the rest is a plain call without one, so that PostgreSQL's errors
+/// pass as they are. They leave this function by a long jump: it has nothing with a destructor.
 #[allow(
     clippy::too_many_arguments,
     reason = "the signature of PostgreSQL's hook"
 )]
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn utility(
     statement: *mut pg_sys::PlannedStmt,
     text: *const c_char,
@@ -178,42 +179,44 @@ unsafe extern "C-unwind" fn utility(
     // SAFETY: PostgreSQL passes a utility statement, whose tag says what it is; what was there before gets the same.
     unsafe {
         let node = (*statement).utilityStmt;
-        if !node.is_null()
-            && (*node).type_ == pg_sys::NodeTag::T_TransactionStmt
-            && (*node.cast::<pg_sys::TransactionStmt>()).kind
-                == pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED
-            && pg_sys::replorigin_session_origin == 0
-        {
-            let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-            // Elsewhere it is about to be refused.
-            if !pg_sys::IsInTransactionBlock(top_level) {
-                let name = (*node.cast::<pg_sys::TransactionStmt>()).gid;
-                before_commit_prepared(CStr::from_ptr(name));
-            }
+        if !node.is_null() && (*node).type_ == pg_sys::NodeTag::T_TransactionStmt {
+            before_transaction_statement(node.cast(), context);
         }
-        match PREVIOUS_UTILITY.get() {
-            Some(Some(previous)) => pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                previous(
-                    statement,
-                    text,
-                    read_only_tree,
-                    context,
-                    parameters,
-                    environment,
-                    receiver,
-                    completion,
-                );
-            }),
-            _ => pg_sys::standard_ProcessUtility(
-                statement,
-                text,
-                read_only_tree,
-                context,
-                parameters,
-                environment,
-                receiver,
-                completion,
-            ),
+        let next = match PREVIOUS_UTILITY.get() {
+            Some(Some(previous)) => *previous,
+            _ => raw::standard_ProcessUtility,
+        };
+        next(
+            statement,
+            text,
+            read_only_tree,
+            context,
+            parameters,
+            environment,
+            receiver,
+            completion,
+        );
+    }
+}
+
+/// COMMIT PREPARED commits a transaction that has been through its callbacks long ago.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn before_transaction_statement(
+    statement: *mut pg_sys::TransactionStmt,
+    context: pg_sys::ProcessUtilityContext::Type,
+) {
+    // SAFETY: PostgreSQL's own statement; reads of variables of the process.
+    unsafe {
+        if (*statement).kind != pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED
+            || pg_sys::replorigin_session_origin != 0
+        {
+            return;
+        }
+        let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+        // Elsewhere it is about to be refused.
+        if !pg_sys::IsInTransactionBlock(top_level) {
+            let name = CStr::from_ptr((*statement).gid);
+            pass_on(|| before_commit_prepared(name));
         }
     }
 }

@@ -1,9 +1,16 @@
 //! PostgreSQL errors as values: caught at the top of a unit of work, classified by SQLSTATE.
 
+mod fields;
+mod held;
+
 use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
+
+pub use fields::Fields;
+use fields::Watch;
+use held::Held;
 
 /// SQLSTATE of a lock that was waited for as long as it may be.
 pub const LOCK_NOT_AVAILABLE: &str = "55P03";
@@ -19,6 +26,8 @@ pub struct PgError {
     pub detail: Option<String>,
     /// Hint, if any.
     pub hint: Option<String>,
+    /// All else that PostgreSQL said, if it raised the error; and what was being done.
+    pub fields: Option<Box<Fields>>,
     /// A user's conflict function has failed, or gave what can't be.
     pub by_function: bool,
 }
@@ -32,6 +41,7 @@ impl PgError {
             message: message.into(),
             detail: None,
             hint: None,
+            fields: None,
             by_function: false,
         }
     }
@@ -58,7 +68,27 @@ impl PgError {
         self
     }
 
-    fn from_caught(caught: CaughtError) -> Self {
+    /// CONTEXT, if any: PostgreSQL's, and what was being done.
+    #[must_use]
+    pub fn context(&self) -> Option<&str> {
+        self.fields.as_deref()?.context()
+    }
+
+    /// With one more line of CONTEXT, after those that are there.
+    #[must_use]
+    pub fn with_context(mut self, line: &str) -> Self {
+        self.fields.get_or_insert_default().add_context(line);
+        self
+    }
+
+    /// With the context and the fields of the error that it stands for.
+    #[must_use]
+    pub fn caused_by(mut self, cause: &Self) -> Self {
+        self.fields.clone_from(&cause.fields);
+        self
+    }
+
+    fn from_caught(caught: CaughtError, seen: Option<Box<Fields>>) -> Self {
         let report = match caught {
             CaughtError::PostgresError(report)
             | CaughtError::ErrorReport(report)
@@ -66,17 +96,24 @@ impl PgError {
                 ereport: report, ..
             } => report,
         };
+        let code = report.sql_error_code() as i32;
+        // Where an older error was raised again by a handler in between, what was seen last is another's.
+        let fields = seen.filter(|fields| fields.are_of(code, report.message()));
         Self {
-            sqlstate: sqlstate_text(report.sql_error_code() as i32),
+            sqlstate: sqlstate_text(code),
             message: report.message().to_owned(),
             detail: report.detail().map(str::to_owned),
             hint: report.hint().map(str::to_owned),
+            fields,
             by_function: false,
         }
     }
 
-    /// Raise it as a PostgreSQL error, with its SQLSTATE.
+    /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came from there.
     pub fn raise(self) -> ! {
+        if self.fields.is_some() {
+            fields::raise(self);
+        }
         report(pgrx::PgLogLevel::ERROR, &self);
         unreachable!("ereport(ERROR) does not return")
     }
@@ -93,6 +130,14 @@ impl PgError {
             ..self.clone()
         };
         report(pgrx::PgLogLevel::LOG, &with_context);
+    }
+
+    /// Write it to the server's log at the level ERROR, and go on: for what ends a service that somebody counts on.
+    pub fn log_as_error(&self, context: &str) {
+        fields::log_as_error(&Self {
+            message: format!("{context}: {}", self.message),
+            ..self.clone()
+        });
     }
 
     /// Write it to the server's log, and to no client whatever that has asked for.
@@ -113,11 +158,9 @@ impl From<crate::libpq::Error> for PgError {
         let message = error.to_string();
         match error {
             crate::libpq::Error::Server { detail, hint, .. } => Self {
-                sqlstate,
-                message,
                 detail,
                 hint,
-                by_function: false,
+                ..Self::new(&sqlstate, message)
             },
             _ => Self::new(&sqlstate, message),
         }
@@ -153,6 +196,10 @@ fn sqlstate_text(mut code: i32) -> String {
 }
 
 fn report(level: pgrx::PgLogLevel, error: &PgError) {
+    if error.context().is_some() && (level as i32) < fields::ERROR {
+        fields::report(level as i32, error);
+        return;
+    }
     let code = pg_sys::errcodes::PgSqlErrorCode::from(sqlstate_code(&error.sqlstate));
     let mut report = pg_sys::panic::ErrorReport::new(code, error.message.clone(), "braid");
     if let Some(detail) = &error.detail {
@@ -164,15 +211,33 @@ fn report(level: pgrx::PgLogLevel, error: &PgError) {
     report.report(level);
 }
 
-/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: nothing was undone yet.
+/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: of what `work` did, only locks and
+/// waits that no rollback would end are undone.
 ///
 /// # Errors
 /// Whatever was raised.
 pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
-    pgrx::PgTryBuilder::new(AssertUnwindSafe(|| Ok(work())))
-        .catch_others(|caught| Err(PgError::from_caught(caught)))
-        .catch_rust_panic(|caught| Err(PgError::from_caught(caught)))
-        .execute()
+    let held = Held::now();
+    let mut watch = Watch::new();
+    watch.begin();
+    let outcome = pgrx::PgTryBuilder::new(AssertUnwindSafe(|| Ok(work())))
+        .catch_others(|caught| Err(Box::new(caught)))
+        .catch_rust_panic(|caught| Err(Box::new(caught)))
+        .execute();
+    let seen = watch.end();
+    outcome.map_err(|caught| {
+        held.let_go();
+        PgError::from_caught(*caught, seen)
+    })
+}
+
+/// Run the work of a function that PostgreSQL calls, and raise what it fails with as it was: pgrx's own guard would strip it of
+/// all but four texts.
+pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
+    match catch(work) {
+        Ok(value) => value,
+        Err(error) => error.raise(),
+    }
 }
 
 /// Run `work` in a transaction of its own: commit when it returns a value, roll back when it raises or returns an error.

@@ -227,7 +227,7 @@ pub(crate) unsafe fn disable_timeout(timer: c_int) {
 /// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
 /// closure by a long jump, so nothing with a destructor may live on its stack.
 pub(crate) mod raw {
-    use std::ffi::c_int;
+    use std::ffi::{c_char, c_int, c_void};
 
     use pgrx::pg_sys;
 
@@ -351,6 +351,45 @@ pub(crate) mod raw {
         pub(crate) fn RelationIncrementReferenceCount(relation: pg_sys::Relation);
         pub(crate) fn RelationDecrementReferenceCount(relation: pg_sys::Relation);
         pub(crate) fn LockRelationOid(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE);
+        // src/include/storage/lwlock.h, 15 to 18.
+        pub(crate) fn ForEachLWLockHeldByMe(
+            callback: Option<
+                unsafe extern "C-unwind" fn(
+                    *mut pg_sys::LWLock,
+                    pg_sys::LWLockMode::Type,
+                    *mut c_void,
+                ),
+            >,
+            context: *mut c_void,
+        );
+        // src/include/utils/elog.h, 15 to 18.
+        pub(crate) fn CopyErrorData() -> *mut pg_sys::ErrorData;
+        pub(crate) fn FreeErrorData(error: *mut pg_sys::ErrorData);
+        pub(crate) fn EmitErrorReport();
+        pub(crate) fn FlushErrorState();
+        pub(crate) fn errstart(level: c_int, domain: *const c_char) -> bool;
+        pub(crate) fn errcode(sqlstate: c_int) -> c_int;
+        pub(crate) fn errmsg_internal(format: *const c_char, ...) -> c_int;
+        pub(crate) fn errdetail_internal(format: *const c_char, ...) -> c_int;
+        pub(crate) fn errdetail_log(format: *const c_char, ...) -> c_int;
+        pub(crate) fn errhint(format: *const c_char, ...) -> c_int;
+        pub(crate) fn errcontext_msg(format: *const c_char, ...) -> c_int;
+        pub(crate) fn set_errcontext_domain(domain: *const c_char) -> c_int;
+        pub(crate) fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
+        pub(crate) fn errposition(position: c_int) -> c_int;
+        pub(crate) fn internalerrposition(position: c_int) -> c_int;
+        pub(crate) fn internalerrquery(query: *const c_char) -> c_int;
+        // src/include/tcop/utility.h, 15 to 18.
+        pub(crate) fn standard_ProcessUtility(
+            statement: *mut pg_sys::PlannedStmt,
+            text: *const c_char,
+            read_only_tree: bool,
+            context: pg_sys::ProcessUtilityContext::Type,
+            parameters: pg_sys::ParamListInfo,
+            environment: *mut pg_sys::QueryEnvironment,
+            receiver: *mut pg_sys::DestReceiver,
+            completion: *mut pg_sys::QueryCompletion,
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pgrx::pg_sys;
 
 use crate::compat;
-use crate::error::PgError;
+use crate::error::{self, PgError};
 use crate::subscription::{execute, rows, rows_written};
 
 /// An origin's number.
@@ -24,32 +24,54 @@ fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
         .collect()
 }
 
-/// The origins that a subscription uses for `node`, by number, at least `count` of them: those it has, those that a dropped
-/// subscription left, new ones. In a transaction of the caller's.
+/// Gives a subscription an origin for `node` at each place below `count` that has none: one that a dropped subscription left, or a
+/// new one. The process with that number uses it, and a place keeps its origin for as long as the subscription lives. In a
+/// transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
-pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<OriginId>, PgError> {
-    let id = i64::from(subscription_id);
+pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgError> {
     // One at a time: two leaders that start at once must not take the same.
     execute("lock table braid.origin in share row exclusive mode", &[])?;
-    let mine = || all_of(subscription_id, node);
-    let mut origins = mine()?;
-    while origins.len() < count {
+    for place in 0..count {
+        if at_place(subscription_id, node, place)?.is_some() {
+            continue;
+        }
+        let id = i64::from(subscription_id);
+        let place = i64::try_from(place).unwrap_or(i64::MAX);
         let left = rows(
-            "update braid.origin set subscription_id = $1 where origin_id = (select origin_id from braid.origin \
+            "update braid.origin set subscription_id = $1, place = $3::integer where origin_id = (select origin_id from braid.origin \
              where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
-            &[id.into(), node.into()],
+            &[id.into(), node.into(), place.into()],
         )
         .map(parse)?;
         match left.first() {
             // What another subscription had applied says nothing of this one.
             Some(origin) => advance(*origin, 0),
-            None => create(Owner::Subscription(id), node)?,
+            None => create(Owner::Subscription(id, place), node)?,
         }
-        origins = mine()?;
     }
-    Ok(origins)
+    Ok(())
+}
+
+/// The origin that the process with this number has for `node`. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn at_place(
+    subscription_id: u32,
+    node: &str,
+    place: usize,
+) -> Result<Option<OriginId>, PgError> {
+    rows(
+        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name and place = $3::integer",
+        &[
+            i64::from(subscription_id).into(),
+            node.into(),
+            i64::try_from(place).unwrap_or(i64::MAX).into(),
+        ],
+    )
+    .map(|rows| parse(rows).first().copied())
 }
 
 /// The origins that a subscription's commits of `node`'s transactions may have. In a transaction of the caller's.
@@ -58,7 +80,7 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<Vec<Orig
 /// Whatever SPI says.
 pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError> {
     rows(
-        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by number",
+        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by place",
         &[i64::from(subscription_id).into(), node.into()],
     )
     .map(parse)
@@ -89,7 +111,8 @@ const SPARE_ORIGINS: i64 = 3;
 /// Whose an origin is.
 #[derive(Debug, Clone, Copy)]
 enum Owner<'a> {
-    Subscription(i64),
+    /// A subscription, and the process of it that uses the origin.
+    Subscription(i64, i64),
     Source(&'a str),
 }
 
@@ -156,20 +179,25 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     };
     advance(OriginId(origin), 0);
     execute(
-        "insert into braid.origin (origin_id, node_name, number, subscription_id, source_name) \
-         values ($1::oid, $2::name, $3::integer, $4, $5::name)",
+        "insert into braid.origin (origin_id, node_name, number, subscription_id, source_name, place) \
+         values ($1::oid, $2::name, $3::integer, $4, $5::name, $6::integer)",
         &[
             i64::from(origin).into(),
             node.into(),
             number.parse::<i64>().unwrap_or(0).into(),
             match owner {
-                Owner::Subscription(id) => Some(id),
+                Owner::Subscription(id, _) => Some(id),
                 Owner::Source(_) => None,
             }
             .into(),
             match owner {
-                Owner::Subscription(_) => None,
+                Owner::Subscription(..) => None,
                 Owner::Source(name) => Some(name),
+            }
+            .into(),
+            match owner {
+                Owner::Subscription(_, place) => Some(place),
+                Owner::Source(_) => None,
             }
             .into(),
         ],
@@ -209,19 +237,24 @@ pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
 }
 
 /// Stamp what this process commits with `origin` from now on.
-pub fn use_for_commits(origin: OriginId) {
-    // SAFETY: errors (held by another process, no free state) unwind. The variables are read when a transaction commits.
+///
+/// # Errors
+/// 55006 while another process holds it, 53400 where none is free.
+pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
+    // SAFETY: variables of the process, which are read when a transaction commits.
     unsafe {
         if pg_sys::replorigin_session_origin == origin.0 {
-            return;
+            return Ok(());
         }
         if pg_sys::replorigin_session_origin != 0 {
             pg_sys::replorigin_session_reset();
             pg_sys::replorigin_session_origin = 0;
         }
-        compat::replorigin_session_setup(origin.0);
+        // PostgreSQL raises with ReplicationOriginLock held. `catch` lets go of it, in a transaction as well as outside of one.
+        error::catch(|| compat::replorigin_session_setup(origin.0))?;
         pg_sys::replorigin_session_origin = origin.0;
     }
+    Ok(())
 }
 
 /// Stamp what this process commits with no origin until [`resume`]. The origin stays this process's. Returns it.

@@ -442,6 +442,7 @@ fn shared_bytes() -> usize {
         + settings::max_subscriptions() * size_of::<SubscriptionEntry>()
 }
 
+/// Calls another library's hook without a guard: an error of it passes by a long jump, as it is.
 fn call_previous(hook: &AtomicPtr<c_void>) {
     let previous = hook.load(Ordering::Relaxed);
     if !previous.is_null() {
@@ -450,9 +451,14 @@ fn call_previous(hook: &AtomicPtr<c_void>) {
     }
 }
 
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn request() {
     call_previous(&PREVIOUS_REQUEST);
+    // SAFETY: PostgreSQL calls this hook.
+    unsafe { request_ours() };
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn request_ours() {
     // SAFETY: called by PostgreSQL at the one moment when shared memory may be requested.
     unsafe {
         pg_sys::RequestAddinShmemSpace(shared_bytes());
@@ -460,9 +466,14 @@ unsafe extern "C-unwind" fn request() {
     }
 }
 
-#[pgrx::pg_guard]
 unsafe extern "C-unwind" fn startup() {
     call_previous(&PREVIOUS_STARTUP);
+    // SAFETY: PostgreSQL calls this hook.
+    unsafe { set_up_ours() };
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn set_up_ours() {
     // SAFETY: called by PostgreSQL when shared memory is set up. The lock is AddinShmemInitLock, number 21 of the main
     // array in 15 to 18 (src/include/storage/lwlocknames.h).
     unsafe {

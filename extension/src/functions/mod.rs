@@ -33,12 +33,14 @@ use std::ffi::CStr;
 
 use braid_pg::catalog::{Rights, utf8_string, with_rights};
 use braid_pg::encoding::Text;
+use braid_pg::error::pass_on;
 
 use failure::{Failure, Outcome};
 
-/// Run a function's work with the rights of the extension's owner and raise what it fails with.
+/// Run a function's work with the rights of the extension's owner and raise what it fails with. An error of PostgreSQL, of users' code that
+/// runs in it as well, keeps all of its fields.
 fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
-    match with_rights(Rights::ExtensionOwner, work) {
+    match pass_on(|| with_rights(Rights::ExtensionOwner, work)) {
         Ok(value) => value,
         Err(failure) => failure.raise(),
     }

@@ -840,8 +840,7 @@ impl Applier {
             None => self.find_origin(&provider)?,
         };
         self.origins.insert(provider, origin);
-        origin::use_for_commits(origin);
-        Ok(())
+        origin::use_for_commits(origin)
     }
 }
 

@@ -184,7 +184,7 @@ impl Callee {
                 Policy::Conflict | Policy::Stop => {
                     let detail =
                         format!("{}: {} {about}", error.sqlstate, sentence(&error.message));
-                    Err(self.error("failed").with_detail(detail))
+                    Err(self.error("failed").with_detail(detail).caused_by(&error))
                 }
             },
         }

@@ -341,11 +341,9 @@ impl Coordinator {
             _ => State::Waiting,
         };
         let error = text(4).map(|sqlstate| PgError {
-            sqlstate,
-            message: text(5).unwrap_or_default(),
             detail: text(6),
             hint: text(7),
-            by_function: false,
+            ..PgError::new(&sqlstate, text(5).unwrap_or_default())
         });
         let (namespace, name) = (text(1)?, text(2)?);
         Some(CatalogRow {

@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 
 use crate::apply::{COPIED, EPOCH_DIFFERENCE, Versions, store_versions};
 use crate::clock;
-use crate::error::PgError;
+use crate::error::{self, PgError};
 use crate::origin::{self, OriginId};
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -58,7 +58,7 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
         );
     }
     if !is_marked {
-        origin::use_for_commits(origin);
+        origin::use_for_commits(origin)?;
     }
     add(origin);
     Ok(())
@@ -204,7 +204,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut st
         return;
     }
     match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => before_commit(),
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => error::pass_on(before_commit),
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => PgError::new(
             "0A000",
             "cannot PREPARE a transaction that has applied records of another system",

@@ -185,7 +185,9 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     }
     entry.set_failure(&error, lsn);
     match recorded {
-        Ok(name) if permanent => error.log(&format!("subscription \"{name}\" has stopped")),
+        Ok(name) if permanent => {
+            error.log_as_error(&format!("subscription \"{name}\" has stopped"));
+        }
         Ok(name) => error.log(&format!("subscription \"{name}\" will be tried again")),
         Err(failure) => failure.log("could not record the error of a subscription"),
     }

@@ -482,8 +482,6 @@ impl Stream {
             self.collect();
             let some = |text: String| (!text.is_empty()).then_some(text);
             let error = PgError {
-                sqlstate: failure.sqlstate,
-                message: failure.message,
                 detail: some(failure.detail),
                 hint: some(failure.hint).or_else(|| {
                     Some(
@@ -492,7 +490,7 @@ impl Stream {
                             .to_owned(),
                     )
                 }),
-                by_function: false,
+                ..PgError::new(&failure.sqlstate, failure.message)
             };
             return Err(match policy::for_apply(&error.sqlstate) {
                 Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),

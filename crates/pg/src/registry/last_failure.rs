@@ -60,11 +60,12 @@ impl LastFailure {
             let at = self.at.load(Ordering::Relaxed);
             (at != 0).then(|| RecordedFailure {
                 error: PgError {
-                    sqlstate: self.sqlstate.load().unwrap_or_default(),
-                    message: self.message.load().unwrap_or_default(),
                     detail: self.detail.load(),
                     hint: self.hint.load(),
-                    by_function: false,
+                    ..PgError::new(
+                        &self.sqlstate.load().unwrap_or_default(),
+                        self.message.load().unwrap_or_default(),
+                    )
                 },
                 lsn: self.lsn.load(Ordering::Relaxed),
                 at,

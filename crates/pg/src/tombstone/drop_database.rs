@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
-use crate::{latch, registry, worker};
+use crate::{error, latch, registry, worker};
 
 /// How long the collector is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,7 +34,8 @@ pub fn install() {
     }
 }
 
-#[pgrx::pg_guard]
+/// Something is created, altered, dropped or used. Other libraries' hook comes first and without a guard, so that its errors pass as they
+/// are: they leave this function by a long jump, and it has nothing with a destructor.
 unsafe extern "C-unwind" fn on_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -43,16 +44,22 @@ unsafe extern "C-unwind" fn on_access(
     argument: *mut c_void,
 ) {
     let previous = PREVIOUS.load(Ordering::Relaxed);
-    if !previous.is_null() {
-        // SAFETY: the pointer was a hook that another library had installed, stored by `install`; an error of it goes on as it was.
-        unsafe {
-            let previous = std::mem::transmute::<*mut c_void, Hook>(previous);
-            pg_sys::ffi::pg_guard_ffi_boundary(|| previous(access, class, object, part, argument));
+    // SAFETY: the pointer was a hook that another library had installed, stored by `install`.
+    unsafe {
+        if !previous.is_null() {
+            std::mem::transmute::<*mut c_void, Hook>(previous)(
+                access, class, object, part, argument,
+            );
+        }
+        if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::DatabaseRelationId {
+            before_drop(object);
         }
     }
-    if access == pg_sys::ObjectAccessType::OAT_DROP && class == pg_sys::DatabaseRelationId {
-        end_collector(object.to_u32());
-    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn before_drop(database: pg_sys::Oid) {
+    error::pass_on(|| end_collector(database.to_u32()));
 }
 
 /// Have a database's collector end, and let go of its slot.
