@@ -3,13 +3,15 @@
 import os
 from dataclasses import dataclass, field
 
-DRAINS = ("single", "sysbench", "tpcb", "zipf0", "zipf1", "zipf2", "bulk", "wide")
+TABLES = ("tables100", "tables1000", "tables10000", "tenants")
+DRAINS = ("single", "sysbench", "tpcb", "zipf0", "zipf1", "zipf2", "bulk", "wide", *TABLES)
 PARTS = ("latency", "link", "dtle", "limits")
-GROUPS = {"zipf": ("zipf0", "zipf1", "zipf2"), "drain": DRAINS, "all": DRAINS + PARTS}
+GROUPS = {"zipf": ("zipf0", "zipf1", "zipf2"), "tables": TABLES, "drain": DRAINS, "all": DRAINS + PARTS}
 
 USAGE = """
-  BENCH_ONLY=single,sysbench   parts of it: single sysbench tpcb zipf0 zipf1 zipf2 bulk wide (zipf: those three, drain: all of
-                               these), latency, link, dtle, limits. Default: all
+  BENCH_ONLY=single,sysbench   parts of it: single sysbench tpcb zipf0 zipf1 zipf2 bulk wide tables100 tables1000 tables10000
+                               tenants (zipf: those three, tables: the last four, drain: all of these), latency, link, dtle,
+                               limits. Default: all
   BENCH_SCALE=0.1              transactions and rows, as a share of the full size; for a quick look
   BENCH_RUNS=3                 samples of each; the median counts
   BENCH_MODES=parallel,batch   variants of Braid: parallel serial batch aggregate consolidate batch+consolidate

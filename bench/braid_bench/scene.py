@@ -84,9 +84,9 @@ class Scene:
         stage = self.stage
         stage.copy("template", "base")
         base = Cluster(stage, "base", BASE).start("track_commit_timestamp = off")
-        chosen = [f"--table={t}" for t in [*self.tables, "bench_done"]]
         dump = stage.start(
-            [stage.installation.program("pg_dump"), "-d", self.provider.dsn, "--no-publications", *chosen],
+            [stage.installation.program("pg_dump"), "-d", self.provider.dsn, "--no-publications",
+             *self.workload.dumped(self.tables)],
             stdout=subprocess.PIPE)
         restore = stage.start(
             [stage.installation.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", "/dev/null", "-d", base.dsn],

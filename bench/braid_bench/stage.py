@@ -30,6 +30,7 @@ wal_retrieve_retry_interval = 10ms
 wal_receiver_timeout = 30min
 wal_sender_timeout = 30min
 max_logical_replication_workers = 16
+max_locks_per_transaction = 1024
 log_checkpoints = off
 log_replication_commands = on
 timezone = 'UTC'

@@ -8,6 +8,8 @@ import itertools
 import random
 from dataclasses import dataclass
 
+from . import plan as plans
+
 CLIENTS = 4
 SEED = 20240817
 
@@ -33,6 +35,10 @@ class Workload:
     def load(self, cluster, session, transactions=None):
         """Commits the backlog."""
         raise NotImplementedError
+
+    def dumped(self, tables):
+        """Which of the provider's objects a subscriber is made of: arguments of pg_dump."""
+        return [f"--table={table}" for table in [*tables, "bench_done"]]
 
     def published(self, session):
         """Tables, in the order of their names; `bench_done` has the row that comes last."""
@@ -200,6 +206,59 @@ class Wide(Workload):
         session.ask(f"call bench_wide({transactions or self.transactions})")
 
 
+class Tables(Workload):
+    """A row for each of many tables, one a transaction, and then another one for each: the first change of a table costs what either
+    way of replication has to look up, the second one what it has kept.
+    """
+
+    schemas = 1
+    ROUNDS = 2
+
+    def tables(self):
+        # A commit now and then keeps the number of locks down.
+        return f"""create procedure bench_make(schemas int, count int) language plpgsql as $$
+            begin
+                for s in 1 .. schemas loop
+                    execute format('create schema tenant_%s', s);
+                    for t in 1 .. count loop
+                        execute format('create table tenant_%s.t%s (id bigint primary key, name text not null default %L,'
+                                       ' amount numeric(12, 2) check (amount >= 0), at timestamptz default now())', s, t, 'none');
+                        execute format('create index on tenant_%s.t%s (name)', s, t);
+                        if t % 200 = 0 then commit; end if;
+                    end loop;
+                    commit;
+                end loop;
+            end $$;
+            call bench_make({self.schemas}, {self.count()});
+            create procedure bench_rows(schemas int, count int, rounds int) language plpgsql as $$
+            begin
+                for r in 1 .. rounds loop
+                    for t in 1 .. count loop
+                        for s in 1 .. schemas loop
+                            execute format('insert into tenant_%s.t%s values ($1, ''a name'', 12.50)', s, t) using r;
+                            commit;
+                        end loop;
+                    end loop;
+                end loop;
+            end $$"""
+
+    def count(self):
+        """Tables in each schema."""
+        return self.transactions // self.ROUNDS // self.schemas
+
+    def dumped(self, tables):
+        # All of them: a pattern for each of ten thousand tables would take pg_dump minutes.
+        return []
+
+    def published(self, session):
+        names = session.ask("select n.nspname || '.' || c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+                            " where n.nspname like 'tenant\\_%' and c.relkind = 'r' order by 1")
+        return names.split()
+
+    def load(self, cluster, session, transactions=None):
+        session.ask(f"call bench_rows({self.schemas}, {self.count()}, {self.ROUNDS})")
+
+
 def workload(name, plan, at_most=None):
     """By its name in the plan, at the plan's scale, or with a backlog of at most so many transactions. Those of pgbench come in
     whole numbers for each client.
@@ -234,6 +293,13 @@ def workload(name, plan, at_most=None):
     if name == "wide":
         n = scaled(5_000)
         return Wide(name, "rows of 100 kB", n, n, inserted=("wide",))
+    if name in plans.TABLES:
+        schemas, tables = {"tables100": (1, 100), "tables1000": (1, 1_000), "tables10000": (1, 10_000), "tenants": (200, 20)}[name]
+        # Whole schemas: at a smaller scale each has fewer tables.
+        n = schemas * scaled(tables) * Tables.ROUNDS
+        made = Tables(name, f"{schemas * tables:,} tables{f' in {schemas} schemas' if schemas > 1 else ''}, a row twice into each", n, n)
+        made.schemas = schemas
+        return made
     if name == "dtle":
         # Serial replay at 20 ms is fifty commits a second at best.
         made = Sysbench(name, "sysbench oltp_write_only, each commit waiting for a standby", even(2_000), 4 * even(2_000))

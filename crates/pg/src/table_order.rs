@@ -222,16 +222,44 @@ const TRIGGERS: &str = "\
     from pg_catalog.pg_trigger t join pg_catalog.pg_proc p on p.oid = t.tgfoid \
     where t.tgrelid = any ($1::text::oid[]) and t.tgenabled in ('A', 'R') order by 1";
 
+/// Whether a relation is partitioned, and whether it may have triggers.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn facts(oid: pg_sys::Oid) -> (bool, bool) {
+    // SAFETY: the tuple is a row of pg_class until it is released; a relation that is gone by now has none.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
+        let tuple = pg_sys::SearchSysCache1(cache, oid.into());
+        if tuple.is_null() {
+            return (false, false);
+        }
+        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+        let facts = (
+            (*form).relkind.cast_unsigned() == b'p',
+            (*form).relhastriggers,
+        );
+        pg_sys::ReleaseSysCache(tuple);
+        facts
+    }
+}
+
 /// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
 pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
     let Some(oid) = crate::apply::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };
     let text = |cell: Option<&Option<String>>| cell.cloned().flatten();
-    let relations: Vec<u32> = kept_plan::rows(RELATIONS, &[oid.into()])?
-        .iter()
-        .filter_map(|row| text(row.first())?.parse().ok())
-        .collect();
+    // SAFETY: in a transaction, as the caller says.
+    let (partitioned, has_triggers) = unsafe { facts(oid) };
+    let relations: Vec<u32> = if partitioned {
+        kept_plan::rows(RELATIONS, &[oid.into()])?
+            .iter()
+            .filter_map(|row| text(row.first())?.parse().ok())
+            .collect()
+    } else {
+        vec![oid.to_u32()]
+    };
     let list: Vec<String> = relations.iter().map(u32::to_string).collect();
     let list = format!("{{{}}}", list.join(","));
     let mut table = LocalTable::default();
@@ -260,6 +288,9 @@ pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTab
         if let (Some(key), Some(column)) = (table.keys.last_mut(), column()) {
             key.columns.push(column);
         }
+    }
+    if !partitioned && !has_triggers {
+        return Ok((relations, table));
     }
     for row in kept_plan::rows(TRIGGERS, &[list.as_str().into()])? {
         table.triggers.push(Trigger {

@@ -209,7 +209,7 @@ impl Coordinator {
                 .read_at
                 .is_none_or(|at| now.duration_since(at) >= AGAIN);
         if self.stale || !ended.is_empty() || orphans {
-            self.read_catalog(&ended, now)?;
+            self.read_catalog(&ended, self.stale || orphans, now)?;
         }
         self.start_workers(now);
         self.count(now);
@@ -257,10 +257,13 @@ impl Coordinator {
         ended
     }
 
-    /// Learn the tables' states, and what came of the workers that have ended.
-    fn read_catalog(&mut self, ended: &[u32], now: Instant) -> Result<(), PgError> {
-        self.read_at = Some(now);
-        let rows = match error::transaction(|| self.load_rows()) {
+    /// Learn the tables' states, and what came of the workers that have ended. Where nobody else can have changed a state, only the
+    /// tables of these workers are read: a subscription may have ten thousand.
+    fn read_catalog(&mut self, ended: &[u32], all: bool, now: Instant) -> Result<(), PgError> {
+        if all {
+            self.read_at = Some(now);
+        }
+        let rows = match error::transaction(|| self.load_rows((!all).then_some(ended))) {
             Ok(rows) => rows,
             Err(error) if is_permanent(&error, false) => return Err(error),
             Err(error) => {
@@ -269,45 +272,18 @@ impl Coordinator {
                 return Ok(());
             }
         };
-        self.stale = false;
-        let mut before = std::mem::take(&mut self.tables);
-        self.names.clear();
+        let mut before = self.forget(ended, all);
         let mut failed = None;
         for row in rows {
             let old = before.remove(&row.relation);
-            self.progress.changed |= old
-                .as_ref()
-                .is_none_or(|old| (old.state == State::Ready) != (row.state == State::Ready));
-            let mut table = Table {
-                state: row.state,
-                namespace: row.namespace,
-                name: row.name,
-                failures: old.as_ref().map_or(0, |old| old.failures),
-                retry_at: old.as_ref().and_then(|old| old.retry_at),
-                adopted: old.as_ref().is_some_and(|old| old.adopted),
-            };
-            if self.adopting && table.state == State::Waiting {
-                table.adopted = true;
+            if let Some(error) = self.learn(row, old.as_ref(), ended, now) {
+                failed.get_or_insert(error);
             }
-            if table.state == State::Ready {
-                table.failures = 0;
-                table.retry_at = None;
-                table.adopted = false;
-            } else if ended.contains(&row.relation) {
-                table.failures = table.failures.saturating_add(1);
-                table.retry_at = Some(now + pause(table.failures));
-                if let Some(error) = row
-                    .error
-                    .filter(|error| is_permanent(error, self.subscription.disable_on_error))
-                {
-                    failed.get_or_insert(error);
-                }
-            }
-            let names = (table.namespace.clone(), table.name.clone());
-            self.names.insert(names, row.relation);
-            self.tables.insert(row.relation, table);
         }
-        self.adopting = false;
+        if all {
+            self.stale = false;
+            self.adopting = false;
+        }
         self.progress.changed |= !before.is_empty();
         // A worker whose table has left the subscription finds that out only when it is done.
         for running in &self.running {
@@ -318,15 +294,79 @@ impl Coordinator {
         failed.map_or(Ok(()), Err)
     }
 
-    fn load_rows(&self) -> Result<Vec<CatalogRow>, PgError> {
+    /// Take out the tables that are read anew.
+    fn forget(&mut self, ended: &[u32], all: bool) -> HashMap<u32, Table> {
+        if all {
+            self.names.clear();
+            return std::mem::take(&mut self.tables);
+        }
+        let mut before = HashMap::new();
+        for relation in ended {
+            if let Some(table) = self.tables.remove(relation) {
+                self.names
+                    .remove(&(table.namespace.clone(), table.name.clone()));
+                before.insert(*relation, table);
+            }
+        }
+        before
+    }
+
+    /// Take in what the catalog has of one table. Returns the error of a copy that a person has to look at.
+    fn learn(
+        &mut self,
+        row: CatalogRow,
+        old: Option<&Table>,
+        ended: &[u32],
+        now: Instant,
+    ) -> Option<PgError> {
+        self.progress.changed |=
+            old.is_none_or(|old| (old.state == State::Ready) != (row.state == State::Ready));
+        let mut table = Table {
+            state: row.state,
+            namespace: row.namespace,
+            name: row.name,
+            failures: old.map_or(0, |old| old.failures),
+            retry_at: old.and_then(|old| old.retry_at),
+            adopted: old.is_some_and(|old| old.adopted),
+        };
+        if self.adopting && table.state == State::Waiting {
+            table.adopted = true;
+        }
+        let mut failed = None;
+        if table.state == State::Ready {
+            table.failures = 0;
+            table.retry_at = None;
+            table.adopted = false;
+        } else if ended.contains(&row.relation) {
+            table.failures = table.failures.saturating_add(1);
+            table.retry_at = Some(now + pause(table.failures));
+            failed = row
+                .error
+                .filter(|error| is_permanent(error, self.subscription.disable_on_error));
+        }
+        let names = (table.namespace.clone(), table.name.clone());
+        self.names.insert(names, row.relation);
+        self.tables.insert(row.relation, table);
+        failed
+    }
+
+    /// Rows of all tables, or of these.
+    fn load_rows(&self, only: Option<&[u32]>) -> Result<Vec<CatalogRow>, PgError> {
+        let only = only.map(|relations| {
+            let list: Vec<String> = relations.iter().map(u32::to_string).collect();
+            format!("{{{}}}", list.join(","))
+        });
         let rows = subscription::rows(
             "select t.relation::oid::text, coalesce(n.nspname::text, ''), coalesce(c.relname::text, t.relation::text), \
              t.state, t.copy_error_sqlstate, t.copy_error, t.copy_error_detail, t.copy_error_hint \
              from braid.subscription_table t \
              left join pg_catalog.pg_class c on c.oid = t.relation \
              left join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-             where t.subscription_id = $1",
-            &[i64::from(self.subscription.id).into()],
+             where t.subscription_id = $1 and ($2::oid[] is null or t.relation = any ($2::oid[]))",
+            &[
+                i64::from(self.subscription.id).into(),
+                only.as_deref().into(),
+            ],
         )?;
         Ok(rows.iter().filter_map(|row| self.read_row(row)).collect())
     }
