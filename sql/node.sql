@@ -72,10 +72,10 @@ update braid.node set database_oid = (select oid from pg_database where datname 
 select braid.enable_subscription('s');
 \echo :SQLSTATE
 -- its subscriptions go with it, and their slots stay where they are
-insert into braid.node select 'paris', gen_random_uuid(), false, dsn, '2', '2' from braid.node;
-insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, publications, origin, slot_name,
+insert into braid.node select 'paris', gen_random_uuid(), false, connection_id, '2', '2' from braid.node;
+insert into braid.subscription (subscription_name, subscription_owner, provider_name, provider_id, publications, origin, slot_name,
     create_slot, copy_data, enabled, synchronous_commit, run_as_owner, disable_on_error, apply_mode, phase)
-select 's' || n, current_role::regrole, '', 'paris', gen_random_uuid(), '{braid}', 'none', 'braid_tokyo_s' || n, true, true, false, 'off',
+select 's' || n, current_role::regrole, 'paris', gen_random_uuid(), '{braid}', 'none', 'braid_tokyo_s' || n, true, true, false, 'off',
     false, false, 'parallel', 'stream' from generate_series(1, 2) n;
 set client_min_messages = notice;
 select braid.drop_subscription('s1');
@@ -87,10 +87,10 @@ select (select count(*) from braid.nodes), (select count(*) from braid.subscript
 -- a peer that is not in use is forgotten, one that is in use is not
 set client_min_messages = warning;
 select braid.create_node('tokyo', :'dsn');
-insert into braid.node select 'paris', gen_random_uuid(), false, dsn, '2', '2' from braid.node;
-insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, publications, origin, slot_name,
+insert into braid.node select 'paris', gen_random_uuid(), false, connection_id, '2', '2' from braid.node;
+insert into braid.subscription (subscription_name, subscription_owner, provider_name, provider_id, publications, origin, slot_name,
     create_slot, copy_data, enabled, synchronous_commit, run_as_owner, disable_on_error, apply_mode, phase)
-values ('s', current_role::regrole, '', 'paris', gen_random_uuid(), '{braid}', 'none', 'braid_tokyo_s', true, true, false, 'off',
+values ('s', current_role::regrole, 'paris', gen_random_uuid(), '{braid}', 'none', 'braid_tokyo_s', true, true, false, 'off',
     false, false, 'parallel', 'stream');
 select braid.drop_node('paris');
 \echo :SQLSTATE
@@ -104,7 +104,7 @@ select braid.drop_node(null);
 \echo :SQLSTATE
 -- a peer's name is taken
 select braid.drop_node('tokyo');
-insert into braid.node values ('paris', gen_random_uuid(), false, '', '2', '2');
+insert into braid.node values ('paris', gen_random_uuid(), false, null, '2', '2');
 select braid.create_node('paris', :'dsn');
 \echo :SQLSTATE
 

@@ -55,7 +55,7 @@ create table public.t (id int primary key);
 select braid.create_node('here', :'here');
 select name, is_local from braid.nodes;
 select braid.sync_event() is not null;
-select dsn from braid.node;
+select node_id from braid.node;
 \echo :SQLSTATE
 -- a superuser's subscription: to be run, but not to be turned elsewhere
 \c braid_here :superuser
@@ -112,9 +112,9 @@ select braid.disable_subscription('s');
 \echo :SQLSTATE
 select braid.set_rate_limit('s', 1);
 \echo :SQLSTATE
-select dsn from braid.subscription;
+select dsn from braid.connection;
 \echo :SQLSTATE
-select dsn from braid.slot_cleanup;
+select connection_id from braid.slot_cleanup;
 \echo :SQLSTATE
 select count(*) from braid.compare_progress;
 select count(*) from braid.differences;

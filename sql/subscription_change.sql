@@ -117,7 +117,9 @@ select braid.alter_subscription('s', dsn => 'host=/nonexistent password=secret')
 \set VERBOSITY default
 begin;
 select braid.alter_subscription('s', dsn => :'there' || ' application_name=x');
-select s.dsn like '%application_name=x', n.dsn like '%application_name=x' from braid.subscription s join braid.node n on n.node_name = 'there';
+select s.dsn like '%application_name=x', n.dsn like '%application_name=x'
+  from braid.connection s, braid.connection n
+ where s.connection_id = (select connection_id from braid.subscription where subscription_name = 's') and n.connection_id = (select connection_id from braid.node where node_name = 'there');
 rollback;
 -- the slot: one that is there, while disabled
 select braid.alter_subscription('s', slot_name => 'not-valid');
@@ -252,7 +254,7 @@ select braid.drop_subscription('other', drop_slot => null);
 \echo :SQLSTATE
 -- a provider that cannot be reached does not hold it up
 begin;
-update braid.subscription set dsn = 'host=/nonexistent port=1 password=secret' where subscription_name = 's';
+update braid.connection set dsn = 'host=/nonexistent port=1 password=secret' where connection_id = (select connection_id from braid.subscription where subscription_name = 's');
 \set VERBOSITY terse
 select braid.drop_subscription('s');
 \set VERBOSITY default

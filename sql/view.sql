@@ -38,7 +38,7 @@ insert into braid.conflict_record (subscription_name, relation, kind, resolution
 update braid.subscription set origin = 'some';
 update braid.subscription set phase = 'some';
 update braid.subscription_table set state = 'some';
-insert into braid.node values ('second', gen_random_uuid(), true, '', '1', '1');
+insert into braid.node values ('second', gen_random_uuid(), true, null, '1', '1');
 \set VERBOSITY default
 -- nothing travels in a dump
 select count(*) from pg_extension where extname = 'braid' and extconfig is not null;

@@ -141,7 +141,8 @@ for my $case (sort keys %wrong)
 	{
 		# It looks at once, which is the better moment; then it has to be right for the subscription to break later.
 		unlike($error, qr/the-wrong-one/, "$case: no password in the error");
-		$paris->safe_psql('postgres', "update braid.subscription set dsn = \$\$$wrong{$case}\$\$ where subscription_name = '$name'");
+		$paris->safe_psql('postgres', "with c as (insert into braid.connection (dsn) values (\$\$$wrong{$case}\$\$) returning connection_id)
+			update braid.subscription set connection_id = c.connection_id from c where subscription_name = '$name'");
 	}
 	enable($name);
 	$status = in_state('retrying', $name, "$case: is tried again");

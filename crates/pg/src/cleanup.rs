@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
+use crate::connection_string::{self, DSN};
 use crate::error::{self, PgError};
 use crate::libpq::{Connection, Mode};
 use crate::subscription::{execute, rows};
@@ -24,7 +25,9 @@ pub fn main(argument: pg_sys::Datum) {
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let slots = error::transaction(|| {
         rows(
-            "select slot_name::text, provider_name::text, dsn from braid.slot_cleanup order by attempts, since",
+            &format!(
+                "select slot_name::text, provider_name::text, {DSN} from braid.slot_cleanup s order by attempts, since"
+            ),
             &[],
         )
     });
@@ -42,7 +45,7 @@ pub fn main(argument: pg_sys::Datum) {
             Slot {
                 name: text(0),
                 provider: text(1),
-                dsn: text(2),
+                dsn: row.get(2).cloned().flatten(),
             }
         })
         .collect();
@@ -51,7 +54,11 @@ pub fn main(argument: pg_sys::Datum) {
     loop {
         let last = Instant::now() >= deadline;
         slots.retain(|slot| {
-            !unreachable.contains(&slot.dsn) && !slot.clean_up(last, &mut unreachable)
+            !slot
+                .dsn
+                .as_ref()
+                .is_some_and(|dsn| unreachable.contains(dsn))
+                && !slot.clean_up(last, &mut unreachable)
         });
         if slots.is_empty() || last {
             return;
@@ -63,26 +70,36 @@ pub fn main(argument: pg_sys::Datum) {
 struct Slot {
     name: String,
     provider: String,
-    dsn: String,
+    /// `None` if somebody has taken it away.
+    dsn: Option<String>,
 }
 
 impl Slot {
     /// Try to drop it, and note down what came of it. False when somebody still reads it and there is time to try again.
     fn clean_up(&self, last: bool, unreachable: &mut HashSet<String>) -> bool {
-        let outcome = error::catch(|| drop_slot(&self.name, &self.dsn)).and_then(|outcome| outcome);
+        let outcome = error::catch(|| match &self.dsn {
+            Some(dsn) => drop_slot(&self.name, dsn),
+            None => Err(PgError::new(
+                "55000",
+                "its connection string is gone".to_owned(),
+            )),
+        })
+        .and_then(|outcome| outcome);
         match &outcome {
             Err(failure) if failure.sqlstate == "55006" && !last => return false,
             Err(failure) if failure.sqlstate.starts_with("08") => {
-                unreachable.insert(self.dsn.clone());
+                unreachable.extend(self.dsn.clone());
             }
             _ => {}
         }
         let (slot, provider) = (self.name.as_str(), self.provider.as_str());
-        let noted = error::transaction(|| match &outcome {
+        let noted = error::transaction(|| {
+            match &outcome {
             Ok(()) => execute(
                 "delete from braid.slot_cleanup where slot_name = $1::name and provider_name = $2::name",
                 &[slot.into(), provider.into()],
-            ),
+            )
+            .map(|()| connection_string::forget_unused()),
             Err(failure) => execute(
                 "update braid.slot_cleanup set attempts = attempts + 1, last_error = $3 \
                  where slot_name = $1::name and provider_name = $2::name",
@@ -92,6 +109,7 @@ impl Slot {
                     failure.message.as_str().into(),
                 ],
             ),
+        }
         });
         if let Err(failure) = noted {
             failure.log("braid cleanup");

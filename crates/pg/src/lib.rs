@@ -12,6 +12,7 @@ pub mod clock;
 mod column_write;
 pub mod compare;
 mod compat;
+pub mod connection_string;
 pub mod copy;
 pub mod decoding;
 pub mod drop_command;

@@ -379,7 +379,7 @@ struct State {
 fn read() -> Result<State, PgError> {
     let found = rows(
         "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null and given_up_at is null)::text, \
-         md5(row(subscription_name, dsn, publications, origin, slot_name, synchronous_commit, run_as_owner, \
+         md5(row(subscription_name, connection_id, publications, origin, slot_name, synchronous_commit, run_as_owner, \
          disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
          from braid.subscription",
         &[],

@@ -7,6 +7,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
+use crate::connection_string::{self, DSN};
 use crate::error::PgError;
 use crate::{catalog, encoding, kept_plan};
 
@@ -143,11 +144,13 @@ pub fn rows_written(
 /// As [`execute`].
 pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
-        "select subscription_name::text, subscription_owner::oid::text, dsn, provider_name::text, \
+        &format!(
+            "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
          run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
          coalesce(split_transactions_above, 0)::text, on_error, two_phase::text \
-         from braid.subscription where subscription_id = $1",
+         from braid.subscription s where subscription_id = $1"
+        ),
         &[i64::from(id).into()],
     )?;
     let Some(row) = found.into_iter().next() else {
@@ -160,7 +163,11 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         id,
         name: text(0),
         owner: text(1).parse().unwrap_or(0),
-        dsn: text(2),
+        dsn: row
+            .get(2)
+            .cloned()
+            .flatten()
+            .ok_or_else(|| connection_string::missing(&text(0)))?,
         provider: text(3),
         publications: text(4).split('\x01').map(str::to_owned).collect(),
         origin: text(5),

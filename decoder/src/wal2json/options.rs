@@ -335,6 +335,16 @@ impl Wal2JsonOptions {
                 .is_none_or(|patterns| patterns.matches(schema, table))
     }
 
+    /// Whether changes of a table that belongs to the extension are written: only if `add-tables` has its schema by name.
+    #[must_use]
+    pub fn wants_own_table(&self, schema: &str, table: &str) -> bool {
+        self.wants_table(schema, table)
+            && self
+                .add_tables
+                .as_ref()
+                .is_some_and(|patterns| patterns.name_schema_of(schema, table))
+    }
+
     /// Put what is compared with bytes of messages, the prefixes, from UTF-8 into the encoding that these are in. `encode` is `None` for a
     /// text that this encoding does not have.
     pub fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
@@ -750,6 +760,26 @@ mod tests {
         assert!(!options.wants_table("secret", "a"));
         assert!(!options.wants_table("public", "c"));
         assert!(options.wants_prefix(b"y") && !options.wants_prefix(b"x"));
+        // A table of the extension is asked for by name.
+        for (add, filter, wanted) in [
+            (None, None, false),
+            (Some("*.*"), None, false),
+            (Some("*.node"), None, false),
+            (Some("braid.*"), None, true),
+            (Some("*.*,braid.node"), None, true),
+            (Some("braid.other"), None, false),
+            (Some("braid.*"), Some("*.node"), false),
+        ] {
+            let add = add.map(|text| ("add-tables", text));
+            let filter = filter.map(|text| ("filter-tables", text));
+            let given: Vec<_> = add.into_iter().chain(filter).collect();
+            let options = parse(&given).unwrap();
+            assert_eq!(
+                options.wants_own_table("braid", "node"),
+                wanted,
+                "{given:?}"
+            );
+        }
         // An empty list of tables is a list all the same; an empty list of prefixes is none.
         let empty = parse(&[("add-tables", ""), ("add-msg-prefixes", "")]).unwrap();
         assert!(!empty.wants_table("public", "a"));

@@ -50,6 +50,14 @@ impl Patterns {
         self.0.append(&mut more.0);
     }
 
+    /// Whether a member that says this schema by name has a table in it.
+    #[must_use]
+    pub fn name_schema_of(&self, schema: &str, table: &str) -> bool {
+        self.0.iter().any(|(schemas, tables)| {
+            *schemas != NamePattern::Any && schemas.matches(schema) && tables.matches(table)
+        })
+    }
+
     /// Whether a table is in the list.
     #[must_use]
     pub fn matches(&self, schema: &str, table: &str) -> bool {

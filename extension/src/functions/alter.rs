@@ -3,7 +3,9 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::{current_role, is_superuser, query, utf8_string};
+use braid_pg::connection_string;
 use braid_pg::encoding::Text;
+use braid_pg::secrecy;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -34,6 +36,7 @@ fn alter_subscription(
     on_error: Option<Text>,
     two_phase: Option<bool>,
 ) {
+    secrecy::note_call();
     let caller = current_role();
     run(|| {
         let name = required_name(subscription_name, "subscription_name")?;
@@ -160,11 +163,11 @@ fn alter(
         // A new connection string is the caller's; the one that is there is the owner's.
         let mut provider = match dsn {
             Some(dsn) => Provider::open(dsn, caller)?,
-            None => Provider::open(&subscription.dsn, owner)?,
+            None => Provider::open(subscription.dsn()?, owner)?,
         };
         provider.check_is(&subscription)?;
         if let Some(dsn) = dsn {
-            provider.record(dsn);
+            provider.record(dsn)?;
         }
         if let Some(slot) = &options.slot_name {
             let used = query(
@@ -193,16 +196,23 @@ fn alter(
             table_set::refresh(&subscription, &mut provider, subscription.copy_data)?;
         }
     }
-    store(&subscription.id, dsn, options, start_lsn.as_deref());
+    let connection = dsn.map(connection_string::store).transpose()?;
+    store(
+        &subscription.id,
+        connection.as_deref(),
+        options,
+        start_lsn.as_deref(),
+    );
+    connection_string::forget_unused();
     wake_manager();
     Ok(())
 }
 
-/// Write down what is to change of the subscription with this id. `start_lsn`: where its new slot starts.
-fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>) {
+/// Write down what is to change of the subscription with this id. `connection`: number of its new connection string. `start_lsn`: where its new slot starts.
+fn store(id: &str, connection: Option<&str>, options: &Options, start_lsn: Option<&str>) {
     let publications = options.publications.as_deref().map(local::array_literal);
     query(
-        "update braid.subscription set dsn = coalesce($2, dsn), publications = coalesce($3::text[], publications), \
+        "update braid.subscription set connection_id = coalesce($2::bigint, connection_id), publications = coalesce($3::text[], publications), \
                 slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
                 synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
                 disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode), \
@@ -215,7 +225,7 @@ fn store(id: &str, dsn: Option<&str>, options: &Options, start_lsn: Option<&str>
           where subscription_id = $1::integer",
         &[
             Some(id),
-            dsn,
+            connection,
             publications.as_deref(),
             options.slot_name.as_deref(),
             options.origin.as_deref(),

@@ -47,7 +47,7 @@ fn ends(subscription_name: Option<&CStr>, relation: Option<pg_sys::Oid>) -> Outc
     let Some(subscription) = raised(braid_pg::subscription::load(id)) else {
         return Err(local::undefined_subscription(&name));
     };
-    let provider = Provider::open(&found.dsn, pg_sys::Oid::from_u32(found.owner))?;
+    let provider = Provider::open(found.dsn()?, pg_sys::Oid::from_u32(found.owner))?;
     provider.check_is(&found)?;
     Ok(Ends {
         subscription,

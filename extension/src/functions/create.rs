@@ -3,7 +3,9 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::{current_role, query, utf8_string};
+use braid_pg::connection_string;
 use braid_pg::encoding::Text;
+use braid_pg::secrecy;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -48,6 +50,7 @@ fn create_subscription(
     split_transactions_above: Option<i32>,
     on_error: Option<Text>,
 ) -> i32 {
+    secrecy::note_call();
     let caller = current_role();
     run(|| {
         let request = Request {
@@ -133,8 +136,10 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
         .hint("Once they have, run braid.refresh_subscription.")
         .warn();
     }
-    provider.record(&request.dsn);
-    let id = insert(request, &provider, &slot, caller);
+    provider.record(&request.dsn)?;
+    let connection = connection_string::store(&request.dsn)?;
+    let id = insert(request, &connection, &provider, &slot, caller);
+    connection_string::forget_unused();
     for target in &targets {
         table_set::add(&id, target, request.copy_data);
     }
@@ -144,6 +149,7 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
 
 fn insert(
     request: &Request,
+    connection: &str,
     provider: &Provider,
     slot: &ChosenSlot,
     caller: pg_sys::Oid,
@@ -157,15 +163,15 @@ fn insert(
     let owner = caller.to_u32().to_string();
     let publications = local::array_literal(options.publications.as_deref().unwrap_or_default());
     let rows = query(
-        "insert into braid.subscription (subscription_name, subscription_owner, dsn, provider_name, provider_id, \
+        "insert into braid.subscription (subscription_name, subscription_owner, connection_id, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
              disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error, two_phase) \
-         values ($1::name, $2::oid, $3, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
+         values ($1::name, $2::oid, $3::bigint, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
              $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22, $23::boolean) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
-            Some(&request.dsn),
+            Some(connection),
             Some(&provider.name),
             Some(&provider.id),
             Some(&publications),

@@ -1,5 +1,6 @@
 //! Errors of the SQL functions: an SQLSTATE, a message, and a hint for whatever a user can cause.
 
+use braid_pg::error::PgError;
 use braid_pg::libpq;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -10,6 +11,19 @@ pub type Outcome<T> = Result<T, Failure>;
 /// An error that is still to be raised.
 #[derive(Debug)]
 pub struct Failure(Box<ErrorReport>);
+
+impl From<PgError> for Failure {
+    fn from(error: PgError) -> Self {
+        let mut failure = Self::new(sqlstate_code(&error.sqlstate), error.message);
+        if let Some(detail) = error.detail {
+            failure = failure.detail(detail);
+        }
+        match error.hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
 
 impl Failure {
     /// An error with a message.

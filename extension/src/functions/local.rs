@@ -1,6 +1,7 @@
 //! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
 
 use braid_pg::catalog::query;
+use braid_pg::connection_string::{self, DSN};
 use braid_pg::libpq::Rows;
 
 use super::failure::{Failure, Outcome};
@@ -77,8 +78,8 @@ pub struct Subscription {
     pub id: String,
     /// Name.
     pub name: String,
-    /// Connection string: never in a message.
-    pub dsn: String,
+    /// Connection string: never in a message. `None` if somebody has taken it away.
+    dsn: Option<String>,
     /// Name of the provider's node.
     pub provider_name: String,
     /// Identity of the provider's node.
@@ -107,11 +108,25 @@ pub struct Subscription {
     pub two_phase: bool,
 }
 
+impl Subscription {
+    /// Connection string: never in a message.
+    ///
+    /// # Errors
+    /// 55000 if there is none.
+    pub fn dsn(&self) -> Outcome<&str> {
+        self.dsn
+            .as_deref()
+            .ok_or_else(|| connection_string::missing(&self.name).into())
+    }
+}
+
 /// A subscription by name, its row locked until the transaction ends.
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
-        "select s.subscription_id, s.subscription_name, s.dsn, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase \
-           from braid.subscription s where s.subscription_name = $1::name for update",
+        &format!(
+            "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase \
+           from braid.subscription s where s.subscription_name = $1::name for update of s"
+        ),
         &[Some(name)],
     );
     let text = |column| rows.get(0, column).unwrap_or_default().to_owned();
@@ -126,7 +141,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     Ok(Subscription {
         id,
         name: text(1),
-        dsn: text(2),
+        dsn: rows.get(0, 2).map(str::to_owned),
         provider_name: text(3),
         provider_id: text(4),
         publications,

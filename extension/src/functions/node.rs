@@ -3,8 +3,9 @@
 use std::ffi::CStr;
 
 use braid_pg::catalog::query;
+use braid_pg::connection_string;
 use braid_pg::encoding::Text;
-use braid_pg::libpq;
+use braid_pg::{libpq, secrecy};
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};
@@ -13,6 +14,7 @@ use super::{local, required, required_name, run, server, text, wake_manager};
 /// braid.create_node(node_name name, dsn text)
 #[pg_extern(sql = false)]
 fn create_node(node_name: Option<&CStr>, dsn: Option<Text>) {
+    secrecy::note_call();
     run(|| {
         create(
             &required_name(node_name, "node_name")?,
@@ -53,11 +55,12 @@ fn create(name: &str, dsn: &str) -> Outcome<()> {
                 .hint("Choose a name that no other node has."),
         );
     }
+    let connection = connection_string::store(dsn)?;
     query(
-        "insert into braid.node (node_name, node_id, is_local, dsn, system_identifier, database_oid) \
-         select $1::name, gen_random_uuid(), true, $2, c.system_identifier::text, d.oid \
+        "insert into braid.node (node_name, node_id, is_local, connection_id, system_identifier, database_oid) \
+         select $1::name, gen_random_uuid(), true, $2::bigint, c.system_identifier::text, d.oid \
            from pg_control_system() c, pg_database d where d.datname = current_database()",
-        &[Some(name), Some(dsn)],
+        &[Some(name), Some(&connection)],
     );
     wake_manager();
     Ok(())
@@ -112,6 +115,7 @@ fn drop_local(name: &str) -> Outcome<()> {
         .hint("Drop them first, each with braid.drop_subscription(subscription_name)."));
     }
     query("delete from braid.node", &[]);
+    connection_string::forget_unused();
     wake_manager();
     Ok(())
 }
@@ -124,6 +128,7 @@ fn drop_copy(name: &str) {
     ));
     query("delete from braid.slot_cleanup", &[]);
     query("delete from braid.node", &[]);
+    connection_string::forget_unused();
     if !dropped.is_empty() {
         notice(format!(
             "subscriptions that were copied from node \"{name}\" are dropped too: {}",
@@ -156,5 +161,6 @@ fn drop_peer(name: &str) -> Outcome<()> {
                 .hint("The view braid.nodes lists the nodes that are known here."),
         );
     }
+    connection_string::forget_unused();
     Ok(())
 }

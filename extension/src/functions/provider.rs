@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_pg::catalog::is_superuser;
+use braid_pg::connection_string;
 use braid_pg::latch;
 use braid_pg::libpq::{Connection, Error, Mode, Rows, has_password};
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -182,27 +183,35 @@ impl Provider {
     }
 
     /// Remember the node here.
-    pub fn record(&self, dsn: &str) {
+    pub fn record(&self, dsn: &str) -> Outcome<()> {
         // The local node's row is locked, so nobody else inserts here; ON CONFLICT is not for tables that a decoder reads.
+        let connection = connection_string::store(dsn)?;
         let known = [
             Some(self.name.as_str()),
-            Some(dsn),
+            Some(connection.as_str()),
             Some(self.system_identifier.as_str()),
             Some(self.database_oid.as_str()),
         ];
         let updated = braid_pg::catalog::query(
-            "update braid.node set dsn = $2, system_identifier = $3, database_oid = $4::oid \
+            "update braid.node set connection_id = $2::bigint, system_identifier = $3, database_oid = $4::oid \
               where node_name = $1::name returning 1",
             &known,
         );
         if updated.is_empty() {
-            let [name, dsn, system_identifier, database_oid] = known;
+            let [name, connection, system_identifier, database_oid] = known;
             braid_pg::catalog::query(
-                "insert into braid.node (node_name, node_id, is_local, dsn, system_identifier, database_oid) \
-                 values ($1::name, $2::uuid, false, $3, $4, $5::oid)",
-                &[name, Some(&self.id), dsn, system_identifier, database_oid],
+                "insert into braid.node (node_name, node_id, is_local, connection_id, system_identifier, database_oid) \
+                 values ($1::name, $2::uuid, false, $3::bigint, $4, $5::oid)",
+                &[
+                    name,
+                    Some(&self.id),
+                    connection,
+                    system_identifier,
+                    database_oid,
+                ],
             );
         }
+        Ok(())
     }
 
     /// Settings, room and permission that a subscription needs there.

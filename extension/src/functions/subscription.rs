@@ -6,6 +6,7 @@ use std::ffi::CStr;
 use braid_gir::lsn_text;
 use braid_pg::away;
 use braid_pg::catalog::query;
+use braid_pg::connection_string;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
@@ -160,6 +161,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
         "delete from braid.subscription where subscription_id = $1::integer",
         &[Some(&subscription.id)],
     );
+    connection_string::forget_unused();
     wake_manager();
     Ok(())
 }
@@ -198,14 +200,17 @@ fn warn_of_prepared(subscription: &local::Subscription) {
 pub fn leave_slot_to_manager(subscription: &local::Subscription) {
     let (slot, provider) = (&subscription.slot_name, &subscription.provider_name);
     query(
-        "insert into braid.slot_cleanup (slot_name, dsn, provider_name) values ($1::name, $2, $3::name) \
-         on conflict (slot_name, provider_name) do update set dsn = excluded.dsn, attempts = 0, last_error = null",
-        &[Some(slot), Some(&subscription.dsn), Some(provider)],
+        "insert into braid.slot_cleanup (slot_name, connection_id, provider_name) \
+         select $1::name, s.connection_id, $3::name from braid.subscription s where s.subscription_id = $2::integer \
+         on conflict (slot_name, provider_name) do update set connection_id = excluded.connection_id, attempts = 0, last_error = null",
+        &[Some(slot), Some(&subscription.id), Some(provider)],
     );
     // Whoever drops the subscription need not be who created it: the owner is who connects.
-    if let Err(failure) =
-        provider::connect(&subscription.dsn, pg_sys::Oid::from_u32(subscription.owner))
-    {
+    let owner = pg_sys::Oid::from_u32(subscription.owner);
+    let connected = subscription
+        .dsn()
+        .and_then(|dsn| provider::connect(dsn, owner));
+    if let Err(failure) = connected {
         failure
             .into_warning(format!("could not reach node \"{provider}\" to drop replication slot \"{slot}\""))
             .hint(format!(

@@ -37,8 +37,10 @@ fn refresh_subscription(
         let copy_data = required(copy_data, "copy_data")?;
         local::require_node()?;
         let subscription = local::lock_subscription(&name)?;
-        let mut provider =
-            Provider::open(&subscription.dsn, pg_sys::Oid::from_u32(subscription.owner))?;
+        let mut provider = Provider::open(
+            subscription.dsn()?,
+            pg_sys::Oid::from_u32(subscription.owner),
+        )?;
         provider.check_is(&subscription)?;
         provider.check_publications(&subscription.publications)?;
         let changes = refresh(&subscription, &mut provider, copy_data)?;

@@ -31,6 +31,7 @@ use super::version::Stamp;
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, rules};
 use crate::compat;
+use crate::connection_string::{self, DSN};
 use crate::error::PgError;
 use crate::subscription::{self, execute, rows_written};
 use crate::wait::Wait;
@@ -265,17 +266,17 @@ impl Session {
         // As a statement that writes: it sees what is committed now, also an origin that is younger than this transaction.
         let found = self.with_own_rights(key, || {
             rows_written(
-                "select s.subscription_id::text, s.subscription_name::text, s.provider_name::text, s.dsn from braid.origin o \
-                 join braid.subscription s on s.subscription_id = o.subscription_id where o.origin_id = $1::oid and s.enabled",
+                &format!("select s.subscription_id::text, s.subscription_name::text, s.provider_name::text, {DSN} from braid.origin o \
+                 join braid.subscription s on s.subscription_id = o.subscription_id where o.origin_id = $1::oid and s.enabled"),
                 &[i64::from(origin).into()],
             )
         })?;
         let Some(row) = found.into_iter().next() else {
             return Ok(None);
         };
-        let [id, name, node, dsn] = <[_; 4]>::try_from(row)
-            .unwrap_or_default()
-            .map(Option::unwrap_or_default);
+        let [id, name, node, dsn] = <[_; 4]>::try_from(row).unwrap_or_default();
+        let [id, name, node] = [id, name, node].map(Option::unwrap_or_default);
+        let dsn = dsn.ok_or_else(|| connection_string::missing(&name))?;
         Ok(id.parse().ok().map(|subscription| Source {
             subscription,
             name,

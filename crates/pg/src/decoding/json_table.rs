@@ -10,6 +10,7 @@ use pgrx::pg_sys;
 
 use super::invalidation::Notes;
 use super::json_value::Renderer;
+use super::own_table;
 use super::publications::Catalogs;
 use super::relation::{self, AttributeMap, Identity};
 use super::report;
@@ -93,7 +94,12 @@ impl Table {
         unsafe {
             let form = &*(*ancestor).rd_rel;
             let (schema, table) = crate::encoding::of_relation(ancestor);
-            if !options.wants_table(&schema, &table) {
+            let wanted = if own_table::is_own(relation) || own_table::is_own(ancestor) {
+                options.wants_own_table(&schema, &table)
+            } else {
+                options.wants_table(&schema, &table)
+            };
+            if !wanted {
                 return None;
             }
             let context = pg_sys::AllocSetContextCreateInternal(

@@ -36,11 +36,21 @@ impl OwnTable {
             } else {
                 return None;
             };
-            let own = form.relnamespace == pg_sys::get_namespace_oid(c"braid".as_ptr(), true)
-                && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, (*relation).rd_id)
-                    != pg_sys::InvalidOid;
-            own.then_some(table)
+            is_own(relation).then_some(table)
         }
+    }
+}
+
+/// Whether a relation belongs to the extension. A user may have a schema of this name where the extension is not created.
+///
+/// # Safety
+/// In a transaction with a historic snapshot; the relation is valid.
+pub(super) unsafe fn is_own(relation: pg_sys::Relation) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        (*(*relation).rd_rel).relnamespace == pg_sys::get_namespace_oid(c"braid".as_ptr(), true)
+            && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, (*relation).rd_id)
+                != pg_sys::InvalidOid
     }
 }
 
