@@ -136,6 +136,31 @@ impl Connection {
         }
     }
 
+    /// Run a command and give the columns of its first row; none if there is no row.
+    pub fn row(&mut self, command: &str) -> Result<Vec<Option<String>>> {
+        let command = c_string(command)?;
+        // SAFETY: a C string; values are copied from within the result's bounds, which is freed once.
+        unsafe {
+            let result = pq_sys::PQexec(self.raw, command.as_ptr());
+            let row = if pq_sys::PQresultStatus(result) == ExecStatusType::PGRES_TUPLES_OK {
+                let columns = match pq_sys::PQntuples(result) {
+                    0 => 0,
+                    _ => pq_sys::PQnfields(result),
+                };
+                Ok((0..columns)
+                    .map(|column| {
+                        (pq_sys::PQgetisnull(result, 0, column) == 0)
+                            .then(|| one_line(pq_sys::PQgetvalue(result, 0, column)))
+                    })
+                    .collect())
+            } else {
+                Err(self.failure(result))
+            };
+            pq_sys::PQclear(result);
+            row
+        }
+    }
+
     /// # Safety
     /// `result` is null or one of libpq's.
     unsafe fn failure(&self, result: *const pq_sys::PGresult) -> Error {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use braid_gir::lsn_text;
+use braid_gir::{lsn_text, parse_lsn};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::connection::{self, Connection, Received};
@@ -85,26 +85,29 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let signals = Signals::listen()?;
     let mut output = Output::open(options.file.as_deref())?;
     let mut pause = FIRST_PAUSE;
-    let mut may_create = options.create_slot;
+    let mut slot = Slot {
+        may_create: options.create_slot,
+        is_new: false,
+    };
+    let mut progress = Progress::default();
     loop {
-        let mut progress = Progress::default();
-        let ended = follow(
-            options,
-            &signals,
-            &mut output,
-            &mut progress,
-            &mut may_create,
-        );
+        let before = progress.complete;
+        let ended = follow(options, &signals, &mut output, &mut progress, &mut slot);
         let error = match ended {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
-        // What is there is whole, whatever happens next.
-        output.cut()?;
+        // What is there is whole, whatever happens next, and need not come again.
+        if let Err(error) = output.cut().and_then(|()| output.flush()) {
+            slot.give_up(options);
+            return Err(error.into());
+        }
+        progress.flushed = progress.complete;
         if !error.may_pass() || options.no_loop {
+            slot.give_up(options);
             return Err(error);
         }
-        if progress.complete > 0 {
+        if progress.complete > before {
             pause = FIRST_PAUSE;
         }
         eprintln!(
@@ -122,9 +125,39 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Positions of one connection.
+/// The slot, as far as this run has to do with its existence.
+struct Slot {
+    /// It is to be created if it is not there.
+    may_create: bool,
+    /// This run has created it, and nothing of it was written.
+    is_new: bool,
+}
+
+impl Slot {
+    /// The run has failed. A slot that it has made for nothing would hold back WAL for ever.
+    fn give_up(&self, options: &Options) {
+        if !self.is_new {
+            return;
+        }
+        let name = &options.slot;
+        let dropped = Connection::open(&options.dbname).and_then(|mut connection| {
+            connection.command(&format!("DROP_REPLICATION_SLOT {} WAIT", quoted(name, '"')))
+        });
+        match dropped {
+            Ok(()) => eprintln!("gir-tail: replication slot \"{name}\" was dropped again"),
+            Err(error) => eprintln!(
+                "gir-tail: replication slot \"{name}\", which was created, could not be dropped: {error}\n\
+                 gir-tail: hint: Drop it with --drop-slot: it holds back WAL."
+            ),
+        }
+    }
+}
+
+/// Positions, over all connections.
 #[derive(Default)]
 struct Progress {
+    /// The server that they are of: its system identifier and timeline.
+    server: Option<(String, String)>,
     /// Everything before it was written.
     complete: u64,
     /// Everything before it is safe, and reported.
@@ -138,6 +171,25 @@ impl Progress {
         if output.is_whole() {
             self.complete = self.complete.max(lsn);
         }
+    }
+
+    /// Where to go on: where this run is, or, as 0, where the slot is. A server that was restarted may have forgotten what was confirmed, as
+    /// it saves slots at checkpoints only. A position counts for nothing on another server, or on one that was put back to a time before it.
+    fn start(&mut self, identity: Vec<Option<String>>) -> u64 {
+        let mut fields = identity.into_iter().map(Option::unwrap_or_default);
+        let server = (
+            fields.next().unwrap_or_default(),
+            fields.next().unwrap_or_default(),
+        );
+        let end = fields.next().and_then(|text| parse_lsn(&text)).unwrap_or(0);
+        if self.server.as_ref() != Some(&server) || end < self.flushed {
+            *self = Self {
+                server: Some(server),
+                ..Self::default()
+            };
+        }
+        self.complete = self.flushed;
+        self.flushed
     }
 
     /// Make safe what was written and say so.
@@ -154,7 +206,7 @@ fn follow(
     signals: &Signals,
     output: &mut Output,
     progress: &mut Progress,
-    may_create: &mut bool,
+    slot: &mut Slot,
 ) -> Result<(), Error> {
     let say = |text: &str| {
         if options.verbose {
@@ -162,12 +214,16 @@ fn follow(
         }
     };
     let mut connection = Connection::open(&options.dbname)?;
-    if *may_create {
-        create_slot(&mut connection, &options.slot)?;
-        *may_create = false;
+    let start = progress.start(connection.row("IDENTIFY_SYSTEM")?);
+    if slot.may_create {
+        slot.is_new = create_slot(&mut connection, &options.slot)?;
+        slot.may_create = false;
     }
-    connection.command(&start_command(options))?;
-    say("streaming");
+    connection.command(&start_command(options, start))?;
+    say(&match start {
+        0 => "streaming".to_owned(),
+        start => format!("streaming from {}", lsn_text(start)),
+    });
     let mut renderer = Renderer::new(options.format);
     let mut reported = Instant::now();
     loop {
@@ -196,6 +252,7 @@ fn follow(
         };
         match protocol::read(&message).ok_or(Error::Message)? {
             Message::Data { lsn, body } => {
+                slot.is_new = false;
                 let outcome = renderer.message(lsn, body, options.until, output)?;
                 if let Some(complete) = outcome.complete {
                     progress.reach(complete, output);
@@ -230,20 +287,20 @@ fn follow(
     Ok(())
 }
 
-fn create_slot(connection: &mut Connection, slot: &str) -> Result<(), Error> {
+/// False: it was there already.
+fn create_slot(connection: &mut Connection, slot: &str) -> Result<bool, Error> {
     let command = format!(
         "CREATE_REPLICATION_SLOT {} LOGICAL braid NOEXPORT_SNAPSHOT",
         quoted(slot, '"')
     );
     match connection.command(&command) {
-        // It is there already.
-        Err(connection::Error::Server { sqlstate, .. }) if sqlstate == "42710" => Ok(()),
-        other => Ok(other?),
+        Err(connection::Error::Server { sqlstate, .. }) if sqlstate == "42710" => Ok(false),
+        other => Ok(other.map(|()| true)?),
     }
 }
 
-/// The server goes on at the position that was confirmed last, whatever we say that lies before it.
-fn start_command(options: &Options) -> String {
+/// The server goes on at the position that was confirmed last, or at `start` if that lies behind it.
+fn start_command(options: &Options, start: u64) -> String {
     let mut given: Vec<(&str, Option<&str>)> = Vec::new();
     match options.format {
         Format::Text => given.push(("proto_version", Some("1"))),
@@ -264,8 +321,9 @@ fn start_command(options: &Options) -> String {
         })
         .collect();
     format!(
-        "START_REPLICATION SLOT {} LOGICAL 0/0 ({})",
+        "START_REPLICATION SLOT {} LOGICAL {} ({})",
         quoted(&options.slot, '"'),
+        lsn_text(start),
         list.join(", ")
     )
 }
@@ -281,6 +339,38 @@ fn quoted(text: &str, quote: char) -> String {
 mod tests {
     use super::*;
     use crate::format::Lines as _;
+
+    #[test]
+    fn a_run_goes_on_where_it_is_on_the_server_that_it_knows() {
+        let identity = |system: &str, timeline: &str, end: &str| {
+            [system, timeline, end]
+                .map(|text| Some(text.to_owned()))
+                .to_vec()
+        };
+        let mut progress = Progress::default();
+        assert_eq!(progress.start(identity("7", "1", "0/30")), 0);
+        (progress.complete, progress.flushed) = (0x30, 0x20);
+        assert_eq!(progress.start(identity("7", "1", "0/30")), 0x20);
+        assert_eq!(progress.complete, 0x20);
+        for other in [
+            ("8", "1", "0/30"),
+            ("7", "2", "0/30"),
+            ("7", "1", "0/1F"),
+            ("7", "1", ""),
+        ] {
+            let mut progress = Progress {
+                server: progress.server.clone(),
+                ..progress
+            };
+            let (system, timeline, end) = other;
+            assert_eq!(
+                progress.start(identity(system, timeline, end)),
+                0,
+                "{other:?}"
+            );
+            assert_eq!((progress.complete, progress.flushed), (0, 0));
+        }
+    }
 
     #[test]
     fn no_position_is_reached_past_what_a_cut_would_take() {
