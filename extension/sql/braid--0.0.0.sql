@@ -1155,6 +1155,11 @@ create function braid.subscription_activity() returns table (
     as 'MODULE_PATHNAME', 'subscription_activity_wrapper';
 comment on function braid.subscription_activity is 'what the leader of each running subscription is doing';
 
+create function braid.lag_activity() returns table (subscription_id integer, measured_at timestamptz)
+    language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'lag_activity_wrapper';
+comment on function braid.lag_activity is 'when the end of each provider''s WAL was heard last';
+
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
     retries bigint, busy_fraction double precision, wait text, taken_at timestamptz
@@ -1318,11 +1323,13 @@ select s.subscription_name as name,
        case when s.error_sqlstate is not null or s.given_up_at is not null then 'error'
             when not s.enabled then 'disabled'
             else coalesce(a.state, 'starting') end as state,
-       case when a.provider_lsn is not null and a.applied_lsn is not null
+       -- An end of the provider's WAL that was heard long ago says how much is missing at least, but not that nothing is.
+       case when a.provider_lsn > a.applied_lsn or (a.provider_lsn <= a.applied_lsn and r.is_known)
             then least(greatest(a.provider_lsn - a.applied_lsn, 0), 9223372036854775807)::bigint end as lag_bytes,
-       case when r.follows and a.applied_lsn >= a.provider_lsn then interval '0'
+       case when r.follows and r.is_known and a.applied_lsn >= a.provider_lsn then interval '0'
             when r.reached is not null
             then date_trunc('milliseconds', greatest(clock_timestamp() - r.reached, interval '0')) end as lag_time,
+       l.measured_at as lag_measured_at,
        (select count(*) filter (where t.state = 'ready') || '/' || count(*)
           from braid.subscription_table t where t.subscription_id = s.subscription_id) as tables,
        round(a.transactions_per_second)::bigint as tx_per_s,
@@ -1337,9 +1344,11 @@ select s.subscription_name as name,
          where p.subscription_id = s.subscription_id and p.state <> 'skipped') as parked
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.lag_activity() l on l.subscription_id = s.subscription_id
  cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming',
                             s.enabled and s.error_sqlstate is null and s.given_up_at is null and a.state = 'streaming',
-                            greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at)) as r (is_retrying, follows, reached)
+                            greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at),
+                            coalesce(l.measured_at > clock_timestamp() - interval '5 seconds', false)) as r (is_retrying, follows, reached, is_known)
  order by s.subscription_name;
 comment on view braid.subscription_status is 'state, lag and last error of each subscription';
 
@@ -1560,7 +1569,7 @@ comment on view braid.scaling_decisions is 'the last decisions on how many appli
 
 create view braid.clock_status as
 select newest as newest_seen,
-       greatest(newest - clock_timestamp(), interval '0') as behind,
+       case when newest is not null then greatest(newest - clock_timestamp(), interval '0') end as behind,
        waits,
        wait_micros * interval '1 microsecond' as waited,
        exceeded
@@ -1587,7 +1596,7 @@ create view braid.deletions as
 select d.remembered,
        d.collector_pid,
        d.collected_lsn,
-       case when d.collector_pid is not null
+       case when d.collector_pid is not null and d.collected_lsn is not null
             then greatest(pg_current_wal_insert_lsn() - d.collected_lsn, 0)::bigint end as behind_bytes,
        t.rows,
        to_timestamp(t.oldest / 1000000.0) as oldest,
@@ -2041,6 +2050,7 @@ grant execute on function
     braid.wait_for_event,
     braid.node_info,
     braid.subscription_activity,
+    braid.lag_activity,
     braid.applier_activity,
     braid.table_activity,
     braid.schedule_activity,

@@ -59,6 +59,9 @@ unsafe extern "C" {
     fn PQconnectPoll(conn: *mut PGconn) -> c_int;
     fn PQstatus(conn: *const PGconn) -> c_int;
     fn PQsocket(conn: *const PGconn) -> c_int;
+    fn PQhost(conn: *const PGconn) -> *const c_char;
+    fn PQhostaddr(conn: *const PGconn) -> *const c_char;
+    fn PQport(conn: *const PGconn) -> *const c_char;
     fn PQerrorMessage(conn: *const PGconn) -> *const c_char;
     fn PQfinish(conn: *mut PGconn);
     fn PQsetnonblocking(conn: *mut PGconn, arg: c_int) -> c_int;
@@ -233,6 +236,15 @@ pub enum Mode {
     Replication,
 }
 
+/// The event on its socket that a connection in the making waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// Data to read.
+    Read,
+    /// Room to write.
+    Write,
+}
+
 /// What becomes of a connection whose peer should say something, and says nothing for as long as `wal_receiver_timeout`. That the
 /// network acknowledges is no sign of life: something between the two may, or a process that has been stopped.
 #[derive(Debug)]
@@ -385,12 +397,91 @@ impl Connection {
         mode: Mode,
         most: Duration,
     ) -> Result<Self> {
-        check_connection_string(dsn)?;
+        let connection = Self::start(dsn, application_name, mode, &[])?;
         let timeout = connection_keyword(dsn, "connect_timeout")
             .and_then(|seconds| seconds.trim().parse::<u64>().ok())
             .filter(|seconds| *seconds > 0)
             .map_or(CONNECT_TIMEOUT, Duration::from_secs)
             .min(most);
+        connection.finish_connecting(timeout)?;
+        connection.be_nonblocking()?;
+        Ok(connection)
+    }
+
+    /// Starts to connect by SQL to the server at the other end of `live`, and does not wait. [`Connection::go_on_connecting`] goes on.
+    ///
+    /// Looks no name up: the address is that of `live`.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn start_beside(live: &Self, dsn: &str, application_name: &str) -> Result<(Self, Pending)> {
+        // SAFETY: `raw` is live.
+        let place = unsafe {
+            [
+                ("host", text(PQhost(live.raw))),
+                ("hostaddr", text(PQhostaddr(live.raw))),
+                ("port", text(PQport(live.raw))),
+            ]
+        };
+        let place: Vec<(&str, &str)> = place
+            .iter()
+            .filter_map(|(key, value)| Some((*key, value.as_deref()?)))
+            .filter(|(_, value)| !value.is_empty())
+            .collect();
+        let connection = Self::start(dsn, application_name, Mode::Sql, &place)?;
+        // SAFETY: `raw` is a live connection object.
+        if unsafe { PQstatus(connection.raw) } == CONNECTION_BAD {
+            return Err(connection.lost());
+        }
+        // libpq asks to assume this before the first poll.
+        Ok((connection, Pending::Write))
+    }
+
+    /// Takes the next step of [`Connection::start_beside`] if the socket is ready for it. `None`: the connection is established.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn go_on_connecting(&mut self, pending: Pending) -> Result<Option<Pending>> {
+        let mut ready = libc::pollfd {
+            fd: self.socket(),
+            events: match pending {
+                Pending::Read => libc::POLLIN,
+                Pending::Write => libc::POLLOUT,
+            },
+            revents: 0,
+        };
+        // SAFETY: one descriptor is passed; a timeout of 0 returns at once.
+        if unsafe { libc::poll(&raw mut ready, 1, 0) } <= 0 {
+            return Ok(Some(pending));
+        }
+        // SAFETY: `raw` is a live connection object, whose socket is ready.
+        match unsafe { PQconnectPoll(self.raw) } {
+            PGRES_POLLING_OK => {
+                self.be_nonblocking()?;
+                Ok(None)
+            }
+            PGRES_POLLING_FAILED => Err(self.lost()),
+            PGRES_POLLING_READING => Ok(Some(Pending::Read)),
+            _ => Ok(Some(Pending::Write)),
+        }
+    }
+
+    fn be_nonblocking(&self) -> Result<()> {
+        // SAFETY: the connection is established.
+        if unsafe { PQsetnonblocking(self.raw, 1) } != 0 {
+            return Err(self.lost());
+        }
+        Ok(())
+    }
+
+    /// Starts to connect. What is in `overriding` takes precedence over `dsn`.
+    fn start(
+        dsn: &str,
+        application_name: &str,
+        mode: Mode,
+        overriding: &[(&str, &str)],
+    ) -> Result<Self> {
+        check_connection_string(dsn)?;
         // What the provider's database says of search_path counts for nobody here: it would choose the functions that are called.
         let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
@@ -413,6 +504,7 @@ impl Connection {
         if mode == Mode::Replication {
             pairs.push(("replication", "database"));
         }
+        pairs.extend(overriding);
         let owned: Vec<(CString, CString)> = pairs
             .into_iter()
             .filter_map(|(key, value)| Some((CString::new(key).ok()?, CString::new(value).ok()?)))
@@ -427,16 +519,10 @@ impl Connection {
         if raw.is_null() {
             return Err(Error::Connection("out of memory".to_owned()));
         }
-        let connection = Self {
+        Ok(Self {
             raw,
             silence: Silence::Borne,
-        };
-        connection.finish_connecting(timeout)?;
-        // SAFETY: the connection is established.
-        if unsafe { PQsetnonblocking(connection.raw, 1) } != 0 {
-            return Err(connection.lost());
-        }
-        Ok(connection)
+        })
     }
 
     /// From now on a peer that says nothing for `wal_receiver_timeout` where it should answer is [`Error::Silent`].
@@ -649,6 +735,27 @@ impl Connection {
             Some(error) => Err(error),
             None => Ok(rows),
         }
+    }
+
+    /// Takes in what has come of the rows of what was sent, and does not wait. True once that is all.
+    ///
+    /// # Errors
+    /// As [`Connection::query`]. The connection is of no use then.
+    pub fn try_finish_query(&mut self, rows: &mut Rows) -> Result<bool> {
+        // SAFETY: `raw` is live and does not block.
+        if unsafe { PQflush(self.raw) } < 0 {
+            return Err(self.lost());
+        }
+        self.consume()?;
+        // SAFETY: `raw` is live.
+        while unsafe { PQisBusy(self.raw) } == 0 {
+            match self.next_result()? {
+                None => return Ok(true),
+                Some(result) if result.status() == PGRES_TUPLES_OK => *rows = result.rows(),
+                Some(result) => return Err(self.server_error(&result)),
+            }
+        }
+        Ok(false)
     }
 
     fn server_error(&self, result: &ResultHandle) -> Error {

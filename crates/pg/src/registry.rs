@@ -301,6 +301,8 @@ pub struct SubscriptionEntry {
     pub flushed_lsn: AtomicU64,
     /// The provider's end of WAL as it last said.
     pub provider_lsn: AtomicU64,
+    /// When that was its end (TimestampTz); 0: never.
+    pub provider_lsn_at: AtomicI64,
     /// Last message from the provider (TimestampTz).
     pub last_message_at: AtomicI64,
     /// Commit time at the origin of the last applied transaction (TimestampTz).
@@ -873,6 +875,7 @@ impl SubscriptionEntry {
 
     /// Everything as it is in fresh memory, but for the generation. By the holder of the lock, who has found it free; readers may be
     /// looking at it, so each field is stored on its own.
+    #[expect(clippy::too_many_lines, reason = "a line or two for each field")]
     fn reset(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         // A reader that sees one of the stores below also sees the new generation.
@@ -890,6 +893,7 @@ impl SubscriptionEntry {
             applied_lsn,
             flushed_lsn,
             provider_lsn,
+            provider_lsn_at,
             last_message_at,
             last_commit_at,
             caught_up_at,
@@ -955,6 +959,7 @@ impl SubscriptionEntry {
             large.store(0, Ordering::Relaxed);
         }
         for time in [
+            provider_lsn_at,
             last_message_at,
             last_commit_at,
             caught_up_at,

@@ -159,6 +159,14 @@ fn subscription_activity() -> TableIterator<
 }
 
 #[pg_extern(sql = false)]
+fn lag_activity()
+-> TableIterator<'static, (name!(subscription_id, i32), name!(measured_at, Option<i64>))> {
+    TableIterator::new(subscriptions(|id, entry| {
+        (id, time(&entry.provider_lsn_at))
+    }))
+}
+
+#[pg_extern(sql = false)]
 #[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
 fn applier_activity() -> TableIterator<
     'static,

@@ -7,6 +7,7 @@ use braid_bgworker::publishing::Unpublished;
 use pgrx::pg_sys;
 
 use super::End;
+use super::provider_end::SIGN_OF_LIFE;
 use super::stream::Stream;
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
@@ -22,6 +23,8 @@ const EAGER_FLUSH_INTERVAL: Duration = Duration::from_millis(1);
 /// While the rate limit holds the stream back, positions are reported at least this often: well within any wal_sender_timeout.
 const HELD_STATUS_INTERVAL: Duration = Duration::from_millis(500);
 const RATE_INTERVAL: Duration = Duration::from_secs(2);
+/// An answer on the second connection is looked for this often.
+const ASKING: Duration = Duration::from_millis(100);
 /// By which what is due after some time is looked at when that is over.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
@@ -128,19 +131,27 @@ impl Stream {
 
     /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
     pub(super) fn check_silence(&mut self) -> Result<(), End> {
-        let Some(timeout) = settings::receiver_timeout() else {
-            return Ok(());
-        };
+        let timeout = settings::receiver_timeout();
         let silence = self.last_message.elapsed();
-        if silence > timeout {
+        if timeout.is_some_and(|timeout| silence > timeout) {
             return Err(libpq::Error::Silent.into());
         }
-        if silence > timeout / 2 && !self.ping_sent {
+        if silence > self.patience() && !self.ping_sent {
             self.ping_sent = true;
             let status = self.status_for_reply();
             self.connection.put_copy_data(&status)?;
         }
         Ok(())
+    }
+
+    /// After so long without a message the provider is asked for a sign of life. Questions for the time are answered by signs of life, too.
+    fn patience(&self) -> Duration {
+        let half = settings::receiver_timeout().map_or(Duration::MAX, |timeout| timeout / 2);
+        if self.clock_watch.is_asking() {
+            half
+        } else {
+            half.min(SIGN_OF_LIFE)
+        }
     }
 
     pub(super) fn measure(&mut self) {
@@ -218,14 +229,21 @@ impl Stream {
         }
         // Neither a sign of life, nor asking for one, may come late.
         let since_message = self.last_message.elapsed();
-        let silence = settings::receiver_timeout().map(|timeout| {
-            let limit = if self.ping_sent { timeout } else { timeout / 2 };
-            limit.saturating_sub(since_message)
-        });
+        if self.provider_end.is_asking() {
+            return Some(ASKING);
+        }
+        let limit = if self.ping_sent {
+            settings::receiver_timeout()
+        } else {
+            Some(self.patience())
+        };
+        let silence = limit.map(|limit| limit.saturating_sub(since_message));
         let status = settings::status_interval()
             .map(|interval| interval.saturating_sub(self.last_feedback.elapsed()));
         let due = silence.into_iter().chain(status).min();
-        Some(due.map_or(RATE_INTERVAL, |due| (due + A_MOMENT).min(RATE_INTERVAL)))
+        Some(due.map_or(RATE_INTERVAL, |due| {
+            due.saturating_add(A_MOMENT).min(RATE_INTERVAL)
+        }))
     }
 }
 

@@ -11,6 +11,7 @@
 mod confirm;
 mod prepared;
 mod provider;
+mod provider_end;
 mod receive;
 pub(crate) mod running;
 mod schedule;

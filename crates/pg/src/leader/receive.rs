@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
+use braid_decoder::POSITION_PREFIX;
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
 use braid_ring::{Complete, EDGES};
 
 use super::confirm::FLUSH_INTERVAL;
+use super::provider_end;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
@@ -116,6 +118,9 @@ impl Stream {
                             return Err(out_of_order());
                         }
                         self.received(message.lsn);
+                        if message.prefix == POSITION_PREFIX {
+                            provider_end::told(self.entry, message.lsn, self.sent_at);
+                        }
                     }
                 }
                 Tag::Commit | Tag::Prepare => {

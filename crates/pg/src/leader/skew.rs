@@ -177,6 +177,11 @@ impl ClockWatch {
         }
     }
 
+    /// Whether a burst is on its way.
+    pub(super) fn is_asking(&self) -> bool {
+        self.burst.is_some()
+    }
+
     /// Any other message.
     pub(super) fn other(&mut self) {
         if let Some(burst) = self.burst.as_mut() {

@@ -17,6 +17,7 @@ use braid_ring::{Grain, Leader as Producer};
 use super::End;
 use super::confirm::Rate;
 use super::provider::check_provider;
+use super::provider_end::{self, ProviderEnd};
 use super::running::Watch;
 use super::schedule::Schedule;
 use super::segments::Segments;
@@ -109,8 +110,11 @@ pub(super) struct Stream {
     pub(super) last_flush: Instant,
     pub(super) limiter: Limiter,
     pub(super) clock_watch: ClockWatch,
+    pub(super) provider_end: ProviderEnd,
     /// Changes received, for the limiter.
     pub(super) rows: u64,
+    /// When the provider sent the message in hand, by its clock.
+    pub(super) sent_at: i64,
     pub(super) ping_sent: bool,
     pub(super) reply_wanted: bool,
     pub(super) rate: Rate,
@@ -268,7 +272,9 @@ impl Stream {
             last_flush: now,
             limiter: Limiter::new(subscription.id),
             clock_watch,
+            provider_end: ProviderEnd::new(),
             rows: 0,
+            sent_at: 0,
             ping_sent: false,
             // The first word to the provider: this subscriber is there, and how far it is.
             reply_wanted: true,
@@ -286,6 +292,9 @@ impl Stream {
         entry.flushed_lsn.store(0, Ordering::Relaxed);
         // It may be before what was heard last: of another server that has taken its place, or of a peer that said anything.
         entry.provider_lsn.store(provider.end, Ordering::Relaxed);
+        entry
+            .provider_lsn_at
+            .store(registry::now(), Ordering::Relaxed);
         entry.set_activity(Activity::CatchingUp);
         Ok(stream)
     }
@@ -456,6 +465,7 @@ impl Stream {
         self.look_at_copies()?;
         self.confirm()?;
         self.check_silence()?;
+        self.ask_for_end();
         self.untangle()?;
         if let Some(here) = &mut self.here {
             here.rest();
@@ -532,6 +542,7 @@ impl Stream {
                 let frame = message.get(25..).unwrap_or_default();
                 entry.bytes.fetch_add(frame.len() as u64, Ordering::Relaxed);
                 let rows = self.rows;
+                self.sent_at = position(17)?.cast_signed();
                 self.frame(frame, position(1)?)?;
                 self.unpublished.message(frame.len());
                 let waits =
@@ -554,6 +565,9 @@ impl Stream {
                 } else {
                     let name = &self.subscription.name;
                     self.clock_watch.keepalive(end, there, name, entry);
+                }
+                if end <= entry.received_lsn.load(Ordering::Relaxed) {
+                    provider_end::told(entry, end, there);
                 }
                 if !self.in_flight() {
                     if entry.activity() == Activity::CatchingUp {
