@@ -2,8 +2,8 @@
 
 import re
 
-from .known import explanation
-from .runner import CRASHED, GOES_ON, STOPPED
+from .known import NEVER, explanation
+from .runner import CRASHED, GOES_ON, STUCK
 
 
 def difference(outcomes):
@@ -11,14 +11,21 @@ def difference(outcomes):
     native, braid = outcomes["native"], outcomes["braid"]
     if braid.state == CRASHED:
         return "crash", f"the server crashed: {braid.error}"
+    if braid.state == STUCK or any(text in braid.error for text in NEVER):
+        return f"braid {braid.state}: {_kind(braid.error)}", f"native {native.state} ({native.error}), braid {braid.state} ({braid.error})"
     if explanation(native, braid):
         return None
     if native.state != braid.state:
         error = _kind(braid.error or native.error)
         return f"native {native.state}, braid {braid.state}: {error}", f"native {native.state} ({native.error}), braid {braid.state} ({braid.error})"
-    if native.state == GOES_ON or (native.state == STOPPED and native.copied and braid.copied):
+    if native.state == GOES_ON:
         return _rows(native, braid)
-    return None
+    # While tables are copied side by side, it depends on timing which error comes first, and what is here then.
+    if not (native.copied and braid.copied):
+        return None
+    if _kind(native.error) != _kind(braid.error):
+        return f"native: {_kind(native.error)}, braid: {_kind(braid.error)}", f"native stopped ({native.error}), braid stopped ({braid.error})"
+    return _rows(native, braid)
 
 
 def _rows(native, braid):
