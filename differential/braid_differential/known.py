@@ -29,12 +29,22 @@ KNOWN = [
     Known(
         "Native with binary = true stops at a type without a binary form; Braid sends such a value as text.",
         "docs/REFERENCE.md, output formats",
-        _native_stops_with("no binary output function available"),
+        _native_stops_with("put function available for type"),
     ),
     Known(
         "Native with binary = true stops at an empty int2vector or oidvector, which PostgreSQL's own input does not take back.",
         "src/backend/utils/adt/int.c, int2vectorrecv",
         _native_stops_with("vector data"),
+    ),
+    Known(
+        "Native with binary = true does not copy a table without columns.",
+        "src/backend/commands/copyfromparse.c",
+        _native_stops_with("row field count is 0"),
+    ),
+    Known(
+        "Native wants the owner of a partitioned table to have rights to its partitions; Braid, as SQL does, to the table that is named.",
+        "docs/REFERENCE.md, create_subscription: run_as_owner",
+        _native_stops_with("permission denied for table"),
     ),
 ]
 

@@ -87,9 +87,12 @@ class Connection:
         if _PQ.PQresultStatus(result) in _ERRORS or not result:
             if _PQ.PQstatus(self._conn) != 0:
                 raise ConnectionLost(_PQ.PQerrorMessage(self._conn).decode(errors="replace").strip())
-            state = (_PQ.PQresultErrorField(result, _SQLSTATE) or b"?????").decode()
-            message = _PQ.PQresultErrorField(result, _PRIMARY) or _PQ.PQresultErrorMessage(result) or b""
-            raise SqlError(state, message.decode(errors="replace"))
+            state = (_PQ.PQresultErrorField(result, _SQLSTATE) or b"").decode()
+            message = (_PQ.PQresultErrorField(result, _PRIMARY) or _PQ.PQresultErrorMessage(result) or b"").decode(errors="replace").strip()
+            # libpq's own errors have no SQLSTATE; a server that goes down says so first.
+            if not state or state.startswith("57P0"):
+                raise ConnectionLost(message)
+            raise SqlError(state, message)
         columns = range(_PQ.PQnfields(result))
         return [
             tuple(
