@@ -119,6 +119,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
         ));
     } else {
         let target = find_target(&shown_name(relation)?, &[])?;
+        check_partitions(&target)?;
         check_empty(&target)?;
     }
     query(
@@ -173,6 +174,7 @@ pub fn find_targets(published: &PublishedTables, to_copy: bool) -> Outcome<Vec<T
     for (table, columns) in published {
         let target = find_target(table, columns)?;
         if to_copy {
+            check_partitions(&target)?;
             check_empty(&target)?;
         }
         targets.push(target);
@@ -255,6 +257,27 @@ fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> 
         shown,
         oid,
     })
+}
+
+/// Checks that no partition is a foreign table, which the copy would meet.
+fn check_partitions(target: &Target) -> Outcome<()> {
+    if !target.partitioned {
+        return Ok(());
+    }
+    let foreign = query(
+        "select n.nspname, c.relname from pg_partition_tree($1::oid::regclass) p join pg_class c on c.oid = p.relid \
+           join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'f' order by 1, 2 limit 1",
+        &[Some(&target.oid)],
+    );
+    let (Some(schema), Some(name)) = (foreign.get(0, 0), foreign.get(0, 1)) else {
+        return Ok(());
+    };
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+        format!("partition \"{schema}.{name}\" is a foreign table here"),
+    )
+    .detail("Changes are applied to ordinary and partitioned tables only.")
+    .hint("Detach the partition, put an ordinary table in its place, or use copy_data => false."))
 }
 
 /// That a table has no rows. Looked at as the table's owner: should the name have come to mean something else by now, for example a view

@@ -97,7 +97,7 @@ pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub(crate) use index_end::ScanInsert;
 pub use key_hash::{Equality, KeyHashes, KeyPart, copied_hash, key_hashes_of_row, table_hash};
-pub use relation::{find as find_table, own_table};
+pub use relation::{check_kind, check_partitions, find as find_table, own_table};
 pub use rules::{announce as announce_rules, is_rule, take_rule};
 pub use savepoint::Savepoint;
 pub use version::{COPIED, OriginNames};
@@ -1003,10 +1003,7 @@ impl Session {
         unsafe {
             let relation = pg_sys::try_relation_open(oid, table::write_lock());
             if relation.is_null() {
-                return Err(PgError::new(
-                    "42P01",
-                    "table was dropped while changes were applied",
-                ));
+                return Err(relation::dropped());
             }
             // After the lock: a change of the table that committed before it is known by now.
             let generation = GENERATION.load(Ordering::Relaxed);

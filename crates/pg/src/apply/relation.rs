@@ -12,8 +12,10 @@ use super::decode::ColumnDecoder;
 use super::key_hash::{Equality, RowHash};
 use super::rules;
 use super::table::RowValues;
+use crate::compat;
 use crate::encoding;
 use crate::error::PgError;
+use crate::ffi;
 use crate::table_order;
 
 /// A column of the stream.
@@ -198,6 +200,74 @@ pub fn own_table(name: &str) -> Result<pg_sys::Oid, PgError> {
     })
 }
 
+/// The table that changes go to is gone.
+pub(super) fn dropped() -> PgError {
+    PgError::new("42P01", "table was dropped while changes were applied")
+}
+
+/// Checks that rows of the stream may be written to a relation.
+///
+/// # Errors
+/// 42809 for anything but an ordinary or partitioned table.
+///
+/// # Safety
+/// `relation` is open, in a transaction.
+pub unsafe fn check_kind(relation: pg_sys::Relation) -> Result<(), PgError> {
+    // SAFETY: as the caller says.
+    let (kind, is_partition, (schema, name)) = unsafe {
+        let form = &*(*relation).rd_rel;
+        let kind = form.relkind.cast_unsigned();
+        if kind == b'r' || kind == b'p' {
+            return Ok(());
+        }
+        (kind, form.relispartition, encoding::of_relation(relation))
+    };
+    if kind == b'f' && is_partition {
+        return Err(PgError::new(
+            "42809",
+            format!("partition \"{schema}.{name}\" is a foreign table here"),
+        )
+        .with_detail("Changes are applied to ordinary and partitioned tables only.")
+        .with_hint(
+            "Detach the partition, or put an ordinary table in its place, then run braid.enable_subscription.",
+        ));
+    }
+    Err(
+        PgError::new("42809", format!("\"{schema}.{name}\" is not a table here"))
+            .with_hint("Changes are applied to ordinary and partitioned tables only."),
+    )
+}
+
+/// Checks that no partition of a table, of any level, is a foreign table.
+///
+/// # Errors
+/// 42809 when one is.
+///
+/// # Safety
+/// In a transaction; the table is locked.
+pub unsafe fn check_partitions(table: pg_sys::Oid) -> Result<(), PgError> {
+    // SAFETY: as the caller says. A partition that is gone by now has no kind; what is opened is closed.
+    unsafe {
+        let below = ffi::find_all_inheritors(table, 0);
+        for position in 0..compat::list_length(below) {
+            let oid = compat::list_oid(below, position);
+            if pg_sys::get_rel_relkind(oid).cast_unsigned() != b'f' {
+                continue;
+            }
+            let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+            let relation = pg_sys::try_relation_open(oid, lock);
+            if relation.is_null() {
+                continue;
+            }
+            let checked = check_kind(relation);
+            pg_sys::relation_close(relation, lock);
+            checked?;
+        }
+        pg_sys::list_free(below);
+    }
+    Ok(())
+}
+
 struct Attribute {
     name: String,
     type_oid: u32,
@@ -216,7 +286,7 @@ unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
         let descriptor = (*relation).rd_att;
         (0..usize::try_from((*descriptor).natts).unwrap_or(0))
             .map(|index| {
-                let attribute = crate::compat::TupleDescAttr(descriptor, index);
+                let attribute = compat::TupleDescAttr(descriptor, index);
                 Attribute {
                     name: encoding::from_server((*attribute).attname.data.as_ptr()),
                     type_oid: (*attribute).atttypid.to_u32(),
@@ -244,15 +314,8 @@ impl LocalRelation {
     ) -> Result<Self, PgError> {
         // SAFETY: the caller keeps the relation open for the call.
         unsafe {
+            check_kind(relation)?;
             let form = (*relation).rd_rel;
-            let kind = (*form).relkind.cast_unsigned();
-            if kind != b'r' && kind != b'p' {
-                return Err(PgError::new(
-                    "42809",
-                    format!("\"{}\" is not a table here", remote.qualified_name()),
-                )
-                .with_hint("Changes are applied to ordinary and partitioned tables only."));
-            }
             let attributes = attributes(relation);
             let local_encoding = pg_sys::GetDatabaseEncoding();
             let mut columns = Vec::with_capacity(remote.columns.len());
@@ -319,7 +382,7 @@ impl LocalRelation {
             Ok(Self {
                 oid: (*relation).rd_id,
                 owner: (*form).relowner,
-                partitioned: kind == b'p',
+                partitioned: (*form).relkind.cast_unsigned() == b'p',
                 width: attributes.len(),
                 columns,
                 key,
@@ -348,8 +411,8 @@ unsafe fn find_key(
         let list = pg_sys::RelationGetIndexList(relation);
         let primary = (*relation).rd_pkindex;
         let mut candidates = Vec::new();
-        for position in 0..crate::compat::list_length(list) {
-            candidates.push(crate::compat::list_oid(list, position));
+        for position in 0..compat::list_length(list) {
+            candidates.push(compat::list_oid(list, position));
         }
         pg_sys::list_free(list);
         let identity: Vec<usize> = remote
@@ -424,7 +487,7 @@ unsafe fn read_key(
             if equal == pg_sys::InvalidOid {
                 return None;
             }
-            let declared = (*crate::compat::TupleDescAttr(descriptor, local)).atttypid;
+            let declared = (*compat::TupleDescAttr(descriptor, local)).atttypid;
             key.push(KeyColumn {
                 attribute: *attribute,
                 remote: column.remote,

@@ -12,7 +12,7 @@ use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::lookup::{Found, writer};
-use super::relation::RemoteRelation;
+use super::relation::{self, RemoteRelation};
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
 use crate::error::PgError;
@@ -71,7 +71,7 @@ impl Session {
                 has_waited = true;
             }
             // SAFETY: in a transaction.
-            let tables = unsafe { lock_below(&roots) };
+            let tables = unsafe { lock_below(&roots)? };
             // Taking the locks may have shown that a table was copied meanwhile.
             if routes.iter().all(|route| self.is_current(route)) {
                 break (roots, tables);
@@ -384,59 +384,76 @@ unsafe fn says_whole_rows(roots: &[Key]) -> bool {
     unsafe {
         let lock = i32::try_from(pg_sys::NoLock).unwrap_or(0);
         roots.iter().any(|(_, root)| {
-            let below = ffi::find_all_inheritors(pg_sys::Oid::from(*root), lock);
-            (0..compat::list_length(below)).any(|position| {
-                let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
-                let oid = compat::list_oid(below, position);
-                let tuple = pg_sys::SearchSysCache1(cache, oid.into());
-                if tuple.is_null() {
-                    return false;
-                }
-                let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
-                let says = (*form).relreplident.cast_unsigned() == b'f';
-                pg_sys::ReleaseSysCache(tuple);
-                says
-            })
+            emptied_with(pg_sys::Oid::from(*root), lock)
+                .into_iter()
+                .any(|oid| {
+                    let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
+                    let tuple = pg_sys::SearchSysCache1(cache, oid.into());
+                    if tuple.is_null() {
+                        return false;
+                    }
+                    let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
+                    let says = (*form).relreplident.cast_unsigned() == b'f';
+                    pg_sys::ReleaseSysCache(tuple);
+                    says
+                })
         })
+    }
+}
+
+/// The tables that a truncate of this one empties, itself first: its partitions too. An ordinary table's children are named by the provider.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn emptied_with(root: pg_sys::Oid, lock: i32) -> Vec<pg_sys::Oid> {
+    // SAFETY: as the caller says; a lock by OID needs no table. The list is only read.
+    unsafe {
+        if lock != 0 {
+            pg_sys::LockRelationOid(root, lock);
+        }
+        if pg_sys::get_rel_relkind(root).cast_unsigned() != b'p' {
+            return vec![root];
+        }
+        let below = ffi::find_all_inheritors(root, lock);
+        (0..compat::list_length(below))
+            .map(|position| compat::list_oid(below, position))
+            .collect()
     }
 }
 
 /// Lock and open these tables and their partitions.
 ///
+/// # Errors
+/// 42809 when one of them is a foreign table; 42P01 when one is gone.
+///
 /// # Safety
-/// In a transaction. What is opened is to be closed in it.
-unsafe fn lock_below(roots: &[Key]) -> Vec<Emptied> {
+/// In a transaction. Opened tables are closed in it, unless it is rolled back.
+unsafe fn lock_below(roots: &[Key]) -> Result<Vec<Emptied>, PgError> {
     let lock = whole_lock();
-    let mut seen = Vec::new();
-    let mut tables = Vec::new();
+    let mut tables: Vec<Emptied> = Vec::new();
     // SAFETY: as the caller says; the lists live in the transaction's context.
     unsafe {
         let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
         for (schema, root) in roots {
-            let root = pg_sys::Oid::from(*root);
-            let below = ffi::find_all_inheritors(root, lock);
-            for position in 0..compat::list_length(below) {
-                let oid = compat::list_oid(below, position);
-                if seen.contains(&oid) {
+            for oid in emptied_with(pg_sys::Oid::from(*root), lock) {
+                if tables.iter().any(|table| table.key.1 == oid.to_u32()) {
                     continue;
                 }
-                seen.push(oid);
-                let relation = pg_sys::relation_open(oid, lock);
+                let relation = pg_sys::try_relation_open(oid, lock);
+                if relation.is_null() {
+                    return Err(relation::dropped());
+                }
                 let form = (*relation).rd_rel;
-                let kind = (*form).relkind.cast_unsigned();
-                // An ordinary table's children are tables of their own in the stream.
-                if oid != root && !(*form).relispartition || (kind != b'r' && kind != b'p') {
-                    pg_sys::relation_close(relation, lock);
-                    continue;
-                }
+                relation::check_kind(relation)?;
                 tables.push(Emptied {
                     key: (*schema, oid.to_u32()),
                     relation,
-                    is_heap: kind == b'r' && (*form).relam == pg_sys::HEAP_TABLE_AM_OID,
+                    is_heap: (*form).relkind.cast_unsigned() == b'r'
+                        && (*form).relam == pg_sys::HEAP_TABLE_AM_OID,
                 });
             }
         }
         pg_sys::MemoryContextSwitchTo(before);
     }
-    tables
+    Ok(tables)
 }

@@ -10,7 +10,10 @@ use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
 use super::source::Source;
-use crate::apply::user::{self, UserSwitch};
+use crate::apply::{
+    self,
+    user::{self, UserSwitch},
+};
 use crate::compat;
 use crate::decoding::deletions::identity_key;
 use crate::encoding::from_server;
@@ -137,13 +140,12 @@ impl Target {
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
             };
+            let checked = apply::check_kind(relation);
             pg_sys::relation_close(relation, NO_LOCK);
-            if kind != b'r' && kind != b'p' {
-                return Err(PgError::new(
-                    "42809",
-                    format!("\"{}\" is not a table here", target.shown()),
-                )
-                .with_hint("Changes are applied to ordinary and partitioned tables only."));
+            checked?;
+            // COPY itself would write to a foreign partition, where no change is applied.
+            if target.partitioned {
+                apply::check_partitions(oid)?;
             }
             Ok(target)
         }
