@@ -23,7 +23,7 @@ use super::lookup::{Found, Purpose, writer};
 use super::merge::Meeting;
 use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
-use super::relation::{LocalRelation, RemoteRelation, fill_row};
+use super::relation::{Lacking, LocalRelation, RemoteRelation, fill_row};
 use super::removal::Without;
 use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
@@ -194,7 +194,7 @@ impl Session {
         remote: &RemoteRelation,
         current: &Current,
     ) -> Result<(), PgError> {
-        let (key, after) = self.routed(change.after.as_ref(), schema, key, remote)?;
+        let (key, after) = self.routed_new(change.after.as_ref(), schema, key, remote)?;
         self.insert(key, remote, current, &after)?;
         self.spare.push(after);
         Ok(())
@@ -226,6 +226,7 @@ impl Session {
             self.close_tables();
         };
         self.work_as_owner_of(key);
+        self.forget_given();
         // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
         unsafe {
             pg_sys::MemoryContextSwitchTo(self.change_context);
@@ -279,6 +280,7 @@ impl Session {
         after: RowValues,
     ) -> Result<(), PgError> {
         let complete = self.complete_moved((old_key, new_key), remote, current, &old, after)?;
+        self.bring_lacking((old_key, new_key), remote, &old)?;
         self.delete(old_key, remote, current, &old)?;
         self.spare.push(old);
         match complete {
@@ -358,6 +360,97 @@ impl Session {
             }
         }
         Ok(Some(after))
+    }
+
+    /// A row that gets another key, or partition, keeps the values of columns that the stream does not have.
+    fn bring_lacking(
+        &mut self,
+        (old_key, new_key): (Key, Key),
+        remote: &RemoteRelation,
+        old: &RowValues,
+    ) -> Result<(), PgError> {
+        let from = &self.target(old_key)?.plan.defaults;
+        let from: Vec<Lacking> = from.clone();
+        let to = &self.target(new_key)?.plan.defaults;
+        let columns: Vec<(usize, usize)> = to
+            .iter()
+            .filter_map(|to| {
+                let same = from.iter().find(|from| from.named == to.named)?;
+                Some((same.local, to.local))
+            })
+            .collect();
+        if columns.is_empty() {
+            return Ok(());
+        }
+        if !matches!(
+            self.find(old_key, remote, old, (Purpose::Change, false))?,
+            Found::Row(_)
+        ) {
+            return Ok(());
+        }
+        let table = self.open(old_key)?;
+        let values = columns
+            .into_iter()
+            .map(|(from, to)| (to, table.copied_value(from)))
+            .collect();
+        self.give(new_key, values)
+    }
+
+    /// Have the row that the change in hand inserts into a table take these values for columns that the stream does not have.
+    fn give(
+        &mut self,
+        key: Key,
+        values: Vec<(usize, Option<pg_sys::Datum>)>,
+    ) -> Result<(), PgError> {
+        self.open(key)?.given = Some(values);
+        self.given_to = Some(key);
+        Ok(())
+    }
+
+    /// Forget the values that were given for the change before, whose memory is about to be used again.
+    pub(super) fn forget_given(&mut self) {
+        if let Some(key) = self.given_to.take()
+            && let Some(target) = self.targets.get_mut(&key)
+            && let Some(table) = target.table.as_mut()
+        {
+            table.given = None;
+        }
+    }
+
+    /// The values of a row that is to be inserted, for the partition that it belongs to, opened; for the table itself when it is not
+    /// partitioned. The named table's defaults count, once, for where the row belongs and for what is written.
+    fn routed_new(
+        &mut self,
+        image: Option<&Image<'_>>,
+        schema: u32,
+        key: Key,
+        remote: &RemoteRelation,
+    ) -> Result<(Key, RowValues), PgError> {
+        let plan = &self.target(key)?.plan;
+        let Some(image) = image.filter(|_| plan.partitioned && !plan.defaults.is_empty()) else {
+            return self.routed(image, schema, key, remote);
+        };
+        let values = self.values(image, key, remote)?;
+        let (plan, table) = self.opened(key)?;
+        table.prepare_insert(plan, &values);
+        let defaults: Vec<(i16, Option<pg_sys::Datum>)> = plan
+            .defaults
+            .iter()
+            .map(|column| (column.named, table.new_value(column.local)))
+            .collect();
+        let oid = table.partition();
+        let leaf = self.open_table(schema, remote, oid)?;
+        self.work_as_owner_of(leaf);
+        let given = self.target(leaf)?.plan.defaults.iter();
+        let given = given
+            .map(|column| {
+                let value = defaults.iter().find(|(named, _)| *named == column.named);
+                (column.local, value.and_then(|(_, value)| *value))
+            })
+            .collect();
+        self.give(leaf, given)?;
+        self.spare.push(values);
+        Ok((leaf, self.values(image, leaf, remote)?))
     }
 
     /// The partition that a row belongs to, opened; the table itself when it is not partitioned.

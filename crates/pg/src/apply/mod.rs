@@ -311,6 +311,8 @@ pub struct Session {
     open: Vec<(u32, u32)>,
     /// Tables that are suspended.
     kept: usize,
+    /// The table that has values for the row that the change in hand inserts.
+    given_to: Option<(u32, u32)>,
     /// Rows of values to be used again.
     spare: Vec<RowValues>,
     origins: OriginNames,
@@ -404,6 +406,7 @@ impl Session {
             targets: NumberMap::default(),
             open: Vec::new(),
             kept: 0,
+            given_to: None,
             spare: Vec::new(),
             user: UserSwitch::default(),
             change_context: memory_context(c"braid change"),

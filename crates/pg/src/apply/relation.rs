@@ -136,6 +136,15 @@ pub(super) fn fill_row(
     Ok(())
 }
 
+/// A column that the stream does not have.
+#[derive(Debug, Clone, Copy)]
+pub struct Lacking {
+    /// Position in the local row, from 0.
+    pub local: usize,
+    /// Its attribute number, from 1, in the table that the stream names, whose default counts.
+    pub named: i16,
+}
+
 /// How a stream's relation is applied here.
 #[derive(Debug)]
 pub struct LocalRelation {
@@ -151,8 +160,10 @@ pub struct LocalRelation {
     pub columns: Vec<LocalColumn>,
     /// Finds rows; `None`: only a scan of the whole table does.
     pub key: Option<Key>,
-    /// Local columns, from 0, that the stream does not have and that have a default: inserts compute it.
-    pub defaults: Vec<usize>,
+    /// Local columns that the stream does not have: inserts compute their defaults.
+    pub defaults: Vec<Lacking>,
+    /// The partitioned table that the stream names, where this is a partition of it.
+    pub root: Option<pg_sys::Oid>,
     /// What is done about conflicts.
     pub rules: Rules,
     /// What becomes of single columns.
@@ -360,6 +371,11 @@ impl LocalRelation {
                      braid.enable_subscription.",
                 ));
             }
+            let root = if (*form).relispartition {
+                find(&remote.namespace, &remote.name)?.filter(|root| *root != (*relation).rd_id)
+            } else {
+                None
+            };
             let defaults = attributes
                 .iter()
                 .enumerate()
@@ -368,7 +384,14 @@ impl LocalRelation {
                         && !attribute.generated
                         && !columns.iter().any(|column| column.local == *index)
                 })
-                .map(|(index, _)| index)
+                .map(|(local, _)| {
+                    let own = i16::try_from(local + 1).unwrap_or(i16::MAX);
+                    let attribute = compat::TupleDescAttr((*relation).rd_att, local);
+                    let named = root.map_or(own, |root| {
+                        pg_sys::get_attnum(root, (*attribute).attname.data.as_ptr())
+                    });
+                    Lacking { local, named }
+                })
                 .collect();
             let key = find_key(remote, relation, &columns);
             let rules = rules::load((*relation).rd_id)?;
@@ -387,6 +410,7 @@ impl LocalRelation {
                 columns,
                 key,
                 defaults,
+                root,
                 rules: rules.with_merged_rows(column_rules.were_set),
                 column_rules,
                 row_hash: RowHash::of_table(relation),

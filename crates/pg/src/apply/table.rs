@@ -54,6 +54,8 @@ pub struct OpenTable {
     pub(super) unprobed: u32,
     /// Default expressions of columns that the stream lacks: (column from 0, prepared expression).
     pub(super) defaults: Option<Vec<(usize, *mut pg_sys::ExprState)>>,
+    /// Values of such columns, by position, of the row that the change in hand inserts, where they are known already; in the memory of that change.
+    pub(super) given: Option<Vec<(usize, Option<pg_sys::Datum>)>>,
 }
 
 /// Values for a row's columns: `None` leaves a column as it is (or to its default), `Some(None)` is null.
@@ -209,6 +211,7 @@ impl OpenTable {
                 bulk_state: None,
                 unprobed: 0,
                 defaults: None,
+                given: None,
             })
         }
     }
@@ -513,9 +516,15 @@ impl OpenTable {
 
     /// The partition below this table that a row with these values belongs to.
     pub fn partition_for(&mut self, values: &RowValues) -> pg_sys::Oid {
-        // SAFETY: the slot is this table's; routing ends before the executor state does.
+        // SAFETY: the slot is this table's.
+        unsafe { self.fill(self.new_slot, values) };
+        self.partition()
+    }
+
+    /// The partition below this table that the row in the new slot belongs to.
+    pub(super) fn partition(&mut self) -> pg_sys::Oid {
+        // SAFETY: the slot is this table's, and holds a row; routing ends before the executor state does.
         unsafe {
-            self.fill(self.new_slot, values);
             let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
             let router = self
                 .router

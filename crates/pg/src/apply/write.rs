@@ -29,28 +29,52 @@ impl OpenTable {
             return;
         }
         let mut prepared = Vec::new();
-        for position in &local.defaults {
-            // SAFETY: the expression is built and prepared in the executor state's context, and lives as long as it.
-            unsafe {
-                let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
-                let attribute = i32::try_from(position + 1).unwrap_or(1);
+        let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+        // SAFETY: the named table is opened and closed here; expressions are built and prepared in the executor state's context, and live
+        // as long as it.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
+            let root = match local.root {
+                Some(root) if !local.defaults.is_empty() => pg_sys::try_relation_open(root, share),
+                _ => std::ptr::null_mut(),
+            };
+            for column in &local.defaults {
+                let own = i32::try_from(column.local + 1).unwrap_or(1);
+                let (relation, attribute) = if root.is_null() || column.named <= 0 {
+                    (self.relation, own)
+                } else {
+                    (root, i32::from(column.named))
+                };
                 let expression =
-                    pg_sys::build_column_default(self.relation, attribute).cast::<pg_sys::Expr>();
+                    pg_sys::build_column_default(relation, attribute).cast::<pg_sys::Expr>();
                 if !expression.is_null() {
                     let planned = pg_sys::expression_planner(expression);
-                    prepared.push((
-                        *position,
-                        pg_sys::ExecInitExpr(planned, std::ptr::null_mut()),
-                    ));
+                    let state = pg_sys::ExecInitExpr(planned, std::ptr::null_mut());
+                    prepared.push((column.local, state));
                 }
-                pg_sys::MemoryContextSwitchTo(before);
             }
+            if !root.is_null() {
+                pg_sys::relation_close(root, 0);
+            }
+            pg_sys::MemoryContextSwitchTo(before);
         }
         self.defaults = Some(prepared);
     }
 
     /// Put a new row into the slot: what the stream gives, and defaults for what it lacks.
     pub fn prepare_insert(&mut self, local: &LocalRelation, values: &RowValues) {
+        if let Some(given) = &self.given {
+            // SAFETY: the slot is this table's, and the positions are columns of it.
+            unsafe {
+                self.fill(self.new_slot, values);
+                for (position, value) in given {
+                    let datum = value.unwrap_or_else(pg_sys::Datum::null);
+                    *(*self.new_slot).tts_values.add(*position) = datum;
+                    *(*self.new_slot).tts_isnull.add(*position) = value.is_none();
+                }
+            }
+            return;
+        }
         self.prepare_defaults(local);
         // SAFETY: the slot is this table's; expressions were prepared in this executor state.
         unsafe {
@@ -67,6 +91,42 @@ impl OpenTable {
                 *(*self.new_slot).tts_values.add(*position) = value;
                 *(*self.new_slot).tts_isnull.add(*position) = is_null;
             }
+        }
+    }
+
+    /// The value of a column, from 0, of the row in the new slot; `None` for null.
+    pub(super) fn new_value(&self, column: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: the slot is a virtual one that holds a row; `column` is checked.
+        unsafe {
+            let natts = (*(*self.new_slot).tts_tupleDescriptor).natts;
+            if column >= usize::try_from(natts).unwrap_or(0) {
+                return None;
+            }
+            let is_null = *(*self.new_slot).tts_isnull.add(column);
+            (!is_null).then(|| *(*self.new_slot).tts_values.add(column))
+        }
+    }
+
+    /// The value of a column, from 0, of the row that was found, copied to the current memory context; `None` for null.
+    pub(super) fn copied_value(&self, column: usize) -> Option<pg_sys::Datum> {
+        let value = self.local_value(column)?;
+        // SAFETY: the value is one of this column's type, whose length says where it ends.
+        unsafe {
+            let attribute = compat::TupleDescAttr((*self.relation).rd_att, column);
+            if (*attribute).attbyval {
+                return Some(value);
+            }
+            let from = value.cast_mut_ptr::<std::ffi::c_char>();
+            Some(match (*attribute).attlen {
+                -1 => pg_sys::Datum::from(pg_sys::pg_detoast_datum_copy(from.cast())),
+                -2 => pg_sys::Datum::from(pg_sys::pstrdup(from)),
+                length => {
+                    let length = usize::try_from(length).unwrap_or(0);
+                    let copy = pg_sys::palloc(length).cast::<std::ffi::c_char>();
+                    std::ptr::copy_nonoverlapping(from, copy, length);
+                    pg_sys::Datum::from(copy)
+                }
+            })
         }
     }
 
