@@ -47,7 +47,7 @@ my $before = -s $tokyo->logfile;
 $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', "select state = 'error' from braid.subscription_status where name = '$name'"), 'beyond it the provider is given up') or diag(sql($tokyo, $state));
 like(sql($tokyo, 'select last_error from braid.subscription_status'), qr/^provider "paris" was away for longer than braid.peer_away_limit: what was deleted here since \d{4}-.* is no longer remembered/, 'the view says so');
-like(sql($tokyo, 'select error_hint from braid.subscription_status'), qr/Drop the subscription and create it again with a copy, or .* after_away => true/, 'and what to do');
+like(sql($tokyo, 'select error_hint from braid.subscription_status'), qr/Drop the subscription, create it again with copy_data => false, and copy its tables with braid.resync_table; or .* after_away => true/, 'and what to do');
 like(slurp_file($tokyo->logfile, $before), qr/WARNING:  provider "paris" of subscription "$name" was away for longer/, 'and the log');
 $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', "select ($deletions) = 0"), 'what was deleted is forgotten then');

@@ -26,7 +26,7 @@ use crate::subscription::{execute_counting, limit_lock_waits, rows, rows_written
 const GRACE: Duration = Duration::from_secs(300);
 
 /// What a user can do about one that was given up.
-pub const HINT: &str = "Drop the subscription and create it again with a copy, or go on all the same with \
+pub const HINT: &str = "Drop the subscription, create it again with copy_data => false, and copy its tables with braid.resync_table; or go on all the same with \
     braid.enable_subscription(name, after_away => true) and look for differences with braid.compare.";
 
 /// Whom things are to be remembered for.

@@ -292,6 +292,28 @@ impl Provider {
             .hint("Create them there, for example with create publication braid for all tables, or name others in publications."))
     }
 
+    /// Checks that no table has different column lists in the publications: its stream would stop.
+    fn check_column_lists(&mut self, publications: &[String]) -> Outcome<()> {
+        let differing = self.query(&format!(
+            "select schemaname, tablename, string_agg(quote_ident(pubname), ', ' order by pubname) from pg_publication_tables \
+              where pubname = any ({}::name[]) group by 1, 2 \
+             having count(distinct coalesce(attnames, '{{}}')) > 1 order by 1, 2 limit 1",
+            quote_literal(&local::array_literal(publications))
+        ))?;
+        let (Some(schema), Some(table)) = (differing.get(0, 0), differing.get(0, 1)) else {
+            return Ok(());
+        };
+        Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            format!("cannot use different column lists for table \"{schema}.{table}\" in different publications"),
+        )
+        .detail(format!(
+            "Publications with the table: {}.",
+            differing.get(0, 2).unwrap_or_default()
+        ))
+        .hint("Give the table the same column list in all publications of the subscription."))
+    }
+
     /// Tables and columns of the publications. With `to_copy`, also that the role may read them.
     pub fn published_tables(
         &mut self,
@@ -304,6 +326,7 @@ impl Provider {
         } else {
             ""
         };
+        self.check_column_lists(publications)?;
         let rows = self.query(&format!(
             "select distinct t.schemaname, t.tablename, a.attname, a.attnum, \
                     has_schema_privilege(n.oid, 'USAGE') \

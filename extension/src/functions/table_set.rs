@@ -292,7 +292,7 @@ fn check_empty(target: &Target) -> Outcome<()> {
     }
     Err(Failure::state(format!("table \"{}\" already contains rows", target.shown))
         .detail("The initial copy would meet rows that are already here.")
-        .hint("Truncate the table, or use copy_data => false if it already agrees with the provider."))
+        .hint("If it agrees with the provider already, use copy_data => false. To replace its rows, do so and then run braid.resync_table, which empties it on this node only. A TRUNCATE would also empty it on the nodes that subscribe to this one."))
 }
 
 /// Put a table into a subscription.

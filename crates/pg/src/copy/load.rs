@@ -25,6 +25,8 @@ use crate::subscription;
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";
+/// Bytes that are read at a time where only rows count.
+const DRAINED: usize = 64 * 1024;
 // src/include/storage/lockdefs.h, 15 to 18.
 const NO_LOCK: i32 = 0;
 
@@ -200,8 +202,8 @@ impl Target {
         Err(PgError::new("55000", format!("table \"{}\" already contains rows", self.shown()))
             .with_detail("The initial copy would meet rows that are already here.")
             .with_hint(
-                "Truncate the table, or run braid.resync_table with truncate_first => true, then run \
-                 braid.enable_subscription; use copy_data => false if it already agrees with the provider.",
+                "Run braid.resync_table, which empties it on this node only and copies it, and then braid.enable_subscription. \
+                 A TRUNCATE would also empty it on the nodes that subscribe to this one.",
             ))
     }
 
@@ -268,8 +270,10 @@ impl Target {
             let (columns, names) = self.map_columns(relation, &published.columns)?;
             pg_sys::relation_close(relation, NO_LOCK);
             let staging = match filling {
-                Filling::Beside => Some(self.create_staging(&columns, user_id)?),
-                Filling::Empty | Filling::Truncate => None,
+                Filling::Beside if !columns.is_empty() => {
+                    Some(self.create_staging(&columns, user_id)?)
+                }
+                Filling::Beside | Filling::Empty | Filling::Truncate => None,
             };
             let mut user = UserSwitch::default();
             user.work_as(user_id);
@@ -288,14 +292,20 @@ impl Target {
                 limiter,
             };
             FEED.with(|cell| cell.replace(Some(feed)));
-            let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-            let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
-            let mut rows = copy_from(relation, names);
-            pg_sys::relation_close(relation, NO_LOCK);
-            pg_sys::CommandCounterIncrement();
-            if staging.is_some() {
-                rows = self.merge(&columns)?;
-            }
+            let rows = if columns.is_empty() {
+                self.insert_defaults(drain_feed()?)?
+            } else {
+                let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
+                let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
+                let rows = copy_from(relation, names);
+                pg_sys::relation_close(relation, NO_LOCK);
+                pg_sys::CommandCounterIncrement();
+                if staging.is_some() {
+                    self.merge(&columns)?
+                } else {
+                    rows
+                }
+            };
             user.restore();
             let feed = FEED
                 .with(|cell| cell.take())
@@ -487,8 +497,25 @@ impl Target {
         Ok(Some(found.into_iter().filter_map(name).collect()))
     }
 
+    /// Inserts rows of which the provider sends no column: all that is known of them is how many there are. To COPY, no list means all columns.
+    fn insert_defaults(&self, rows: u64) -> Result<u64, PgError> {
+        subscription::execute(
+            &format!(
+                "insert into {}.{} select from pg_catalog.generate_series(1, $1)",
+                quote_identifier(&self.namespace),
+                quote_identifier(&self.name)
+            ),
+            &[i64::try_from(rows).unwrap_or(i64::MAX).into()],
+        )?;
+        Ok(rows)
+    }
+
     /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.
     fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
+        // Rows without columns were not put aside.
+        if columns.is_empty() {
+            return Ok(0);
+        }
         let columns = quoted_list(columns);
         let table = format!(
             "{}.{}",
@@ -558,24 +585,24 @@ impl Target {
                      braid.enable_subscription.",
                 ));
             }
-            // To COPY, no list means all columns.
-            if columns.is_empty()
-                && here
-                    .iter()
-                    .any(|(_, attribute)| (**attribute).attgenerated == 0)
-            {
-                return Err(PgError::new(
-                    "0A000",
-                    format!(
-                        "cannot copy table \"{}\", of which no column is published",
-                        self.shown()
-                    ),
-                )
-                .with_hint("Publish a column, or use copy_data => false."));
-            }
             Ok((columns, names))
         }
     }
+}
+
+/// Reads the feed to its end. Returns the number of rows.
+fn drain_feed() -> Result<u64, PgError> {
+    let mut passed_over = vec![0; DRAINED];
+    FEED.with(|cell| {
+        let mut feed = cell.borrow_mut();
+        let Some(feed) = feed.as_mut() else {
+            return Ok(0);
+        };
+        while feed.read(&mut passed_over, 1)? > 0 {
+            pgrx::check_for_interrupts!();
+        }
+        Ok(feed.copied.rows)
+    })
 }
 
 /// COPY relation (names) FROM the feed. Gives the number of rows.

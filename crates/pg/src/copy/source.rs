@@ -139,7 +139,9 @@ pub(crate) fn published(
         quote_literal(namespace),
         quote_literal(name)
     ))?;
-    let (Some(oid), Some(names)) = (rows.get(0, 0), rows.get(0, 2)) else {
+    // The view has no names, and not an empty list of them, for a table without columns.
+    let no_names = "{}";
+    let (Some(oid), names) = (rows.get(0, 0), rows.get(0, 2).unwrap_or(no_names)) else {
         return Err(PgError::new("42P01", format!("the provider does not publish table \"{table}\""))
             .with_hint(
                 "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
@@ -148,7 +150,7 @@ pub(crate) fn published(
     };
     if rows
         .iter()
-        .any(|row| row.get(2).and_then(Option::as_deref) != Some(names))
+        .any(|row| row.get(2).and_then(Option::as_deref).unwrap_or(no_names) != names)
     {
         return Err(PgError::new(
             "0A000",

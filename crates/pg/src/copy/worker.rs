@@ -629,8 +629,8 @@ fn hint(sqlstate: &str) -> Option<&'static str> {
             "Give the column a type here that takes what the provider has, then run braid.enable_subscription.",
         ),
         "23" => Some(
-            "Drop the constraint here, or remove the rows that violate it here or at the provider, then run \
-             braid.enable_subscription.",
+            "Drop the constraint here, or change the rows that violate it at the node where they are wrong, then run \
+             braid.enable_subscription. What is deleted here is deleted on the nodes that subscribe to this one, too.",
         ),
         _ => None,
     }

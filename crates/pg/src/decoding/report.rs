@@ -30,7 +30,7 @@ pub(super) fn raise(error: &Error) -> ! {
         ),
         Error::ColumnLists { .. } => (
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-            "Give the table the same column list in all publications of the subscription.",
+            "Give the table the same column list in all publications of the subscription. Changes made meanwhile are sent to one that names only one of them, see braid.alter_subscription.",
         ),
         Error::GeneratedColumns { .. } => (
             PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,

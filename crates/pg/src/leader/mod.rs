@@ -242,12 +242,17 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     if copied.is_err() {
         coordinator.stop();
     }
-    copied?;
+    let catalog_version = copied?;
     if subscription.phase == "copy" {
         error::transaction(|| subscription::set_phase(id, "stream", None))?;
         "stream".clone_into(&mut subscription.phase);
     }
-    let mut stream = Stream::open(&subscription, local_node, entry, coordinator)?;
+    let mut stream = Stream::open(
+        &subscription,
+        local_node,
+        entry,
+        (coordinator, catalog_version),
+    )?;
     // Also when it unwinds: appliers end through the exit callback then.
     let outcome = stream.run();
     if let Err(End::Transient(error, _)) = &outcome
@@ -305,8 +310,8 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
     }
 }
 
-/// Have every table that waits copied, before anything is streamed.
-fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<(), End> {
+/// Has every table that waits copied, before anything is streamed. Returns the `catalog_version` that the coordinator's knowledge is as of.
+fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<u32, End> {
     let mut seen = entry.catalog_version.load(Ordering::Acquire);
     loop {
         let catalog_version = entry.catalog_version.load(Ordering::Acquire);
@@ -321,7 +326,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
         if progress.waiting == 0 && progress.copying == 0 {
-            return Ok(());
+            return Ok(seen);
         }
         entry.set_activity(Activity::Copying);
         latch::wait_as(

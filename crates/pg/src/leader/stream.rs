@@ -199,7 +199,7 @@ impl Stream {
         subscription: &Subscription,
         local_node: String,
         entry: &'static SubscriptionEntry,
-        coordinator: Coordinator,
+        (coordinator, catalog_version): (Coordinator, u32),
     ) -> Result<Self, End> {
         let most = if subscription.apply_mode == "serial" {
             1
@@ -266,7 +266,8 @@ impl Stream {
             watch,
             handle,
             collected: 0,
-            catalog_version: entry.catalog_version.load(Ordering::Acquire),
+            // As of when the coordinator has read the tables: a change since then is looked at with the first turn.
+            catalog_version,
             last_message: now,
             last_feedback: now,
             last_flush: now,
