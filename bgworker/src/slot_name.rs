@@ -6,18 +6,27 @@
 /// Bytes that a slot's name can have (NAMEDATALEN - 1).
 const LIMIT: usize = 63;
 
+/// Bytes for what keeps names apart: `_`, 40 bits of a hash, `_` and a number of five digits.
+const SUFFIX: usize = 17;
+
+fn plain(letter: char) -> bool {
+    letter.is_ascii_lowercase() || letter.is_ascii_digit()
+}
+
+fn folded(name: &str) -> String {
+    name.chars()
+        .map(|letter| letter.to_ascii_lowercase())
+        .map(|letter| if plain(letter) { letter } else { '_' })
+        .collect()
+}
+
 /// The name for the `attempt`th time (from 1) that one is needed: a later one has a number at its end.
 ///
 /// Slots allow `a`-`z`, `0`-`9` and `_`; others are folded. Where that, the length, or a `_` in the node's name would let two pairs of
 /// node and subscription meet in one name, 40 bits of a hash of both follow.
 #[must_use]
 pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> String {
-    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
-    let mut name: String = format!("braid_{node}_{subscription}")
-        .chars()
-        .map(|letter| letter.to_ascii_lowercase())
-        .map(|letter| if plain(letter) { letter } else { '_' })
-        .collect();
+    let mut name = folded(&format!("braid_{node}_{subscription}"));
     let mut suffix = String::new();
     let unchanged = node.chars().all(plain) && subscription.chars().all(|l| plain(l) || l == '_');
     // Room for a number of up to five digits, so that no attempt cuts the name differently.
@@ -29,6 +38,14 @@ pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> Strin
     }
     name.truncate(LIMIT - suffix.len().min(LIMIT));
     name + &suffix
+}
+
+/// How the names of slots begin that a node's subscriptions read, unless their creator has named others. Another node's may begin so, too.
+#[must_use]
+pub fn prefix_of(node: &str) -> String {
+    let mut prefix = folded(&format!("braid_{node}_"));
+    prefix.truncate(LIMIT - SUFFIX);
+    prefix
 }
 
 /// FNV-1a over both, with a byte between them that no UTF-8 text has.
@@ -43,7 +60,7 @@ fn hash(node: &str, subscription: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::for_subscription;
+    use super::{for_subscription, prefix_of};
     use proptest::prelude::*;
 
     #[test]
@@ -56,6 +73,19 @@ mod tests {
             for_subscription("tokyo", "from_paris", 2),
             "braid_tokyo_from_paris_2"
         );
+    }
+
+    #[test]
+    fn names_begin_with_the_nodes_prefix() {
+        let long = "y".repeat(80);
+        for node in ["tokyo", "a_b", "Zürich", &long] {
+            for subscription in ["from_paris", "x", &long] {
+                for attempt in [1, 2, 99_999] {
+                    let name = for_subscription(node, subscription, attempt);
+                    assert!(name.starts_with(&prefix_of(node)), "{name}");
+                }
+            }
+        }
     }
 
     #[test]

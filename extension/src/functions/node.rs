@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use braid_bgworker::slot_name;
 use braid_pg::catalog::query;
 use braid_pg::connection_string;
 use braid_pg::encoding::Text;
@@ -116,8 +117,69 @@ fn drop_local(name: &str) -> Outcome<()> {
     }
     query("delete from braid.node", &[]);
     connection_string::forget_unused();
+    warn_of_slots(&slots(), "slots of other nodes hold back WAL here until");
     wake_manager();
     Ok(())
+}
+
+/// A replication slot of this database that another node reads.
+struct Slot {
+    name: String,
+    /// WAL that it holds back, for people.
+    held: String,
+}
+
+/// The slots of this database that other nodes' subscriptions read, or have left.
+fn slots() -> Vec<Slot> {
+    let found = query(
+        "select slot_name, coalesce(pg_size_pretty(pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn)), 'no') \
+           from pg_replication_slots where plugin = 'braid' and database = current_database() and not temporary \
+            and not starts_with(slot_name, 'braid_deletions_') order by 1",
+        &[],
+    );
+    let slot = |row: &[Option<String>]| {
+        Some(Slot {
+            name: row.first()?.clone()?,
+            held: row.get(1)?.clone()?,
+        })
+    };
+    found.iter().filter_map(slot).collect()
+}
+
+/// The slots that subscriptions of a peer read: those whose names begin as its do, and not as a longer name's of another peer.
+fn slots_of(peer: &str) -> Vec<Slot> {
+    let own = slot_name::prefix_of(peer);
+    let others: Vec<String> = local::column(&query("select node_name from braid.node", &[]))
+        .iter()
+        .filter(|name| *name != peer)
+        .map(|name| slot_name::prefix_of(name))
+        .filter(|prefix| prefix.len() > own.len())
+        .collect();
+    let mut slots = slots();
+    slots.retain(|slot| {
+        slot.name.starts_with(&own) && !others.iter().any(|prefix| slot.name.starts_with(prefix))
+    });
+    slots
+}
+
+/// Says that slots stay, and hold back WAL.
+fn warn_of_slots(slots: &[Slot], message: &str) {
+    let Some(first) = slots.first() else {
+        return;
+    };
+    let listed: Vec<String> = slots
+        .iter()
+        .map(|slot| format!("\"{}\" ({} of WAL)", slot.name, slot.held))
+        .collect();
+    Failure::new(
+        pgrx::PgSqlErrorCode::ERRCODE_WARNING,
+        format!("{message} they are dropped: {}", listed.join(", ")),
+    )
+    .hint(format!(
+        "A node that still is there drops its slot with braid.drop_subscription. For one that does not come back, run select pg_drop_replication_slot('{}') here.",
+        first.name
+    ))
+    .warn();
 }
 
 /// The node is a copy of another: its subscriptions' slots belong to the original and stay.
@@ -162,5 +224,7 @@ fn drop_peer(name: &str) -> Outcome<()> {
         );
     }
     connection_string::forget_unused();
+    let message = format!("slots of node \"{name}\" hold back WAL here until");
+    warn_of_slots(&slots_of(name), &message);
     Ok(())
 }
