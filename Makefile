@@ -81,7 +81,7 @@ test: setup
 	$(MAKE) --no-print-directory test-installed
 
 test-installed: install
-	scripts/test unit regress tap demo
+	scripts/test unit regress tap demo postgres
 
 unit:
 	scripts/test unit

@@ -63,7 +63,9 @@ def _run(options, seed, runner):
 def _report(options, case, found, runner):
     signature, description = found
     print(f"not ok - seed {case.seed}: {signature}\n{description}", flush=True)
-    if not options.shrink_seconds:
+    # Each look at one that is stuck takes a minute.
+    if not options.shrink_seconds or "stuck" in signature:
+        print(case.script(), flush=True)
         return
     last = [description]
 

@@ -136,11 +136,19 @@ class Runner:
         while waiting:
             waiting = [(name, outcome) for name, outcome in waiting if not done(name, lsn) and not self._stops(name, outcome)]
             if waiting and time.monotonic() > end:
-                for _name, outcome in waiting:
-                    outcome.state = STUCK
+                for name, outcome in waiting:
+                    outcome.state, outcome.error = STUCK, self._position(name, lsn)
                 return
             if waiting:
                 time.sleep(0.02)
+
+    def _position(self, name, lsn):
+        """What there is to say of a subscription that does not arrive at a position."""
+        said = self.sessions["provider"].execute(
+            f"select state, replay_lsn from pg_stat_replication where application_name = '{name[0]}{self.runs}'")
+        if name == "braid":
+            said += self.sessions[name].execute("select state, last_error, received_lsn, applied_lsn from braid.subscription_status")
+        return f"waits for {lsn}: {said}"
 
     def _end_of_wal(self):
         session = self.sessions["provider"]
