@@ -20,7 +20,16 @@ def _native_stops_with(text):
     return explains
 
 
+def _conflict(native, braid):
+    return native.state == "stopped" and native.copied and "duplicate key value violates unique" in native.error and braid.state == "goes on"
+
+
 KNOWN = [
+    Known(
+        "Native stops at a row that is there already, as after a delete that is not published; Braid resolves the conflict.",
+        "docs/REFERENCE.md, conflicts: insert_exists, update_exists",
+        _conflict,
+    ),
     Known(
         "Native finds no row of REPLICA IDENTITY FULL whose type has no equality, and stops.",
         "docs/REFERENCE.md, conflicts: delete_missing, update_missing",
