@@ -51,7 +51,7 @@ pub fn copied_hash(relation: u32, hash: u64) -> u64 {
 const WHOLE_ROWS: u64 = 1 << 34;
 
 /// A row of a table without a key: of its names and stored bytes, in whatever order the columns come. So it is the same at every node that
-/// stores the values alike.
+/// stores the values alike. Of a type whose values have several byte forms, the text.
 #[derive(Debug, Clone, Copy)]
 pub struct RowHash {
     table: u64,
@@ -94,7 +94,7 @@ impl RowHash {
     /// Take in a value; `name` is its column's ([`Self::of_column`]).
     ///
     /// # Safety
-    /// `value` is one of the column at `position`, from 0.
+    /// `value` is one of the column at `position`, from 0; in a transaction.
     pub unsafe fn feed(
         &mut self,
         name: u64,
@@ -104,8 +104,21 @@ impl RowHash {
     ) {
         let mut hasher = KeyHasher::new(self.table);
         hasher.word(name);
-        // SAFETY: as the caller says.
-        unsafe { feed(&mut hasher, descriptor, position, value) };
+        // SAFETY: as the caller says; the output function is the type's own, and its text ends with a zero byte.
+        unsafe {
+            let of = (*compat::TupleDescAttr(descriptor, position)).atttypid;
+            match value {
+                Some(value) if has_several_forms(of) => {
+                    let mut output = pg_sys::InvalidOid;
+                    let mut is_varlena = false;
+                    pg_sys::getTypeOutputInfo(of, &raw mut output, &raw mut is_varlena);
+                    let text = pg_sys::OidOutputFunctionCall(output, value);
+                    hasher.bytes(std::ffi::CStr::from_ptr(text).to_bytes());
+                    pg_sys::pfree(text.cast());
+                }
+                value => feed(&mut hasher, descriptor, position, value),
+            }
+        }
         self.columns = self.columns.wrapping_add(hasher.finish());
     }
 
@@ -115,6 +128,42 @@ impl RowHash {
         let mut hasher = KeyHasher::new(self.table);
         hasher.word(self.columns);
         hasher.finish()
+    }
+}
+
+/// Whether one value of a type may be stored in several byte forms, according to how it came: a tsquery's text gives another order of its operands than its
+/// binary form. So do domains, arrays and rows of that.
+///
+/// # Safety
+/// In a transaction.
+unsafe fn has_several_forms(of: pg_sys::Oid) -> bool {
+    if matches!(of, pg_sys::TSQUERYOID | pg_sys::TSQUERYARRAYOID) {
+        return true;
+    }
+    if of.to_u32() < pg_sys::FirstNormalObjectId {
+        return false;
+    }
+    // SAFETY: as the caller says; the descriptor is a copy, which is freed.
+    unsafe {
+        let base = pg_sys::getBaseType(of);
+        if base != of {
+            return has_several_forms(base);
+        }
+        let element = pg_sys::get_element_type(of);
+        if element != pg_sys::InvalidOid {
+            return has_several_forms(element);
+        }
+        if !pg_sys::type_is_rowtype(of) {
+            return false;
+        }
+        let fields = pg_sys::lookup_rowtype_tupdesc_copy(of, -1);
+        let count = usize::try_from((*fields).natts).unwrap_or(0);
+        let any = (0..count).any(|position| {
+            let field = &*compat::TupleDescAttr(fields, position);
+            !field.attisdropped && has_several_forms(field.atttypid)
+        });
+        pg_sys::FreeTupleDesc(fields);
+        any
     }
 }
 

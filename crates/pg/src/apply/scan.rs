@@ -1,7 +1,10 @@
 //! Finding a row by all of its values, in a scan of the whole table: for tables that no unique key identifies. Run by the appliers.
 //!
-//! The provider's old row is looked for byte for byte. Rows that are equal without being the same (1.0 and 1.00) are different
-//! rows there, and types that have no equality (json) are values like any other. Columns that only this node has are not looked at.
+//! The provider's old row is looked for byte for byte first. Rows that are equal without being the same (1.0 and 1.00) are different
+//! rows there, and types that have no equality (json) are values like any other. If no row is identical, an equal one is looked for: some values have
+//! several byte forms, which one depends on how they came (tsquery, as text or as binary). Values are equal where the type's own equality says so;
+//! those of a type without one (json, point, xml, arrays and rows of these), if they have the same text. Columns that only this node has are not
+//! looked at.
 
 use pgrx::pg_sys;
 
@@ -12,18 +15,28 @@ use super::version::Stamp;
 use crate::compat;
 use crate::error::PgError;
 
-/// Find and lock a row that is identical to `values`, into `slot`, other than those at `passed_over`. `None`: there is none.
+/// When a row is the one that is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Likeness {
+    /// Byte for byte.
+    Identical,
+    /// Value for value.
+    Equal,
+}
+
+/// Find and lock a row that is like `values`, into `slot`, other than those at `passed_over`. `None`: there is none.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
 ///
 /// # Safety
 /// `table` is open and locked; `slot` is one of its own kind (`table_slot_create`).
-pub unsafe fn find_identical(
+pub unsafe fn find_like(
     table: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
     values: &RowValues,
     passed_over: &[Place],
+    likeness: Likeness,
 ) -> Result<Option<Stamp>, PgError> {
     loop {
         let mut dirty: Box<pg_sys::SnapshotData> = Box::default();
@@ -34,8 +47,26 @@ pub unsafe fn find_identical(
             let mut writer = pg_sys::InvalidTransactionId;
             let mut found = Ok(None);
             let mut changed = false;
+            // For what comparing one row leaves. Below the current context, it goes with that after an error.
+            let memory = pg_sys::AllocSetContextCreateInternal(
+                pg_sys::CurrentMemoryContext,
+                c"braid scan".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
+            );
             while next(table, scan, slot) {
-                if passed_over.contains(&place_of((*slot).tts_tid)) || !identical(slot, values) {
+                pgrx::check_for_interrupts!();
+                if passed_over.contains(&place_of((*slot).tts_tid)) {
+                    continue;
+                }
+                let before = pg_sys::MemoryContextSwitchTo(memory);
+                let is_like = is_like(slot, values, likeness);
+                pg_sys::MemoryContextSwitchTo(before);
+                if !is_like {
+                    if likeness == Likeness::Equal {
+                        pg_sys::MemoryContextReset(memory);
+                    }
                     continue;
                 }
                 writer = [dirty.xmin, dirty.xmax]
@@ -49,6 +80,7 @@ pub unsafe fn find_identical(
                 }
                 break;
             }
+            pg_sys::MemoryContextDelete(memory);
             if !matches!(found, Ok(Some(_))) {
                 super::clear_slot(slot);
             }
@@ -121,8 +153,12 @@ pub(super) unsafe fn end(table: pg_sys::Relation, scan: pg_sys::TableScanDesc) {
     }
 }
 
-/// Whether the row in `slot` has these very values; what is not given may be anything.
-unsafe fn identical(slot: *mut pg_sys::TupleTableSlot, values: &RowValues) -> bool {
+/// Whether the row in `slot` has these values; what is not given may be anything.
+unsafe fn is_like(
+    slot: *mut pg_sys::TupleTableSlot,
+    values: &RowValues,
+    likeness: Likeness,
+) -> bool {
     // SAFETY: the slot holds a row; its arrays have a place for each of the table's columns.
     unsafe {
         let descriptor = (*slot).tts_tupleDescriptor;
@@ -141,8 +177,9 @@ unsafe fn identical(slot: *mut pg_sys::TupleTableSlot, values: &RowValues) -> bo
                 (None, is_null) => is_null,
                 (Some(_), true) => false,
                 (Some(value), false) => {
-                    let attribute = compat::TupleDescAttr(descriptor, position);
-                    same_datum(*value, here, (*attribute).attbyval, (*attribute).attlen)
+                    let attribute = &*compat::TupleDescAttr(descriptor, position);
+                    same_datum(*value, here, attribute.attbyval, attribute.attlen)
+                        || (likeness == Likeness::Equal && equal(attribute, *value, here))
                 }
             };
             if !same {
@@ -150,6 +187,38 @@ unsafe fn identical(slot: *mut pg_sys::TupleTableSlot, values: &RowValues) -> bo
             }
         }
         true
+    }
+}
+
+/// Whether two values of a column, which are not null, are equal: by the type's own equality if it has one, else by their text.
+///
+/// # Safety
+/// Both are values of the column; in a transaction.
+unsafe fn equal(
+    attribute: &pg_sys::FormData_pg_attribute,
+    one: pg_sys::Datum,
+    other: pg_sys::Datum,
+) -> bool {
+    // SAFETY: as the caller says. The type cache's entry lives as long as the process, and what the function keeps as long as the entry. Arrays and rows
+    // have an equality there if all that they are made of has one.
+    unsafe {
+        let flags = pg_sys::TYPECACHE_EQ_OPR_FINFO.cast_signed();
+        let known = pg_sys::lookup_type_cache(attribute.atttypid, flags);
+        let function = &raw mut (*known).eq_opr_finfo;
+        if (*function).fn_oid != pg_sys::InvalidOid {
+            let is_equal = pg_sys::FunctionCall2Coll(function, attribute.attcollation, one, other);
+            return is_equal.value() & 0xFF != 0;
+        }
+        let mut output = pg_sys::InvalidOid;
+        let mut is_varlena = false;
+        pg_sys::getTypeOutputInfo(attribute.atttypid, &raw mut output, &raw mut is_varlena);
+        let texts = [one, other].map(|value| pg_sys::OidOutputFunctionCall(output, value));
+        let [one, other] = texts.map(|text| std::ffi::CStr::from_ptr(text));
+        let is_equal = one == other;
+        for text in texts {
+            pg_sys::pfree(text.cast());
+        }
+        is_equal
     }
 }
 

@@ -15,7 +15,7 @@ use super::lookup::{self, Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
 use super::places::Place;
 use super::relation::LocalRelation;
-use super::scan;
+use super::scan::{self, Likeness};
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi::raw;
@@ -33,8 +33,6 @@ pub struct OpenTable {
     pub(super) new_slot: *mut pg_sys::TupleTableSlot,
     /// The row that is there.
     pub(super) local_slot: *mut pg_sys::TupleTableSlot,
-    /// The key, as a row, for scans of the whole table.
-    search_slot: *mut pg_sys::TupleTableSlot,
     pub(super) lookup: Option<IndexLookup>,
     pub(super) has_triggers: bool,
     /// One of its constraints may be deferred.
@@ -163,11 +161,6 @@ impl OpenTable {
                 descriptor,
                 &raw const pg_sys::TTSOpsVirtual,
             );
-            let search_slot = pg_sys::ExecInitExtraTupleSlot(
-                estate,
-                descriptor,
-                &raw const pg_sys::TTSOpsVirtual,
-            );
             let local_slot = pg_sys::ExecInitExtraTupleSlot(
                 estate,
                 descriptor,
@@ -204,7 +197,6 @@ impl OpenTable {
                 epq,
                 new_slot,
                 local_slot,
-                search_slot,
                 lookup,
                 has_triggers,
                 router: None,
@@ -253,8 +245,7 @@ impl OpenTable {
         self.granted = 0;
         self.end_bulk();
         let (relation, target) = (self.relation, self.target);
-        let (new_slot, local_slot, search_slot) =
-            (self.new_slot, self.local_slot, self.search_slot);
+        let (new_slot, local_slot) = (self.new_slot, self.local_slot);
         let scan = self.lookup.as_mut().map(|lookup| {
             lookup.end_transaction();
             lookup.restart()
@@ -263,7 +254,7 @@ impl OpenTable {
         // more for the index that is scanned. Locks stay until commit.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                for slot in [new_slot, local_slot, search_slot] {
+                for slot in [new_slot, local_slot] {
                     if let Some(clear) = (*(*slot).tts_ops).clear {
                         clear(slot);
                     }
@@ -476,7 +467,7 @@ impl OpenTable {
         lookup::place_of(unsafe { (*self.local_slot).tts_tid })
     }
 
-    /// Find and lock a row that has these very values, but none of those at `passed_over`, else one that equals them, by scans of the whole
+    /// Find and lock a row that has these very values, but none of those at `passed_over`; else one that equals them, by scans of the whole
     /// table.
     ///
     /// # Errors
@@ -486,32 +477,21 @@ impl OpenTable {
         values: &RowValues,
         passed_over: &[Place],
     ) -> Result<Found, PgError> {
-        // SAFETY: the search slot is a virtual one of the table's shape, the local slot one of its own kind;
-        // RelationFindReplTupleSeq locks what it finds.
-        unsafe {
-            let (relation, slot) = (self.relation, self.local_slot);
-            if let Some(stamp) = scan::find_identical(relation, slot, values, passed_over)? {
-                return Ok(Found::Row(stamp));
-            }
-            if !passed_over.is_empty() {
-                return Ok(Found::Missing(None));
-            }
-            self.fill(self.search_slot, values);
-            loop {
-                let found = pg_sys::RelationFindReplTupleSeq(
-                    self.relation,
-                    pg_sys::LockTupleMode::LockTupleExclusive,
-                    self.search_slot,
-                    self.local_slot,
-                );
-                if !found {
-                    return Ok(Found::Missing(None));
-                }
-                if let Some(stamp) = lookup::lock_row(self.relation, self.local_slot)? {
-                    return Ok(Found::Row(stamp));
-                }
-            }
+        // SAFETY: the local slot is of the table's own kind.
+        let find = |likeness| unsafe {
+            scan::find_like(
+                self.relation,
+                self.local_slot,
+                values,
+                passed_over,
+                likeness,
+            )
+        };
+        let mut found = find(Likeness::Identical)?;
+        if found.is_none() && passed_over.is_empty() {
+            found = find(Likeness::Equal)?;
         }
+        Ok(found.map_or(Found::Missing(None), Found::Row))
     }
 
     /// The partition below this table that a row with these values belongs to.
@@ -531,6 +511,9 @@ impl OpenTable {
                 .get_or_insert_with(|| Router::new(self.estate, self.target, self.relation));
             let oid = router.find(self.estate, self.new_slot);
             pg_sys::MemoryContextSwitchTo(before);
+            // Where a key is an expression, its value.
+            let context = (*self.estate).es_per_tuple_exprcontext;
+            pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
             oid
         }
     }
