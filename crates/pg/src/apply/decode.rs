@@ -54,6 +54,8 @@ pub struct ColumnDecoder {
     remote_type: pg_sys::Oid,
     /// Once a value came in the binary form of a type that the column does not have: what makes text of it.
     translator: Option<Box<Translator>>,
+    /// Memory for what its functions keep. It outlives the decoder.
+    memory: pg_sys::MemoryContext,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     charset: i32,
     /// The stream's charset is this database's encoding.
@@ -69,20 +71,21 @@ struct Translator {
 }
 
 impl Translator {
-    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be called in a transaction.
-    fn new(type_id: pg_sys::Oid) -> Option<Self> {
+    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be called in a transaction. What its functions keep is
+    /// in `memory`.
+    fn new(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
         if type_id.to_u32() >= pg_sys::FirstNormalObjectId {
             return None;
         }
-        let receive = ReceiveFunction::find(type_id)?;
+        let receive = ReceiveFunction::find(type_id, memory)?;
         let mut function = pg_sys::InvalidOid;
         let mut is_varlena = false;
         let mut output = pg_sys::FmgrInfo::default();
         // SAFETY: catalog look-ups in a transaction, of a type that is there; the FmgrInfo is filled in place and keeps what it needs in
-        // CacheMemoryContext.
+        // `memory`.
         unsafe {
             pg_sys::getTypeOutputInfo(type_id, &raw mut function, &raw mut is_varlena);
-            pg_sys::fmgr_info_cxt(function, &raw mut output, cache_context());
+            pg_sys::fmgr_info_cxt(function, &raw mut output, memory);
         }
         Some(Self {
             receive: receive.function,
@@ -117,9 +120,9 @@ struct ReceiveFunction {
 }
 
 impl ReceiveFunction {
-    /// `None` if there is no such type, or it has no such function. To be called in a transaction.
-    fn find(type_id: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps what it needs in CacheMemoryContext.
+    /// `None` if there is no such type, or it has no such function. To be called in a transaction. What the function keeps is in `memory`.
+    fn find(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
+        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps what it needs in `memory`.
         unsafe {
             let tuple = pg_sys::SearchSysCache1(
                 i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
@@ -135,7 +138,7 @@ impl ReceiveFunction {
                 return None;
             }
             let mut found = pg_sys::FmgrInfo::default();
-            pg_sys::fmgr_info_cxt(function, &raw mut found, cache_context());
+            pg_sys::fmgr_info_cxt(function, &raw mut found, memory);
             Some(Self {
                 function: found,
                 parameter: if element == pg_sys::InvalidOid {
@@ -155,22 +158,17 @@ fn out_of_range(what: &str) -> PgError {
     )
 }
 
-/// Memory that outlives transactions, for what the function lookups keep.
-fn cache_context() -> pg_sys::MemoryContext {
-    // SAFETY: CacheMemoryContext exists in every process that is connected to a database.
-    unsafe { pg_sys::CacheMemoryContext }
-}
-
 impl ColumnDecoder {
     /// A decoder for a column of type `local_type`, whose values are of `remote_type` at the source. To be called in a
-    /// transaction. Raises a PostgreSQL error when the type has no input function.
+    /// transaction. What the type's functions keep is in `memory`, which outlives the decoder. Raises a PostgreSQL error when the type has no
+    /// input function.
     #[must_use]
     pub fn new(
         local_type: u32,
         type_modifier: i32,
         remote: (u32, i32),
-        charset: i32,
-        local_encoding: i32,
+        (charset, local_encoding): (i32, i32),
+        memory: pg_sys::MemoryContext,
     ) -> Self {
         let local = pg_sys::Oid::from(local_type);
         let same = local_type == remote.0 && (type_modifier == -1 || type_modifier == remote.1);
@@ -197,13 +195,12 @@ impl ColumnDecoder {
         let mut input_function = pg_sys::InvalidOid;
         let mut input_parameter = pg_sys::InvalidOid;
         let mut input = pg_sys::FmgrInfo::default();
-        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep what they need in
-        // CacheMemoryContext.
+        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep what they need in `memory`.
         unsafe {
             pg_sys::getTypeInputInfo(local, &raw mut input_function, &raw mut input_parameter);
-            pg_sys::fmgr_info_cxt(input_function, &raw mut input, cache_context());
+            pg_sys::fmgr_info_cxt(input_function, &raw mut input, memory);
         }
-        let receive = ReceiveFunction::find(local);
+        let receive = ReceiveFunction::find(local, memory);
         Self {
             shortcut,
             type_modifier,
@@ -221,6 +218,7 @@ impl ColumnDecoder {
                 number => pg_sys::Oid::from(number),
             },
             translator: None,
+            memory,
             charset,
             same_charset: charset == local_encoding,
         }
@@ -439,15 +437,17 @@ impl ColumnDecoder {
     fn translate(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         let mut translator = match self.translator.take() {
             Some(translator) => translator,
-            None => Box::new(Translator::new(self.remote_type).ok_or_else(|| {
-                PgError::new(
+            None => Box::new(
+                Translator::new(self.remote_type, self.memory).ok_or_else(|| {
+                    PgError::new(
                     "42846",
                     "value came in the binary form of a type that is not known here",
                 )
                 .with_hint(
                     "Give the column, at the provider, a type that this version of PostgreSQL has.",
                 )
-            })?),
+                })?,
+            ),
         };
         let value = translator.text(bytes).map(|text| self.call_input(text));
         self.translator = Some(translator);

@@ -172,6 +172,36 @@ pub struct LocalRelation {
     pub row_hash: u64,
     /// From where rows were copied whose versions, or deletions, are remembered.
     pub copied_from: Vec<copied::From>,
+    /// For what the columns' decoders keep.
+    _memory: Memory,
+}
+
+/// A memory context that goes with its owner. A plan is made anew after each invalidation, and a domain's input function alone keeps 8 kB.
+#[derive(Debug)]
+struct Memory(pg_sys::MemoryContext);
+
+impl Memory {
+    fn new() -> Self {
+        // SAFETY: a small context below TopMemoryContext, which always exists.
+        Self(unsafe {
+            pg_sys::AllocSetContextCreateInternal(
+                pg_sys::TopMemoryContext,
+                c"braid relation".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
+            )
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: made for this value alone; functions that allocate there have put the caller's context back, or an abort has.
+            unsafe { pg_sys::MemoryContextDelete(self.0) };
+        }
+    }
 }
 
 /// OID of a relation by name; `None` when it does not exist.
@@ -329,6 +359,7 @@ impl LocalRelation {
             let form = (*relation).rd_rel;
             let attributes = attributes(relation);
             let local_encoding = pg_sys::GetDatabaseEncoding();
+            let memory = Memory::new();
             let mut columns = Vec::with_capacity(remote.columns.len());
             let mut missing = Vec::new();
             for (index, column) in remote.columns.iter().enumerate() {
@@ -345,8 +376,8 @@ impl LocalRelation {
                             attribute.type_oid,
                             attribute.type_modifier,
                             column.type_id,
-                            charset,
-                            local_encoding,
+                            (charset, local_encoding),
+                            memory.0,
                         ),
                     }),
                     None => missing.push(format!("\"{}\"", column.name)),
@@ -415,6 +446,7 @@ impl LocalRelation {
                 column_rules,
                 row_hash: RowHash::of_table(relation),
                 copied_from: copied::tables((*relation).rd_id)?,
+                _memory: memory,
             })
         }
     }

@@ -175,6 +175,19 @@ impl OpenTable {
         }
     }
 
+    /// Call one of the executor's functions that work on many rows, in memory that lives as long as the executor state. PostgreSQL looks up triggers'
+    /// functions once for all rows, in the current context, and keeps there what a call of them caches (`fn_extra`). For single rows these
+    /// functions have memory of their own.
+    fn in_query_memory<T>(&self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: the executor state is this transaction's; the caller's context is put back, or, after an error, set by the rollback.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
+            let value = work();
+            pg_sys::MemoryContextSwitchTo(before);
+            value
+        }
+    }
+
     fn begin_write(&self) {
         // SAFETY: the executor state is this transaction's.
         unsafe {
@@ -188,17 +201,34 @@ impl OpenTable {
     }
 
     fn end_write(&self) {
-        // SAFETY: pairs with begin_write; then what was written becomes visible to what follows in this transaction.
+        let estate = self.estate;
+        if self.has_triggers {
+            // SAFETY: pairs with begin_write.
+            self.in_query_memory(|| unsafe { pg_sys::AfterTriggerEndQuery(estate) });
+        }
+        // SAFETY: the executor state is this transaction's; what was written becomes visible to what follows in it.
         unsafe {
-            if self.has_triggers {
-                pg_sys::AfterTriggerEndQuery(self.estate);
-            }
-            let context = (*self.estate).es_per_tuple_exprcontext;
+            let context = (*estate).es_per_tuple_exprcontext;
             if !context.is_null() {
                 pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
             }
             pg_sys::CommandCounterIncrement();
             pg_sys::UpdateActiveSnapshotCommandId();
+        }
+    }
+
+    /// Have the new slot own the row that was written. Where a trigger has put another one there, its values are in the memory of the row, which
+    /// goes before the slot is looked at again.
+    fn keep_written(&self) {
+        if !self.has_triggers {
+            return;
+        }
+        let slot = self.new_slot;
+        // SAFETY: the slot is this table's; every kind of slot has the function.
+        unsafe {
+            if let Some(materialize) = (*(*slot).tts_ops).materialize {
+                pg_sys::ffi::pg_guard_ffi_boundary(|| materialize(slot));
+            }
         }
     }
 
@@ -249,7 +279,10 @@ impl OpenTable {
         if !self.is_plain() {
             self.begin_write();
             // SAFETY: target, state and slot belong together.
-            unsafe { pg_sys::ExecSimpleRelationInsert(target, estate, slot) };
+            self.in_query_memory(|| unsafe {
+                pg_sys::ExecSimpleRelationInsert(target, estate, slot);
+            });
+            self.keep_written();
             self.note_unchecked(false);
             self.end_write();
             return;
@@ -326,14 +359,15 @@ impl OpenTable {
             return;
         }
         self.begin_write();
+        let (estate, target) = (self.estate, self.target);
         // SAFETY: executor state and table belong together; only triggers that fire here do.
-        unsafe {
+        self.in_query_memory(|| unsafe {
             if before {
-                pg_sys::ExecBSTruncateTriggers(self.estate, self.target);
+                pg_sys::ExecBSTruncateTriggers(estate, target);
             } else {
-                pg_sys::ExecASTruncateTriggers(self.estate, self.target);
+                pg_sys::ExecASTruncateTriggers(estate, target);
             }
-        }
+        });
         self.end_write();
     }
 
@@ -364,9 +398,11 @@ impl OpenTable {
         if !self.is_plain() {
             self.begin_write();
             // SAFETY: as for `insert`; the local slot holds the locked row.
-            unsafe {
-                pg_sys::ExecSimpleRelationUpdate(target, estate, &raw mut *self.epq, local, slot);
-            }
+            let epq = &raw mut *self.epq;
+            self.in_query_memory(|| unsafe {
+                pg_sys::ExecSimpleRelationUpdate(target, estate, epq, local, slot);
+            });
+            self.keep_written();
             self.note_unchecked(true);
             self.end_write();
             return Ok(Written::Done);
@@ -440,9 +476,10 @@ impl OpenTable {
         if !self.is_plain() {
             self.begin_write();
             // SAFETY: as for `update`.
-            unsafe {
-                pg_sys::ExecSimpleRelationDelete(target, estate, &raw mut *self.epq, local);
-            }
+            let epq = &raw mut *self.epq;
+            self.in_query_memory(|| unsafe {
+                pg_sys::ExecSimpleRelationDelete(target, estate, epq, local);
+            });
             self.end_write();
             return Ok(Written::Done);
         }
