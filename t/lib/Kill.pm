@@ -67,6 +67,8 @@ commit;
 
 my $dir = PostgreSQL::Test::Utils::tempdir();
 my @loops;
+# Nodes that have no limit for crashes at one transaction.
+my %unlimited;
 
 # The seed of what is chosen at random, told to whom wants to repeat it.
 sub kill_seed
@@ -156,6 +158,12 @@ END
 sub kill_one
 {
 	my ($node, $kind) = @_;
+	# Here processes may well be killed at one transaction again and again.
+	if (!$unlimited{ $node->name }++)
+	{
+		$node->append_conf('postgresql.conf', 'braid.max_transaction_crashes = 0');
+		$node->reload;
+	}
 	if ($kind eq 'postmaster')
 	{
 		$node->kill9;

@@ -125,7 +125,7 @@ sub start
 	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
 	$tables .= "; alter table $table_of{$_} replica identity full" for grep { $self->{has}{$_} } qw(bag same);
 	my @nodes = map {
-		new_node($_, publication => '', conf => "max_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
+		new_node($_, publication => '', conf => "braid.max_transaction_crashes = 0\nmax_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
 			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : '')
 			  . ($self->{stream} ? "logical_decoding_work_mem = '64kB'\n" : ''))
 	} @{ $self->{nodes} };

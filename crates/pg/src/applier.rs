@@ -39,7 +39,7 @@ use crate::origin::{self, OriginId};
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
-use crate::{latch, split, worker};
+use crate::{crash, latch, split, worker};
 use park::{Aside, Parking};
 use piece::{Part, Pieces};
 use prepared::{Settled, Step};
@@ -303,6 +303,7 @@ pub fn main(argument: pg_sys::Datum) {
         "applying changes of subscription {}",
         subscription.name
     ));
+    crash::enter(arguments.subscription_id, Some(arguments.number));
     let mut applier = Applier::new(
         arguments.number,
         group,
@@ -380,6 +381,22 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
     registry::set_latch(ring.leader().1);
 }
 
+/// Write down what is taken in hand, as long as that is done.
+fn note_in_hand(transaction: &Transaction) {
+    if crash::is_cautious() {
+        let commit_lsn = transaction.commit_lsn();
+        let open = transaction.is_open();
+        crash::take(
+            commit_lsn,
+            if open {
+                commit_lsn
+            } else {
+                transaction.end_lsn()
+            },
+        );
+    }
+}
+
 /// Why the leader is to ask for a large transaction again.
 fn come_again() -> PgError {
     PgError::new("40001", "rows in the way of a large transaction have left")
@@ -441,7 +458,7 @@ impl Applier {
 
     /// Apply the transactions that were taken. False when it is time to end.
     fn apply_run(&mut self, run: Run) -> bool {
-        if self.mode == Mode::Single {
+        if self.mode == Mode::Single || crash::is_cautious() {
             self.apply_singly(run)
         } else {
             self.apply_batch(run)
@@ -771,7 +788,15 @@ impl Applier {
     }
 
     /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False when it is time to end.
-    fn apply_until_done(&mut self, mut transaction: Transaction, next: u64) -> bool {
+    fn apply_until_done(&mut self, transaction: Transaction, next: u64) -> bool {
+        let sequence = transaction.sequence;
+        note_in_hand(&transaction);
+        let go_on = self.apply_noted(transaction, next);
+        crash::done(sequence);
+        go_on
+    }
+
+    fn apply_noted(&mut self, mut transaction: Transaction, next: u64) -> bool {
         self.show_in_hand(&transaction);
         let sequence = transaction.sequence;
         let mut at_turn = 0;

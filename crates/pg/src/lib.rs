@@ -14,6 +14,7 @@ pub mod compare;
 mod compat;
 pub mod connection_string;
 pub mod copy;
+pub mod crash;
 pub mod decoding;
 pub mod drop_command;
 mod durability;

@@ -20,7 +20,7 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
-use crate::{away, clock, kept_commit, latch, local_version, settings, supervisor, worker};
+use crate::{away, clock, crash, kept_commit, latch, local_version, settings, supervisor, worker};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -100,6 +100,7 @@ pub fn main(argument: pg_sys::Datum) {
     }
     worker::report_activity("watching subscriptions");
     end_left_over_workers(database, entry);
+    forget_crashes();
     // Before the first applier asks.
     if let Err(failure) = error::transaction(tombstone::load) {
         failure.log("braid manager");
@@ -359,6 +360,19 @@ fn end_left_over_workers(database: u32, own: &ManagerEntry) {
             worker::terminate_pid(pid);
         }
         latch::wait(Some(Duration::from_millis(50)));
+    }
+}
+
+/// Forget crashes of subscriptions that are gone.
+fn forget_crashes() {
+    let known = error::transaction(|| {
+        let found = rows("select subscription_id::text from braid.subscription", &[])?;
+        let id = |row: Vec<Option<String>>| row.into_iter().next()??.parse().ok();
+        Ok(found.into_iter().filter_map(id).collect::<Vec<u32>>())
+    });
+    match known {
+        Ok(known) => crash::forget_others(&known),
+        Err(failure) => failure.log("braid manager"),
     }
 }
 

@@ -419,6 +419,8 @@ struct Shared {
     supervisor_latch: AtomicUsize,
     supervisor_pid: AtomicI32,
     subscriptions: AtomicU32,
+    /// When this memory was set up: another time after each crash.
+    life: AtomicI64,
     /// Batches that were committed since the server was started.
     batches: AtomicU64,
     /// Grows whenever a database gets a manager's entry or loses it.
@@ -489,6 +491,7 @@ unsafe extern "C-unwind" fn set_up_ours() {
             let shared = &*raw.cast::<Shared>();
             let subscriptions = u32::try_from(settings::max_subscriptions()).unwrap_or(1);
             shared.subscriptions.store(subscriptions, Ordering::Relaxed);
+            shared.life.store(now(), Ordering::Relaxed);
             shared.magic.store(MAGIC, Ordering::Release);
         }
         SHARED.store(raw.cast(), Ordering::Release);
@@ -547,6 +550,14 @@ pub(crate) fn readers() -> Option<&'static [AtomicU32]> {
 pub fn my_database() -> u32 {
     // SAFETY: reads a process-local variable.
     unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
+/// A number of its own for each time that shared memory was set up: when the server was started, and after each crash.
+#[must_use]
+pub fn life() -> u64 {
+    shared().map_or(0, |shared| {
+        shared.life.load(Ordering::Relaxed).cast_unsigned()
+    })
 }
 
 /// Address of this process's latch.

@@ -47,6 +47,7 @@ static CLOCK_SKEW_WARNING_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_SKEW_LIMIT_MS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static CLOCK_SKEW_ACTION: GucSetting<SkewAction> =
     GucSetting::<SkewAction>::new(SkewAction::Warning);
+static MAX_TRANSACTION_CRASHES: GucSetting<i32> = GucSetting::<i32>::new(3);
 static MAX_PARKED: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
@@ -306,6 +307,16 @@ pub fn register() {
             flags: GucFlags::empty(),
         },
         Int {
+            name: c"braid.max_transaction_crashes",
+            short: c"Number of times in a row that the server may crash at one transaction before its subscription stops.",
+            long: c"Counts where a process of the subscription died by a signal while it applied the transaction, or copied a table. 0 turns \
+                this off. Takes effect when a subscription's workers start.",
+            setting: &MAX_TRANSACTION_CRASHES,
+            range: (0, 1000),
+            context: GucContext::Sighup,
+            flags: GucFlags::empty(),
+        },
+        Int {
             name: c"braid.retry_interval",
             short: c"Pause before a subscription's workers are started again after a failure.",
             long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
@@ -419,6 +430,12 @@ pub fn apply_buffer_bytes() -> u64 {
 #[must_use]
 pub fn max_subscriptions() -> usize {
     size(MAX_SUBSCRIPTIONS.get())
+}
+
+/// `braid.max_transaction_crashes`; 0 for no limit.
+#[must_use]
+pub fn max_crashes() -> u64 {
+    u64::try_from(MAX_TRANSACTION_CRASHES.get()).unwrap_or(0)
 }
 
 /// `braid.leader_applies`.

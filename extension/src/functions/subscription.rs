@@ -7,6 +7,7 @@ use braid_gir::lsn_text;
 use braid_pg::away;
 use braid_pg::catalog::query;
 use braid_pg::connection_string;
+use braid_pg::crash;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
@@ -42,9 +43,17 @@ fn enable_subscription(subscription_name: Option<&CStr>, after_away: Option<bool
               where subscription_id = $1::integer",
             &[Some(&subscription.id)],
         );
+        forget_crashes(&subscription);
         wake_manager();
         Ok(())
     });
+}
+
+/// How often the server has crashed at a transaction of it counts anew.
+fn forget_crashes(subscription: &local::Subscription) {
+    if let Ok(id) = subscription.id.parse() {
+        crash::forget(id);
+    }
 }
 
 /// braid.disable_subscription(subscription_name name)
@@ -251,6 +260,7 @@ fn skip_transaction(subscription_name: Option<&CStr>, lsn: Option<i64>) {
               where subscription_id = $1::integer",
             &[Some(&subscription.id), Some(&lsn)],
         );
+        forget_crashes(&subscription);
         wake_manager();
         Ok(())
     });

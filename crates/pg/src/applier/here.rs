@@ -17,10 +17,10 @@ use pgrx::pg_sys;
 use super::{Applier, Trouble, prepare_settings};
 use crate::error::{self, PgError};
 use crate::group::Group;
-use crate::latch;
 use crate::origin::{self, OriginId};
 use crate::registry::{ApplierEntry, SubscriptionEntry};
 use crate::subscription::Subscription;
+use crate::{crash, latch};
 
 /// How long a lock is waited for.
 const LOCK_TIMEOUT_MS: i32 = 2;
@@ -162,6 +162,7 @@ impl LeadersApplier {
         applier.bulk = true;
         applier.careful = false;
         let mut transaction = ring.transaction(sequence);
+        super::note_in_hand(&transaction);
         let otherwise = Otherwise::begin(self.origin);
         let outcome = error::catch(|| applier.apply(&mut transaction));
         let local_end = match outcome {
@@ -181,6 +182,7 @@ impl LeadersApplier {
             }
         };
         self.origin = otherwise.end();
+        crash::done(sequence);
         applier.pieces = None;
         if local_end.is_none() || started.elapsed() > LONG {
             self.not_before = Some(Instant::now() + PAUSE);

@@ -27,6 +27,7 @@ use pgrx::pg_sys;
 use super::piece::differs;
 use super::{Applier, Trouble, fail, new_session, set_latches};
 use crate::apply::{Session, is_in_the_way};
+use crate::crash;
 use crate::error::{self, PgError};
 use crate::group::LogPlace;
 use crate::parked::{self, Known, Note, Why};
@@ -655,6 +656,7 @@ impl Applier {
                 Ok(tended) => tended,
                 Err(error) => Err(error),
             };
+            crash::done(0);
             match tended {
                 Ok(true) => self.parking.tended = Some(now),
                 Ok(false) => return false,

@@ -66,6 +66,7 @@ use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
 
 use crate::clock;
+use crate::crash;
 use crate::error::PgError;
 use crate::kept_plan;
 use crate::origin::{self, OriginId};
@@ -641,6 +642,7 @@ impl Session {
         self.forget_evictions();
         self.asked_about.clear();
         self.show(begin);
+        crash::begin(begin.xid, begin.commit_lsn);
         self.start();
     }
 
@@ -973,6 +975,7 @@ impl Session {
         oid: pg_sys::Oid,
     ) -> Result<(u32, u32), PgError> {
         let key = (schema, oid.to_u32());
+        crash::change(key.1);
         if let Some(target) = self.targets.get_mut(&key) {
             if target.is_open() {
                 return Ok(key);

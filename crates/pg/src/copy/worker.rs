@@ -14,6 +14,7 @@ use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::Source;
 use super::{held, is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
+use crate::crash;
 use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::rate_limit::Limiter;
 use crate::registry::{self, TableEntry};
@@ -74,6 +75,7 @@ pub fn worker_main(argument: pg_sys::Datum) {
     worker::initialize();
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let task = Task::unpack(&Extra::mine());
+    crash::enter_copying(task.subscription, task.relation);
     let outcome = error::catch(|| run(&task)).and_then(|outcome| outcome);
     if let Err(mut failure) = outcome {
         error::abort();

@@ -37,7 +37,7 @@ use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, InitialCopy};
 use crate::wait::{self, Wait};
-use crate::{latch, prepared as local, worker};
+use crate::{crash, latch, prepared as local, worker};
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 
@@ -208,6 +208,8 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         return Ok(());
     };
     worker::report_activity(&format!("subscription {}", subscription.name));
+    crash::look_back(id, &subscription.name).map_err(|(error, lsn)| End::Permanent(error, lsn))?;
+    crash::enter(id, None);
     let mut coordinator = Coordinator::new(&subscription);
     if subscription.phase == "slot" {
         let mut connection =

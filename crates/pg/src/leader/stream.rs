@@ -28,6 +28,7 @@ use crate::applier;
 use crate::applier::here::{self, LeadersApplier};
 use crate::appliers::Appliers;
 use crate::copy::Coordinator;
+use crate::crash;
 use crate::durability::Durability;
 use crate::error::{self, PgError};
 use crate::group::Group;
@@ -129,7 +130,9 @@ fn takes_running(subscription: &Subscription, entry: &SubscriptionEntry) -> bool
     // Without a limit there is room again.
     // SAFETY: reads a setting.
     let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
+    // What crashes the server is to be known by the position of its commit.
     subscription.streaming != "off"
+        && !crash::is_cautious()
         && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1)
 }
 
