@@ -122,7 +122,7 @@ for my $round (1 .. 5)
 	kill 9, $pid;
 	ok(wait_until(sub { my @now = worker_pids($paris, 'checkpointer'); @now && $now[0] != $pid }, 30), "the server is back, round $round");
 }
-ok(wait_until(sub { (attempt($paris, 'truncate hold'))[0] == 0 }, 30), 'it may go on');
+ok(wait_until(sub { (attempt($paris, 'delete from hold'))[0] == 0 }, 30), 'it may go on');
 caught_up($paris, $tokyo);
 is(status($paris, $name)->{state}, 'streaming', 'a transaction that was only there when others were killed goes on');
 

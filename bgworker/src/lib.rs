@@ -16,6 +16,7 @@ pub mod conflict;
 pub mod consolidate;
 pub mod copied_position;
 pub mod copy_query;
+pub mod crash;
 pub mod dependency;
 pub mod joining;
 pub mod keyless;

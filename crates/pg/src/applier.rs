@@ -381,7 +381,7 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
     registry::set_latch(ring.leader().1);
 }
 
-/// Write down what is taken in hand, as long as that is done.
+/// Notes what is taken in hand, after a crash.
 fn note_in_hand(transaction: &Transaction) {
     if crash::is_cautious() {
         let commit_lsn = transaction.commit_lsn();

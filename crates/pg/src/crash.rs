@@ -1,30 +1,25 @@
-//! What the processes of a subscription had in hand when the server crashed: a server that crashes at one transaction must not do so for ever. Run by
-//! leaders, appliers and copy workers; files are removed by sessions, too.
+//! Notes of what the processes of a subscription have in hand, which outlive a crash of the server:
+//! a server that crashes at one transaction must not do so for ever. Run by leaders, appliers and
+//! copy workers; sessions remove the files, too. `braid_bgworker::crash` decides.
 //!
-//! A process that dies by a signal takes shared memory with it, and all others, so this is kept in small files below `pg_stat_tmp`: they outlive the
-//! processes, but not the operating system, so nothing is ever synced. Base backups leave them out.
+//! A process that dies by a signal takes shared memory and all other processes with it. So the
+//! notes are small files below `pg_stat_tmp`. They outlive the processes, but not the operating
+//! system, and are never synced. Base backups leave them out.
 //!
-//! One file a subscription, `braid.DATABASE.SUBSCRIPTION`: a head, and a slot for each process that applies. One file more for each table that is being
-//! copied, `braid.DATABASE.SUBSCRIPTION.TABLE`, with a single slot. States of a slot (durable as above; the process itself moves it, and the next leader
-//! frees it):
+//! A subscription has one file, `braid.DATABASE.SUBSCRIPTION`: a head, and a slot for each process
+//! that applies. Each table that is being copied has a file of one slot, named
+//! `braid.DATABASE.SUBSCRIPTION.TABLE`.
 //!
-//! | state | |
-//! |---|---|
-//! | free | nobody, or a process that has ended |
-//! | runs | a process; what it has in hand is not written down |
-//! | idle | a process that writes down what it has in hand, and has nothing |
-//! | applies | a process that has this transaction, or table, in hand |
-//! | quit | a process that was told to end as the server had crashed (SIGQUIT) |
+//! A slot bears the number of the server's life: the time at which shared memory was set up. A
+//! leader that starts looks at slots of earlier lives. Those that run or apply are of processes
+//! that died by a signal. A process that is told to end because another one crashed (SIGQUIT) says
+//! so in its slot.
 //!
-//! Slots bear the number of the server's life, as of its shared memory. A leader that starts looks at slots of earlier lives: those that run or
-//! apply are of processes that died by a signal. Those that were only told to quit say nothing, whatever they were at.
-//!
-//! In ordinary operation a process writes when it starts and when it ends, so nothing is paid for a transaction. After a crash that a
-//! process of the subscription has died in, the head says *cautious*: transactions are applied one by one ([`is_cautious`]), and each is written down before
-//! it begins, and each table of it, which costs some microseconds. That ends [`CAUTIOUS`] transactions later: no more can have been in hand.
-//!
-//! The head counts how often in a row a process died at one transaction, or table. A process that died before things were written down counts for the next
-//! one that dies.
+//! In ordinary operation a process writes when it starts and when it ends. A transaction costs
+//! nothing. If a process of the subscription has died by a signal, the head says *cautious*:
+//! transactions are applied one by one ([`is_cautious`]), and each, and each table of it, is
+//! written down before it is touched, which costs some microseconds. Caution ends 20,000
+//! transactions later: no more can have been in hand.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -33,6 +28,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
+use braid_bgworker::crash::{Head, InHand, PLACE, Place, Slot, State};
 use braid_gir::lsn_text;
 use braid_ring::MAX_APPLIERS;
 use pgrx::pg_sys;
@@ -42,20 +38,11 @@ use crate::{catalog, compat, registry, settings};
 
 /// Below the data directory, in which PostgreSQL's processes work.
 const DIRECTORY: &str = "pg_stat_tmp";
-/// "braidcr1", as a number.
-const MAGIC: u64 = 0x3172_6364_6961_7262;
-/// Bytes of the head, and of a slot: words of 8.
-const PLACE: usize = 64;
-/// Transactions after the leader's start that are applied with caution: more than a group ever has in flight.
+/// Transactions after the leader's start that are applied with caution: more than a group ever has
+/// in flight.
 const CAUTIOUS: u64 = 20_000;
 /// The leader's slot; appliers have those of their numbers.
 const LEADER: usize = MAX_APPLIERS;
-
-const FREE: u64 = 0;
-const RUNS: u64 = 1;
-const IDLE: u64 = 2;
-const APPLIES: u64 = 3;
-const QUIT: u64 = 4;
 
 /// The file of this process's slot, for its signal handler; -1: none.
 static FILE: AtomicI32 = AtomicI32::new(-1);
@@ -72,152 +59,6 @@ struct Own {
     subscription: u32,
     is_cautious: bool,
     slot: Slot,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Slot {
-    life: u64,
-    state: u64,
-    in_hand: InHand,
-}
-
-/// What a process has in hand.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct InHand {
-    /// The provider's transaction; 0 for a table that is copied.
-    xid: u64,
-    /// Its commit's position; 0 where that is not known.
-    commit_lsn: u64,
-    /// By which position it is skipped.
-    error_lsn: u64,
-    /// The table that is changed, or copied; 0 for none yet.
-    relation: u64,
-}
-
-impl InHand {
-    fn is_same(self, other: Self) -> bool {
-        self.xid == other.xid && (self.xid != 0 || self.relation == other.relation)
-    }
-}
-
-/// What is known of crashes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Head {
-    is_cautious: bool,
-    /// A process died at something that is not known.
-    is_unknown: bool,
-    /// How often in a row one died at `at`.
-    count: u64,
-    at: InHand,
-}
-
-type Place = [u8; PLACE];
-
-fn pack(words: [u64; 8]) -> Place {
-    let mut bytes = [0; PLACE];
-    for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-        *place = word.to_ne_bytes();
-    }
-    bytes
-}
-
-fn unpack(bytes: &Place) -> [u64; 8] {
-    let mut words = [0; 8];
-    for (word, place) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-        *word = u64::from_ne_bytes(*place);
-    }
-    words
-}
-
-impl Slot {
-    fn pack(self) -> Place {
-        let Self {
-            life,
-            state,
-            in_hand: at,
-        } = self;
-        pack([
-            life,
-            state,
-            at.xid,
-            at.commit_lsn,
-            at.error_lsn,
-            at.relation,
-            0,
-            0,
-        ])
-    }
-
-    fn unpack(bytes: &Place) -> Self {
-        let [life, state, xid, commit_lsn, error_lsn, relation, ..] = unpack(bytes);
-        Self {
-            life,
-            state,
-            in_hand: InHand {
-                xid,
-                commit_lsn,
-                error_lsn,
-                relation,
-            },
-        }
-    }
-}
-
-impl Head {
-    fn pack(self) -> Place {
-        let at = self.at;
-        let flags = u64::from(self.is_cautious) | u64::from(self.is_unknown) << 1;
-        pack([
-            MAGIC,
-            flags,
-            self.count,
-            at.xid,
-            at.commit_lsn,
-            at.error_lsn,
-            at.relation,
-            0,
-        ])
-    }
-
-    fn unpack(bytes: &Place) -> Self {
-        let [magic, flags, count, xid, commit_lsn, error_lsn, relation, _] = unpack(bytes);
-        if magic != MAGIC {
-            return Self::default();
-        }
-        Self {
-            is_cautious: flags & 1 != 0,
-            is_unknown: flags & 2 != 0,
-            count,
-            at: InHand {
-                xid,
-                commit_lsn,
-                error_lsn,
-                relation,
-            },
-        }
-    }
-
-    /// Take in what processes that died by a signal had in hand.
-    fn take_in(&mut self, died: &[Slot]) {
-        if died.is_empty() {
-            return;
-        }
-        self.is_cautious = true;
-        let known = || died.iter().filter(|slot| slot.state == APPLIES);
-        let again = known().find(|slot| self.count > 0 && slot.in_hand.is_same(self.at));
-        let Some(slot) = again.or_else(|| known().next()) else {
-            self.is_unknown = true;
-            self.count = 0;
-            return;
-        };
-        self.count = if again.is_some() {
-            self.count.saturating_add(1)
-        } else {
-            1 + u64::from(self.is_unknown)
-        };
-        self.is_unknown = false;
-        self.at = slot.in_hand;
-    }
 }
 
 fn name(database: u32, subscription: u32) -> String {
@@ -241,7 +82,7 @@ fn offset(slot: usize) -> u64 {
     (PLACE * (slot + 1)) as u64
 }
 
-/// Nothing there is as good as zeros.
+/// Reads a head or a slot; zeros where there is none.
 fn read(file: &File, at: u64) -> Place {
     let mut bytes = [0; PLACE];
     match file.read_exact_at(&mut bytes, at) {
@@ -250,7 +91,7 @@ fn read(file: &File, at: u64) -> Place {
     }
 }
 
-/// The names of a subscription's files, or, for no subscription, of a database's.
+/// Returns the names of files that begin so.
 fn names(prefix: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(DIRECTORY) else {
         return Vec::new();
@@ -264,15 +105,15 @@ fn names(prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Forget what is known of a subscription: it was enabled, or a transaction of it is to be skipped, or it is gone.
+/// Forgets crashes of a subscription: it was enabled, or a transaction of it is to be skipped,
+/// or it is gone.
 pub fn forget(subscription: u32) {
     for name in names(&name(registry::my_database(), subscription)) {
-        // It may be gone by now.
         let _ = std::fs::remove_file(path(&name));
     }
 }
 
-/// Forget subscriptions of this database that are not among these.
+/// Forgets crashes of subscriptions of this database that are not among these.
 pub fn forget_others(subscriptions: &[u32]) {
     let prefix = format!("braid.{}", registry::my_database());
     for found in names(&prefix) {
@@ -283,15 +124,16 @@ pub fn forget_others(subscriptions: &[u32]) {
     }
 }
 
-/// Look at what processes that are no more had in hand. To be called by a leader before there are others.
+/// Looks at what processes of the server's earlier lives had in hand. A leader calls it before it
+/// has other processes.
 ///
 /// # Errors
 /// 57P02, with the position by which a transaction is skipped, when the subscription is to stop.
-pub fn look_back(subscription: u32, subscription_name: &str) -> Result<bool, (PgError, u64)> {
+pub fn look_back(subscription: u32, subscription_name: &str) -> Result<(), (PgError, u64)> {
     let limit = settings::max_crashes();
     if limit == 0 {
         forget(subscription);
-        return Ok(false);
+        return Ok(());
     }
     let own = name(registry::my_database(), subscription);
     let mut died = Vec::new();
@@ -302,10 +144,10 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<bool, (Pg
         let slots = if is_copy { 0..1 } else { 0..LEADER + 1 };
         for number in slots {
             let slot = Slot::unpack(&read(&file, offset(number)));
-            if slot.life == life || slot.state == FREE {
+            if slot.life == life || slot.state == State::Free {
                 continue;
             }
-            if matches!(slot.state, RUNS | APPLIES) {
+            if slot.has_died(life) {
                 died.push(slot);
             }
             let _ = file.write_all_at(&Slot::default().pack(), offset(number));
@@ -315,13 +157,13 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<bool, (Pg
         }
     }
     let Ok(file) = open(&own) else {
-        return Ok(false);
+        return Ok(());
     };
     let mut head = Head::unpack(&read(&file, 0));
     head.take_in(&died);
     let _ = file.write_all_at(&head.pack(), 0);
     if died.is_empty() || head.count == 0 {
-        return Ok(head.is_cautious);
+        return Ok(());
     }
     let (what, detail) = describe(head.at);
     pgrx::log!(
@@ -329,7 +171,7 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<bool, (Pg
         head.count
     );
     if head.count < limit {
-        return Ok(true);
+        return Ok(());
     }
     let error = PgError::new(
         "57P02",
@@ -345,7 +187,7 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<bool, (Pg
     Err((error, head.at.error_lsn))
 }
 
-/// For people: what it was, and a sentence about it.
+/// Names the work in hand for people, and says in a sentence what is known of it.
 fn describe(at: InHand) -> (String, String) {
     let relation = at.relation.to_string();
     let table = crate::error::transaction(|| {
@@ -380,7 +222,7 @@ fn describe(at: InHand) -> (String, String) {
     (what, detail)
 }
 
-/// Show the process that applies, by its number, or the leader (`None`).
+/// Notes that this process applies: the applier of this number, or the leader (`None`).
 pub fn enter(subscription: u32, applier: Option<usize>) {
     let Some(number) = applier.map_or(Some(LEADER), |number| {
         (number < MAX_APPLIERS).then_some(number)
@@ -390,17 +232,21 @@ pub fn enter(subscription: u32, applier: Option<usize>) {
     let file = name(registry::my_database(), subscription);
     show(subscription, &file, number, |head| Slot {
         life: registry::life(),
-        state: if head.is_cautious { IDLE } else { RUNS },
+        state: if head.is_cautious {
+            State::Idle
+        } else {
+            State::Runs
+        },
         in_hand: InHand::default(),
     });
 }
 
-/// Show that this process copies a table.
+/// Notes that this process copies a table.
 pub fn enter_copying(subscription: u32, relation: u32) {
     let file = format!("{}.{relation}", name(registry::my_database(), subscription));
     show(subscription, &file, 0, |_| Slot {
         life: registry::life(),
-        state: APPLIES,
+        state: State::Applies,
         in_hand: InHand {
             relation: u64::from(relation),
             ..InHand::default()
@@ -428,7 +274,8 @@ fn show(subscription: u32, file: &str, number: usize, slot: impl Fn(&Head) -> Sl
     let at = i64::try_from(offset(number)).unwrap_or(0);
     STATE_AT.store(at, Ordering::Relaxed);
     FILE.store(file.into_raw_fd(), Ordering::Release);
-    // SAFETY: the handler does what a signal handler may; the callback writes to a file of this process's own.
+    // SAFETY: the handler does what a signal handler may; the callback writes to a file of this
+    // process's own.
     unsafe {
         compat::pqsignal(SIGQUIT, Some(on_quit));
         pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null());
@@ -444,27 +291,29 @@ unsafe extern "C" {
     fn libc_exit(status: i32) -> !;
 }
 
-/// Write the first words of this process's slot: as many bytes as there are.
+/// Writes these bytes into this process's slot, from the byte `skip` on.
 fn write(bytes: &[u8], skip: i64) {
     let file = FILE.load(Ordering::Acquire);
     if file >= 0 {
         let at = STATE_AT.load(Ordering::Relaxed) + skip;
-        // SAFETY: an open file of this process's own. What can't be written is not known after a crash, no more.
+        // SAFETY: an open file of this process's own. What can't be written is not known after a
+        // crash, no more.
         unsafe { libc_pwrite(file, bytes.as_ptr(), bytes.len(), at) };
     }
 }
 
-/// As PostgreSQL's own handler (SignalHandlerForCrashExit of src/backend/postmaster/interrupt.c, 15 to 18), which ends the process at once; before that the
-/// slot says that it is not this process that has crashed.
+/// Ends the process at once, as PostgreSQL's own handler does (SignalHandlerForCrashExit of
+/// src/backend/postmaster/interrupt.c, 15 to 18). The slot says first that this process has not
+/// crashed.
 unsafe extern "C-unwind" fn on_quit(_signal: i32) {
-    write(&QUIT.to_ne_bytes(), 8);
+    write(&(State::Quit as u64).to_ne_bytes(), 8);
     // SAFETY: ends the process, without any of its callbacks, as shared memory may be corrupt.
     unsafe { libc_exit(2) }
 }
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
-    write(&FREE.to_ne_bytes(), 8);
+    write(&(State::Free as u64).to_ne_bytes(), 8);
     if let Some(own) = OWN.take()
         && own.slot.in_hand.xid == 0
         && own.slot.in_hand.relation != 0
@@ -474,7 +323,7 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
     }
 }
 
-/// Whether transactions are applied one by one, as one of them may crash the server.
+/// Returns whether transactions are applied one by one, as one of them may crash the server.
 pub fn is_cautious() -> bool {
     OWN.get().is_some_and(|own| own.is_cautious)
 }
@@ -489,9 +338,9 @@ fn note(change: impl FnOnce(&mut Slot) -> bool) {
     }
 }
 
-/// A transaction is taken in hand. `error_lsn` is the position by which it is skipped.
+/// Takes a transaction in hand. `error_lsn` is the position by which it is skipped.
 pub fn take(commit_lsn: u64, error_lsn: u64) {
-    // Its Begin writes it down.
+    // `begin` writes the note.
     if let Some(mut own) = OWN.get().filter(|own| own.is_cautious) {
         own.slot.in_hand = InHand {
             commit_lsn,
@@ -502,12 +351,12 @@ pub fn take(commit_lsn: u64, error_lsn: u64) {
     }
 }
 
-/// It begins.
+/// Notes that the transaction in hand begins.
 pub fn begin(xid: u32, commit_lsn: u64) {
     note(|slot| {
-        slot.state = APPLIES;
+        slot.state = State::Applies;
         if slot.in_hand.commit_lsn != commit_lsn {
-            // One that was not taken from the stream: it was parked.
+            // A parked transaction was not taken from the stream.
             slot.in_hand.commit_lsn = commit_lsn;
             slot.in_hand.error_lsn = 0;
         }
@@ -517,31 +366,31 @@ pub fn begin(xid: u32, commit_lsn: u64) {
     });
 }
 
-/// It changes a table.
+/// Notes that it changes a table.
 pub fn change(relation: u32) {
     note(|slot| {
         let relation = u64::from(relation);
-        let is_new = slot.state == APPLIES && slot.in_hand.relation != relation;
+        let is_new = slot.state == State::Applies && slot.in_hand.relation != relation;
         slot.in_hand.relation = relation;
         is_new
     });
 }
 
-/// It is no longer in hand: the `sequence`th since the leader has started.
+/// Notes that nothing is in hand. The transaction was the `sequence`th since the leader started.
 pub fn done(sequence: u64) {
-    note(|slot| std::mem::replace(&mut slot.state, IDLE) != IDLE);
+    note(|slot| std::mem::replace(&mut slot.state, State::Idle) != State::Idle);
     if sequence > CAUTIOUS {
         relax();
     }
 }
 
-/// The crash is past.
+/// Ends caution.
 fn relax() {
     let Some(mut own) = OWN.get().filter(|own| own.is_cautious) else {
         return;
     };
     own.is_cautious = false;
-    own.slot.state = RUNS;
+    own.slot.state = State::Runs;
     OWN.set(Some(own));
     write(&own.slot.pack(), 0);
     if let Ok(file) = open(&name(registry::my_database(), own.subscription)) {

@@ -363,7 +363,7 @@ fn end_left_over_workers(database: u32, own: &ManagerEntry) {
     }
 }
 
-/// Forget crashes of subscriptions that are gone.
+/// Forgets crashes of subscriptions that are gone.
 fn forget_crashes() {
     let known = error::transaction(|| {
         let found = rows("select subscription_id::text from braid.subscription", &[])?;

@@ -552,7 +552,8 @@ pub fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
-/// A number of its own for each time that shared memory was set up: when the server was started, and after each crash.
+/// A number of its own for each time that shared memory was set up: when the server was started,
+/// and after each crash.
 #[must_use]
 pub fn life() -> u64 {
     shared().map_or(0, |shared| {

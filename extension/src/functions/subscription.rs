@@ -49,7 +49,7 @@ fn enable_subscription(subscription_name: Option<&CStr>, after_away: Option<bool
     });
 }
 
-/// How often the server has crashed at a transaction of it counts anew.
+/// Begins the count of crashes anew.
 fn forget_crashes(subscription: &local::Subscription) {
     if let Ok(id) = subscription.id.parse() {
         crash::forget(id);

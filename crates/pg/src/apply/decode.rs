@@ -71,8 +71,8 @@ struct Translator {
 }
 
 impl Translator {
-    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be called in a transaction. What its functions keep is
-    /// in `memory`.
+    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be
+    /// called in a transaction. What its functions keep is in `memory`.
     fn new(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
         if type_id.to_u32() >= pg_sys::FirstNormalObjectId {
             return None;
@@ -81,8 +81,8 @@ impl Translator {
         let mut function = pg_sys::InvalidOid;
         let mut is_varlena = false;
         let mut output = pg_sys::FmgrInfo::default();
-        // SAFETY: catalog look-ups in a transaction, of a type that is there; the FmgrInfo is filled in place and keeps what it needs in
-        // `memory`.
+        // SAFETY: catalog look-ups in a transaction, of a type that is there; the FmgrInfo is
+        // filled in place and keeps what it needs in `memory`.
         unsafe {
             pg_sys::getTypeOutputInfo(type_id, &raw mut function, &raw mut is_varlena);
             pg_sys::fmgr_info_cxt(function, &raw mut output, memory);
@@ -120,9 +120,11 @@ struct ReceiveFunction {
 }
 
 impl ReceiveFunction {
-    /// `None` if there is no such type, or it has no such function. To be called in a transaction. What the function keeps is in `memory`.
+    /// `None` if there is no such type, or it has no such function. To be called in a transaction.
+    /// What the function keeps is in `memory`.
     fn find(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
-        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps what it needs in `memory`.
+        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps
+        // what it needs in `memory`.
         unsafe {
             let tuple = pg_sys::SearchSysCache1(
                 i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
@@ -159,9 +161,9 @@ fn out_of_range(what: &str) -> PgError {
 }
 
 impl ColumnDecoder {
-    /// A decoder for a column of type `local_type`, whose values are of `remote_type` at the source. To be called in a
-    /// transaction. What the type's functions keep is in `memory`, which outlives the decoder. Raises a PostgreSQL error when the type has no
-    /// input function.
+    /// A decoder for a column of type `local_type`, whose values are of `remote_type` at the
+    /// source. To be called in a transaction. What the type's functions keep is in `memory`, which
+    /// outlives the decoder. Raises a PostgreSQL error when the type has no input function.
     #[must_use]
     pub fn new(
         local_type: u32,
@@ -195,7 +197,8 @@ impl ColumnDecoder {
         let mut input_function = pg_sys::InvalidOid;
         let mut input_parameter = pg_sys::InvalidOid;
         let mut input = pg_sys::FmgrInfo::default();
-        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep what they need in `memory`.
+        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep
+        // what they need in `memory`.
         unsafe {
             pg_sys::getTypeInputInfo(local, &raw mut input_function, &raw mut input_parameter);
             pg_sys::fmgr_info_cxt(input_function, &raw mut input, memory);

@@ -50,8 +50,9 @@ pub fn copied_hash(relation: u32, hash: u64) -> u64 {
 /// Where hashes of whole rows begin: apart from those of keys, of tables, and of copied rows.
 const WHOLE_ROWS: u64 = 1 << 34;
 
-/// A row of a table without a key: of its names and stored bytes, in whatever order the columns come. So it is the same at every node that
-/// stores the values alike. Of a type whose values have several byte forms, the text.
+/// A row of a table without a key: of its names and stored bytes, in whatever order the columns
+/// come. So it is the same at every node that stores the values alike. Of a type whose values have
+/// several byte forms, the text.
 #[derive(Debug, Clone, Copy)]
 pub struct RowHash {
     table: u64,
@@ -104,7 +105,8 @@ impl RowHash {
     ) {
         let mut hasher = KeyHasher::new(self.table);
         hasher.word(name);
-        // SAFETY: as the caller says; the output function is the type's own, and its text ends with a zero byte.
+        // SAFETY: as the caller says; the output function is the type's own, and its text ends with
+        // a zero byte.
         unsafe {
             let of = (*compat::TupleDescAttr(descriptor, position)).atttypid;
             match value {
@@ -131,8 +133,9 @@ impl RowHash {
     }
 }
 
-/// Whether one value of a type may be stored in several byte forms, according to how it came: a tsquery's text gives another order of its operands than its
-/// binary form. So do domains, arrays and rows of that.
+/// Whether one value of a type may be stored in several byte forms, according to how it came: a
+/// tsquery's text gives another order of its operands than its binary form. So do domains, arrays
+/// and rows of that.
 ///
 /// # Safety
 /// In a transaction.

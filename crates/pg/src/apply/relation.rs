@@ -176,7 +176,8 @@ pub struct LocalRelation {
     _memory: Memory,
 }
 
-/// A memory context that goes with its owner. A plan is made anew after each invalidation, and a domain's input function alone keeps 8 kB.
+/// A memory context that goes with its owner. A plan is made anew after each invalidation, and a
+/// domain's input function alone keeps 8 kB.
 #[derive(Debug)]
 struct Memory(pg_sys::MemoryContext);
 
@@ -198,7 +199,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // SAFETY: made for this value alone; functions that allocate there have put the caller's context back, or an abort has.
+            // SAFETY: made for this value alone; functions that allocate there have put the
+            // caller's context back, or an abort has.
             unsafe { pg_sys::MemoryContextDelete(self.0) };
         }
     }

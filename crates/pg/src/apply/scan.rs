@@ -1,10 +1,11 @@
 //! Finding a row by all of its values, in a scan of the whole table: for tables that no unique key identifies. Run by the appliers.
 //!
-//! The provider's old row is looked for byte for byte first. Rows that are equal without being the same (1.0 and 1.00) are different
-//! rows there, and types that have no equality (json) are values like any other. If no row is identical, an equal one is looked for: some values have
-//! several byte forms, which one depends on how they came (tsquery, as text or as binary). Values are equal where the type's own equality says so;
-//! those of a type without one (json, point, xml, arrays and rows of these), if they have the same text. Columns that only this node has are not
-//! looked at.
+//! The provider's old row is looked for byte for byte first. Rows that are equal without being the
+//! same (1.0 and 1.00) are different rows there, and types that have no equality (json) are values
+//! like any other. If no row is identical, an equal one is looked for: some values have several
+//! byte forms, which one depends on how they came (tsquery, as text or as binary). Values are equal
+//! where the type's own equality says so; those of a type without one (json, point, xml, arrays and
+//! rows of these), if they have the same text. Columns that only this node has are not looked at.
 
 use pgrx::pg_sys;
 
@@ -24,7 +25,8 @@ pub enum Likeness {
     Equal,
 }
 
-/// Find and lock a row that is like `values`, into `slot`, other than those at `passed_over`. `None`: there is none.
+/// Find and lock a row that is like `values`, into `slot`, other than those at `passed_over`.
+/// `None`: there is none.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -47,7 +49,8 @@ pub unsafe fn find_like(
             let mut writer = pg_sys::InvalidTransactionId;
             let mut found = Ok(None);
             let mut changed = false;
-            // For what comparing one row leaves. Below the current context, it goes with that after an error.
+            // For what comparing one row leaves. Below the current context, it goes with that after
+            // an error.
             let memory = pg_sys::AllocSetContextCreateInternal(
                 pg_sys::CurrentMemoryContext,
                 c"braid scan".as_ptr(),
@@ -190,7 +193,8 @@ unsafe fn is_like(
     }
 }
 
-/// Whether two values of a column, which are not null, are equal: by the type's own equality if it has one, else by their text.
+/// Whether two values of a column, which are not null, are equal: by the type's own equality if it
+/// has one, else by their text.
 ///
 /// # Safety
 /// Both are values of the column; in a transaction.
@@ -199,8 +203,9 @@ unsafe fn equal(
     one: pg_sys::Datum,
     other: pg_sys::Datum,
 ) -> bool {
-    // SAFETY: as the caller says. The type cache's entry lives as long as the process, and what the function keeps as long as the entry. Arrays and rows
-    // have an equality there if all that they are made of has one.
+    // SAFETY: as the caller says. The type cache's entry lives as long as the process, and what the
+    // function keeps as long as the entry. Arrays and rows have an equality there if all that they
+    // are made of has one.
     unsafe {
         let flags = pg_sys::TYPECACHE_EQ_OPR_FINFO.cast_signed();
         let known = pg_sys::lookup_type_cache(attribute.atttypid, flags);

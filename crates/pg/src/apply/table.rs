@@ -467,8 +467,8 @@ impl OpenTable {
         lookup::place_of(unsafe { (*self.local_slot).tts_tid })
     }
 
-    /// Find and lock a row that has these very values, but none of those at `passed_over`; else one that equals them, by scans of the whole
-    /// table.
+    /// Find and lock a row that has these very values, but none of those at `passed_over`; else one
+    /// that equals them, by scans of the whole table.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -511,7 +511,7 @@ impl OpenTable {
                 .get_or_insert_with(|| Router::new(self.estate, self.target, self.relation));
             let oid = router.find(self.estate, self.new_slot);
             pg_sys::MemoryContextSwitchTo(before);
-            // Where a key is an expression, its value.
+            // The value of a key that is an expression.
             let context = (*self.estate).es_per_tuple_exprcontext;
             pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
             oid

@@ -175,11 +175,13 @@ impl OpenTable {
         }
     }
 
-    /// Call one of the executor's functions that work on many rows, in memory that lives as long as the executor state. PostgreSQL looks up triggers'
-    /// functions once for all rows, in the current context, and keeps there what a call of them caches (`fn_extra`). For single rows these
-    /// functions have memory of their own.
+    /// Calls one of the executor's functions that work on many rows, in memory that lives as long
+    /// as the executor state. PostgreSQL looks up triggers' functions once for all rows, in the
+    /// current context, and keeps there what a call of them caches (`fn_extra`). For single rows
+    /// these functions have memory of their own.
     fn in_query_memory<T>(&self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: the executor state is this transaction's; the caller's context is put back, or, after an error, set by the rollback.
+        // SAFETY: the executor state is this transaction's; the caller's context is put back, or,
+        // after an error, set by the rollback.
         unsafe {
             let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
             let value = work();
@@ -206,7 +208,8 @@ impl OpenTable {
             // SAFETY: pairs with begin_write.
             self.in_query_memory(|| unsafe { pg_sys::AfterTriggerEndQuery(estate) });
         }
-        // SAFETY: the executor state is this transaction's; what was written becomes visible to what follows in it.
+        // SAFETY: the executor state is this transaction's; what was written becomes visible to
+        // what follows in it.
         unsafe {
             let context = (*estate).es_per_tuple_exprcontext;
             if !context.is_null() {
@@ -217,8 +220,8 @@ impl OpenTable {
         }
     }
 
-    /// Have the new slot own the row that was written. Where a trigger has put another one there, its values are in the memory of the row, which
-    /// goes before the slot is looked at again.
+    /// Has the new slot own the row that was written. Where a trigger has put another one there,
+    /// its values are in the memory of the row, which goes before the slot is looked at again.
     fn keep_written(&self) {
         if !self.has_triggers {
             return;

@@ -130,7 +130,7 @@ fn takes_running(subscription: &Subscription, entry: &SubscriptionEntry) -> bool
     // Without a limit there is room again.
     // SAFETY: reads a setting.
     let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
-    // What crashes the server is to be known by the position of its commit.
+    // A transaction that crashes the server is to be known by the position of its commit.
     subscription.streaming != "off"
         && !crash::is_cautious()
         && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1)
