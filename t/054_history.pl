@@ -8,7 +8,7 @@ use Braid;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $conf = "braid.appliers_per_subscription = 4\nmax_worker_processes = 32\n";
+my $conf = "braid.appliers_per_subscription = 4\nmax_worker_processes = 32\nbraid.conflict_history = 'all'\n";
 my $tokyo = new_node('tokyo', conf => $conf);
 my $paris = new_node('paris', conf => $conf);
 my @both = ($tokyo, $paris);

@@ -12,6 +12,7 @@ pub mod column_rule;
 pub mod commit_block;
 pub mod commit_sequence;
 pub mod compare;
+pub mod concurrency;
 pub mod conflict;
 pub mod consolidate;
 pub mod copied_position;

@@ -19,6 +19,8 @@ pub struct Options {
     pub messages: bool,
     /// Several small transactions may come in one message, and positions as messages of their own (`join_transactions`).
     pub join_transactions: bool,
+    /// Updates and deletes of rows that another node wrote come with the version of that row (`replaced_versions`).
+    pub replaced_versions: bool,
     /// Large transactions may come in segments while they run (`streaming`).
     pub streaming: bool,
     /// Prepared transactions come when they are prepared (`two_phase`).
@@ -44,6 +46,7 @@ impl Options {
             node: None,
             messages: false,
             join_transactions: false,
+            replaced_versions: false,
             streaming: false,
             two_phase: false,
             unprepared: Vec::new(),
@@ -58,6 +61,9 @@ impl Options {
                 "messages" => options.messages = parse_switch("messages", value)?,
                 "join_transactions" => {
                     options.join_transactions = parse_switch("join_transactions", value)?;
+                }
+                "replaced_versions" => {
+                    options.replaced_versions = parse_switch("replaced_versions", value)?;
                 }
                 "streaming" => options.streaming = parse_switch("streaming", value)?,
                 "two_phase" => options.two_phase = parse_switch("two_phase", value)?,
@@ -148,6 +154,7 @@ mod tests {
         assert_eq!(options.node, None);
         assert!(!options.messages);
         assert!(!options.join_transactions);
+        assert!(!options.replaced_versions);
         assert!(!options.streaming);
         assert!(!options.two_phase);
     }
@@ -157,6 +164,7 @@ mod tests {
         let options = parse(&[
             ("messages", "on"),
             ("join_transactions", "on"),
+            ("replaced_versions", "on"),
             ("streaming", "on"),
             ("two_phase", "on"),
             ("unprepared", "751,4294967295"),
@@ -170,6 +178,7 @@ mod tests {
         assert_eq!(options.node.as_deref(), Some("tokyo"));
         assert!(options.messages);
         assert!(options.join_transactions);
+        assert!(options.replaced_versions);
         assert!(options.streaming);
         assert!(options.two_phase);
         assert_eq!(options.unprepared, [751, u32::MAX]);

@@ -29,6 +29,9 @@ pub const POSITION_PREFIX: &str = "braid.position";
 /// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all nodes. Content: see `braid.take_conflict_resolution` and
 /// `braid.take_column_rule`.
 pub const RULE_PREFIX: &str = "braid.conflict_rule";
+/// Prefix of the message before a change that says which version of the row, by another node, the change has replaced. Content: the
+/// timestamp (i64, microseconds since 1970-01-01 UTC, little-endian), then the origin's name.
+pub const REPLACED_PREFIX: &str = "braid.replaced";
 /// How many bytes the buffer keeps between frames.
 const KEPT_BYTES: usize = 2 * FRAME_BYTES;
 

@@ -438,7 +438,13 @@ create table braid.conflict_record (
     local_origin name,
     remote_origin name,
     remote_xid xid,
-    remote_lsn pg_lsn
+    remote_lsn pg_lsn,
+    -- Whether the change's writer had not seen the local row; null where that is not known.
+    concurrent boolean,
+    -- In which both rows differ, in the order of the table.
+    columns name[],
+    -- Under which the rows meet.
+    constraint_name name
 );
 create index conflict_recorded_at on braid.conflict_record (recorded_at);
 comment on table braid.conflict_record is 'conflicts as they were resolved, with both rows';
@@ -1624,10 +1630,13 @@ select recorded_at,
        remote_xid,
        conflict_id,
        table_name,
-       remote_unknown
+       remote_unknown,
+       concurrent,
+       columns,
+       constraint_name
   from braid.conflict_record
- order by conflict_id;
-comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, oldest first';
+ order by conflict_id desc;
+comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, newest first';
 
 create view braid.conflict_stats as
 select subscription_name as subscription,

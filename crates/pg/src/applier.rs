@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
+use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Change, Reader, Record, StreamHeader, Tag, Truncate, lsn_text};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
@@ -1149,6 +1150,11 @@ impl Applier {
                         if let Some(session) = self.session.as_mut() {
                             session.take_rule(message.content)?;
                         }
+                    } else if message.prefix == REPLACED_PREFIX
+                        && gathered.is_empty()
+                        && let Some(session) = self.session.as_mut()
+                    {
+                        session.replaces(message.content);
                     }
                 }
                 _ => {

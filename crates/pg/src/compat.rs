@@ -51,6 +51,18 @@ pub(crate) type ChangeTuple = *mut pg_sys::ReorderBufferTupleBuf;
 #[cfg(not(any(feature = "pg15", feature = "pg16")))]
 pub(crate) type ChangeTuple = pg_sys::HeapTuple;
 
+/// The file of a block that a WAL record names: another name from 16 on.
+pub(crate) fn block_file(block: &pg_sys::DecodedBkpBlock) -> FileLocator {
+    #[cfg(feature = "pg15")]
+    {
+        block.rnode
+    }
+    #[cfg(not(feature = "pg15"))]
+    {
+        block.rlocator
+    }
+}
+
 /// The tuple of a decoded change; null stays null.
 ///
 /// # Safety

@@ -260,6 +260,24 @@ pub(crate) mod raw {
             relation: pg_sys::Relation,
             block: pg_sys::BlockNumber,
         ) -> pg_sys::Buffer;
+        pub(crate) fn ReadBufferWithoutRelcache(
+            file: FileLocator,
+            fork: pg_sys::ForkNumber::Type,
+            block: pg_sys::BlockNumber,
+            mode: pg_sys::ReadBufferMode::Type,
+            strategy: pg_sys::BufferAccessStrategy,
+            permanent: bool,
+        ) -> pg_sys::Buffer;
+        // src/include/storage/smgr.h: the process of a temporary table is a number of the same type in 15 to 18.
+        pub(crate) fn smgropen(file: FileLocator, backend: c_int) -> pg_sys::SMgrRelation;
+        pub(crate) fn smgrexists(
+            relation: pg_sys::SMgrRelation,
+            fork: pg_sys::ForkNumber::Type,
+        ) -> bool;
+        pub(crate) fn smgrnblocks(
+            relation: pg_sys::SMgrRelation,
+            fork: pg_sys::ForkNumber::Type,
+        ) -> pg_sys::BlockNumber;
         pub(crate) fn ReleaseBuffer(buffer: pg_sys::Buffer);
         pub(crate) fn ReleaseAndReadBuffer(
             buffer: pg_sys::Buffer,

@@ -780,6 +780,16 @@ pub fn subscriptions() -> &'static [SubscriptionEntry] {
     }
 }
 
+/// Whether this process's database has subscriptions, as far as its manager has seen them.
+#[must_use]
+pub fn has_subscriptions() -> bool {
+    let database = my_database();
+    subscriptions().iter().any(|entry| {
+        entry.subscription_id.load(Ordering::Acquire) != 0
+            && entry.database.load(Ordering::Acquire) == database
+    })
+}
+
 /// If this process is an applier that waits for its turn, the other appliers of its subscription: some of them are ahead of it.
 #[must_use]
 pub fn waited_for_by(pid: i32) -> Vec<i32> {

@@ -34,7 +34,22 @@ static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
-static CONFLICT_HISTORY: GucSetting<bool> = GucSetting::<bool>::new(true);
+static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
+    GucSetting::<ConflictHistory>::new(ConflictHistory::On);
+
+/// `braid.conflict_history`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum ConflictHistory {
+    /// Conflicts are recorded, but for those whose writer is known to have seen the row that is here.
+    #[name = c"on"]
+    On,
+    /// None is recorded.
+    #[name = c"off"]
+    Off,
+    /// All are recorded.
+    #[name = c"all"]
+    All,
+}
 static CONFLICT_HISTORY_RETENTION_MIN: GucSetting<i32> = GucSetting::<i32>::new(30 * 24 * 60);
 static CONFLICT_FUNCTION_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static QUERIER_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
@@ -256,6 +271,15 @@ fn register_choices() {
         GucFlags::empty(),
     );
     GucRegistry::define_enum_guc(
+        c"braid.conflict_history",
+        c"Record conflicts with both rows in braid.conflict_history.",
+        c"on leaves out those whose writer is known to have seen the row that is here; all records them too; off records none. \
+          Conflicts are counted in any case. With off, a value that loses is lost.",
+        &CONFLICT_HISTORY,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
         c"braid.parallel_apply",
         c"Whether all appliers of a subscription take transactions.",
         c"With auto, one of them does while all together are not faster, which is tried now and then as long as transactions wait. Where \
@@ -367,14 +391,6 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
-    GucRegistry::define_bool_guc(
-        c"braid.conflict_history",
-        c"Record each conflict with both rows in braid.conflict_history.",
-        c"Conflicts are counted also when they are not recorded. A value that loses is then lost.",
-        &CONFLICT_HISTORY,
-        GucContext::Sighup,
-        GucFlags::empty(),
-    );
     register_choices();
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
     // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
@@ -446,7 +462,7 @@ pub fn leader_applies() -> bool {
 
 /// `braid.conflict_history`.
 #[must_use]
-pub fn conflict_history() -> bool {
+pub fn conflict_history() -> ConflictHistory {
     CONFLICT_HISTORY.get()
 }
 

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
+use braid_bgworker::concurrency::{Writer, concurrent};
 use braid_bgworker::conflict::{
     Action, Decision, Kind, Local, NO_CONFLICT, Version, decide_delete, decide_insert,
     decide_new_key, decide_update,
@@ -31,7 +32,7 @@ use super::write::Written;
 use super::{Current, Session, Target};
 use crate::error::PgError;
 use crate::registry;
-use crate::settings;
+use crate::settings::{self, ConflictHistory};
 
 pub(super) type Key = (u32, u32);
 
@@ -157,6 +158,8 @@ pub(super) struct Rows<'a> {
     pub(super) remote: Option<*mut pg_sys::TupleTableSlot>,
     /// What the change says of the remote row, the rest of which is from elsewhere; `None`: all of it.
     pub(super) given: Option<&'a RowValues>,
+    /// The index in which they meet; `None`: that of the key by which rows are found.
+    pub(super) index: Option<pg_sys::Oid>,
 }
 
 impl Session {
@@ -166,6 +169,12 @@ impl Session {
     /// What PostgreSQL raises comes as an unwinding panic; errors that are found here are returned. Either way the
     /// transaction is to be rolled back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        let applied = self.apply_change(change);
+        self.replaced = None;
+        applied
+    }
+
+    fn apply_change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         if change.operation == Operation::Insert && self.is_bulk_allowed() {
             return self.insert_later(change);
         }
@@ -1366,6 +1375,7 @@ impl Session {
             local: local.then(|| table.local_slot()),
             remote: given.map(|_| table.new_slot()),
             given,
+            index: None,
         })
     }
 
@@ -1406,7 +1416,13 @@ impl Session {
         };
         let oid = self.target(key)?.plan.oid;
         self.tally.add(oid, decision, resolution);
-        if !settings::conflict_history() {
+        let concurrent = self.is_concurrent(key, current, found, decision)?;
+        let wanted = match settings::conflict_history() {
+            ConflictHistory::On => concurrent != Some(false),
+            ConflictHistory::All => true,
+            ConflictHistory::Off => false,
+        };
+        if !wanted {
             return Ok(());
         }
         let stamp = match found {
@@ -1425,6 +1441,8 @@ impl Session {
             remote: (current.timestamp, &current.origin),
             xid: current.xid,
             lsn: current.commit_lsn,
+            concurrent,
+            index: rows.index,
         };
         if let Some(Target {
             plan,
@@ -1438,6 +1456,34 @@ impl Session {
         // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.
         unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
         Ok(())
+    }
+}
+
+impl Session {
+    /// Whether the change in hand and what was found are concurrent; `None` where that is not known.
+    fn is_concurrent(
+        &mut self,
+        key: Key,
+        current: &Current,
+        found: Found,
+        decision: Decision,
+    ) -> Result<Option<bool>, PgError> {
+        let Some(kind) = decision.conflict.filter(|_| !current.told) else {
+            return Ok(None);
+        };
+        let by_versions = self.target(key)?.plan.rules.go_by_versions();
+        let replaced = self.replaced.take();
+        let writer = Writer {
+            version: version(current),
+            replaced: replaced.as_ref().map(|(timestamp, origin)| Version {
+                timestamp: *timestamp,
+                origin,
+            }),
+            by_versions,
+        };
+        let concurrent = concurrent(kind, self.local(found), writer);
+        self.replaced = replaced;
+        Ok(concurrent)
     }
 }
 

@@ -138,7 +138,9 @@ impl OpenTable {
         checked: Checked,
     ) -> Result<LockedRows, PgError> {
         let mut rows = Vec::new();
+        self.met.clear();
         for constraint in self.constraints(checked) {
+            let before = rows.len();
             // SAFETY: the index is open, and so is the table while it is looked through.
             unsafe {
                 let Some(keys) = self.keys_of_new(constraint) else {
@@ -152,6 +154,9 @@ impl OpenTable {
                 });
                 lookup.end();
                 found?;
+                let index = (*constraint.index).rd_id;
+                let others = rows.iter().skip(before);
+                self.met.extend(others.map(|(slot, _)| (*slot, index)));
             }
         }
         Ok(rows)

@@ -53,6 +53,8 @@ pub(super) struct Eviction {
     stamp: Stamp,
     decision: Decision,
     current: Current,
+    /// The index in which they meet.
+    index: Option<pg_sys::Oid>,
     /// The row that is to come; lives until it is stored in a slot.
     incoming: pg_sys::HeapTuple,
     /// Of its key.
@@ -152,6 +154,7 @@ impl Session {
     ) -> Result<(), PgError> {
         let new_slot = self.open(key)?.new_slot();
         let hash = self.hash_of_new(key);
+        let index = self.met_index(key, slot);
         let (schema, table) = key;
         // SAFETY: both slots hold rows of the table; the copy outlives the transaction, which is rolled back.
         let eviction = unsafe {
@@ -165,6 +168,7 @@ impl Session {
                 stamp,
                 decision,
                 current: current.clone(),
+                index,
                 incoming,
                 hash,
                 loser,
@@ -340,6 +344,7 @@ impl Session {
             local: Some(slot),
             remote: Some(new_slot),
             given: None,
+            index: eviction.index,
         };
         let found = Found::Row(eviction.stamp);
         self.record(

@@ -1,11 +1,13 @@
 //! Pages in shared buffers; and a row of one that is in hand: heap_fetch of src/backend/access/heap/heapam.c, 15 to 18, for a buffer that is pinned already.
 
+use std::cell::Cell;
 use std::ffi::c_char;
 
 use pgrx::pg_sys;
 
 use super::lookup::tid_of;
 use super::places::Place;
+use crate::compat::FileLocator;
 use crate::ffi::raw;
 
 /// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
@@ -80,4 +82,94 @@ pub(super) unsafe fn fetch(
         (*slot).tts_tableOid = (*table).rd_id;
         true
     }
+}
+
+/// What the header of a row version says of the transactions that wrote and ended it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lifetime {
+    /// The transaction that wrote it; `None` if the version is frozen.
+    pub writer: Option<pg_sys::TransactionId>,
+    /// The transaction that replaced or deleted it, if that was one alone.
+    pub ended_by: Option<pg_sys::TransactionId>,
+}
+
+/// Reads who wrote and who ended the row version that is item `item` of a block of a table's file. `None` where there is no such block or version
+/// any more. Works outside of transactions too.
+///
+/// # Safety
+/// In a process that is attached to shared buffers; the file is one of a permanent table of the heap access method.
+pub(crate) unsafe fn lifetime(
+    file: FileLocator,
+    block: pg_sys::BlockNumber,
+    item: u16,
+) -> Option<Lifetime> {
+    let mut found = None;
+    // SAFETY: as the caller says. Nothing on the closure's stack has a destructor. A pin needs a resource owner: outside of a transaction that is one
+    // of the process's own. The page is read while it is pinned and locked, and nothing in between can raise an error.
+    unsafe {
+        let outer = pg_sys::CurrentResourceOwner;
+        if outer.is_null() {
+            pg_sys::CurrentResourceOwner = own_resource_owner();
+        }
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            let relation = raw::smgropen(file, NO_PROCESS);
+            if !raw::smgrexists(relation, MAIN_FORK)
+                || raw::smgrnblocks(relation, MAIN_FORK) <= block
+            {
+                return;
+            }
+            let buffer = raw::ReadBufferWithoutRelcache(
+                file,
+                MAIN_FORK,
+                block,
+                pg_sys::ReadBufferMode::RBM_NORMAL,
+                std::ptr::null_mut(),
+                true,
+            );
+            raw::LockBuffer(buffer, SHARE);
+            let page = page_of(buffer);
+            let pointer = match usize::from(item).checked_sub(1) {
+                Some(before) if before < items(page) => {
+                    page.add(HEADER + before * ITEM).cast::<u32>().read()
+                }
+                _ => 0,
+            };
+            if pointer >> 15 & 3 == NORMAL {
+                let header = page
+                    .add((pointer & 0x7FFF) as usize)
+                    .cast::<pg_sys::HeapTupleHeaderData>();
+                let mask = u32::from((*header).t_infomask);
+                let fields = (*header).t_choice.t_heap;
+                found = Some(Lifetime {
+                    writer: (mask & pg_sys::HEAP_XMIN_FROZEN != pg_sys::HEAP_XMIN_FROZEN)
+                        .then_some(fields.t_xmin),
+                    ended_by: (mask & pg_sys::HEAP_XMAX_IS_MULTI == 0).then_some(fields.t_xmax),
+                });
+            }
+            raw::LockBuffer(buffer, UNLOCK);
+            raw::ReleaseBuffer(buffer);
+        });
+        pg_sys::CurrentResourceOwner = outer;
+    }
+    found
+}
+
+/// InvalidBackendId, or INVALID_PROC_NUMBER, of src/include/storage: not a temporary table's.
+const NO_PROCESS: i32 = -1;
+const MAIN_FORK: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+
+/// A resource owner for what is done outside of transactions, made once in a process.
+fn own_resource_owner() -> pg_sys::ResourceOwner {
+    thread_local! {
+        static OWNER: Cell<pg_sys::ResourceOwner> = const { Cell::new(std::ptr::null_mut()) };
+    }
+    OWNER.with(|owner| {
+        if owner.get().is_null() {
+            // SAFETY: without a parent it lives as long as the process; the name is a constant.
+            owner.set(unsafe {
+                pg_sys::ResourceOwnerCreate(std::ptr::null_mut(), c"braid page".as_ptr())
+            });
+        }
+        owner.get()
+    })
 }

@@ -40,23 +40,31 @@ pub struct Entry<'a> {
     pub xid: u32,
     /// Its position at the provider.
     pub lsn: u64,
+    /// Whether the change's writer had not seen the local row; `None` where that is not known.
+    pub concurrent: Option<bool>,
+    /// The index in which the rows meet; `None`: that of the key by which rows are found.
+    pub index: Option<pg_sys::Oid>,
 }
 
 /// The first argument of each image; the others follow it.
-const LOCAL: usize = 15;
-const REMOTE: usize = 19;
+const LOCAL: usize = 18;
+const REMOTE: usize = 22;
 
 fn insert() -> String {
     format!(
         "insert into braid.conflict_record (subscription_name, relation, table_name, kind, resolution, winner, reason, \
          key, local_row, remote_row, remote_unknown, local_timestamp, remote_timestamp, local_origin, remote_origin, \
-         remote_xid, remote_lsn) \
+         remote_xid, remote_lsn, concurrent, constraint_name, columns) \
          select $1, $2::oid::regclass, $2::oid::regclass::text, $3, $14, $4, $5, \
          (select jsonb_object_agg(k, coalesce(r.remote -> k, r.local -> k)) from unnest($6::text[]) k), r.local, r.remote, \
          nullif($13::text[], '{{}}'), \
          to_timestamp(($7 / 1000000)::double precision) + ($7 % 1000000) * interval '1 microsecond', \
          to_timestamp(($8 / 1000000)::double precision) + ($8 % 1000000) * interval '1 microsecond', \
-         $9, $10, $11::text::xid, '0/0'::pg_lsn + $12::numeric \
+         $9, $10, $11::text::xid, '0/0'::pg_lsn + $12::numeric, \
+         $15, (select c.relname from pg_catalog.pg_class c where c.oid = $16::oid), \
+         case when r.local is not null and r.remote is not null then \
+         (select array_agg(u.n::name order by u.o) from unnest($17::text[]) with ordinality u (n, o) \
+         where not (r.local ? u.n and r.remote ? u.n) or r.local -> u.n <> r.remote -> u.n) end \
          from (select {} as local, {} as remote) r returning conflict_id",
         to_jsonb(LOCAL),
         to_jsonb(REMOTE)
@@ -188,6 +196,18 @@ fn write_down(
         .filter(|column| !is_delete && !is_given(column.local))
         .filter_map(|column| Some(remote.columns.get(column.remote)?.name.clone()))
         .collect();
+    let given: Vec<String> = local
+        .columns
+        .iter()
+        .filter(|column| !is_delete && is_given(column.local))
+        .filter_map(|column| Some(remote.columns.get(column.remote)?.name.clone()))
+        .collect();
+    let met = matches!(
+        kind,
+        Kind::InsertExists | Kind::UpdateExists | Kind::MultipleUniqueConflicts
+    );
+    let key_index = || Some(local.key.as_ref()?.index);
+    let index = entry.index.or_else(key_index).filter(|_| met);
     // SAFETY: the table is open; the slots, if they are there, hold rows of it.
     let (local_row, remote_row) = unsafe {
         let row_type = (*(*table.relation()).rd_rel).reltype;
@@ -216,6 +236,9 @@ fn write_down(
         DatumWithOid::from(i64::try_from(entry.lsn).unwrap_or(i64::MAX)),
         DatumWithOid::from(unknown),
         DatumWithOid::from(entry.resolution.name()),
+        DatumWithOid::from(entry.concurrent),
+        DatumWithOid::from(index.map(|index| i64::from(index.to_u32()))),
+        encoding::texts_argument(&given),
     ];
     arguments.extend(local_row.arguments());
     arguments.extend(remote_row.arguments());

@@ -152,6 +152,7 @@ impl Session {
                 local: Some(slot),
                 remote: Some(new_slot),
                 given: None,
+                index: self.met_index(key, slot),
             };
             self.record(key, remote, current, found, decision, rows)?;
         }
@@ -188,6 +189,7 @@ impl Session {
                 local: Some(first),
                 remote: Some(new_slot),
                 given: None,
+                index: None,
             },
             before: None,
             in_the_way: true,
@@ -214,6 +216,7 @@ impl Session {
                 local: Some(slot),
                 remote: Some(new_slot),
                 given: None,
+                index: self.met_index(key, slot),
             };
             self.record(key, remote, current, Found::Row(stamp), decision, rows)?;
         }
@@ -221,6 +224,17 @@ impl Session {
             return Err(to_leave_first());
         }
         Ok(Way::Leave)
+    }
+
+    /// The index in which a row was met that was last found in the way.
+    pub(super) fn met_index(
+        &self,
+        key: Key,
+        slot: *mut pg_sys::TupleTableSlot,
+    ) -> Option<pg_sys::Oid> {
+        let met = &self.targets.get(&key)?.table.as_ref()?.met;
+        let (_, index) = met.iter().find(|(row, _)| *row == slot)?;
+        Some(*index)
     }
 
     /// The version of a row in a slot, given that of the transaction that wrote it.

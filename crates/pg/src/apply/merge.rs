@@ -212,6 +212,7 @@ impl Session {
             local: exists.then_some(table.local_slot()),
             remote: Some(table.new_slot()),
             given: Some(after),
+            index: None,
         };
         let meeting = Meeting {
             found,

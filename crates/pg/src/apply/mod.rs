@@ -94,6 +94,7 @@ pub use consolidate::Item;
 pub use copied::{DeadRows, RowVersion, has_merged_rows, key_hashes_at, row_version};
 pub use decode::EPOCH_DIFFERENCE;
 pub use eviction::tell as tell_displacements;
+pub(crate) use heap_page::lifetime;
 pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub(crate) use index_end::ScanInsert;
@@ -327,6 +328,8 @@ pub struct Session {
     user: UserSwitch,
     change_context: pg_sys::MemoryContext,
     current: Option<Current>,
+    /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix microseconds and node.
+    replaced: Option<(i64, String)>,
     /// A table that the transaction in hand has open is not plain.
     has_rules: bool,
     /// Rows in the way of a row are looked for before it is written.
@@ -412,6 +415,7 @@ impl Session {
             user: UserSwitch::default(),
             change_context: memory_context(c"braid change"),
             current: None,
+            replaced: None,
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
@@ -474,6 +478,7 @@ impl Session {
     /// What follows belongs to the transaction of `begin`.
     pub fn show(&mut self, begin: &Begin<'_>) {
         self.added.clear();
+        self.replaced = None;
         let from_origin = begin.origin.is_empty();
         self.current = Some(Current {
             commit_lsn: begin.commit_lsn,
@@ -490,6 +495,14 @@ impl Session {
             runs: false,
         });
         self.show_versions();
+    }
+
+    /// The next change has replaced a row that another node had written, of the version that is in `content`.
+    pub fn replaces(&mut self, content: &[u8]) {
+        self.replaced = content.split_first_chunk::<8>().and_then(|(time, node)| {
+            let node = std::str::from_utf8(node).ok()?;
+            Some((i64::from_le_bytes(*time), node.to_owned()))
+        });
     }
 
     /// The transaction that was begun is to be prepared.

@@ -39,6 +39,8 @@ pub struct OpenTable {
     pub(super) deferrable: bool,
     /// Rows of this transaction that met others under one.
     pub(super) unchecked: Vec<Unchecked>,
+    /// The index in which each of the rows was met that were last found in the way.
+    pub(super) met: Vec<(*mut pg_sys::TupleTableSlot, pg_sys::Oid)>,
     plain: bool,
     suspended: bool,
     /// Whether updates, and deletes, may be published from here as far as the replica identity goes.
@@ -186,6 +188,7 @@ impl OpenTable {
             Ok(Self {
                 deferrable: Self::has_deferrable(target),
                 unchecked: Vec::new(),
+                met: Vec::new(),
                 plain: is_plain(relation, target, local),
                 suspended: false,
                 checked: [false; 2],

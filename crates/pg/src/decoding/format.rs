@@ -88,6 +88,12 @@ pub(super) trait Format {
     /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions: no catalog can be read.
     fn refuses_origin(&self, origin: pg_sys::RepOriginId) -> bool;
 
+    /// A record of WAL is read. Asked as [`Format::refuses_origin`] is, before it.
+    ///
+    /// # Safety
+    /// The context is valid, and its reader holds the record.
+    unsafe fn record_read(&mut self, _ctx: Context) {}
+
     /// The stream of joined transactions that this is, if it can be one (`held`).
     fn joined(&mut self) -> Option<&mut Stream> {
         None

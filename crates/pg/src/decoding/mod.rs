@@ -37,6 +37,7 @@ pub(crate) mod page_read;
 mod plugin;
 mod publications;
 mod relation;
+mod replaced;
 mod report;
 mod row_change;
 mod row_filter;

@@ -188,8 +188,16 @@ unsafe extern "C-unwind" fn filter_by_origin(
     ctx: *mut pg_sys::LogicalDecodingContext,
     origin: pg_sys::RepOriginId,
 ) -> bool {
-    // SAFETY: a valid context.
-    unsafe { state(ctx) }.is_some_and(|format| format.refuses_origin(origin))
+    // SAFETY: a valid context; what is asked about is the record that its reader holds.
+    unsafe {
+        state(ctx).is_some_and(|format| {
+            let refuses = format.refuses_origin(origin);
+            if !refuses {
+                format.record_read(ctx);
+            }
+            refuses
+        })
+    }
 }
 
 #[pgrx::pg_guard]

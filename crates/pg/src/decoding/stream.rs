@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_char};
 use std::ops::ControlFlow;
 
 use braid_decoder::{
-    FrameSink, Options, OriginPolicy, Outbox, Publication, RULE_PREFIX, SchemaBook, Shape,
-    classify, to_unix_micros,
+    FrameSink, Options, OriginPolicy, Outbox, Publication, REPLACED_PREFIX, RULE_PREFIX,
+    SchemaBook, Shape, Source, classify, to_unix_micros,
 };
 use braid_gir::{Message, Operation, SchemaNumber};
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -24,6 +24,7 @@ use super::invalidation;
 use super::node::Identity;
 use super::own_table::{self, OwnTable};
 use super::relation::{Compiled, Hashed};
+use super::replaced::ReplacedRows;
 use super::report::{self, or_raise};
 use super::row_change::RowChange;
 use super::running::{Unwatched, watch};
@@ -108,6 +109,10 @@ pub(super) struct Stream {
     context: pg_sys::MemoryContext,
     session: Option<Session>,
     pub(super) held: Held,
+    /// Which rows of other nodes the changes to come have replaced, if the reader wants to know.
+    replaced: Option<ReplacedRows>,
+    /// Version of that which the change in hand has replaced: Unix microseconds and node.
+    replaced_now: Option<(i64, String)>,
 }
 
 /// How the frames of a stream leave: as they are, or as something else that says the same.
@@ -213,6 +218,7 @@ impl Stream {
             let context = small_context(parent, c"braid output plugin");
             (context, small_context(context, c"braid change"))
         };
+        let replaced = options.replaced_versions.then(ReplacedRows::default);
         Self {
             options,
             outbox: Outbox::new(),
@@ -234,6 +240,8 @@ impl Stream {
             context,
             session: Some(Session::enter()),
             held: Held::default(),
+            replaced,
+            replaced_now: None,
         }
     }
 
@@ -317,6 +325,21 @@ impl Stream {
         // SAFETY: as the caller says.
         let origin = unsafe { self.origin_name(author.origin) };
         classify(&origin).is_node(self.options.node.as_deref())
+    }
+
+    /// Version of the row of another node that the change at `lsn` has replaced: Unix microseconds and node.
+    ///
+    /// # Safety
+    /// In a transaction with a historic snapshot.
+    #[inline]
+    unsafe fn replaced_version(&mut self, lsn: u64) -> Option<(i64, String)> {
+        let (timestamp, origin) = self.replaced.as_mut()?.take(lsn)?;
+        // SAFETY: as the caller says.
+        let name = unsafe { self.origin_name(origin) };
+        match classify(&name) {
+            Source::Node(node) => Some((to_unix_micros(timestamp), node.to_owned())),
+            Source::Here | Source::Foreign(_) => None,
+        }
     }
 
     /// As [`Stream::origin_name`], where there may be no transaction.
@@ -495,9 +518,11 @@ impl Stream {
             action,
             old,
             new,
+            lsn,
             author,
-            ..
         } = change;
+        // Of what an own table tells, this says nothing.
+        let replaced = self.replaced_now.take();
         // SAFETY: as the caller says.
         let oid = unsafe { self.refresh(relation) };
         // Filters, hashes and output functions may ask the type cache.
@@ -581,6 +606,9 @@ impl Stream {
         }
         let schema = announce(outbox, book, &mut entry.number, &compiled.shape);
         or_raise(outbox.ensure_begun(author.xid));
+        if operation != Operation::Insert {
+            tell_replaced(outbox, lsn, replaced);
+        }
         let _encoding = if compiled.sends_text {
             ServerEncoding::enter()
         } else {
@@ -774,6 +802,13 @@ impl Format for Stream {
         self.options.origin == OriginPolicy::Local && origin != no_origin()
     }
 
+    unsafe fn record_read(&mut self, ctx: Context) {
+        if let Some(replaced) = self.replaced.as_mut() {
+            // SAFETY: as the caller says.
+            unsafe { replaced.note((*ctx).reader) };
+        }
+    }
+
     fn joined(&mut self) -> Option<&mut Stream> {
         Some(self)
     }
@@ -964,6 +999,8 @@ impl Format for Stream {
     ) {
         let running = self.outbox.in_segment() || self.unsettled;
         // SAFETY: as the caller says.
+        self.replaced_now = unsafe { self.replaced_version(change.lsn) }.filter(|_| !running);
+        // SAFETY: as the caller says.
         let mut put = || unsafe { !self.leaves_out(change.author) && self.put_row(change) };
         let written = if running {
             watch(change.author.xid, put)
@@ -1037,6 +1074,20 @@ impl Format for Stream {
             session.leave();
         }
     }
+}
+
+/// Say which version of a row, Unix microseconds and node, the change that comes next has replaced, if that is known.
+fn tell_replaced(outbox: &mut Outbox, lsn: u64, replaced: Option<(i64, String)>) {
+    let Some((timestamp, node)) = replaced else {
+        return;
+    };
+    let content = [&timestamp.to_le_bytes(), node.as_bytes()].concat();
+    or_raise(outbox.writer().message(&Message {
+        transactional: true,
+        lsn,
+        prefix: REPLACED_PREFIX,
+        content: &content,
+    }));
 }
 
 /// The number of the relation's schema, announced before its first use.

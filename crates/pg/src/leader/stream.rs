@@ -155,7 +155,7 @@ fn start_streaming(
         String::new()
     };
     Ok(connection.start_copy(&format!(
-        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', streaming {}{})",
+        "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', replaced_versions 'on', streaming {}{})",
         quote_identifier(&subscription.slot),
         lsn_text(start),
         publication_list(&subscription.publications),

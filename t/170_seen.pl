@@ -1,0 +1,119 @@
+# A change whose writer had seen the row that it meets is counted as a conflict, but is not recorded. What is left out was seen, by what the
+# rows themselves say; what may have been concurrent is recorded, also under load in both directions.
+
+use strict;
+use warnings;
+
+use Braid;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $conf = "max_worker_processes = 32\nbraid.clock_skew_limit = 0\n";
+my $tokyo = new_node('tokyo', conf => $conf);
+my $paris = new_node('paris', conf => $conf);
+my @both = ($tokyo, $paris);
+on_all(q[
+	create table item (id int primary key, code text unique, v text, n int);
+	create table hot (id int primary key, version text, seen text);
+	create table moved (id int, v text, primary key (id, v)) partition by list (v);
+	create table moved_a partition of moved for values in ('a');
+	create table moved_b partition of moved for values in ('b', 'c');
+], @both);
+subscribe($paris, $tokyo);
+subscribe($tokyo, $paris);
+$tokyo->safe_psql('postgres', q[
+	insert into item select i, 'c' || i, 'first', i from generate_series(1, 20) i;
+	insert into hot select i, 'first', '' from generate_series(1, 10) i;
+]);
+my @streams = ([ $paris, 'paris_from_tokyo' ], [ $tokyo, 'tokyo_from_paris' ]);
+
+sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
+
+sub history
+{
+	my ($node, $table) = @_;
+	return sql($node, qq[
+		select string_agg(concat_ws(' ', key ->> 'id', kind, winner, coalesce(concurrent::text, 'unknown'), columns, constraint_name), ', ' order by (key ->> 'id')::int)
+		from braid.conflict_history where relation::text ~ '^$table']);
+}
+
+sub counted { return sql($_[0], "select coalesce(sum(conflicts), 0) from braid.conflict_stats where relation::text ~ '^$_[1]'"); }
+
+# One after the other, each in sight of what the other has done.
+sub in_turn
+{
+	while (my ($node, $sql) = splice @_, 0, 2) { sql($node, $sql); converged(@both); }
+	return;
+}
+
+# While they do not hear of each other, the first of them first.
+sub apart
+{
+	my ($first, $second) = @_;
+	converged(@both);
+	sql($_->[0], "select braid.disable_subscription('$_->[1]')") for @streams;
+	$_->poll_query_until('postgres', q[select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions']) for @both;
+	sql($tokyo, $first);
+	sql($paris, $second);
+	sql($_->[0], "select braid.enable_subscription('$_->[1]')") for @streams;
+	converged(@both);
+	return;
+}
+
+in_turn(
+	$tokyo => q[update item set v = 'tokyo'],
+	$paris => q[update item set v = 'paris' where id <= 5; delete from item where id = 20],
+	$tokyo => q[update item set v = 'tokyo again' where id <= 5],
+	$paris => q[begin; update item set n = 0 where id = 1; savepoint s; update item set n = 1 where id = 2; update item set n = 2 where id = 2; commit],
+);
+is(history($_, 'item'), '', 'what was seen is not recorded at ' . $_->name) for @both;
+is(counted($tokyo, 'item'), 8, 'and counted there');
+is(counted($paris, 'item'), 5, 'and here');
+in_turn($tokyo => q[insert into moved values (1, 'a'), (2, 'b')], $paris => q[update moved set v = 'b' where id = 1; update moved set v = 'c' where id = 2]);
+is(history($tokyo, 'moved'), '', 'a row that was seen and moves on');
+
+apart(q[update item set v = 'tokyo', n = 5 where id = 10; update item set v = 'tokyo' where id = 11; insert into item values (30, 'c30', 'tokyo', 1), (31, 'same', 'tokyo', 1); delete from item where id = 12],
+	q[update item set v = 'paris' where id = 10; delete from item where id = 11; insert into item values (30, 'c30', 'paris', 1), (32, 'same', 'paris', 1); update item set v = 'paris' where id = 12]);
+is(history($tokyo, 'item'),
+	'10 update_origin_differs remote true {v,n}, 11 delete_origin_differs remote true, 12 update_deleted remote true, 30 insert_exists remote true {v} item_pkey, 32 insert_exists remote true {id,v} item_code_key',
+	'what was not seen is recorded, with the columns and the constraint');
+is(history($paris, 'item'),
+	'10 update_origin_differs local true {v,n}, 11 update_deleted local true, 12 delete_origin_differs local true, 30 insert_exists local true {v} item_pkey, 31 insert_exists local true {id,v} item_code_key',
+	'at the other node too') or diag(sql($paris, 'select conflict_id, kind, winner, key, columns, concurrent, local_row, remote_row, reason from braid.conflict_history'));
+is(sql($tokyo, 'select bool_and(conflict_id < before) from (select conflict_id, lag(conflict_id) over () before from braid.conflict_history) h'), 't', 'the newest comes first');
+
+# Each update says which version it has replaced, and so whether the conflict was one.
+sql($_, q[alter system set braid.conflict_history = 'all'; select pg_reload_conf()]) for @both;
+ok(wait_until(sub { join(' ', map { sql($_, 'show braid.conflict_history') } @both) eq 'all all' }, 10), 'all are recorded');
+my $script = PostgreSQL::Test::Utils::tempdir() . '/hot.sql';
+append_to_file($script, q[
+\set id random(1, 10)
+update hot set seen = version, version = gen_random_uuid() where id = :id;
+\sleep 3 ms
+]);
+my @load = map { start_pgbench($_, '-f', $script, '-c', '4', '-T', '6') } @both;
+finish_pgbench($_) for @load;
+converged(@both);
+# However far behind each other they were, these are seen.
+my $change = q[update hot set seen = version, version = gen_random_uuid()];
+in_turn($tokyo => $change, $paris => $change, $tokyo => $change);
+same_tables(\@both, 'hot');
+for my $node (@both)
+{
+	my $name = $node->name;
+	my ($all, $seen, $wrong, $missed, $concurrent) = split /\|/, sql($node, q[
+		select count(*), count(*) filter (where concurrent = false),
+		       count(*) filter (where concurrent = false and remote_row ->> 'seen' <> local_row ->> 'version'),
+		       count(*) filter (where concurrent is null and remote_row ->> 'seen' = local_row ->> 'version'),
+		       count(*) filter (where concurrent and remote_row ->> 'seen' = local_row ->> 'version')
+		from braid.conflict_history where relation = 'hot'::regclass]);
+	note("$name: $all conflicts, $seen were seen, of $missed that is not known");
+	is($all, counted($node, 'hot'), "all of them are recorded at $name");
+	cmp_ok($seen, '>', 0, 'there are some that were seen');
+	is($wrong, 0, 'none that was not is taken for one');
+	is($concurrent, 0, 'nor the other way round');
+	cmp_ok($missed, '<=', $all / 10, 'of few it is not known');
+}
+
+$_->stop for @both;
+done_testing();
