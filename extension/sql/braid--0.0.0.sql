@@ -420,7 +420,8 @@ comment on table braid.slot_cleanup is 'slots left at providers by dropped subsc
 create table braid.conflict_record (
     conflict_id bigint generated always as identity primary key,
     recorded_at timestamptz not null default now(),
-    subscription_name name not null,
+    -- Null: no subscription brought it, this node found it.
+    subscription_name name,
     relation regclass not null,
     -- Its name at the time.
     table_name text,
@@ -539,6 +540,15 @@ create table braid.conflict_rule (
 );
 comment on table braid.conflict_rule is 'what is done about conflicts, by table and kind';
 
+-- Without a row: orphans are neither looked for nor deleted.
+create table braid.foreign_key_rule (
+    relation regclass not null,
+    constraint_name name not null,
+    rule text not null check (rule in ('record', 'delete')),
+    primary key (relation, constraint_name)
+);
+comment on table braid.foreign_key_rule is 'what is done about rows whose referenced row is missing, by foreign key';
+
 -- Rules that are to count on all nodes: a row that is inserted is a message to those that receive from this one. It is deleted at once.
 create table braid.rule_change (content text not null);
 alter table braid.rule_change replica identity full;
@@ -636,7 +646,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
+    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -734,6 +744,117 @@ create function braid.set_conflict_resolution(
     as 'MODULE_PATHNAME', 'set_conflict_resolution_wrapper';
 comment on function braid.set_conflict_resolution is
     'what is done about conflicts here, or on all nodes: in a table or, with null, in all that have no rule; of one kind or, with null, of all; with null as before';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Foreign keys
+------------------------------------------------------------------------------------------------------------------------
+
+-- SQL that finds the rows of a table whose referenced row is missing under a foreign key: the table's own, or that of the partitioned
+-- table of which it is a partition. Compares as PostgreSQL's own checks do: by the constraint's operators, in the referenced column's collation.
+create function braid.orphan_query("table" oid, "constraint" oid, for_update boolean) returns text
+    language sql stable strict set search_path = pg_catalog, pg_temp
+begin atomic
+    with foreign_key as (
+        select c.*, coalesce((to_jsonb(c) ->> 'conperiod')::boolean, false) as has_period
+        from pg_constraint c where c.oid = $2
+    ), pair as (
+        select u.position, u.position = cardinality(c.conkey) and c.has_period as is_period,
+               format('orphan$child.%I', child.attname) as child,
+               format('orphan$parent.%I', parent.attname) as parent,
+               case when parent.atttypid <> o.oprleft then '::' || format_type(o.oprleft, null) else '' end as parent_cast,
+               case when child.atttypid <> o.oprright then '::' || format_type(o.oprright, null) else '' end as child_cast,
+               format('operator(%I.%s)', n.nspname, o.oprname) as equals,
+               case when parent.attcollation <> child.attcollation and parent.attcollation <> 0
+                   then (select format(' collate %I.%I', m.nspname, l.collname)
+                         from pg_collation l join pg_namespace m on m.oid = l.collnamespace where l.oid = parent.attcollation)
+                   else '' end as collate_as,
+               parent.attname as parent_name
+        from foreign_key c
+             cross join lateral unnest(c.conkey, c.confkey, c.conpfeqop) with ordinality u (child_number, parent_number, operator, position)
+             join pg_attribute child on child.attrelid = c.conrelid and child.attnum = u.child_number
+             join pg_attribute parent on parent.attrelid = c.confrelid and parent.attnum = u.parent_number
+             join pg_operator o on o.oid = u.operator
+             join pg_namespace n on n.oid = o.oprnamespace
+    ), parts as (
+        select string_agg(child || ' is distinct from null', case c.confmatchtype when 'f' then ' or ' else ' and ' end order by position) as is_given,
+               coalesce(string_agg(format('(%s)%s %s ((%s)%s%s)', parent, parent_cast, equals, child, child_cast, collate_as), ' and ' order by position)
+                   filter (where not is_period), 'true') as is_equal,
+               string_agg(parent, '') filter (where is_period) as parent_period,
+               string_agg(child, '') filter (where is_period) as child_period,
+               string_agg(format('%L, %s', parent_name, child), ', ' order by position) as referenced_key
+        from foreign_key c cross join pair group by c.confmatchtype
+    ), tables as (
+        select c.conname, c.confrelid,
+               case r.relkind when 'p' then '' else 'only ' end || $1::regclass::text as child_table,
+               case p.relkind when 'p' then '' else 'only ' end || c.confrelid::regclass::text as parent_table,
+               (select string_agg(format('%L, orphan$child.%I', a.attname, a.attname), ', ' order by k.position)
+                from pg_index i cross join lateral unnest(i.indkey::int2[]) with ordinality k (number, position)
+                     join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+                where i.indrelid = $1 and i.indisprimary and k.position <= i.indnkeyatts) as key
+        from foreign_key c join pg_class r on r.oid = $1 join pg_class p on p.oid = c.confrelid
+    )
+    select format(
+        'select orphan$child.tableoid::regclass as relation, %L::name as constraint_name, %s as key, %L::oid::regclass as referenced, '
+        'jsonb_build_object(%s) as referenced_key, to_jsonb(orphan$child.*) as "row"%s from %s orphan$child where (%s) and not %s%s',
+        t.conname,
+        case when t.key is null then 'null::jsonb' else 'jsonb_build_object(' || t.key || ')' end,
+        t.confrelid,
+        q.referenced_key,
+        ', orphan$child.ctid::text as place',
+        t.child_table,
+        q.is_given,
+        case when q.parent_period is null
+            then format('exists (select from %s orphan$parent where %s)', t.parent_table, q.is_equal)
+            else format('coalesce(%s <@ (select range_agg(%s) from %s orphan$parent where %s), false)', q.child_period, q.parent_period, t.parent_table, q.is_equal)
+        end,
+        case when $3 then ' for update of orphan$child skip locked' else '' end)
+    from tables t cross join parts q;
+end;
+comment on function braid.orphan_query is 'the query that finds rows of a table whose referenced row is missing';
+
+-- The foreign keys that a table has: its own, those of the partitioned tables above it, and those of single partitions below it. With null, all
+-- of the database. Each with the table whose rows it is to be looked at for.
+create function braid.foreign_keys("table" oid) returns table ("relation" oid, "constraint" oid)
+    language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+    select case when $1 is null or c.conrelid in (select t.relid from pg_partition_tree($1) t) then c.conrelid else $1 end, c.oid
+    from pg_constraint c join pg_class r on r.oid = c.conrelid
+    where c.contype = 'f' and c.conparentid = 0 and r.relpersistence <> 't'
+      and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
+      and ($1 is null or c.conrelid = $1 or c.conrelid in (select t.relid from pg_partition_tree($1) t)
+           or c.conrelid in (select a.relid from pg_partition_ancestors($1) a (relid)))
+    order by r.relname, c.conname, c.oid;
+end;
+comment on function braid.foreign_keys is 'the foreign keys under which rows of a table, or of all tables, may be orphans';
+
+create function braid.orphans(relation regclass default null)
+    returns table (referencing regclass, constraint_name name, key jsonb, referenced regclass, referenced_key jsonb, "row" jsonb)
+    language plpgsql stable set search_path = pg_catalog, pg_temp set row_security = off
+as $$
+#variable_conflict use_column
+declare
+    found record;
+begin
+    for found in select k.relation, k.constraint from braid.foreign_keys($1) k loop
+        return query execute format('select q.relation, q.constraint_name, q.key, q.referenced, q.referenced_key, q.row from (%s) q',
+            braid.orphan_query(found.relation, found.constraint, false));
+    end loop;
+end
+$$;
+comment on function braid.orphans is 'rows of a table, or with null of all tables, whose referenced row under a foreign key is missing';
+
+create function braid.set_foreign_key_rule(relation regclass, constraint_name name, rule text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_foreign_key_rule_wrapper';
+comment on function braid.set_foreign_key_rule is
+    'what this node does about rows of a table whose referenced row is missing: record or delete them; under one foreign key or, with null, all of the table; with null as before';
+
+create view braid.foreign_key_rules as
+select f.relation, f.constraint_name, c.confrelid::regclass as referenced, f.rule
+  from braid.foreign_key_rule f
+       join pg_catalog.pg_constraint c on c.conrelid = f.relation::oid and c.conname = f.constraint_name and c.contype = 'f'
+ order by f.relation::text, f.constraint_name;
+comment on view braid.foreign_key_rules is 'what this node does about rows whose referenced row is missing, by foreign key';
 
 -- What an applier, and a leader, does with such a rule of another node: JSON in UTF-8, as hexadecimal digits.
 create function braid.take_conflict_resolution(content text) returns void
@@ -2029,6 +2150,7 @@ grant execute on function
     braid.set_rate_limit,
     braid.set_conflict_resolution,
     braid.set_column_rule,
+    braid.set_foreign_key_rule,
     braid.check_conflict_function,
     braid.restore_conflict,
     braid.row_image,
@@ -2078,7 +2200,11 @@ grant execute on function
     braid.applied_positions,
     braid.rules_for_all_nodes,
     braid.parked_records,
-    braid.compare_activity
+    braid.compare_activity,
+    -- With the caller's rights: who may read the tables.
+    braid.orphans,
+    braid.orphan_query,
+    braid.foreign_keys
     to braid_admin, braid_monitor;
 
 grant select on
@@ -2098,6 +2224,7 @@ grant select on
     braid.conflict_value,
     braid.conflict_resolutions,
     braid.column_rules,
+    braid.foreign_key_rules,
     braid.compare_progress,
     braid.differences,
     braid.repair_log,

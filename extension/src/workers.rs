@@ -57,3 +57,10 @@ pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
 pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
     braid_pg::decoding::fetch_worker_main(argument);
 }
+
+/// Started by the manager every `braid.orphan_check_interval` where there are rules for foreign keys.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_orphans_main(argument: pg_sys::Datum) {
+    braid_pg::orphan::main(argument);
+}

@@ -31,6 +31,7 @@ pub mod libpq;
 pub mod local_version;
 pub mod manager;
 mod origin;
+pub mod orphan;
 pub mod parked;
 pub mod prepared;
 pub mod rate_limit;

@@ -54,6 +54,9 @@ struct Manager {
     not_before: HashMap<u32, Instant>,
     cleanup: Option<worker::Handle>,
     cleanup_not_before: Option<Instant>,
+    /// The process that looks for orphans, and when it is started next.
+    orphans: Option<worker::Handle>,
+    orphans_not_before: Option<Instant>,
     collector: Option<(worker::Handle, Instant)>,
     collector_not_before: Option<Instant>,
     /// How often in a row it has ended soon after its start, or could not be started.
@@ -384,6 +387,8 @@ struct State {
     known: Vec<u32>,
     /// Slots are to be cleaned up.
     cleanup: bool,
+    /// There are rules for foreign keys.
+    orphans: bool,
     /// Changes of the same row may come from several nodes.
     several_writers: bool,
     /// It has to be known which columns local sessions write.
@@ -399,6 +404,7 @@ fn read() -> Result<State, PgError> {
         &[],
     )?;
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
+    let orphans = rows("select 1::text from braid.foreign_key_rule limit 1", &[])?;
     // Whoever reads changes here may write the same rows, and so may each provider, and each source.
     let several = rows(
         "select 1::text \
@@ -435,6 +441,7 @@ fn read() -> Result<State, PgError> {
         wanted,
         known,
         cleanup: !cleanup.is_empty(),
+        orphans: !orphans.is_empty(),
         several_writers: !several.is_empty(),
         columns: !columns.is_empty(),
     })
@@ -447,6 +454,7 @@ impl Manager {
             wanted,
             known,
             cleanup,
+            orphans,
             ..
         } = state;
         let mut wait = INTERVAL;
@@ -511,6 +519,7 @@ impl Manager {
         }
         self.release(wanted, known);
         self.clean_up(*cleanup, &mut wait);
+        self.look_for_orphans(*orphans, &mut wait);
         self.purge(known, &mut wait);
         wait
     }
@@ -677,6 +686,41 @@ impl Manager {
             argument: registry::my_database(),
             extra: worker::Extra::pack(&[]),
         });
+    }
+
+    /// Have a worker of its own look for rows whose referenced row is missing: it reads whole tables, and triggers of users may fire.
+    fn look_for_orphans(&mut self, wanted: bool, wait: &mut Duration) {
+        let interval = settings::orphan_check_interval().filter(|_| wanted);
+        if let Some(handle) = &self.orphans {
+            if handle.status() != worker::Status::Ended {
+                return;
+            }
+            self.orphans = None;
+            self.orphans_not_before = interval.map(|interval| Instant::now() + interval);
+        }
+        let Some(interval) = interval else {
+            return;
+        };
+        // A shorter interval counts at once.
+        let latest = Instant::now() + interval;
+        let at = self.orphans_not_before.map_or(latest, |at| at.min(latest));
+        self.orphans_not_before = Some(at);
+        let left = at.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            *wait = (*wait).min(left);
+            return;
+        }
+        self.orphans = worker::start(&worker::Worker {
+            name: "braid orphans",
+            kind: "braid orphans",
+            function: "braid_orphans_main",
+            argument: registry::my_database(),
+            extra: worker::Extra::pack(&[]),
+        });
+        if self.orphans.is_none() {
+            self.orphans_not_before = Some(latest);
+        }
+        *wait = (*wait).min(interval);
     }
 
     fn purge(&mut self, known: &[u32], wait: &mut Duration) {

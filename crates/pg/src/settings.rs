@@ -34,6 +34,7 @@ static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
+static ORPHAN_CHECK_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
     GucSetting::<ConflictHistory>::new(ConflictHistory::On);
 
@@ -341,6 +342,15 @@ pub fn register() {
             flags: GucFlags::empty(),
         },
         Int {
+            name: c"braid.orphan_check_interval",
+            short: c"Pause between two looks for rows whose referenced row is missing.",
+            long: c"In tables for which braid.set_foreign_key_rule was called. 0: they are not looked for.",
+            setting: &ORPHAN_CHECK_INTERVAL_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
             name: c"braid.retry_interval",
             short: c"Pause before a subscription's workers are started again after a failure.",
             long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
@@ -550,6 +560,14 @@ pub fn max_parked() -> u64 {
 #[must_use]
 pub fn max_parked_bytes() -> u64 {
     u64::try_from(MAX_PARKED_SIZE_MB.get()).unwrap_or(1) * 1024 * 1024
+}
+
+/// `braid.orphan_check_interval`; `None` for never.
+#[must_use]
+pub fn orphan_check_interval() -> Option<Duration> {
+    Some(ORPHAN_CHECK_INTERVAL_MS.get())
+        .filter(|interval| *interval > 0)
+        .map(milliseconds)
 }
 
 /// `braid.retry_interval`.

@@ -14,6 +14,7 @@ mod conflict;
 mod create;
 mod drop_guard;
 mod failure;
+mod foreign_key;
 mod hold;
 mod ingest;
 mod local;
