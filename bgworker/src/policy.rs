@@ -31,6 +31,41 @@ pub fn for_apply(sqlstate: &str) -> Policy {
     }
 }
 
+/// What becomes of a subscription that an error has stopped, met while a transaction was applied or
+/// a table copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterStop {
+    /// A change of tables, data, functions or rights at this node may cure it: tried again by
+    /// itself, after pauses that grow.
+    TryAgain,
+    /// Nothing but a person's decision lets it go on.
+    Wait,
+}
+
+/// What becomes of a subscription after a stop with this error.
+#[must_use]
+pub fn after_stop(sqlstate: &str) -> AfterStop {
+    match sqlstate {
+        // integrity_constraint_violation as such: a conflict whose resolution is 'error'
+        "23000" => AfterStop::Wait,
+        // internal_error: an alteration of a table that went on for long
+        "XX000" => AfterStop::TryAgain,
+        _ => match sqlstate.get(..2) {
+            // feature_not_supported, cardinality_violation, data_exception, integrity constraints,
+            // dependent objects, errors of routines and triggers, invalid_schema_name,
+            // syntax_error_or_access_rule_violation, WITH CHECK OPTION, program limits, what
+            // PL/pgSQL raises
+            Some(
+                "0A" | "21" | "22" | "23" | "2B" | "2F" | "38" | "39" | "3F" | "42" | "44" | "54"
+                | "P0",
+            ) => AfterStop::TryAgain,
+            // 08P01 (the stream), 55000 (WAL or a rest that is gone), XX001, XX002 (damaged data)
+            // ...
+            _ => AfterStop::Wait,
+        },
+    }
+}
+
 /// The policy for an error that the provider reported or that the connection to it met.
 #[must_use]
 pub fn for_provider(sqlstate: &str) -> Policy {
@@ -147,6 +182,23 @@ mod tests {
         ];
         for (sqlstate, policy) in table {
             assert_eq!(for_apply(sqlstate), policy, "{sqlstate}");
+        }
+    }
+
+    #[test]
+    fn what_a_change_of_tables_cures_is_tried_again_after_a_stop() {
+        let again = [
+            "0A000", "21000", "22001", "22003", "22P02", "23502", "23503", "23505", "23514",
+            "23P01", "38000", "3F000", "42501", "42703", "42704", "42804", "42883", "42P01",
+            "428C9", "44000", "54000", "P0001", "XX000",
+        ];
+        for sqlstate in again {
+            assert_eq!(after_stop(sqlstate), AfterStop::TryAgain, "{sqlstate}");
+        }
+        for sqlstate in [
+            "08P01", "23000", "55000", "58P01", "XX001", "XX002", "", "2", "é",
+        ] {
+            assert_eq!(after_stop(sqlstate), AfterStop::Wait, "{sqlstate}");
         }
     }
 

@@ -92,6 +92,10 @@ create table braid.subscription (
     error_message text,
     error_detail text,
     error_hint text,
+    error_context text,
+    -- How often it has stopped since it last went on, and when the manager has it tried again; null: not by itself.
+    error_attempts integer not null default 0,
+    error_retry_at timestamptz,
     -- End of the transaction at the provider that could not be applied, if that is what failed.
     error_lsn pg_lsn,
     error_at timestamptz,
@@ -134,6 +138,7 @@ create table braid.subscription_table (
     copy_error_sqlstate text,
     copy_error_detail text,
     copy_error_hint text,
+    copy_error_context text,
     ready_at timestamptz,
     primary key (subscription_id, relation)
 );
@@ -368,6 +373,7 @@ create table braid.parked_transaction (
     error_message text,
     error_detail text,
     error_hint text,
+    error_context text,
     attempts integer not null default 0,
     parked_at timestamptz not null default clock_timestamp(),
     tried_at timestamptz,
@@ -1287,6 +1293,11 @@ create function braid.lag_activity() returns table (subscription_id integer, mea
     as 'MODULE_PATHNAME', 'lag_activity_wrapper';
 comment on function braid.lag_activity is 'when the end of each provider''s WAL was heard last';
 
+create function braid.failure_activity() returns table (subscription_id integer, context text)
+    language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'failure_activity_wrapper';
+comment on function braid.failure_activity is 'in the middle of what the workers of each running subscription failed last';
+
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
     retries bigint, busy_fraction double precision, wait text, taken_at timestamptz
@@ -1447,7 +1458,8 @@ comment on function braid.copied_columns is 'a part of the initial copy at anoth
 create view braid.subscription_status as
 select s.subscription_name as name,
        s.provider_name as provider,
-       case when s.error_sqlstate is not null or s.given_up_at is not null then 'error'
+       case when s.given_up_at is null and s.enabled and s.error_retry_at <= clock_timestamp() and a.leader_pid is not null then 'retrying'
+            when s.error_sqlstate is not null or s.given_up_at is not null then 'error'
             when not s.enabled then 'disabled'
             else coalesce(a.state, 'starting') end as state,
        -- An end of the provider's WAL that was heard long ago says how much is missing at least, but not that nothing is.
@@ -1467,11 +1479,14 @@ select s.subscription_name as name,
        case when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
        case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn end as error_lsn,
        case when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint,
+       case when s.error_sqlstate is not null then s.error_context when r.is_retrying then f.context end as error_context,
+       case when s.enabled and s.given_up_at is null then s.error_retry_at end as retry_at,
        (select count(*) from braid.parked_transaction p
          where p.subscription_id = s.subscription_id and p.state <> 'skipped') as parked
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
   left join braid.lag_activity() l on l.subscription_id = s.subscription_id
+  left join braid.failure_activity() f on f.subscription_id = s.subscription_id
  cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming',
                             s.enabled and s.error_sqlstate is null and s.given_up_at is null and a.state = 'streaming',
                             greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at),
@@ -1536,12 +1551,16 @@ select s.subscription_id,
        a.last_error as last_failure,
        a.last_error_detail as last_failure_detail,
        a.last_error_hint as last_failure_hint,
+       f.context as last_failure_context,
        a.last_error_lsn as last_failure_lsn,
        a.last_error_at as last_failure_at,
        s.error_sqlstate,
        s.error_message,
        s.error_detail,
        s.error_hint,
+       s.error_context,
+       s.error_attempts,
+       s.error_retry_at,
        s.error_lsn,
        s.error_at,
        s.skip_lsn,
@@ -1549,6 +1568,7 @@ select s.subscription_id,
        p.changes as half_applied_changes
   from braid.subscription s
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
+  left join braid.failure_activity() f on f.subscription_id = s.subscription_id
   left join braid.schedule_activity() d on d.subscription_id = s.subscription_id
   left join braid.skew_activity() c on c.subscription_id = s.subscription_id
   left join braid.split_progress p on p.subscription_id = s.subscription_id
@@ -1570,7 +1590,8 @@ select s.subscription_name as subscription,
        a.conflicts,
        t.ready_at,
        t.copy_error,
-       t.copy_error_hint
+       t.copy_error_hint,
+       t.copy_error_context
   from braid.subscription_table t
   join braid.subscription s on s.subscription_id = t.subscription_id
   left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
@@ -1586,6 +1607,7 @@ select coalesce(s.subscription_name, p.subscription_name) as subscription,
        p.error_sqlstate,
        p.error_detail,
        p.error_hint,
+       p.error_context,
        p.attempts,
        p.changes,
        p.committed_changes + 1 as from_change,
@@ -2182,6 +2204,7 @@ grant execute on function
     braid.node_info,
     braid.subscription_activity,
     braid.lag_activity,
+    braid.failure_activity,
     braid.applier_activity,
     braid.table_activity,
     braid.schedule_activity,

@@ -43,6 +43,8 @@ restart_after_crash = on
 # With little to do, one of several appliers would do it: what they do side by side is to be tested.
 braid.parallel_apply = always
 braid.retry_interval = 100ms
+# What has stopped stays so until the test has looked at it.
+braid.stopped_retry_interval = 0
 braid.retry_interval_max = 1s
 CONF
 	$node->append_conf('postgresql.conf', $opt{conf}) if $opt{conf};

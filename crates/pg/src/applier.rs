@@ -378,6 +378,7 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
         message: error.message.clone(),
         detail: error.detail.clone().unwrap_or_default(),
         hint: error.hint.clone().unwrap_or_default(),
+        context: error.context().unwrap_or_default().to_owned(),
     });
     registry::set_latch(ring.leader().1);
 }
@@ -849,6 +850,7 @@ impl Applier {
                 }
                 Err(trouble) => trouble,
             };
+            let doing = self.doing(transaction.end_lsn());
             error::abort();
             if let Some(session) = self.session.as_mut() {
                 session.forget_transaction();
@@ -856,9 +858,10 @@ impl Applier {
             self.own.retries.fetch_add(1, Ordering::Relaxed);
             self.entry.retries.fetch_add(1, Ordering::Relaxed);
             first = false;
-            let Trouble::Error(mut error) = trouble else {
+            let Trouble::Error(error) = trouble else {
                 continue;
             };
+            let mut error = error.with_context(&doing);
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }
@@ -900,6 +903,19 @@ impl Applier {
             }
             self.pause(&error, at_turn);
         }
+    }
+
+    /// What was being done, as a line of an error's CONTEXT.
+    fn doing(&self, end_lsn: u64) -> String {
+        self.session.as_ref().map_or_else(
+            || {
+                format!(
+                    "processing remote data for subscription \"{}\"",
+                    self.subscription.name
+                )
+            },
+            |session| session.doing(end_lsn),
+        )
     }
 
     /// Whether what has failed at its turn is tried again, after so many violations of a constraint.

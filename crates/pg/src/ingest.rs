@@ -280,7 +280,15 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
         };
         match error::catch(|| call.record(&record)) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) | Err(error) => return Err(placed(error, &input.place(offset))),
+            Ok(Err(error)) | Err(error) => {
+                let doing =
+                    SESSION.with_borrow(|session| session.as_ref().map(|session| session.doing(0)));
+                let error = match doing {
+                    Some(doing) => error.with_context(&doing),
+                    None => error,
+                };
+                return Err(placed(error, &input.place(offset)));
+            }
         }
     }
     call.finish()

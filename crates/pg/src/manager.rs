@@ -385,6 +385,8 @@ struct State {
     wanted: Vec<Wanted>,
     /// All that exist.
     known: Vec<u32>,
+    /// When the next one that has stopped is to be tried again; not longer than the manager rests.
+    retry_in: Duration,
     /// Slots are to be cleaned up.
     cleanup: bool,
     /// There are rules for foreign keys.
@@ -397,9 +399,11 @@ struct State {
 
 fn read() -> Result<State, PgError> {
     let found = rows(
-        "select subscription_id::text, subscription_name::text, (enabled and error_sqlstate is null and given_up_at is null)::text, \
+        "select subscription_id::text, subscription_name::text, (enabled and given_up_at is null and (error_sqlstate is null or coalesce(error_retry_at <= clock_timestamp(), false)))::text, \
          md5(row(subscription_name, connection_id, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text \
+         disable_on_error, on_error, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text, \
+         (case when enabled and given_up_at is null and error_retry_at > clock_timestamp() \
+               then ceil(extract(epoch from error_retry_at - clock_timestamp()) * 1000) end)::bigint::text \
          from braid.subscription",
         &[],
     )?;
@@ -422,12 +426,16 @@ fn read() -> Result<State, PgError> {
     )?;
     let mut wanted = Vec::new();
     let mut known = Vec::new();
+    let mut retry_in = INTERVAL;
     for row in found {
         let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
         let Ok(id) = text(0).parse::<u32>() else {
             continue;
         };
         known.push(id);
+        if let Ok(left) = text(6).parse() {
+            retry_in = retry_in.min(Duration::from_millis(left));
+        }
         if text(2) == "true" {
             wanted.push(Wanted {
                 id,
@@ -440,6 +448,7 @@ fn read() -> Result<State, PgError> {
     Ok(State {
         wanted,
         known,
+        retry_in,
         cleanup: !cleanup.is_empty(),
         orphans: !orphans.is_empty(),
         several_writers: !several.is_empty(),
@@ -457,7 +466,7 @@ impl Manager {
             orphans,
             ..
         } = state;
-        let mut wait = INTERVAL;
+        let mut wait = INTERVAL.min(state.retry_in);
         self.collect(state, entry, &mut wait);
         self.reap(wanted);
         // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since

@@ -228,10 +228,10 @@ pub(crate) fn insert(
     execute(
         "insert into braid.parked_transaction (parked_id, subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, \
              committed_at, changes, bytes, barred_tables, other_tables, keys, waits_for, error_sqlstate, error_message, error_detail, \
-             error_hint, attempts, committed_changes, tried_at) \
+             error_hint, attempts, committed_changes, error_context, tried_at) \
          overriding system value values ($19, $1, $2::name, case when $14::bigint is null then 'failed' else 'waiting' end, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
              $6::name, 'epoch'::timestamptz + $7 * interval '1 microsecond', $8, $9, string_to_array($10, E'\\x01'), \
-             string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, $20, \
+             string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, $20, $21, \
              case when $14::bigint is null then clock_timestamp() end)",
         &[
             i64::from(subscription.id).into(),
@@ -254,6 +254,7 @@ pub(crate) fn insert(
             error.and_then(|error| error.hint.clone()).into(),
             id.into(),
             signed(note.committed).into(),
+            error.and_then(|error| error.context()).into(),
         ],
     )
 }
@@ -341,7 +342,7 @@ pub(crate) fn remove(id: i64) -> Result<bool, PgError> {
 pub(crate) fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
     execute(
         "update braid.parked_transaction set state = 'failed', waits_for = null, error_sqlstate = $2, error_message = $3, \
-             error_detail = $4, error_hint = $5, attempts = attempts + 1, tried_at = clock_timestamp() \
+             error_detail = $4, error_hint = $5, error_context = $6, attempts = attempts + 1, tried_at = clock_timestamp() \
           where parked_id = $1 and state <> 'skipped'",
         &[
             id.into(),
@@ -349,6 +350,7 @@ pub(crate) fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
             error.message.as_str().into(),
             error.detail.clone().into(),
             error.hint.clone().into(),
+            error.context().into(),
         ],
     )
 }

@@ -68,6 +68,7 @@ static MAX_PARKED: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
+static STOPPED_RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 
 static PARALLEL_APPLY: GucSetting<ParallelApply> =
     GucSetting::<ParallelApply>::new(ParallelApply::Auto);
@@ -300,6 +301,39 @@ fn register_choices() {
     );
 }
 
+/// What is tried again, and when.
+fn of_retries() -> [Int; 3] {
+    [
+        Int {
+            name: c"braid.retry_interval",
+            short: c"Pause before a subscription's workers are started again after a failure.",
+            long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
+            setting: &RETRY_INTERVAL_MS,
+            range: (10, 3_600_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.retry_interval_max",
+            short: c"Longest pause before a subscription's workers are started again after a failure.",
+            long: c"",
+            setting: &RETRY_INTERVAL_MAX_MS,
+            range: (10, 86_400_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+        Int {
+            name: c"braid.stopped_retry_interval",
+            short: c"Pause before a subscription that has stopped with an error is tried again, if a change of tables here may have cured it.",
+            long: c"Doubles with each stop in a row, up to 32 times. 0 leaves it to braid.enable_subscription.",
+            setting: &STOPPED_RETRY_INTERVAL_MS,
+            range: (0, 86_400_000),
+            context: GucContext::Sighup,
+            flags: GucFlags::UNIT_MS,
+        },
+    ]
+}
+
 /// Register all settings.
 pub fn register() {
     let ints = [
@@ -350,30 +384,13 @@ pub fn register() {
             context: GucContext::Sighup,
             flags: GucFlags::UNIT_MS,
         },
-        Int {
-            name: c"braid.retry_interval",
-            short: c"Pause before a subscription's workers are started again after a failure.",
-            long: c"Doubles with each failure in a row, up to braid.retry_interval_max.",
-            setting: &RETRY_INTERVAL_MS,
-            range: (10, 3_600_000),
-            context: GucContext::Sighup,
-            flags: GucFlags::UNIT_MS,
-        },
-        Int {
-            name: c"braid.retry_interval_max",
-            short: c"Longest pause before a subscription's workers are started again after a failure.",
-            long: c"",
-            setting: &RETRY_INTERVAL_MAX_MS,
-            range: (10, 86_400_000),
-            context: GucContext::Sighup,
-            flags: GucFlags::UNIT_MS,
-        },
     ];
     // SAFETY: reads a variable of the process.
     let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
     for int in of_appliers()
         .into_iter()
         .chain(of_conflicts())
+        .chain(of_retries())
         .chain(of_clocks())
         .chain(of_parking())
         .chain(ints)
@@ -580,6 +597,12 @@ pub fn retry_interval() -> Duration {
 #[must_use]
 pub fn retry_interval_max() -> Duration {
     milliseconds(RETRY_INTERVAL_MAX_MS.get())
+}
+
+/// `braid.stopped_retry_interval`; `None` when it is 0.
+#[must_use]
+pub fn stopped_retry_interval() -> Option<Duration> {
+    Some(milliseconds(STOPPED_RETRY_INTERVAL_MS.get())).filter(|pause| !pause.is_zero())
 }
 
 /// `wal_receiver_status_interval`; `None` when it is 0.

@@ -1,6 +1,8 @@
 //! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and the copy workers, each
 //! call in a transaction of the caller's.
 
+use std::time::Duration;
+
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::{lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
@@ -16,6 +18,9 @@ use crate::{catalog, encoding, kept_plan};
 pub struct Subscription {
     /// `subscription_id`.
     pub id: u32,
+    /// Where the transaction ends at which it had stopped, 0 for none; `None` where it has not
+    /// stopped.
+    pub stopped_at: Option<u64>,
     /// `subscription_name`.
     pub name: String,
     /// OID of its owner.
@@ -148,7 +153,8 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
             "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, \
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
          run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
-         coalesce(split_transactions_above, 0)::text, on_error, two_phase::text \
+         coalesce(split_transactions_above, 0)::text, on_error, two_phase::text, \
+         case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end \
          from braid.subscription s where subscription_id = $1"
         ),
         &[i64::from(id).into()],
@@ -161,6 +167,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let lsn = |index: usize| parse_lsn(&text(index)).unwrap_or(0);
     Ok(Some(Subscription {
         id,
+        stopped_at: row.get(22).cloned().flatten().map(|_| lsn(22)),
         name: text(0),
         owner: text(1).parse().unwrap_or(0),
         dsn: row
@@ -316,14 +323,23 @@ pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Res
     Ok(!added.is_empty())
 }
 
-/// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that failed.
+/// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that
+/// failed; it is tried again after `pause`, which doubles with each stop in a row. Not where that
+/// transaction is to be left out: somebody has said so while it was tried again.
 ///
 /// # Errors
 /// As [`execute`].
-pub fn set_error(id: u32, error: &PgError, lsn: u64) -> Result<(), PgError> {
+pub fn set_error(
+    id: u32,
+    error: &PgError,
+    lsn: u64,
+    pause: Option<Duration>,
+) -> Result<(), PgError> {
     execute(
         "update braid.subscription set error_sqlstate = $2, error_message = $3, error_detail = $4, error_hint = $5, \
-         error_lsn = $6::pg_lsn, error_at = clock_timestamp() where subscription_id = $1",
+         error_lsn = $6::pg_lsn, error_context = $7, error_at = clock_timestamp(), error_attempts = error_attempts + 1, \
+         error_retry_at = clock_timestamp() + $8::bigint * 2 ^ least(error_attempts, 5) * interval '1 millisecond' \
+         where subscription_id = $1 and skip_lsn is distinct from coalesce($6::pg_lsn, '0/0')",
         &[
             i64::from(id).into(),
             error.sqlstate.as_str().into(),
@@ -331,7 +347,24 @@ pub fn set_error(id: u32, error: &PgError, lsn: u64) -> Result<(), PgError> {
             error.detail.as_deref().into(),
             error.hint.as_deref().into(),
             (lsn != 0).then(|| lsn_text(lsn)).into(),
+            error.context().into(),
+            pause
+                .map(|pause| i64::try_from(pause.as_millis()).unwrap_or(i64::MAX))
+                .into(),
         ],
+    )
+}
+
+/// What had stopped a subscription is over. In a transaction of the caller's.
+///
+/// # Errors
+/// As [`execute`].
+pub fn clear_error(id: u32) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set error_sqlstate = null, error_message = null, error_detail = null, error_hint = null, \
+         error_context = null, error_lsn = null, error_at = null, error_attempts = 0, error_retry_at = null \
+         where subscription_id = $1 and error_sqlstate is not null and given_up_at is null",
+        &[i64::from(id).into()],
     )
 }
 

@@ -1,9 +1,10 @@
 //! Background workers: registering, starting and stopping them, and what each does first.
 
 use std::ffi::c_char;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::{compat, ffi, latch};
 
@@ -207,8 +208,24 @@ unsafe extern "C" {
     fn libc_kill(pid: i32, signal: i32) -> i32;
 }
 
+/// This process is one of the extension's workers.
+static IS_WORKER: AtomicBool = AtomicBool::new(false);
+
+/// The end of a worker that was told to end, by another one or with the server, is a LOG message
+/// and not FATAL: nothing is wrong. Runs in the middle of PostgreSQL's error reporting: the level
+/// is only that of the server's log.
+pub(crate) fn calm(error: &mut pg_sys::ErrorData) {
+    if IS_WORKER.load(Ordering::Relaxed)
+        && error.elevel == pgrx::PgLogLevel::FATAL as i32
+        && error.sqlerrcode == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN as i32
+    {
+        error.elevel = pgrx::PgLogLevel::LOG as i32;
+    }
+}
+
 /// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again).
 pub fn initialize() {
+    IS_WORKER.store(true, Ordering::Relaxed);
     crate::clock::exempt_this_process();
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
     unsafe {

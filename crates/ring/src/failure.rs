@@ -5,6 +5,8 @@ use std::cell::UnsafeCell;
 use crate::sync::{AtomicU32, Ordering};
 
 const TEXT: usize = 1000;
+/// Message, detail, hint and context.
+const TEXTS: usize = 4;
 
 /// The first failure that an applier can't deal with itself.
 #[repr(C)]
@@ -23,8 +25,8 @@ unsafe impl Sync for Failure {}
 struct FailureBody {
     lsn: u64,
     sqlstate: [u8; 5],
-    lengths: [u16; 3],
-    texts: [[u8; TEXT]; 3],
+    lengths: [u16; TEXTS],
+    texts: [[u8; TEXT]; TEXTS],
 }
 
 /// A failure as the leader records it.
@@ -40,6 +42,9 @@ pub struct FailureReport {
     pub detail: String,
     /// Hint, cut to 1,000 bytes; empty for none.
     pub hint: String,
+    /// Context: lines, the innermost first; empty for none. Where it is longer than 1,000 bytes,
+    /// its last line is kept and what comes before is cut.
+    pub context: String,
 }
 
 fn cut(text: &str) -> &[u8] {
@@ -48,6 +53,24 @@ fn cut(text: &str) -> &[u8] {
         end -= 1;
     }
     text.as_bytes().get(..end).unwrap_or_default()
+}
+
+/// A text of several lines in at most `limit` bytes: whole, or its beginning and its last line.
+#[must_use]
+pub fn with_last_line(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let last = text.lines().next_back().unwrap_or_default();
+    let room = limit.saturating_sub(last.len() + " ...\n".len());
+    let mut end = room.min(text.len().saturating_sub(last.len()));
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    match text.get(..end).map(str::trim_end) {
+        Some(first) if !first.is_empty() => format!("{first} ...\n{last}"),
+        _ => last.to_owned(),
+    }
 }
 
 impl Failure {
@@ -63,13 +86,14 @@ impl Failure {
         let mut body = FailureBody {
             lsn: report.lsn,
             sqlstate: [b' '; 5],
-            lengths: [0; 3],
-            texts: [[0; TEXT]; 3],
+            lengths: [0; TEXTS],
+            texts: [[0; TEXT]; TEXTS],
         };
         for (to, from) in body.sqlstate.iter_mut().zip(report.sqlstate.bytes()) {
             *to = from;
         }
-        let texts = [&report.message, &report.detail, &report.hint];
+        let context = with_last_line(&report.context, TEXT);
+        let texts = [&report.message, &report.detail, &report.hint, &*context];
         for ((to, length), text) in body.texts.iter_mut().zip(&mut body.lengths).zip(texts) {
             let text = cut(text);
             for (to, from) in to.iter_mut().zip(text) {
@@ -101,6 +125,7 @@ impl Failure {
             message: text(0),
             detail: text(1),
             hint: text(2),
+            context: text(3),
         })
     }
 }

@@ -51,7 +51,7 @@ pub use aside::{Aside, Places, close, list_of};
 #[cfg(not(loom))]
 pub use consumer::{FrameRead, Transaction};
 #[cfg(not(loom))]
-pub use failure::{Failure, FailureReport};
+pub use failure::{Failure, FailureReport, with_last_line};
 #[cfg(not(loom))]
 pub use layout::{ApplierSlot, ApplierState, Descriptor, Geometry};
 #[cfg(not(loom))]

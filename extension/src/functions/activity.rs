@@ -158,6 +158,18 @@ fn subscription_activity() -> TableIterator<
     TableIterator::new(rows)
 }
 
+/// braid.failure_activity()
+#[pg_extern(sql = false)]
+fn failure_activity()
+-> TableIterator<'static, (name!(subscription_id, i32), name!(context, Option<Text>))> {
+    let rows = subscriptions(|id, entry| {
+        let failure = entry.failure();
+        let context = failure.and_then(|failure| failure.error.context().map(str::to_owned));
+        (id, context.map(Text))
+    });
+    TableIterator::new(rows)
+}
+
 #[pg_extern(sql = false)]
 fn lag_activity()
 -> TableIterator<'static, (name!(subscription_id, i32), name!(measured_at, Option<i64>))> {

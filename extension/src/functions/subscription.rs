@@ -38,7 +38,7 @@ fn enable_subscription(subscription_name: Option<&CStr>, after_away: Option<bool
         }
         query(
             "update braid.subscription set enabled = true, error_sqlstate = null, error_message = null, \
-                    error_detail = null, error_hint = null, error_lsn = null, error_at = null, \
+                    error_detail = null, error_hint = null, error_context = null, error_lsn = null, error_at = null, error_attempts = 0, error_retry_at = null, \
                     connected_at = case when given_up_at is null then connected_at else now() end, given_up_at = null \
               where subscription_id = $1::integer",
             &[Some(&subscription.id)],
@@ -256,7 +256,7 @@ fn skip_transaction(subscription_name: Option<&CStr>, lsn: Option<i64>) {
         }
         query(
             "update braid.subscription set skip_lsn = $2::pg_lsn, enabled = enabled or disable_on_error, error_sqlstate = null, error_message = null, \
-                    error_detail = null, error_hint = null, error_lsn = null, error_at = null \
+                    error_detail = null, error_hint = null, error_context = null, error_lsn = null, error_at = null, error_attempts = 0, error_retry_at = null \
               where subscription_id = $1::integer",
             &[Some(&subscription.id), Some(&lsn)],
         );

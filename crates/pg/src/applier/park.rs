@@ -727,6 +727,7 @@ impl Applier {
                 Ok(Err(Trouble::Error(error))) | Err(error) => error,
                 Ok(Err(Trouble::InTheWay)) => PgError::new("40001", "in the way of another"),
             };
+            let error = error.with_context(&self.doing(0));
             error::abort();
             if let Some(session) = self.session.as_mut() {
                 session.forget_transaction();

@@ -10,10 +10,11 @@
 //! stays. Whatever else the transaction does comes after [`Session::flush`].
 
 use braid_bgworker::conflict::{Action, decide_insert};
-use braid_gir::Change;
+use braid_gir::{Change, Operation};
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
+use super::doing::Step;
 use super::key_hash::key_hash;
 use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::{Found, Purpose};
@@ -174,6 +175,8 @@ impl Session {
         let Some((key, schema)) = self.bulk.target.take() else {
             return Ok(());
         };
+        let doing = self.doing;
+        self.does(Step::Change(Operation::Insert), Some(schema));
         let mut rows = std::mem::take(&mut self.bulk.rows);
         let currents = std::mem::take(&mut self.bulk.currents);
         let now = self.current.take();
@@ -211,6 +214,7 @@ impl Session {
         self.bulk.rows = rows;
         self.bulk.currents = currents;
         self.bulk.bytes = 0;
+        self.doing = doing;
         // SAFETY: the values were copied into the table; the rows that are kept to be used again are filled anew.
         unsafe { pg_sys::MemoryContextReset(self.bulk.context) };
         Ok(())

@@ -17,6 +17,7 @@ use pgrx::pg_sys;
 use super::batch::Batches;
 use super::copied;
 use super::deletion::session_origin;
+use super::doing::Step;
 use super::history;
 use super::in_the_way::Way;
 use super::key_hash::{KeyHashes, key_hash};
@@ -175,6 +176,7 @@ impl Session {
     }
 
     fn apply_change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        self.does(Step::Change(change.operation), Some(change.header.schema.0));
         if change.operation == Operation::Insert && self.is_bulk_allowed() {
             return self.insert_later(change);
         }

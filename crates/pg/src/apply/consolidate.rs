@@ -16,6 +16,7 @@ use braid_gir::{Begin, Change, Image, Operation, Truncate, Value};
 
 use super::Session;
 use super::change::{Key, version};
+use super::doing::{self, Step};
 use super::lookup::{Found, Purpose};
 use super::number_map::NumberMap;
 use super::table::{OpenTable, RowValues};
@@ -231,6 +232,7 @@ impl Session {
             None
         };
         self.show_part(begins, number);
+        self.does(Step::Change(change.operation), Some(change.header.schema.0));
         let Some((key, remote, current)) = self.prepare(change.header.schema.0)? else {
             return Ok(false);
         };
@@ -348,6 +350,7 @@ impl Session {
             else {
                 continue;
             };
+            doing::convert(column.remote);
             let datum = column.decoder.decode(&value)?;
             if let Some(place) = row.get_mut(column.local) {
                 *place = Some(datum);

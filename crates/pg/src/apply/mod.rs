@@ -22,6 +22,7 @@ mod copied;
 mod decode;
 mod deferred;
 mod deletion;
+mod doing;
 mod eviction;
 mod freed;
 mod function;
@@ -76,6 +77,7 @@ use crate::tombstone::Tombstone;
 use batch::Batches;
 use bulk::Bulk;
 use constraint::Unchecked;
+use doing::{Doing, Step};
 use eviction::Eviction;
 use history::Tally;
 use merge::Call;
@@ -330,6 +332,8 @@ pub struct Session {
     current: Option<Current>,
     /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix microseconds and node.
     replaced: Option<(i64, String)>,
+    /// What is being done, for the context of an error.
+    doing: Doing,
     /// A table that the transaction in hand has open is not plain.
     has_rules: bool,
     /// Rows in the way of a row are looked for before it is written.
@@ -416,6 +420,7 @@ impl Session {
             change_context: memory_context(c"braid change"),
             current: None,
             replaced: None,
+            doing: Doing::default(),
             has_rules: false,
             careful: false,
             evictions: Vec::new(),
@@ -656,6 +661,7 @@ impl Session {
         self.asked_about.clear();
         self.show(begin);
         crash::begin(begin.xid, begin.commit_lsn);
+        self.does(Step::Begin, None);
         self.start();
     }
 
@@ -740,6 +746,7 @@ impl Session {
     /// As [`Session::change`].
     pub fn finish(&mut self) -> Result<(), PgError> {
         self.flush()?;
+        self.does(Step::Commit, None);
         self.check_deferred()?;
         self.check_kept_out()?;
         self.close_tables();

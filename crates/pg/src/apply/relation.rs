@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 use super::column_rules::{self, ColumnRules};
 use super::copied;
 use super::decode::ColumnDecoder;
+use super::doing;
 use super::key_hash::{Equality, RowHash};
 use super::rules;
 use super::table::RowValues;
@@ -128,11 +129,13 @@ pub(super) fn fill_row(
         if matches!(value, Value::None) || !wants(column) {
             continue;
         }
+        doing::convert(position);
         let datum = column.decoder.decode(&value)?;
         if let Some(place) = row.get_mut(column.local) {
             *place = Some(datum);
         }
     }
+    doing::converted();
     Ok(())
 }
 

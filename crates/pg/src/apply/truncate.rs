@@ -11,6 +11,7 @@ use braid_gir::Truncate;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
+use super::doing::Step;
 use super::lookup::{Found, writer};
 use super::relation::{self, RemoteRelation};
 use super::version::{Stamp, is_copied, stamp_of};
@@ -41,6 +42,8 @@ impl Session {
     /// As [`Session::change`].
     pub fn truncate(&mut self, truncate: &Truncate<'_>) -> Result<(), PgError> {
         self.flush()?;
+        let first = truncate.schemas().next().map(|schema| schema.0);
+        self.does(Step::Truncate, first);
         let Some(current) = self.current.clone() else {
             return Err(PgError::new(
                 "08P01",

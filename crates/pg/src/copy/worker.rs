@@ -559,7 +559,7 @@ fn finish(
     let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
          truncate_first = false, unless_filled = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
-         copy_error_detail = null, copy_error_hint = null \
+         copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",
         &arguments,
     )?;
@@ -583,7 +583,7 @@ fn finish(
 fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
     subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, \
-         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null \
+         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
          where subscription_id = $1 and relation = $2::oid",
         &key(task),
     )?;
@@ -614,10 +614,11 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
             .or_else(|| (!starts_anew).then(|| policy::transient_hint(&failure.sqlstate)))
             .into(),
         starts_anew.into(),
+        failure.context().into(),
     ];
     subscription::execute_counting(
         "update braid.subscription_table set state = 'waiting', copy_error = $3, copy_error_sqlstate = $4, \
-         copy_error_detail = $5, copy_error_hint = $6, copy_began_at = case when not $7 then copy_began_at end \
+         copy_error_detail = $5, copy_error_hint = $6, copy_error_context = $8, copy_began_at = case when not $7 then copy_began_at end \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &arguments,
     )

@@ -1,12 +1,14 @@
-//! The whole of a PostgreSQL error: what `ErrorData` of src/include/utils/elog.h has beside the four texts of a
-//! [`PgError`].
+//! The whole of a PostgreSQL error: what `ErrorData` of src/include/utils/elog.h has beside the
+//! four texts of a [`PgError`].
 //!
-//! pgrx turns an error into a panic that carries SQLSTATE, message, detail and hint, and loses the rest. A [`Watch`] is the
-//! outermost error context callback while `catch` runs: PostgreSQL calls it with the error complete, after all callbacks of
-//! the code inside, and it keeps a copy. [`raise`] raises such an error again: where pgrx reports the panic to PostgreSQL,
-//! another callback adds what the panic did not carry.
+//! pgrx turns an error into a panic that carries SQLSTATE, message, detail and hint, and loses the
+//! rest. A [`Watch`] is the outermost error context callback while `catch` runs: PostgreSQL calls
+//! it with the error complete, after all callbacks of the code inside, and it keeps a copy.
+//! [`raise`] raises such an error again: where pgrx reports the panic to PostgreSQL, another
+//! callback adds what the panic did not carry.
 //!
-//! Errors leave PostgreSQL's functions here by a long jump, so no value with a destructor is alive while one is called.
+//! Errors leave PostgreSQL's functions here by a long jump, so no value with a destructor is alive
+//! while one is called.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -126,9 +128,11 @@ impl Watch {
         }
     }
 
-    /// Do something under watch. A panic of `work` is the caller's to catch, who calls [`Watch::end`].
+    /// Do something under watch. A panic of `work` is the caller's to catch, who calls
+    /// [`Watch::end`].
     pub(super) fn begin(&mut self) {
-        // SAFETY: variables of the process. The caller keeps this value in its place until it has called `end`.
+        // SAFETY: variables of the process. The caller keeps this value in its place until it has
+        // called `end`.
         unsafe {
             self.entry.previous = pg_sys::error_context_stack;
             self.entry.callback = Some(keep);
@@ -145,10 +149,11 @@ impl Watch {
     }
 }
 
-/// The error context callback of a [`Watch`]. PostgreSQL calls it in ErrorContext, for notices as well.
+/// The error context callback of a [`Watch`]. PostgreSQL calls it in ErrorContext, for notices as
+/// well.
 unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
-    // SAFETY: the argument is the place of a watch that has not ended; the error in hand is copied into a context that is
-    // not reset with it.
+    // SAFETY: the argument is the place of a watch that has not ended; the error in hand is copied
+    // into a context that is not reset with it.
     unsafe {
         let data = copy_error();
         if (*data).elevel == ERROR {
@@ -170,7 +175,8 @@ unsafe fn store(seen: *mut RefCell<Option<Box<Fields>>>, data: *mut pg_sys::Erro
 /// # Safety
 /// In an error context callback.
 unsafe fn copy_error() -> *mut pg_sys::ErrorData {
-    // SAFETY: as the caller says. An error in it is raised as PostgreSQL raises errors of callbacks.
+    // SAFETY: as the caller says. An error in it is raised as PostgreSQL raises errors of
+    // callbacks.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         pg_sys::CurrentMemoryContext = pg_sys::TopMemoryContext;
@@ -186,7 +192,8 @@ unsafe fn copy_error() -> *mut pg_sys::ErrorData {
 /// To be given back to [`free`].
 unsafe fn allocate(level: c_int, error: &PgError) -> *mut pg_sys::ErrorData {
     let plain = |text: &str| CString::new(text.replace('\0', "")).unwrap_or_default();
-    // What PostgreSQL said goes back as it was, in the server's encoding; what was changed since, changed.
+    // What PostgreSQL said goes back as it was, in the server's encoding; what was changed since,
+    // changed.
     let best = |now: Option<&str>, then: Option<&CString>| {
         now.map(|now| match then {
             Some(then) if then.to_string_lossy() == now => then.clone(),
@@ -199,7 +206,8 @@ unsafe fn allocate(level: c_int, error: &PgError) -> *mut pg_sys::ErrorData {
     let detail = best(error.detail.as_deref(), fields.detail.as_ref());
     let hint = best(error.hint.as_deref(), fields.hint.as_ref());
     let context = best(error.context(), fields.context.as_ref());
-    // SAFETY: palloc gives zeroed memory of the right size and alignment, pstrdup copies; both raise errors as panics.
+    // SAFETY: palloc gives zeroed memory of the right size and alignment, pstrdup copies; both
+    // raise errors as panics.
     unsafe {
         let copy = |text: Option<&CString>| {
             text.map_or(std::ptr::null_mut(), |text| pg_sys::pstrdup(text.as_ptr()))
@@ -253,8 +261,8 @@ pub(super) fn report(level: c_int, error: &PgError) {
 
 /// Write an error to the server's log as one, and go on.
 pub(super) fn log_as_error(error: &PgError) {
-    // SAFETY: as an error handler of PostgreSQL's own workers does it: the error is put on PostgreSQL's stack of errors,
-    // reported, and taken off again. Nothing is raised.
+    // SAFETY: as an error handler of PostgreSQL's own workers does it: the error is put on
+    // PostgreSQL's stack of errors, reported, and taken off again. Nothing is raised.
     unsafe {
         let data = allocate(ERROR, error);
         let text = |text: *mut c_char| {
@@ -332,8 +340,8 @@ thread_local! {
 
 /// Raise it, with all of its fields.
 pub(super) fn raise(error: PgError) -> ! {
-    // SAFETY: the copy is in a context that outlives the error. ThrowErrorData copies it, and leaves by a long jump to pgrx's
-    // guard, where nothing but a pointer is on the stack.
+    // SAFETY: the copy is in a context that outlives the error. ThrowErrorData copies it, and
+    // leaves by a long jump to pgrx's guard, where nothing but a pointer is on the stack.
     let (data, outcome) = unsafe {
         let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         let data = allocate(ERROR, &error);
@@ -377,7 +385,8 @@ fn pass(data: *mut pg_sys::ErrorData) {
     }
 }
 
-/// The error context callback above those of an error that passes. Whoever catches the error takes it off the list.
+/// The error context callback above those of an error that passes. Whoever catches the error takes
+/// it off the list.
 unsafe extern "C-unwind" fn complete(_: *mut c_void) {
     let passing = PASSING.get();
     if passing.is_null() {
@@ -404,6 +413,7 @@ unsafe fn same_text(one: *const c_char, other: *const c_char) -> bool {
     if one.is_null() || other.is_null() {
         return one == other;
     }
-    // SAFETY: as the caller says. pgrx carries a message as UTF-8, and puts a mark in the place of what is none.
+    // SAFETY: as the caller says. pgrx carries a message as UTF-8, and puts a mark in the place of
+    // what is none.
     unsafe { CStr::from_ptr(one).to_string_lossy() == CStr::from_ptr(other).to_string_lossy() }
 }

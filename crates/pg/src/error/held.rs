@@ -1,8 +1,9 @@
-//! What a process holds that no transaction and no resource owner would let go of after an error: lightweight locks, a wait on
-//! a condition variable, a wait for a buffer.
+//! What a process holds that no transaction and no resource owner would let go of after an error:
+//! lightweight locks, a wait on a condition variable, a wait for a buffer.
 //!
-//! PostgreSQL's own workers let go of it in their error handlers (src/backend/postmaster/bgwriter.c, 15 to 18). An aborted
-//! transaction or subtransaction does as well; but an error outside of one, or one that is caught without an abort, left locks that
+//! PostgreSQL's own workers let go of it in their error handlers
+//! (src/backend/postmaster/bgwriter.c, 15 to 18). An aborted transaction or subtransaction does as
+//! well; but an error outside of one, or one that is caught without an abort, left locks that
 //! nobody released, and the server stood still.
 
 use std::ffi::c_void;
@@ -64,8 +65,9 @@ impl Held {
 
     /// After an error: let go of whatever was taken since.
     pub(super) fn let_go(self) {
-        // SAFETY: as PostgreSQL's own error handlers do it. A lock of the list is held, and released once. Interrupts are not served
-        // here: releasing a lock resumes them, so they are held once more before.
+        // SAFETY: as PostgreSQL's own error handlers do it. A lock of the list is held, and
+        // released once. Interrupts are not served here: releasing a lock resumes them, so they are
+        // held once more before.
         unsafe {
             pg_sys::InterruptHoldoffCount = pg_sys::InterruptHoldoffCount.max(1);
             loop {
@@ -81,7 +83,8 @@ impl Held {
             if !pg_sys::my_wait_event_info.is_null() {
                 pg_sys::my_wait_event_info.write_volatile(0);
             }
-            // An error that PostgreSQL raised has set them to zero, one of Rust left them as they were.
+            // An error that PostgreSQL raised has set them to zero, one of Rust left them as they
+            // were.
             pg_sys::InterruptHoldoffCount = self.interrupts;
             pg_sys::QueryCancelHoldoffCount = self.cancels;
         }

@@ -13,7 +13,7 @@ use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::registry::{self, Activity};
 use crate::wait::Wait;
-use crate::{libpq, settings};
+use crate::{error, libpq, settings, subscription};
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
 /// durable at once; the leader receives nothing meanwhile.
@@ -182,6 +182,24 @@ impl Stream {
         if entry.has_failed() && entry.activity() != Activity::Paused {
             // It has streamed for a while: what was wrong is over.
             entry.clear_failure();
+        }
+    }
+
+    /// A subscription that had stopped is past what it stopped at.
+    pub(super) fn forget_stop(&mut self) {
+        let Some(lsn) = self.subscription.stopped_at else {
+            return;
+        };
+        if self.entry.applied_lsn.load(Ordering::Relaxed) < lsn || self.copies > 0 {
+            return;
+        }
+        self.subscription.stopped_at = None;
+        match error::transaction(|| subscription::clear_error(self.subscription.id)) {
+            Ok(()) => pgrx::log!(
+                "subscription \"{}\" goes on after an error",
+                self.subscription.name
+            ),
+            Err(failure) => failure.log("could not clear the error of a subscription"),
         }
     }
 

@@ -25,7 +25,7 @@ mod untangle;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::policy::{self, AfterStop, Policy};
 use braid_bgworker::running::COMES_AGAIN;
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
@@ -37,7 +37,7 @@ use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, InitialCopy};
 use crate::wait::{self, Wait};
-use crate::{crash, latch, prepared as local, worker};
+use crate::{crash, latch, prepared as local, settings, worker};
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 
@@ -58,6 +58,8 @@ enum End {
     Transient(PgError, u64),
     /// A person has to look; the position as above.
     Permanent(PgError, u64),
+    /// A table could not be copied, and somebody has to look.
+    Copy(PgError),
 }
 
 impl From<PgError> for End {
@@ -155,10 +157,12 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
 
 /// Write down how it ended, for people and for the manager.
 fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
-    let (error, lsn, permanent) = match end {
+    // What was met in a transaction, or by a copy, this node's tables can be the cause of.
+    let (error, lsn, permanent, is_own) = match end {
         End::Quiet => return,
-        End::Transient(error, lsn) => (error, lsn, false),
-        End::Permanent(error, lsn) => (error, lsn, true),
+        End::Transient(error, lsn) => (error, lsn, false, false),
+        End::Permanent(error, lsn) => (error, lsn, true, lsn != 0),
+        End::Copy(error) => (error, 0, true, true),
     };
     let mut error = error;
     let failures = entry.failures.load(Ordering::Acquire);
@@ -177,7 +181,10 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
             });
         }
         if permanent {
-            subscription::set_error(id, &error, lsn)?;
+            let may_be_cured = is_own && policy::after_stop(&error.sqlstate) == AfterStop::TryAgain;
+            let pause = settings::stopped_retry_interval()
+                .filter(|_| may_be_cured && !subscription.disable_on_error);
+            subscription::set_error(id, &error, lsn, pause)?;
         }
         Ok(subscription.name)
     });
@@ -321,9 +328,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
             seen = catalog_version;
             coordinator.rescan();
         }
-        let progress = coordinator
-            .poll()
-            .map_err(|error| End::Permanent(error, 0))?;
+        let progress = coordinator.poll().map_err(End::Copy)?;
         if progress.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }

@@ -119,6 +119,8 @@ pub(super) struct Stream {
     pub(super) ping_sent: bool,
     pub(super) reply_wanted: bool,
     pub(super) rate: Rate,
+    /// Tables that are not copied yet.
+    pub(super) copies: usize,
     pub(super) tangle: Tangle,
     /// For what comes while nothing is in hand.
     here: Option<LeadersApplier>,
@@ -287,6 +289,7 @@ impl Stream {
                 transactions: 0,
                 rows: 0,
             },
+            copies: usize::MAX,
             tangle: Tangle::new(),
             here,
             unpublished: Unpublished::new(applier::joins(subscription).then_some(grain.run)),
@@ -474,6 +477,7 @@ impl Stream {
         if let Some(here) = &mut self.here {
             here.rest();
         }
+        self.forget_stop();
         self.measure();
         self.publish_schedule();
         Ok(())
@@ -481,10 +485,8 @@ impl Stream {
 
     /// Start and reap workers that copy tables, and know their states.
     pub(super) fn look_at_copies(&mut self) -> Result<(), End> {
-        let copy = self
-            .coordinator
-            .poll()
-            .map_err(|error| End::Permanent(error, 0))?;
+        let copy = self.coordinator.poll().map_err(End::Copy)?;
+        self.copies = copy.waiting + copy.copying;
         if copy.changed {
             self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
@@ -495,7 +497,7 @@ impl Stream {
         if let Some(failure) = self.group.ring.failure().get() {
             self.collect();
             let some = |text: String| (!text.is_empty()).then_some(text);
-            let error = PgError {
+            let mut error = PgError {
                 detail: some(failure.detail),
                 hint: some(failure.hint).or_else(|| {
                     Some(
@@ -506,6 +508,9 @@ impl Stream {
                 }),
                 ..PgError::new(&failure.sqlstate, failure.message)
             };
+            if let Some(context) = some(failure.context) {
+                error = error.with_context(&context);
+            }
             return Err(match policy::for_apply(&error.sqlstate) {
                 Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),
                 Policy::Retry | Policy::Reconnect => End::Transient(error, failure.lsn),

@@ -5,9 +5,14 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use braid_ring::with_last_line;
+
 use super::text::Text;
 use super::{locked, now};
 use crate::error::PgError;
+
+/// Bytes of a context.
+const CONTEXT: usize = 512;
 
 /// Where it is kept.
 #[repr(C)]
@@ -21,6 +26,7 @@ pub(super) struct LastFailure {
     message: Text,
     detail: Text,
     hint: Text,
+    context: Text,
 }
 
 /// A failure as it was recorded.
@@ -41,6 +47,8 @@ impl LastFailure {
             self.message.store(&error.message);
             self.detail.store(error.detail.as_deref().unwrap_or(""));
             self.hint.store(error.hint.as_deref().unwrap_or(""));
+            let context = error.context().unwrap_or("");
+            self.context.store(&with_last_line(context, CONTEXT));
             self.lsn.store(lsn, Ordering::Relaxed);
             self.at.store(now(), Ordering::Relaxed);
         });
@@ -58,15 +66,20 @@ impl LastFailure {
     pub(super) fn get(&self) -> Option<RecordedFailure> {
         locked(|| {
             let at = self.at.load(Ordering::Relaxed);
+            let context = self.context.load();
+            let with_context = |error: PgError| match &context {
+                Some(context) => error.with_context(context),
+                None => error,
+            };
             (at != 0).then(|| RecordedFailure {
-                error: PgError {
+                error: with_context(PgError {
                     detail: self.detail.load(),
                     hint: self.hint.load(),
                     ..PgError::new(
                         &self.sqlstate.load().unwrap_or_default(),
                         self.message.load().unwrap_or_default(),
                     )
-                },
+                }),
                 lsn: self.lsn.load(Ordering::Relaxed),
                 at,
             })

@@ -11,6 +11,7 @@ fn report(message: &str) -> FailureReport {
         message: message.into(),
         detail: "a detail".into(),
         hint: String::new(),
+        context: "line 3 of a function\nprocessing data".into(),
     }
 }
 
@@ -33,6 +34,7 @@ fn long_texts_are_cut_between_characters() {
     let failure = FailureReport {
         detail: "é".repeat(501),
         hint: "€".repeat(334),
+        context: format!("{}\nprocessing data", "é".repeat(600)),
         ..report(&long)
     };
     leader.ring().failure().report(&failure);
@@ -40,6 +42,10 @@ fn long_texts_are_cut_between_characters() {
     assert_eq!(read.message, "x".repeat(999));
     assert_eq!(read.detail, "é".repeat(500));
     assert_eq!(read.hint, "€".repeat(333));
+    assert_eq!(
+        read.context,
+        format!("{} ...\nprocessing data", "é".repeat(490))
+    );
 }
 
 #[test]
@@ -64,6 +70,7 @@ fn of_many_at_once_one_is_kept_whole() {
                         sqlstate: format!("{number}0000"),
                         message: text.clone(),
                         detail: text.clone(),
+                        context: format!("context {number}"),
                         hint: text,
                     };
                     memory.attach().unwrap().failure().report(&failure);
