@@ -719,6 +719,16 @@ create function braid.alter_subscription(
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
 comment on function braid.alter_subscription is 'changes a subscription; what is not named stays as it is';
 
+create function braid.set_subscription_owner(subscription_name name, new_owner name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_subscription_owner_wrapper';
+comment on function braid.set_subscription_owner is 'gives a subscription to another role';
+
+create function braid.forget_slot(slot_name name, provider name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'forget_slot_wrapper';
+comment on function braid.forget_slot is 'gives up dropping the slot of a dropped subscription at its provider';
+
 create function braid.enable_subscription(subscription_name name, after_away boolean default false) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'enable_subscription_wrapper';
@@ -2169,6 +2179,8 @@ grant execute on function
     braid.enable_subscription,
     braid.disable_subscription,
     braid.rename_subscription,
+    braid.set_subscription_owner,
+    braid.forget_slot,
     braid.set_rate_limit,
     braid.set_conflict_resolution,
     braid.set_column_rule,

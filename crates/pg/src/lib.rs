@@ -32,6 +32,7 @@ pub mod local_version;
 pub mod manager;
 mod origin;
 pub mod orphan;
+pub mod owners;
 pub mod parked;
 pub mod prepared;
 pub mod rate_limit;

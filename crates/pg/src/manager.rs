@@ -20,7 +20,9 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
-use crate::{away, clock, crash, kept_commit, latch, local_version, settings, supervisor, worker};
+use crate::{
+    away, clock, crash, kept_commit, latch, local_version, owners, settings, supervisor, worker,
+};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -114,6 +116,10 @@ pub fn main(argument: pg_sys::Datum) {
     });
     if let Err(failure) = remembered {
         failure.log("could not look at the last commits");
+    }
+    // An upgraded server does not know them.
+    if let Err(failure) = error::transaction(owners::tie) {
+        failure.log("could not look at the owners of subscriptions");
     }
     let mut manager = Manager::default();
     loop {

@@ -14,6 +14,7 @@ use super::node::check_name;
 use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
 use super::provider::Provider;
 use super::slot::{ChosenSlot, choose_slot};
+use super::subscription::tie_owners;
 use super::{required, required_name, run, server, table_set, text, wake_manager};
 
 /// What create_subscription is asked for.
@@ -140,6 +141,7 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
     let connection = connection_string::store(&request.dsn)?;
     let id = insert(request, &connection, &provider, &slot, caller);
     connection_string::forget_unused();
+    tie_owners()?;
     for target in &targets {
         table_set::add(&id, target, request.copy_data);
     }

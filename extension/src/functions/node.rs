@@ -10,6 +10,7 @@ use braid_pg::{libpq, secrecy};
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};
+use super::subscription::tie_owners;
 use super::{local, required, required_name, run, server, text, wake_manager};
 
 /// braid.create_node(node_name name, dsn text)
@@ -190,6 +191,9 @@ fn drop_copy(name: &str) {
     ));
     query("delete from braid.slot_cleanup", &[]);
     query("delete from braid.node", &[]);
+    if let Err(failure) = tie_owners() {
+        failure.warn();
+    }
     connection_string::forget_unused();
     if !dropped.is_empty() {
         notice(format!(

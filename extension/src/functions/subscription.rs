@@ -4,10 +4,9 @@
 use std::ffi::CStr;
 
 use braid_gir::lsn_text;
-use braid_pg::away;
-use braid_pg::catalog::query;
+use braid_pg::catalog::{current_role, is_superuser, query};
 use braid_pg::connection_string;
-use braid_pg::crash;
+use braid_pg::{away, crash, owners};
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
@@ -135,6 +134,101 @@ fn set_rate_limit(
     });
 }
 
+/// Has PostgreSQL refuse to drop the roles that own subscriptions, and no others.
+pub fn tie_owners() -> Outcome<()> {
+    owners::tie().map_err(|error| Failure::state(error.message))
+}
+
+/// braid.set_subscription_owner(subscription_name name, new_owner name)
+#[pg_extern(sql = false)]
+fn set_subscription_owner(subscription_name: Option<&CStr>, new_owner: Option<&CStr>) {
+    let caller = current_role();
+    run(|| {
+        local::require_node()?;
+        let subscription =
+            local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        set_owner(
+            &subscription,
+            &required_name(new_owner, "new_owner")?,
+            caller,
+        )
+    });
+}
+
+fn set_owner(subscription: &local::Subscription, role: &str, caller: pg_sys::Oid) -> Outcome<()> {
+    let name = &subscription.name;
+    let found = query(
+        "select r.oid, pg_has_role($2::oid, r.oid, 'MEMBER') from pg_roles r where r.rolname = $1::name",
+        &[Some(role), Some(&caller.to_u32().to_string())],
+    );
+    let Some(owner) = found.get(0, 0).and_then(|oid| oid.parse::<u32>().ok()) else {
+        return Err(
+            Failure::undefined(format!("role \"{role}\" does not exist"))
+                .hint("Create the role, or name another one."),
+        );
+    };
+    let refused = |detail: &str| {
+        Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            format!("permission denied to change the owner of subscription \"{name}\""),
+        )
+        .detail(detail)
+        .hint("Ask a superuser."))
+    };
+    if !is_superuser(caller) {
+        // An owner that is gone may have been one.
+        if !owners::exists(subscription.owner)
+            || is_superuser(pg_sys::Oid::from_u32(subscription.owner))
+        {
+            return refused("Its owner is a superuser, or does not exist any more.");
+        }
+        if found.get(0, 1) != Some("t") {
+            return refused("Only a member of a role can make it the owner.");
+        }
+    }
+    let new = pg_sys::Oid::from_u32(owner);
+    if !is_superuser(new) {
+        // Whose connections have to use a password.
+        provider::connect(subscription.dsn()?, new)?;
+    }
+    query(
+        "update braid.subscription set subscription_owner = $2::oid where subscription_id = $1::integer",
+        &[Some(&subscription.id), Some(&owner.to_string())],
+    );
+    tie_owners()?;
+    wake_manager();
+    Ok(())
+}
+
+/// braid.forget_slot(slot_name name, provider name)
+#[pg_extern(sql = false)]
+fn forget_slot(slot_name: Option<&CStr>, provider: Option<&CStr>) {
+    run(|| {
+        let slot = required_name(slot_name, "slot_name")?;
+        let provider = required_name(provider, "provider")?;
+        let forgotten = query(
+            "delete from braid.slot_cleanup where slot_name = $1::name and provider_name = $2::name returning 1",
+            &[Some(&slot), Some(&provider)],
+        );
+        connection_string::forget_unused();
+        if forgotten.is_empty() {
+            return Err(Failure::undefined(format!(
+                "replication slot \"{slot}\" at node \"{provider}\" is not to be dropped"
+            ))
+            .hint("The view braid.pending_cleanup lists the slots that are."));
+        }
+        Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+            format!("replication slot \"{slot}\" stays at node \"{provider}\""),
+        )
+        .hint(format!(
+            "If the node comes back, the slot holds back WAL there until you run select pg_drop_replication_slot('{slot}') there."
+        ))
+        .notice();
+        Ok(())
+    });
+}
+
 /// braid.drop_subscription(subscription_name name, drop_slot boolean)
 #[pg_extern(sql = false)]
 fn drop_subscription(subscription_name: Option<&CStr>, drop_slot: Option<bool>) {
@@ -171,6 +265,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
         &[Some(&subscription.id)],
     );
     connection_string::forget_unused();
+    tie_owners()?;
     wake_manager();
     Ok(())
 }

@@ -37,7 +37,7 @@ use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, InitialCopy};
 use crate::wait::{self, Wait};
-use crate::{crash, latch, prepared as local, settings, worker};
+use crate::{crash, latch, owners, prepared as local, settings, worker};
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 
@@ -214,6 +214,14 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     let Some((mut subscription, local_node)) = loaded else {
         return Ok(());
     };
+    if !error::transaction(|| Ok(owners::exists(subscription.owner)))? {
+        let error = PgError::new(
+            "42704",
+            format!("the owner of subscription \"{}\" does not exist", subscription.name),
+        )
+        .with_hint("Give it another one with braid.set_subscription_owner, then run braid.enable_subscription.");
+        return Err(End::Permanent(error, 0));
+    }
     worker::report_activity(&format!("subscription {}", subscription.name));
     crash::look_back(id, &subscription.name).map_err(|(error, lsn)| End::Permanent(error, lsn))?;
     crash::enter(id, None);
