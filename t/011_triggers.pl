@@ -81,6 +81,19 @@ $paris->safe_psql('postgres', q[update extra set more = 'local', counted = 8 whe
 $tokyo->safe_psql('postgres', q[update extra set a = 'changed' where id = 1]);
 caught_up($paris, $tokyo);
 is($paris->safe_psql('postgres', 'select a, more, counted from extra where id = 1'), 'changed|local|8', 'an update leaves them alone');
+# A trigger UPDATE OF goes by the columns that the provider sends.
+$paris->safe_psql('postgres', q[
+	truncate fired;
+	alter table extra add twice int generated always as (counted * 2) stored;
+	create function note_columns() returns trigger language plpgsql as $$ begin insert into public.fired (what) values (tg_name); return null; end $$;
+	create trigger sent after update of a, more on extra for each row execute function note_columns();
+	create trigger not_sent after update of more, counted on extra for each row execute function note_columns();
+	alter table extra enable always trigger sent; alter table extra enable always trigger not_sent;
+]);
+$tokyo->safe_psql('postgres', q[update extra set a = 'again' where id = 1]);
+caught_up($paris, $tokyo);
+is($paris->safe_psql('postgres', 'select what from fired order by seq'), 'sent', 'UPDATE OF columns that are sent fires, of others it does not');
+is($paris->safe_psql('postgres', 'select a, counted, twice from extra where id = 1'), 'again|8|16', 'and what is generated of others stays');
 
 # Rows without a key are found by all their columns, one for each.
 $tokyo->safe_psql('postgres', q[

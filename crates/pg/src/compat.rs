@@ -290,21 +290,21 @@ pub(crate) unsafe fn eval_plan_qual_init(
     }
 }
 
-/// `ExecInitRangeTable` for one relation that is written, all of its columns: 16 added permission infos, 18 the unpruned
-/// relations. That all columns may change, as PostgreSQL's own apply worker says too, keeps updates from taking every index
-/// for one whose key stays as it is, and from searching its pages for versions to remove at each.
+/// `ExecInitRangeTable` for one relation in which these attributes, counted from 1, may change: 16 added permission infos, 18 the
+/// unpruned relations. PostgreSQL's own apply worker names the columns that the provider sends as well. A trigger `UPDATE OF` goes by
+/// them, and an index on other columns is known to keep its keys.
 ///
 /// # Safety
 /// `entry` is a range table entry in the executor state's memory context, which is the current one.
 pub(crate) unsafe fn init_range_table(
     estate: *mut pg_sys::EState,
     entry: *mut pg_sys::RangeTblEntry,
-    columns: i32,
+    attributes: impl Iterator<Item = i32>,
 ) {
     // SAFETY: as the caller says; the lists are allocated in the current context.
     unsafe {
         let mut updated = std::ptr::null_mut();
-        for attribute in 1..=columns {
+        for attribute in attributes {
             updated = pg_sys::bms_add_member(
                 updated,
                 attribute - pg_sys::FirstLowInvalidHeapAttributeNumber,

@@ -144,8 +144,13 @@ impl OpenTable {
             (*entry).relid = local.oid;
             (*entry).relkind = (*(*relation).rd_rel).relkind;
             (*entry).rellockmode = lock_mode(pg_sys::AccessShareLock);
-            let columns = (*(*relation).rd_att).natts;
-            compat::init_range_table(estate, entry, columns);
+            // A conflict function gives whole rows.
+            let whole = if local.rules.asks() { local.width } else { 0 };
+            let sent = local.columns.iter().map(|column| column.local);
+            let attributes = (0..whole)
+                .chain(sent)
+                .filter_map(|place| i32::try_from(place + 1).ok());
+            compat::init_range_table(estate, entry, attributes);
             let target = make_node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
             pg_sys::InitResultRelInfo(target, relation, 1, std::ptr::null_mut(), 0);
             // Where AFTER triggers look for it; they would open the table once more, for good.
