@@ -22,6 +22,7 @@ pub mod dependency;
 pub mod joining;
 pub mod keyless;
 pub mod lock_circle;
+pub mod membership;
 pub mod merge;
 pub mod origin_name;
 pub mod parked;

@@ -113,7 +113,11 @@ comment on table braid.subscription is 'subscriptions of this node';
 
 create table braid.subscription_table (
     subscription_id integer not null references braid.subscription on delete cascade,
+    -- The table that has the name, as of when that was last looked at.
     relation regclass not null,
+    -- The name under which its changes come. Membership hangs on it: a table that gets the name of another one is found by it.
+    schema_name name not null,
+    table_name name not null,
     -- 'waiting' (to be copied), 'copying', 'ready'. Moved by the leader and the copy workers.
     state text not null check (state in ('waiting', 'copying', 'ready')),
     -- Position of the snapshot that was copied: changes of transactions that committed before it are in the copy. Until the table is
@@ -133,6 +137,8 @@ create table braid.subscription_table (
     truncate_first boolean not null default false,
     -- It has joined with its first change, and is copied only if it is empty then: all of its changes are in the stream, which waits.
     unless_filled boolean not null default false,
+    -- It has taken the place of another table of its name and is copied. That waits until the provider has what this node wrote to the other one.
+    made_anew boolean not null default false,
     -- Why the last attempt failed; written by the copy worker together with state 'waiting'.
     copy_error text,
     copy_error_sqlstate text,
@@ -140,9 +146,25 @@ create table braid.subscription_table (
     copy_error_hint text,
     copy_error_context text,
     ready_at timestamptz,
+    -- Another table that has the name now, and may lack rows of this one: the subscription stops at its first change, with copy_error.
+    replaced_by oid,
     primary key (subscription_id, relation)
 );
+create index subscription_table_name on braid.subscription_table (subscription_id, table_name, schema_name);
 comment on table braid.subscription_table is 'tables of each subscription and whether they are copied';
+
+-- Tables whose changes come and are not applied.
+create table braid.left_out_table (
+    subscription_id integer not null references braid.subscription on delete cascade,
+    schema_name name not null,
+    table_name name not null,
+    -- 0: every table of the name. Else the OID at the provider of one that is not here.
+    provider_relation oid not null,
+    reason text not null check (reason in ('removed', 'not refreshed', 'gone', 'not published', 'renamed')),
+    left_out_at timestamptz not null default clock_timestamp(),
+    primary key (subscription_id, table_name, schema_name, provider_relation)
+);
+comment on table braid.left_out_table is 'tables whose changes a subscription leaves out, and why';
 
 -- Replication origins are named braid/<node>/<number> and belong to the node where transactions were first committed. They are
 -- never dropped: rows keep their origin's number for as long as they live. Those of a dropped subscription are used again for the same node.
@@ -652,7 +674,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
+    braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -1480,7 +1502,8 @@ select s.subscription_name as name,
             then date_trunc('milliseconds', greatest(clock_timestamp() - r.reached, interval '0')) end as lag_time,
        l.measured_at as lag_measured_at,
        (select count(*) filter (where t.state = 'ready') || '/' || count(*)
-          from braid.subscription_table t where t.subscription_id = s.subscription_id) as tables,
+          from braid.subscription_table t join pg_catalog.pg_class c on c.oid = t.relation
+         where t.subscription_id = s.subscription_id) as tables,
        round(a.transactions_per_second)::bigint as tx_per_s,
        round(a.rows_per_second)::bigint as rows_per_s,
        a.is_throttled as throttled,
@@ -1586,9 +1609,11 @@ select s.subscription_id,
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
 
 create view braid.subscription_tables as
+select * from (
 select s.subscription_name as subscription,
-       t.relation,
-       t.state,
+       coalesce(named.relation, t.relation) as relation,
+       -- The leader finds out about another table of the name with its first change.
+       case when t.replaced_by is not null or named.relation <> t.relation then 'replaced' else t.state end as state,
        coalesce(t.rows_copied, a.copy_rows) as rows_copied,
        t.rows_total,
        coalesce(t.bytes_copied, a.copy_bytes) as bytes_copied,
@@ -1604,9 +1629,33 @@ select s.subscription_name as subscription,
        t.copy_error_context
   from braid.subscription_table t
   join braid.subscription s on s.subscription_id = t.subscription_id
+  left join lateral (
+      select c.oid::regclass as relation from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+       where c.relname = t.table_name and n.nspname = t.schema_name) as named on true
   left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
- order by s.subscription_name, t.relation::text;
+ where named.relation is not null or exists (select from pg_catalog.pg_class c where c.oid = t.relation)
+union all
+select s.subscription_name, c.oid::regclass, 'left out', null, null, null, null, null, null, null, null, null, null, null,
+       case l.reason when 'not refreshed' then 'Run braid.refresh_subscription to bring it in.' end, null
+  from braid.left_out_table l
+  join braid.subscription s on s.subscription_id = l.subscription_id
+  join pg_catalog.pg_namespace n on n.nspname = l.schema_name
+  join pg_catalog.pg_class c on c.relname = l.table_name and c.relnamespace = n.oid
+ where l.provider_relation = 0
+) as tables
+ order by subscription, relation::text;
 comment on view braid.subscription_tables is 'tables of each subscription: how far each is copied and what was applied to it';
+
+create view braid.left_out_tables as
+select s.subscription_name as subscription,
+       l.schema_name,
+       l.table_name,
+       l.reason,
+       l.left_out_at
+  from braid.left_out_table l
+  join braid.subscription s on s.subscription_id = l.subscription_id
+ order by 1, 2, 3, 5;
+comment on view braid.left_out_tables is 'tables whose changes a subscription does not apply, and why';
 
 create view braid.parked_transactions as
 select coalesce(s.subscription_name, p.subscription_name) as subscription,
@@ -2246,6 +2295,7 @@ grant select on
     braid.subscription_status,
     braid.subscription_detail,
     braid.subscription_tables,
+    braid.left_out_tables,
     braid.parked_transactions,
     braid.parked_changes,
     braid.apply_workers,

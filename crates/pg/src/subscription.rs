@@ -247,13 +247,17 @@ pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
     .map(|touched| touched == 1)
 }
 
-/// Whether a table of this database is part of a subscription. The table itself is not looked into, and no lock on it waited for.
+/// Whether a name is part of a subscription, or the table of this database that has it. The table itself is not looked into, and no lock on it waited
+/// for.
 ///
 /// # Errors
 /// As [`execute`].
 pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
     let found = kept_plan::rows(
         "select 1::text from braid.subscription_table t \
+         where t.subscription_id = $1 and t.schema_name = $2 and t.table_name = $3 \
+         union all \
+         select 1::text from braid.subscription_table t \
          join pg_catalog.pg_class c on c.oid = t.relation \
          join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          where t.subscription_id = $1 and n.nspname = $2 and c.relname = $3",
@@ -290,21 +294,19 @@ pub enum InitialCopy {
     UnlessFilled,
 }
 
-/// Make a table of this database part of a subscription, to be copied first or not. Entries of tables that are gone go. False
-/// when it was part already, or is not here.
+/// Make a table of this database part of a subscription, to be copied first or not. False when it was part already, or is not here.
 ///
 /// # Errors
 /// As [`execute`].
 pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Result<bool, PgError> {
     let id = i64::from(id);
     execute(
-        "delete from braid.subscription_table t where t.subscription_id = $1 \
-         and not exists (select from pg_catalog.pg_class c where c.oid = t.relation)",
-        &[id.into()],
+        "delete from braid.left_out_table where subscription_id = $1 and schema_name = $2 and table_name = $3 and provider_relation = 0",
+        &[id.into(), namespace.into(), name.into()],
     )?;
-    let added = rows(
-        "insert into braid.subscription_table (subscription_id, relation, state, unless_filled) \
-         select $1, c.oid, $4, $5 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+    let added = rows_written(
+        "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, unless_filled) \
+         select $1, c.oid, n.nspname, c.relname, $4, $5 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          where n.nspname = $2 and c.relname = $3 and c.relkind in ('r', 'p') \
          on conflict do nothing returning relation::oid::text",
         &[
@@ -321,6 +323,58 @@ pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Res
         ],
     )?;
     Ok(!added.is_empty())
+}
+
+/// Take note that changes of a name are left out: all of them, or those of one relation of the provider.
+///
+/// # Errors
+/// As [`execute`].
+pub fn leave_out(
+    id: u32,
+    (namespace, name): (&str, &str),
+    provider_relation: Option<u32>,
+    reason: &str,
+) -> Result<(), PgError> {
+    let id = i64::from(id);
+    // Those of relations that are gone are wanted for as long as their transactions are in hand.
+    execute(
+        "delete from braid.left_out_table where subscription_id = $1 and provider_relation <> 0 and left_out_at < clock_timestamp() - interval '7 days'",
+        &[id.into()],
+    )?;
+    execute(
+        "insert into braid.left_out_table (subscription_id, schema_name, table_name, provider_relation, reason) values ($1, $2, $3, $4::oid, $5) \
+         on conflict (subscription_id, table_name, schema_name, provider_relation) do update set reason = excluded.reason, left_out_at = excluded.left_out_at",
+        &[
+            id.into(),
+            namespace.into(),
+            name.into(),
+            i64::from(provider_relation.unwrap_or(0)).into(),
+            reason.into(),
+        ],
+    )
+}
+
+/// Whether changes of a name are left out that come from this relation of the provider.
+///
+/// # Errors
+/// As [`execute`].
+pub fn is_left_out(
+    id: u32,
+    namespace: &str,
+    name: &str,
+    provider_relation: u32,
+) -> Result<bool, PgError> {
+    let found = kept_plan::rows(
+        "select 1::text from braid.left_out_table \
+         where subscription_id = $1 and schema_name = $2 and table_name = $3 and provider_relation in (0, $4::oid)",
+        &[
+            i64::from(id).into(),
+            namespace.into(),
+            name.into(),
+            i64::from(provider_relation).into(),
+        ],
+    )?;
+    Ok(!found.is_empty())
 }
 
 /// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that

@@ -123,6 +123,15 @@ impl TableOrders {
         }
     }
 
+    /// Whether a schema's table was looked at, and not altered since.
+    #[must_use]
+    pub fn is_known(&self, schema: u32) -> bool {
+        usize::try_from(schema)
+            .ok()
+            .and_then(|schema| self.schemas.get(schema))
+            .is_some_and(|known| known.order.is_some())
+    }
+
     /// The tracker's number for a schema's table, and how its changes are ordered; `None` for a schema that was not sent.
     ///
     /// # Errors

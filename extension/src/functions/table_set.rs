@@ -70,6 +70,15 @@ fn resync_table(
 }
 
 fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> Outcome<()> {
+    // A table that was made anew is known by its name.
+    query(
+        "update braid.subscription_table t set relation = $2::oid, replaced_by = null \
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+          where c.oid = $2::oid and t.subscription_id = $1::integer and t.schema_name = n.nspname and t.table_name = c.relname \
+            and t.state <> 'copying' and t.relation <> $2::oid \
+            and not exists (select from braid.subscription_table o where o.subscription_id = t.subscription_id and o.relation = $2::oid)",
+        &[Some(&subscription.id), Some(relation)],
+    );
     let rows = query(
         "select t.state, t.relation::text, c.oid is not null \
            from braid.subscription_table t left join pg_class c on c.oid = t.relation \
@@ -124,7 +133,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
     }
     query(
         "update braid.subscription_table set state = 'waiting', copy_lsn = null, copy_snapshot = null, copy_began_at = null, rows_copied = null, bytes_copied = null, \
-                rows_total = null, bytes_total = null, copy_error = null, ready_at = null, unless_filled = false, truncate_first = $3::boolean \
+                rows_total = null, bytes_total = null, copy_error = null, ready_at = null, unless_filled = false, made_anew = false, truncate_first = $3::boolean \
           where subscription_id = $1::integer and relation = $2::oid",
         &[
             Some(&subscription.id),
@@ -298,8 +307,9 @@ fn check_empty(target: &Target) -> Outcome<()> {
 /// Put a table into a subscription.
 pub fn add(subscription_id: &str, target: &Target, to_copy: bool) {
     query(
-        "insert into braid.subscription_table (subscription_id, relation, state, ready_at) \
-         values ($1::integer, $2::oid, $3, case when $3 = 'ready' then now() end)",
+        "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, ready_at) \
+         select $1::integer, c.oid, n.nspname, c.relname, $3, case when $3 = 'ready' then now() end \
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $2::oid",
         &[
             Some(subscription_id),
             Some(&target.oid),
@@ -330,19 +340,43 @@ pub fn refresh(
     for target in find_targets(&old, false)? {
         kept.push(target.oid);
     }
+    // Copied or not, whoever asks has seen to the tables that have the names of former ones.
+    query(
+        "update braid.subscription_table t set schema_name = n.nspname, table_name = c.relname, replaced_by = null, \
+                copy_error = case when t.replaced_by is null then t.copy_error end, copy_error_hint = case when t.replaced_by is null then t.copy_error_hint end, \
+                copy_error_sqlstate = case when t.replaced_by is null then t.copy_error_sqlstate end, \
+                copy_error_context = case when t.replaced_by is null then t.copy_error_context end \
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = t.relation::oid and t.subscription_id = $1::integer \
+            and (t.schema_name <> n.nspname or t.table_name <> c.relname or t.replaced_by is not null)",
+        &[Some(&subscription.id)],
+    );
     let mut changes = Vec::new();
     for target in find_targets(&new, to_copy)? {
         add(&subscription.id, &target, to_copy);
         changes.push((oid(&target.oid), "added"));
     }
     for relation in present.iter().filter(|relation| !kept.contains(relation)) {
-        query(
-            "delete from braid.subscription_table where subscription_id = $1::integer and relation = $2::oid",
-            &[Some(&subscription.id), Some(relation)],
-        );
+        remove(&subscription.id, relation);
         changes.push((oid(relation), "removed"));
     }
+    query(
+        "delete from braid.left_out_table l using braid.subscription_table t where l.subscription_id = $1::integer and l.provider_relation = 0 \
+            and t.subscription_id = l.subscription_id and t.schema_name = l.schema_name and t.table_name = l.table_name",
+        &[Some(&subscription.id)],
+    );
     Ok(changes)
+}
+
+/// Take a table out of a subscription. What still comes for it is left out.
+fn remove(subscription_id: &str, relation: &str) {
+    query(
+        "with gone as ( \
+             delete from braid.subscription_table where subscription_id = $1::integer and relation = $2::oid \
+             returning subscription_id, schema_name, table_name) \
+         insert into braid.left_out_table (subscription_id, schema_name, table_name, provider_relation, reason) \
+         select subscription_id, schema_name, table_name, 0, 'removed' from gone on conflict do nothing",
+        &[Some(subscription_id), Some(relation)],
+    );
 }
 
 fn oid(text: &str) -> pg_sys::Oid {

@@ -109,7 +109,7 @@ fn wait_for_subscription(subscription_name: Option<&CStr>, timeout: Option<Inter
 fn look_at_subscription(name: &str) -> Outcome<Progress> {
     let rows = query(
         "select s.phase, s.enabled, s.error_message, s.xmin = pg_current_xact_id_if_assigned()::xid, \
-                (select count(*) from braid.subscription_table t \
+                (select count(*) from braid.subscription_table t join pg_class c on c.oid = t.relation \
                   where t.subscription_id = s.subscription_id and t.state <> 'ready'), \
                 coalesce(a.state, 'starting') \
            from braid.subscription s \

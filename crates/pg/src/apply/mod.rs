@@ -43,6 +43,7 @@ mod places;
 mod querier;
 mod relation;
 mod removal;
+mod route;
 mod rules;
 mod savepoint;
 mod scan;
@@ -59,9 +60,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use braid_bgworker::conflict::{self, Version};
-use braid_bgworker::copied_position::CopiedPosition;
 use braid_bgworker::parked::Touch;
-use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use pgrx::pg_sys;
@@ -69,7 +68,6 @@ use pgrx::pg_sys;
 use crate::clock;
 use crate::crash;
 use crate::error::PgError;
-use crate::kept_plan;
 use crate::origin::{self, OriginId};
 use crate::registry::{self, SubscriptionEntry, TableEntry};
 use crate::taken_row::TakenRow;
@@ -85,6 +83,7 @@ use number_map::NumberMap;
 use peer::{Peers, Source};
 use relation::{LocalRelation, RemoteRelation};
 use removal::Added;
+use route::Route;
 use table::{OpenTable, RowValues};
 use user::UserSwitch;
 use window::Window;
@@ -101,7 +100,8 @@ pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub(crate) use index_end::ScanInsert;
 pub use key_hash::{Equality, KeyHashes, KeyPart, copied_hash, key_hashes_of_row, table_hash};
-pub use relation::{check_kind, check_partitions, find as find_table, own_table};
+pub use relation::{check_kind, check_partitions, find as find_table, own_table, takes_changes};
+pub use route::NOT_KNOWN;
 pub use rules::{announce as announce_rules, is_rule, take_rule};
 pub use savepoint::Savepoint;
 pub use version::{COPIED, OriginNames};
@@ -169,70 +169,6 @@ pub struct Identity {
     pub provider: String,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     pub charset: i32,
-}
-
-/// Where a relation of the stream goes.
-#[derive(Debug, Clone)]
-struct Route {
-    oid: pg_sys::Oid,
-    generation: u64,
-    /// Changes of transactions that committed before this are in the copy; `None`: the table is not part of the subscription.
-    from_lsn: Option<u64>,
-    /// What of those that were prepared before it is in the copy; `None`: everything.
-    snapshot: Option<Rc<ProviderSnapshot>>,
-    /// What of this provider's transactions is in a copy that came from another node.
-    copied: Option<Rc<CopiedFrom>>,
-}
-
-/// What a copy from elsewhere has of this provider's transactions.
-#[derive(Debug)]
-struct CopiedFrom {
-    position: CopiedPosition,
-    /// Of those that it forwards, too.
-    forwards: bool,
-}
-
-impl CopiedFrom {
-    /// Whether it has a transaction. `None`: its commit says that.
-    fn has(&self, current: &Current) -> Option<bool> {
-        if !current.from_origin && !self.forwards {
-            return Some(false);
-        }
-        if current.unsettled {
-            // It commits later than here.
-            return self
-                .position
-                .ends_before(current.commit_lsn)
-                .then_some(false);
-        }
-        Some(self.position.has(current.commit_lsn))
-    }
-}
-
-impl Route {
-    /// Whether the changes of a transaction are to be applied. `None`: its commit says whether they are in a copy.
-    fn decides(&self, current: &Current) -> Option<bool> {
-        let takes = self.takes(current);
-        if !takes {
-            return (!current.runs).then_some(false);
-        }
-        match &self.copied {
-            Some(copied) => copied.has(current).map(|has| !has),
-            None => Some(true),
-        }
-    }
-
-    fn takes(&self, current: &Current) -> bool {
-        self.from_lsn.is_some_and(|from| {
-            current.commit_lsn >= from
-                || (current.unsettled
-                    && from != u64::MAX
-                    && self
-                        .snapshot
-                        .as_ref()
-                        .is_some_and(|snapshot| !snapshot.sees(current.xid)))
-        })
-    }
 }
 
 #[derive(Debug)]
@@ -915,63 +851,6 @@ impl Session {
         })
     }
 
-    /// Where a relation of the stream goes, and from which position on.
-    fn route(&mut self, schema: u32, remote: &RemoteRelation) -> Result<Route, PgError> {
-        let generation = GENERATION.load(Ordering::Relaxed);
-        if let Some(route) = self.routes.get(&schema)
-            && route.generation == generation
-        {
-            return Ok(route.clone());
-        }
-        self.user.restore();
-        let Some(oid) = relation::find(&remote.namespace, &remote.name)? else {
-            return Err(PgError::new(
-                "42P01",
-                format!("table \"{}\" does not exist here", remote.qualified_name()),
-            )
-            .with_hint(
-                "Create it as it is at the provider, or take it out of the publication, then run \
-                 braid.enable_subscription.",
-            ));
-        };
-        let mut copied = None;
-        let (from_lsn, snapshot) = if self.identity.subscription_id == NO_SUBSCRIPTION {
-            if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
-                return Err(PgError::new(
-                    "42501",
-                    format!("table \"{}\" takes no records", remote.qualified_name()),
-                )
-                .with_hint("Records are applied to tables of users only."));
-            }
-            (Some(0), None)
-        } else {
-            // As of now, not of when the transaction began: a copy may have ended since then.
-            // SAFETY: pushed and popped around the queries; an error in between rolls the transaction back.
-            unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot()) };
-            copied = copied_position(self.identity.subscription_id, oid)?;
-            let position = table_position(self.identity.subscription_id, oid)?;
-            // SAFETY: as above.
-            unsafe { pg_sys::PopActiveSnapshot() };
-            position
-        };
-        let route = Route {
-            oid,
-            generation,
-            from_lsn,
-            snapshot: snapshot.map(Rc::new),
-            copied: copied.map(Rc::new),
-        };
-        self.routes.insert(schema, route.clone());
-        if from_lsn.is_none() && self.reported_unsubscribed.insert(oid.to_u32()) {
-            pgrx::log!(
-                "subscription \"{}\" leaves out table \"{}\", which it does not have: braid.refresh_subscription adds it",
-                self.identity.subscription,
-                remote.qualified_name()
-            );
-        }
-        Ok(route)
-    }
-
     /// Whether the changes of the transaction in hand go there.
     ///
     /// # Errors
@@ -1092,56 +971,4 @@ impl Session {
             add(&mut target.counts);
         }
     }
-}
-
-/// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
-/// to be copied, nothing is: the leader lets through only what is older than the copy will be.
-fn table_position(
-    subscription_id: u32,
-    oid: pg_sys::Oid,
-) -> Result<(Option<u64>, Option<ProviderSnapshot>), PgError> {
-    let found = kept_plan::rows_in_snapshot(
-        "select case when state = 'ready' then (coalesce(copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
-         else '18446744073709551615' end, copy_snapshot::text \
-         from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
-        &[
-            i64::from(subscription_id).into(),
-            i64::from(oid.to_u32()).into(),
-        ],
-    )?;
-    let Some(row) = found.into_iter().next() else {
-        return Ok((None, None));
-    };
-    let [position, snapshot] = <[_; 2]>::try_from(row).unwrap_or_default();
-    Ok((
-        Some(position.and_then(|text| text.parse().ok()).unwrap_or(0)),
-        snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
-    ))
-}
-
-/// What a copy of a table, or of one of which it is a partition, has of the transactions of a subscription's provider.
-fn copied_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<CopiedFrom>, PgError> {
-    let found = kept_plan::rows_in_snapshot(
-        "select c.\"position\"::text, array_to_string(c.beyond, ','), array_to_string(c.missing, ','), c.forwards::text \
-         from braid.copied_position c join braid.subscription s on s.provider_id = c.node_id \
-         where s.subscription_id = $1 and (c.relation = $2::oid or c.relation in (select relid from pg_catalog.pg_partition_ancestors($2::oid))) limit 1",
-        &[
-            i64::from(subscription_id).into(),
-            i64::from(oid.to_u32()).into(),
-        ],
-    )?;
-    let Some(row) = found.into_iter().next() else {
-        return Ok(None);
-    };
-    let text = |index: usize| {
-        row.get(index)
-            .and_then(Option::as_deref)
-            .unwrap_or_default()
-    };
-    let position = CopiedPosition::parse(text(0), text(1), text(2))
-        .ok_or_else(|| PgError::new("XX001", "a row of braid.copied_position is corrupt"))?;
-    Ok(Some(CopiedFrom {
-        position,
-        forwards: text(3) == "true",
-    }))
 }

@@ -33,6 +33,8 @@ pub struct RemoteColumn {
 /// A schema record, kept.
 #[derive(Debug, Clone)]
 pub struct RemoteRelation {
+    /// OID at the source.
+    pub oid: u32,
     /// Namespace.
     pub namespace: String,
     /// Name.
@@ -50,6 +52,7 @@ impl RemoteRelation {
     #[must_use]
     pub fn new(schema: &Schema<'_>) -> Self {
         Self {
+            oid: schema.relation_oid,
             namespace: schema.namespace.to_owned(),
             name: schema.name.to_owned(),
             identity: schema.replica_identity,
@@ -235,6 +238,32 @@ pub fn find(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError>
     }
 }
 
+/// Whether changes can be applied to a relation: it is an ordinary or a partitioned table.
+#[must_use]
+pub fn takes_changes(oid: pg_sys::Oid) -> bool {
+    // SAFETY: a catalog look-up in a transaction; 0 for a relation that is not there.
+    let kind = unsafe { pg_sys::get_rel_relkind(oid) }.cast_unsigned();
+    kind == b'r' || kind == b'p'
+}
+
+/// Why changes can't be applied to a relation that is here, if they can't.
+///
+/// # Errors
+/// As [`check_kind`].
+pub(super) fn check_kind_of(oid: pg_sys::Oid) -> Result<(), PgError> {
+    // SAFETY: in a transaction; the relation is closed again. A lock that readers take keeps it as it is.
+    unsafe {
+        let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+        let relation = pg_sys::try_relation_open(oid, lock);
+        if relation.is_null() {
+            return Ok(());
+        }
+        let checked = check_kind(relation);
+        pg_sys::relation_close(relation, lock);
+        checked
+    }
+}
+
 /// OID of a table, or an index, of the extension's own.
 ///
 /// # Errors
@@ -280,7 +309,10 @@ pub unsafe fn check_kind(relation: pg_sys::Relation) -> Result<(), PgError> {
     }
     Err(
         PgError::new("42809", format!("\"{schema}.{name}\" is not a table here"))
-            .with_hint("Changes are applied to ordinary and partitioned tables only."),
+            .with_hint(
+                "Rename it, create a table as it is at the provider in its place, and run braid.refresh_subscription and \
+                 braid.enable_subscription.",
+            ),
     )
 }
 

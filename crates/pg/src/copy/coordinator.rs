@@ -179,6 +179,14 @@ impl Coordinator {
             .is_some_and(|table| table.state == State::Ready)
     }
 
+    /// Whether a table of this database is known to be part of the subscription under its name.
+    #[must_use]
+    pub fn is_member(&self, relation: u32, namespace: &str, name: &str) -> bool {
+        self.tables
+            .get(&relation)
+            .is_some_and(|table| table.namespace == namespace && table.name == name)
+    }
+
     /// What was read last of a table; `None`: it is not part of the subscription.
     fn table(&self, namespace: &str, name: &str) -> Option<&Table> {
         self.names
@@ -357,12 +365,11 @@ impl Coordinator {
             format!("{{{}}}", list.join(","))
         });
         let rows = subscription::rows(
-            "select t.relation::oid::text, coalesce(n.nspname::text, ''), coalesce(c.relname::text, t.relation::text), \
-             t.state, t.copy_error_sqlstate, t.copy_error, t.copy_error_detail, t.copy_error_hint \
-             from braid.subscription_table t \
-             left join pg_catalog.pg_class c on c.oid = t.relation \
-             left join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-             where t.subscription_id = $1 and ($2::oid[] is null or t.relation = any ($2::oid[]))",
+            "select relation::oid::text, schema_name::text, table_name::text, \
+             state, copy_error_sqlstate, copy_error, copy_error_detail, copy_error_hint \
+             from braid.subscription_table \
+             where subscription_id = $1 and ($2::oid[] is null or relation = any ($2::oid[])) \
+             and exists (select from pg_catalog.pg_class c where c.oid = relation::oid)",
             &[
                 i64::from(self.subscription.id).into(),
                 only.as_deref().into(),

@@ -34,7 +34,7 @@ use crate::subscription::{Subscription, execute_counting, rows};
 use crate::tombstone::collector;
 
 /// How long the provider may take to apply what is applied here.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Writers at the provider wait behind this lock, so it is not waited for longer.
@@ -176,6 +176,7 @@ pub fn await_provider(
     task: &Task,
     subscription: &Subscription,
     there: u32,
+    patience: Duration,
 ) -> Result<Connection, PgError> {
     let application_name = format!("{} copy", subscription.name);
     let mut connection = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
@@ -193,7 +194,7 @@ pub fn await_provider(
         .unwrap_or(0);
     crate::catalog::flush_wal(mine);
 
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience;
     while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
         if late.is_stopped || Instant::now() > deadline {
             return Err(PgError::new(
@@ -220,7 +221,7 @@ pub fn take(
     subscription: &Subscription,
     published: &Published,
 ) -> Result<(Contents, Source), PgError> {
-    let mut there = await_provider(task, subscription, published.oid)?;
+    let mut there = await_provider(task, subscription, published.oid, PATIENCE)?;
     there.query("begin isolation level read committed")?;
     there.query(&format!("set local lock_timeout = '{LOCK_TIMEOUT}'"))?;
     there

@@ -106,7 +106,7 @@ fn quoted_list(names: &[String]) -> String {
 
 fn gone() -> PgError {
     PgError::new("42P01", "a table of the subscription does not exist any more").with_hint(
-        "Create it again and run braid.refresh_subscription, or take it out of the publication, then run \
+        "Create it again, or take it out of the publication there; run braid.refresh_subscription and then \
          braid.enable_subscription.",
     )
 }

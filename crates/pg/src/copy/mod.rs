@@ -54,6 +54,23 @@ fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
     got != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
+/// Whether a table has no rows, and whether none of its keys finds them. Until the transaction ends, nobody else writes to the table.
+///
+/// # Errors
+/// 42P01 when it was dropped, 42809 when it is not a table, 55P03 when its lock is not to be had in time.
+pub(crate) fn look_into(relation: u32) -> Result<(bool, bool), PgError> {
+    let target = load::Target::lock(relation, load::Purpose::CheckEmpty)?;
+    Ok((target.is_empty()?, target.is_keyless()?))
+}
+
+/// Whether other nodes, or sources, send changes besides a subscription.
+///
+/// # Errors
+/// Whatever reading the catalog raises.
+pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
+    versions::others_write(subscription)
+}
+
 /// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see everything but lost connections.
 fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
     let sqlstate = error.sqlstate.as_str();

@@ -21,6 +21,9 @@ pub struct Source {
     pub snapshot: String,
 }
 
+/// The message of a table that the provider does not have.
+pub(super) const GONE: &str = "the provider has no such table any more";
+
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
 
@@ -142,11 +145,7 @@ pub(crate) fn published(
     // The view has no names, and not an empty list of them, for a table without columns.
     let no_names = "{}";
     let (Some(oid), names) = (rows.get(0, 0), rows.get(0, 2).unwrap_or(no_names)) else {
-        return Err(PgError::new("42P01", format!("the provider does not publish table \"{table}\""))
-            .with_hint(
-                "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
-                 braid.enable_subscription.",
-            ));
+        return Err(unpublished(connection, publications, namespace, name)?);
     };
     if rows
         .iter()
@@ -198,6 +197,37 @@ pub(crate) fn published(
     Ok(published)
 }
 
+/// Why nothing is published of a table. The transaction sees the catalog as of its snapshot, functions see it as it is now.
+fn unpublished(
+    connection: &mut Connection,
+    publications: &[String],
+    namespace: &str,
+    name: &str,
+) -> Result<PgError, PgError> {
+    let table = format!("{namespace}.{name}");
+    let quoted = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+    let now = format!("to_regclass({})", quote_literal(&quoted));
+    let found = connection.query(&format!(
+        "select {now} is not null, exists (select from pg_publication p, pg_get_publication_tables(p.pubname::text) g \
+         where p.pubname in ({}) and g.relid = {now})",
+        publication_literals(publications)
+    ))?;
+    if found.get(0, 0) != Some("t") {
+        return Ok(PgError::new("42P01", GONE).with_detail(format!("The table is \"{table}\".")));
+    }
+    if found.get(0, 1) == Some("t") {
+        return Ok(PgError::new(
+            "40001",
+            format!("table \"{table}\" was made anew at the provider"),
+        )
+        .with_hint("The table is copied again by itself."));
+    }
+    Ok(PgError::new("42P01", format!("the provider does not publish table \"{table}\"")).with_hint(
+        "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
+         braid.enable_subscription.",
+    ))
+}
+
 /// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
 /// size and filters also when it was never analyzed.
 fn measure(connection: &mut Connection, oid: &str, published: &mut Published) -> libpq::Result<()> {
@@ -225,6 +255,10 @@ fn unreadable(error: libpq::Error) -> PgError {
             "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
              table has row-level security; then run braid.enable_subscription.",
         ),
+        // The next attempt finds out whether it was made anew.
+        "42P01" => PgError::new("40001", "a table was dropped at the provider while it was copied")
+            .with_detail(error.message)
+            .with_hint("The table is copied again by itself."),
         _ => error,
     }
 }

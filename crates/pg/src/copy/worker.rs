@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
@@ -11,7 +12,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use super::load::{Copied, Filled, Filling, Purpose, Target};
-use super::source::Source;
+use super::source::{GONE, Source};
 use super::{held, is_permanent, try_lock, versions};
 use crate::apply::{COPIED, is_in_the_way, meanwhile};
 use crate::crash;
@@ -141,6 +142,9 @@ fn run(task: &Task) -> Result<(), PgError> {
         worker::set("lock_timeout", LOCK_TIMEOUT);
     }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
+    if start.made_anew {
+        await_own(task, &start)?;
+    }
     // One that is emptied is copied as it is once the provider has what was written here.
     let mut source = if start.truncate {
         Source::look(&start.subscription)?
@@ -155,7 +159,18 @@ fn run(task: &Task) -> Result<(), PgError> {
         None => None,
     };
     let publications = &start.subscription.publications;
-    let mut published = source.published(publications, &start.namespace, &start.name, since)?;
+    let published = source.published(publications, &start.namespace, &start.name, since);
+    let mut published = match published {
+        // Nothing is there to be copied. Changes that were made before it was dropped come.
+        Err(failure) if failure.message == GONE => {
+            pgrx::log!(
+                "{}: the table is not at the provider any more, and not copied",
+                my_name()
+            );
+            return error::transaction(|| leave_as_it_is(task));
+        }
+        published => published?,
+    };
     let may_ask = held::may_ask(&mut source.connection)?;
     let is_held = is_held(task, &start, &published, &mut source, may_ask)?;
     let first_lsn = start.first_lsn.unwrap_or(source.lsn);
@@ -172,7 +187,9 @@ fn run(task: &Task) -> Result<(), PgError> {
     }
     if is_held || (start.truncate && may_ask) {
         // Most of it while nobody has to wait for that.
-        let behind = || held::await_provider(task, &start.subscription, published.oid).map(drop);
+        let behind = || {
+            held::await_provider(task, &start.subscription, published.oid, held::PATIENCE).map(drop)
+        };
         error::transaction(behind)?;
     }
     let filled = Cell::new(None);
@@ -203,6 +220,31 @@ fn run(task: &Task) -> Result<(), PgError> {
             .with_detail(met.message)
             .with_hint("The table is copied again by itself, beside what is there."),
     )
+}
+
+/// Wait until the provider has what this node wrote to the table's predecessor: it is in the copy then. Where the provider waits for this node in turn, the
+/// copy goes on without.
+fn await_own(task: &Task, start: &Start) -> Result<(), PgError> {
+    let mut source = Source::look(&start.subscription)?;
+    let publications = &start.subscription.publications;
+    let published = source.published(publications, &start.namespace, &start.name, None);
+    let Ok(published) = published else {
+        // The copy itself says why.
+        return Ok(());
+    };
+    if !held::may_ask(&mut source.connection)? {
+        return Ok(());
+    }
+    drop(source);
+    let wait =
+        || held::await_provider(task, &start.subscription, published.oid, OWN_PATIENCE).map(drop);
+    match error::transaction(wait) {
+        Err(late) if late.sqlstate == "40001" && task.failures >= OWN_ATTEMPTS => {
+            late.log(&format!("{}: the table is copied all the same", my_name()));
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 /// What is known of the copy before the table is filled.
@@ -275,7 +317,7 @@ fn fill(
         drop(source);
         if plan.may_ask {
             // What was written here, and has not come there yet, would be gone with what is emptied.
-            held::await_provider(task, &start.subscription, published.oid)?;
+            held::await_provider(task, &start.subscription, published.oid, held::PATIENCE)?;
         }
         Source::open(&start.subscription, "", 0)?
     } else {
@@ -385,6 +427,10 @@ fn settle(
     Ok(())
 }
 
+/// How long a copy waits for the provider to have what this node has written, and how often.
+const OWN_PATIENCE: Duration = Duration::from_secs(3);
+const OWN_ATTEMPTS: u32 = 2;
+
 struct Start {
     subscription: Subscription,
     namespace: String,
@@ -396,6 +442,8 @@ struct Start {
     first_lsn: Option<u64>,
     /// It need not be copied where that would have to wait for whoever writes here.
     unless_filled: bool,
+    /// It has taken the place of a table of the same name, to which this node may have written.
+    made_anew: bool,
 }
 
 /// Say that the copy runs. `None` when there is nothing to do any more.
@@ -408,7 +456,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         return Ok(None);
     };
     let found = subscription::rows(
-        "select truncate_first::text, copy_began_at::text, copy_lsn::text, unless_filled::text, copy_error_sqlstate from braid.subscription_table \
+        "select truncate_first::text, copy_began_at::text, copy_lsn::text, unless_filled::text, copy_error_sqlstate, made_anew::text from braid.subscription_table \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &key(task),
     )?;
@@ -440,6 +488,7 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         began_at: text(1).filter(|_| !truncate),
         first_lsn: None,
         unless_filled,
+        made_anew: text(5).as_deref() == Some("true"),
     };
     let target = if truncate || start.began_at.is_some() {
         // Cut off before it had one: every change that was held back is applied then.
@@ -558,7 +607,7 @@ fn finish(
     ];
     let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
-         truncate_first = false, unless_filled = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
+         truncate_first = false, unless_filled = false, made_anew = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
          copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",
         &arguments,
@@ -582,7 +631,7 @@ fn finish(
 /// Make the table ready without a copy: all of its changes are applied.
 fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
     subscription::execute_counting(
-        "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, \
+        "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, made_anew = false, \
          ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
          where subscription_id = $1 and relation = $2::oid",
         &key(task),

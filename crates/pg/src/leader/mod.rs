@@ -9,6 +9,7 @@
 //! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
 
 mod confirm;
+mod membership;
 mod prepared;
 mod provider;
 mod provider_end;

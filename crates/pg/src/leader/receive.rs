@@ -181,6 +181,7 @@ impl Stream {
         }
         self.schemas
             .push((schema.namespace.to_owned(), schema.name.to_owned()));
+        self.relations.push(schema.relation_oid);
         self.orders.learn(&schema);
         if self.all_tables && self.segments.is_open() {
             self.segments.tentative.insert(schema.number.0);
@@ -225,7 +226,7 @@ impl Stream {
     /// A transaction of the leader's own that looks into users' tables. Somebody may have locked one, or wait for it in front of the leader: as
     /// long as that takes, what is to be done from time to time is done. It may be what ends the lock: what is prepared here holds its locks until
     /// the leader has read its end, or has given it up.
-    fn without_blocking<T>(
+    pub(super) fn without_blocking<T>(
         &mut self,
         mut work: impl FnMut() -> Result<T, PgError>,
     ) -> Result<T, End> {
@@ -300,6 +301,13 @@ impl Stream {
     pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
         if !self.segments.tentative.is_empty() {
             self.settle(schema)?;
+        }
+        let is_wanted = self
+            .in_hand
+            .as_ref()
+            .is_some_and(|in_hand| !in_hand.discard && !in_hand.skip);
+        if is_wanted && !self.orders.is_known(schema) {
+            self.look_at_table(schema)?;
         }
         let Some((namespace, name)) = self.schemas.get(schema as usize) else {
             return Err(out_of_order());

@@ -152,6 +152,9 @@ impl Stream {
         if self.segments.tentative.contains(&schema) && !self.coordinator.has(namespace, name) {
             return Ok(Some("It changes a table that is new."));
         }
+        if !self.orders.is_known(schema) && !self.is_plain_member(schema)? {
+            return Ok(Some("It changes a table that is not known."));
+        }
         let mut readiness = self.readiness(schema)?;
         if readiness == Readiness::Unknown {
             self.look_at_copies()?;

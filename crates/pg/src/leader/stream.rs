@@ -84,6 +84,8 @@ pub(super) struct Stream {
     pub(super) spread: Spread,
     /// Name of each schema's relation, by number.
     pub(super) schemas: Vec<(String, String)>,
+    /// Its OID at the provider, by number.
+    pub(super) relations: Vec<u32>,
     pub(super) header_seen: bool,
     /// Where it goes on.
     start: u64,
@@ -260,6 +262,7 @@ impl Stream {
             appliers,
             spread: Spread::new(subscription.relaxed),
             schemas: Vec::new(),
+            relations: Vec::new(),
             header_seen: false,
             start,
             commits: CommitSequence::new(start),

@@ -1,0 +1,276 @@
+//! Where a relation of the stream goes. Run by the appliers.
+//!
+//! A table belongs to a subscription by its name. Whenever another table has the name, the leader decides what that means
+//! (`leader/membership.rs`) before it hands out a transaction; an applier that meets such a table earlier has it looked at again.
+//!
+//! Invariant: changes are left out if `braid.left_out_table` has their relation, and never because nothing is known.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use braid_bgworker::copied_position::CopiedPosition;
+use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use pgrx::pg_sys;
+
+use super::relation::{self, RemoteRelation};
+use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
+use crate::error::PgError;
+use crate::{kept_plan, subscription};
+
+/// The message of a table that the leader has to look at again.
+pub const NOT_KNOWN: &str = "a table was made anew while its changes were applied";
+
+/// Where a relation of the stream goes.
+#[derive(Debug, Clone)]
+pub(super) struct Route {
+    pub(super) oid: pg_sys::Oid,
+    pub(super) generation: u64,
+    /// Changes of transactions that committed before this are in the copy; `None`: the table is not part of the subscription.
+    pub(super) from_lsn: Option<u64>,
+    /// What of those that were prepared before it is in the copy; `None`: everything.
+    snapshot: Option<Rc<ProviderSnapshot>>,
+    /// What of this provider's transactions is in a copy that came from another node.
+    copied: Option<Rc<CopiedFrom>>,
+}
+
+/// What a copy from elsewhere has of this provider's transactions.
+#[derive(Debug)]
+struct CopiedFrom {
+    position: CopiedPosition,
+    /// Of those that it forwards, too.
+    forwards: bool,
+}
+
+impl CopiedFrom {
+    /// Whether it has a transaction. `None`: its commit says that.
+    fn has(&self, current: &Current) -> Option<bool> {
+        if !current.from_origin && !self.forwards {
+            return Some(false);
+        }
+        if current.unsettled {
+            // It commits later than here.
+            return self
+                .position
+                .ends_before(current.commit_lsn)
+                .then_some(false);
+        }
+        Some(self.position.has(current.commit_lsn))
+    }
+}
+
+impl Route {
+    /// Whether the changes of a transaction are to be applied. `None`: its commit says whether they are in a copy.
+    pub(super) fn decides(&self, current: &Current) -> Option<bool> {
+        let takes = self.takes(current);
+        if !takes {
+            return (!current.runs).then_some(false);
+        }
+        match &self.copied {
+            Some(copied) => copied.has(current).map(|has| !has),
+            None => Some(true),
+        }
+    }
+
+    fn takes(&self, current: &Current) -> bool {
+        self.from_lsn.is_some_and(|from| {
+            current.commit_lsn >= from
+                || (current.unsettled
+                    && from != u64::MAX
+                    && self
+                        .snapshot
+                        .as_ref()
+                        .is_some_and(|snapshot| !snapshot.sees(current.xid)))
+        })
+    }
+}
+
+/// How a table of this database belongs to a subscription.
+struct Membership {
+    from_lsn: u64,
+    snapshot: Option<ProviderSnapshot>,
+    /// Under the name that the table has now.
+    is_current: bool,
+}
+
+impl Session {
+    /// Where a relation of the stream goes, and from which position on.
+    ///
+    /// # Errors
+    /// 42P01 and 42809 where no table has the name, 55000 where the table may lack rows, 55006 where the leader has to look at the table. 40001 of a
+    /// transaction that runs: once it has committed, the leader has looked.
+    pub(super) fn route(&mut self, schema: u32, remote: &RemoteRelation) -> Result<Route, PgError> {
+        let generation = GENERATION.load(Ordering::Relaxed);
+        if let Some(route) = self.routes.get(&schema)
+            && route.generation == generation
+        {
+            return Ok(route.clone());
+        }
+        self.user.restore();
+        let found = relation::find(&remote.namespace, &remote.name)?;
+        let route = if self.identity.subscription_id == NO_SUBSCRIPTION {
+            Route {
+                oid: takes_records(found, remote)?,
+                generation,
+                from_lsn: Some(0),
+                snapshot: None,
+                copied: None,
+            }
+        } else {
+            // As of now, not of when the transaction began: a copy may have ended since then.
+            // SAFETY: pushed and popped around the queries; an error in between rolls the transaction back.
+            unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot()) };
+            let route = self.route_of_subscription(found, remote, generation);
+            // SAFETY: as above.
+            unsafe { pg_sys::PopActiveSnapshot() };
+            route?
+        };
+        self.routes.insert(schema, route.clone());
+        if route.from_lsn.is_none() && self.reported_unsubscribed.insert(schema) {
+            pgrx::log!(
+                "subscription \"{}\" leaves out table \"{}\": braid.left_out_tables says why",
+                self.identity.subscription,
+                remote.qualified_name()
+            );
+        }
+        Ok(route)
+    }
+
+    fn route_of_subscription(
+        &mut self,
+        found: Option<pg_sys::Oid>,
+        remote: &RemoteRelation,
+        generation: u64,
+    ) -> Result<Route, PgError> {
+        let id = self.identity.subscription_id;
+        if let Some(oid) = found
+            && relation::takes_changes(oid)
+            && let Some(member) = membership(id, oid)?
+            && member.is_current
+        {
+            return Ok(Route {
+                oid,
+                generation,
+                from_lsn: Some(member.from_lsn),
+                snapshot: member.snapshot.map(Rc::new),
+                copied: copied_position(id, oid)?.map(Rc::new),
+            });
+        }
+        if subscription::is_left_out(id, &remote.namespace, &remote.name, remote.oid)? {
+            return Ok(Route {
+                oid: found.unwrap_or(pg_sys::InvalidOid),
+                generation,
+                from_lsn: None,
+                snapshot: None,
+                copied: None,
+            });
+        }
+        if self.current.as_ref().is_some_and(|current| current.runs) {
+            return Err(self.wait_for_commit("It changes a table that is not known."));
+        }
+        let name = remote.qualified_name();
+        let Some(oid) = found else {
+            return Err(absent(&name));
+        };
+        relation::check_kind_of(oid)?;
+        Err(replaced(id, oid)?.unwrap_or_else(|| {
+            PgError::new("55006", NOT_KNOWN)
+                .with_detail(format!("The table is \"{name}\"."))
+                .with_hint("The subscription goes on by itself.")
+        }))
+    }
+}
+
+/// The table that records of a source go to.
+fn takes_records(
+    found: Option<pg_sys::Oid>,
+    remote: &RemoteRelation,
+) -> Result<pg_sys::Oid, PgError> {
+    let name = remote.qualified_name();
+    let Some(oid) = found else {
+        return Err(
+            PgError::new("42P01", format!("table \"{name}\" does not exist here"))
+                .with_hint("Create it, or leave its records out."),
+        );
+    };
+    if remote.namespace == "braid" || oid.to_u32() < FIRST_NORMAL_OBJECT {
+        return Err(
+            PgError::new("42501", format!("table \"{name}\" takes no records"))
+                .with_hint("Records are applied to tables of users only."),
+        );
+    }
+    Ok(oid)
+}
+
+fn absent(name: &str) -> PgError {
+    PgError::new("42P01", format!("table \"{name}\" does not exist here")).with_hint(
+        "Create it as it is at the provider and run braid.refresh_subscription, or take it out of the publication there; \
+         then run braid.enable_subscription.",
+    )
+}
+
+/// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
+/// to be copied, nothing is: the leader lets through only what is older than the copy will be.
+fn membership(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<Membership>, PgError> {
+    let found = kept_plan::rows_in_snapshot(
+        "select case when t.state = 'ready' then (coalesce(t.copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
+         else '18446744073709551615' end, t.copy_snapshot::text, (c.relname = t.table_name and n.nspname = t.schema_name)::text \
+         from braid.subscription_table t join pg_catalog.pg_class c on c.oid = t.relation::oid \
+         join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where t.subscription_id = $1 and t.relation = $2::oid",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(oid.to_u32()).into(),
+        ],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let [position, snapshot, is_current] = <[_; 3]>::try_from(row).unwrap_or_default();
+    Ok(Some(Membership {
+        from_lsn: position.and_then(|text| text.parse().ok()).unwrap_or(0),
+        snapshot: snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
+        is_current: is_current.as_deref() == Some("true"),
+    }))
+}
+
+/// Why changes are not applied to a table that has the name of another one, if the leader has said so.
+fn replaced(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<PgError>, PgError> {
+    let found = kept_plan::rows_in_snapshot(
+        "select copy_error, copy_error_hint from braid.subscription_table where subscription_id = $1 and replaced_by = $2::oid",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(oid.to_u32()).into(),
+        ],
+    )?;
+    Ok(found.into_iter().next().map(|row| {
+        let [message, hint] = <[_; 2]>::try_from(row).unwrap_or_default();
+        PgError::new("55000", message.unwrap_or_default()).with_hint(hint.unwrap_or_default())
+    }))
+}
+
+/// What a copy of a table, or of one of which it is a partition, has of the transactions of a subscription's provider.
+fn copied_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<CopiedFrom>, PgError> {
+    let found = kept_plan::rows_in_snapshot(
+        "select c.\"position\"::text, array_to_string(c.beyond, ','), array_to_string(c.missing, ','), c.forwards::text \
+         from braid.copied_position c join braid.subscription s on s.provider_id = c.node_id \
+         where s.subscription_id = $1 and (c.relation = $2::oid or c.relation in (select relid from pg_catalog.pg_partition_ancestors($2::oid))) limit 1",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(oid.to_u32()).into(),
+        ],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let text = |index: usize| {
+        row.get(index)
+            .and_then(Option::as_deref)
+            .unwrap_or_default()
+    };
+    let position = CopiedPosition::parse(text(0), text(1), text(2))
+        .ok_or_else(|| PgError::new("XX001", "a row of braid.copied_position is corrupt"))?;
+    Ok(Some(CopiedFrom {
+        position,
+        forwards: text(3) == "true",
+    }))
+}
