@@ -38,6 +38,8 @@ my %type = (
 	numeric => [ q[1.0], q[1.00] ],
 	'int[]' => [ q['{1,2,NULL}'], q['[2:3]={1,2}'] ],
 );
+# A server may be built without XML.
+delete $type{xml} if $tokyo->psql('postgres', q[select '<a/>'::xml]) != 0;
 my @types = sort keys %type;
 sub table { my ($of) = @_; return 'of_' . $of =~ s/\W+/_list/r; }
 
