@@ -37,6 +37,8 @@ my %stream = (
 	test_decoding => [ 'test_decoding', q['include-xids', 'on', 'stream-changes', 'on'] ],
 	pgoutput => [ 'pgoutput', q['proto_version', '2', 'publication_names', 'braid', 'messages', 'on', 'streaming', 'on'] ],
 );
+# A server with assertions fails where pgoutput looks up the origin of the initial copy's rows, which has no name.
+$stream{pgoutput}[1] .= q[, 'origin', 'none'] if $paris->pg_version >= 16;
 sql($paris, "select pg_create_logical_replication_slot('$_', '$stream{$_}[0]')") for sort keys %stream;
 
 sql($paris, "select braid.create_node('paris', 'dbname=postgres password=$password{node}')");

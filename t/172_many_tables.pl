@@ -20,7 +20,7 @@ on_all(qq[
 		end loop;
 	end \$\$;
 ], $tokyo, $paris);
-subscribe($paris, $tokyo);
+subscribe($paris, $tokyo, copy_data => 'false');
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 
