@@ -21,6 +21,7 @@ pub mod crash;
 pub mod dependency;
 pub mod joining;
 pub mod keyless;
+pub mod lease;
 pub mod lock_circle;
 pub mod membership;
 pub mod merge;

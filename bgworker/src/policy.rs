@@ -123,6 +123,30 @@ pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
     }
 }
 
+/// What `invalidation_reason` of a slot at the provider says (PostgreSQL 17 and later), and what to do; `None` where WAL was removed, as before there was a reason.
+#[must_use]
+pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
+    Some(match reason {
+        "wal_removed" => return None,
+        "idle_timeout" => (
+            "nobody has read it for longer than idle_replication_slot_timeout",
+            "Set idle_replication_slot_timeout at the provider to more than this node is ever away, or to 0. Drop the subscription and create it again.",
+        ),
+        "rows_removed" => (
+            "rows of the catalog that it needs were removed",
+            "Set hot_standby_feedback, if the provider is a standby. Drop the subscription and create it again.",
+        ),
+        "wal_level_insufficient" => (
+            "wal_level was lower than logical",
+            "Set wal_level = logical at the provider. Drop the subscription and create it again.",
+        ),
+        _ => (
+            "its invalidation_reason in pg_replication_slots says why",
+            "Drop the subscription and create it again.",
+        ),
+    })
+}
+
 /// A hint for an error that may pass and does not bring one: what to look at if it does not.
 #[must_use]
 pub fn transient_hint(sqlstate: &str) -> &'static str {
@@ -228,6 +252,15 @@ mod tests {
         assert!(!is_wal_removed("58P01", plugin));
         assert!(provider_hint("58P01", plugin).contains("Install braid"));
         assert!(!is_wal_removed("55000", removed));
+    }
+
+    #[test]
+    fn a_slot_that_was_idle_is_not_called_one_without_wal() {
+        let (what, hint) = invalidated("idle_timeout").unwrap_or_default();
+        assert!(what.contains("idle_replication_slot_timeout"));
+        assert!(!hint.contains("max_slot_wal_keep_size"));
+        assert_eq!(invalidated("wal_removed"), None);
+        assert!(invalidated("something new").is_some());
     }
 
     #[test]

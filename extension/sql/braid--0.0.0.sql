@@ -50,6 +50,40 @@ create table braid.node (
 create unique index node_local on braid.node (is_local) where is_local;
 comment on table braid.node is 'this node, and the peers that it subscribes to';
 
+-- Moves of this node to another server by pg_upgrade. The one without "to_lsn" is under way; no worker runs meanwhile.
+create table braid.upgrade (
+    upgrade_id integer generated always as identity primary key,
+    -- Of the server that is left.
+    system_identifier text not null,
+    -- All that peers are to get and that lies before this in WAL they have confirmed.
+    from_lsn pg_lsn not null,
+    begun_at timestamptz not null default now(),
+    -- When all was written down that pg_upgrade leaves behind; null until then.
+    prepared_at timestamptz,
+    -- Where it goes on: peers' slots begin no later, and there is nothing for them in between.
+    to_lsn pg_lsn
+);
+create unique index upgrade_under_way on braid.upgrade ((true)) where to_lsn is null;
+comment on table braid.upgrade is 'moves of this node to another server by pg_upgrade';
+
+-- What pg_upgrade leaves behind, or numbers anew: positions of replication origins, slots that peers read, functions of rules for conflicts.
+create table braid.upgrade_origin (
+    origin_id oid primary key,
+    "position" pg_lsn not null
+);
+comment on table braid.upgrade_origin is 'positions of replication origins, while the node is moved by pg_upgrade';
+create table braid.upgrade_slot (
+    slot_name name primary key,
+    two_phase boolean not null,
+    failover boolean not null
+);
+comment on table braid.upgrade_slot is 'slots that peers read, while the node is moved by pg_upgrade';
+create table braid.upgrade_function (
+    function_id oid primary key,
+    signature text not null
+);
+comment on table braid.upgrade_function is 'functions of rules for conflicts, while the node is moved by pg_upgrade';
+
 create table braid.subscription (
     subscription_id integer generated always as identity primary key,
     subscription_name name not null unique,
@@ -110,6 +144,14 @@ create table braid.subscription (
     given_up_at timestamptz
 );
 comment on table braid.subscription is 'subscriptions of this node';
+
+-- Nothing beyond "up_to" was ever confirmed to the provider: raised, with some to spare, before more is confirmed, and lowered to what was when the leader ends. A
+-- slot that begins later was made anew, or moved on, by somebody else. Null: not known yet.
+create table braid.confirmed (
+    subscription_id integer primary key references braid.subscription on delete cascade,
+    up_to pg_lsn
+) with (fillfactor = 30);
+comment on table braid.confirmed is 'up to where subscriptions have confirmed to their providers';
 
 create table braid.subscription_table (
     subscription_id integer not null references braid.subscription on delete cascade,
@@ -673,8 +715,8 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
-revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.subscription,
-    braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
+revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.upgrade, braid.upgrade_origin, braid.upgrade_slot, braid.upgrade_function, braid.subscription,
+    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -691,6 +733,86 @@ create function braid.drop_node(node_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'drop_node_wrapper';
 comment on function braid.drop_node is 'makes this database no node any more, or forgets a peer';
+
+-- Asked by whoever would act for the node: functions, workers, the output plugin, and peers.
+create function braid.node_standing(out holds boolean, out message text, out detail text, out hint text) returns setof record
+    language sql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp
+as $$
+    select s.standing = 'node',
+           case s.standing
+                when 'begun' then format('node "%s" is prepared for pg_upgrade', s.node_name)
+                when 'moved' then format('node "%s" was moved to this server by pg_upgrade and is not whole yet', s.node_name)
+                when 'copy' then format('node "%s" was created on another server or in another database', s.node_name) end,
+           case s.standing
+                when 'begun' then 'None of its workers runs.'
+                when 'moved' then 'Its replication origins, and before PostgreSQL 17 its slots, were not carried along.'
+                when 'copy' then 'This database is a copy, for example from a dump or a template: it must not act as the node it was copied from.'
+                    || case when s.same_database then ' It also is one after pg_upgrade without braid.prepare_upgrade: how far its subscriptions had come is not known then.' else '' end end,
+           case s.standing
+                when 'begun' then 'Stop the server and run pg_upgrade, or let the node go on here with braid.finish_upgrade().'
+                when 'moved' then 'Run braid.finish_upgrade() before anybody writes to this database.'
+                when 'copy' then format('Run braid.drop_node(%L) and then braid.create_node with a name of its own.', s.node_name) end
+      from (select n.node_name,
+                   n.database_oid = d.oid as same_database,
+                   case when n.database_oid <> d.oid then 'copy'
+                        when n.system_identifier = c.system_identifier::text then case when u.upgrade_id is null then 'node' else 'begun' end
+                        when u.prepared_at is not null then 'moved'
+                        else 'copy' end as standing
+              from braid.node n
+              join pg_database d on d.datname = current_database()
+             cross join pg_control_system() c
+              left join braid.upgrade u on u.to_lsn is null
+             where n.is_local) s
+$$;
+comment on function braid.node_standing is 'whether this database may act as the node that it is, and what to do where it may not';
+
+-- A database that is a copy of another one of this server has the numbers of the other's origins, which it must not move.
+create function braid.is_own_origin(origin_id oid, node_name name, number integer) returns boolean
+    language sql stable parallel restricted set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from pg_replication_origin o, pg_database d
+                    where d.datname = current_database() and o.roident = $1
+                      and o.roname = 'braid/' || $2 || '/' || d.oid || lpad($3::text, greatest(4, length($3::text)), '0'))
+$$;
+comment on function braid.is_own_origin is 'whether a replication origin is one of this database''s';
+
+create function braid.await_peers(timeout interval) returns pg_lsn
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'await_peers_wrapper';
+comment on function braid.await_peers is 'a part of prepare_upgrade: waits until the peers have all that was written here, and the collector all that was deleted';
+
+create function braid.begin_upgrade(from_lsn pg_lsn) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'begin_upgrade_wrapper';
+comment on function braid.begin_upgrade is 'a part of prepare_upgrade: has the workers end at commit';
+
+create function braid.record_upgrade(timeout interval) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'record_upgrade_wrapper';
+comment on function braid.record_upgrade is 'a part of prepare_upgrade: writes down what pg_upgrade leaves behind';
+
+-- The workers end at a commit, so this is a procedure. One that commits can't pin search_path: it names every object with its schema.
+create procedure braid.prepare_upgrade(timeout interval default '1 minute') language plpgsql as $$
+begin
+    perform braid.begin_upgrade(braid.await_peers(timeout));
+    commit;
+    perform braid.record_upgrade(timeout);
+end
+$$;
+comment on procedure braid.prepare_upgrade is 'gets this node ready for pg_upgrade: waits for its peers, ends its workers, and writes down what pg_upgrade leaves behind';
+
+create function braid.finish_upgrade() returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'finish_upgrade_wrapper';
+comment on function braid.finish_upgrade is 'makes this node whole again after pg_upgrade, or lets it go on where it was only prepared for it';
+
+-- Asked by peers whose slots were made anew.
+create function braid.upgrades(out from_lsn pg_lsn, out to_lsn pg_lsn) returns setof record
+    language sql stable parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select u.from_lsn, u.to_lsn from braid.upgrade u where u.to_lsn is not null order by u.from_lsn
+$$;
+comment on function braid.upgrades is 'positions between which there is nothing for peers, as the node was moved by pg_upgrade';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Subscriptions
@@ -1167,7 +1289,7 @@ as $$
            current_setting('track_commit_timestamp')::boolean,
            l.libraries,
            -- Servers that do not know the setting allow every plugin.
-           l.libraries is null or l.libraries ~ '(^|,)\s*"?braid"?\s*(,|$)',
+           l.libraries is null or l.libraries ~ '(^|,)[[:space:]]*"?braid"?[[:space:]]*(,|$)',
            current_setting('max_replication_slots')::integer - (select count(*) from pg_replication_slots)::integer,
            current_setting('max_wal_senders')::integer
                - (select count(*) from pg_stat_activity where backend_type = 'walsender')::integer
@@ -1490,8 +1612,8 @@ comment on function braid.copied_columns is 'a part of the initial copy at anoth
 create view braid.subscription_status as
 select s.subscription_name as name,
        s.provider_name as provider,
-       case when s.given_up_at is null and s.enabled and s.error_retry_at <= clock_timestamp() and a.leader_pid is not null then 'retrying'
-            when s.error_sqlstate is not null or s.given_up_at is not null then 'error'
+       case when w.holds and s.given_up_at is null and s.enabled and s.error_retry_at <= clock_timestamp() and a.leader_pid is not null then 'retrying'
+            when not w.holds or s.error_sqlstate is not null or s.given_up_at is not null then 'error'
             when not s.enabled then 'disabled'
             else coalesce(a.state, 'starting') end as state,
        -- An end of the provider's WAL that was heard long ago says how much is missing at least, but not that nothing is.
@@ -1509,9 +1631,9 @@ select s.subscription_name as name,
        a.is_throttled as throttled,
        a.received_lsn,
        a.applied_lsn,
-       case when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
+       case when not w.holds then w.message when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
        case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn end as error_lsn,
-       case when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint,
+       case when not w.holds then w.hint when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint,
        case when s.error_sqlstate is not null then s.error_context when r.is_retrying then f.context end as error_context,
        case when s.enabled and s.given_up_at is null then s.error_retry_at end as retry_at,
        (select count(*) from braid.parked_transaction p
@@ -1520,6 +1642,7 @@ select s.subscription_name as name,
   left join braid.subscription_activity() a on a.subscription_id = s.subscription_id
   left join braid.lag_activity() l on l.subscription_id = s.subscription_id
   left join braid.failure_activity() f on f.subscription_id = s.subscription_id
+  left join braid.node_standing() w on true
  cross join lateral (select s.enabled and a.failures > 0 and a.state <> 'streaming',
                             s.enabled and s.error_sqlstate is null and s.given_up_at is null and a.state = 'streaming',
                             greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at),
@@ -2223,6 +2346,10 @@ revoke all on all routines in schema braid from public;
 grant execute on function
     braid.create_node,
     braid.drop_node,
+    braid.await_peers,
+    braid.begin_upgrade,
+    braid.record_upgrade,
+    braid.finish_upgrade,
     braid.create_subscription,
     braid.alter_subscription,
     braid.enable_subscription,
@@ -2255,6 +2382,7 @@ grant execute on function
     braid.repair_result
     to braid_admin;
 grant execute on procedure
+    braid.prepare_upgrade,
     braid.compare,
     braid.repair
     to braid_admin;
@@ -2263,6 +2391,8 @@ grant execute on function
     braid.sync_event,
     braid.wait_for_event,
     braid.node_info,
+    braid.node_standing,
+    braid.upgrades,
     braid.subscription_activity,
     braid.lag_activity,
     braid.failure_activity,

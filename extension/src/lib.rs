@@ -14,6 +14,10 @@ pgrx::pg_module_magic!();
 pub extern "C-unwind" fn _PG_init() {
     braid_pg::settings::register();
     braid_pg::secrecy::hide_connection_strings();
+    // The servers that pg_upgrade starts are to carry the catalog over, and nothing else may run in them.
+    if braid_pg::upgrade::is_under_way() {
+        return;
+    }
     // SAFETY: reads a variable of the process.
     if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
         braid_pg::registry::install();

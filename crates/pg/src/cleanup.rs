@@ -13,7 +13,7 @@ use crate::connection_string::{self, DSN};
 use crate::error::{self, PgError};
 use crate::libpq::{Connection, Mode};
 use crate::subscription::{execute, rows};
-use crate::{latch, worker};
+use crate::{latch, standing, worker};
 
 /// A walsender takes a moment to notice that its leader is gone.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,6 +24,10 @@ pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     worker::connect(u32::try_from(argument.value()).unwrap_or(0));
     let slots = error::transaction(|| {
+        // In a copy of a node these are slots of the original's.
+        if standing::refusal()?.is_some() {
+            return Ok(Vec::new());
+        }
         rows(
             &format!(
                 "select slot_name::text, provider_name::text, {DSN} from braid.slot_cleanup s order by attempts, since"

@@ -15,6 +15,9 @@ pub(crate) struct PartitionTupleRouting {
 }
 
 unsafe extern "C-unwind" {
+    /// Whether the postmaster still runs (src/backend/storage/ipc/pmsignal.c, 15 to 18).
+    pub fn PostmasterIsAliveInternal() -> bool;
+
     /// Handler for SIGTERM (src/backend/tcop/postgres.c, 15 to 18).
     pub(crate) fn die(signal: c_int);
     /// Handler for SIGHUP (src/backend/postmaster/interrupt.c, 15 to 18).

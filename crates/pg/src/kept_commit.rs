@@ -80,6 +80,16 @@ fn block(first: u64) -> Option<Block> {
     if known.is_some() {
         return known;
     }
+    let block = Rc::new(stored(first)?);
+    KNOWN.with_borrow_mut(|known| {
+        known.truncate(REMEMBERED - 1);
+        known.push_front((first, Rc::clone(&block)));
+    });
+    Some(block)
+}
+
+/// A block as it is in the table.
+fn stored(first: u64) -> Option<Vec<Option<Commit>>> {
     let table = find_table("braid", "kept_commit").ok()??;
     let by = By {
         index: find_table("braid", "kept_commit_pkey").ok()??,
@@ -97,12 +107,7 @@ fn block(first: u64) -> Option<Block> {
             ControlFlow::Continue(())
         });
     }
-    let block = Rc::new(read?);
-    KNOWN.with_borrow_mut(|known| {
-        known.truncate(REMEMBERED - 1);
-        known.push_front((first, Rc::clone(&block)));
-    });
-    Some(block)
+    read
 }
 
 /// Which transactions are old enough, in transactions since: well before PostgreSQL may forget them. What bounds that is the database
@@ -126,7 +131,7 @@ pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
                 &[before.into()],
             )?;
         }
-        let more = copy(before.unwrap_or(i64::MIN), nobody)?;
+        let more = copy(before.unwrap_or(i64::MIN), nobody, Reach::Old)?;
         let kept = number_row(
             "select coalesce(min(first_xid), 0), coalesce(max(first_xid) + $1, 0) from braid.kept_commit where commits is not null",
             &[i64::try_from(TRANSACTIONS).unwrap_or(i64::MAX).into()],
@@ -161,8 +166,27 @@ fn number_row<const N: usize>(
     Ok(numbers)
 }
 
+/// Up to where commit timestamps are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Those that PostgreSQL may soon forget.
+    Old,
+    /// All that have ended.
+    All,
+}
+
+/// Copy all commit timestamps before PostgreSQL forgets them at once, as `pg_upgrade` has it. In a transaction of the caller's, who sees to it that nobody
+/// else does.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn keep_all(before: Option<i64>) -> Result<(), PgError> {
+    while copy(before.unwrap_or(i64::MIN), false, Reach::All)? {}
+    Ok(())
+}
+
 /// Copy blocks that nobody has looked at. Returns whether there are more.
-fn copy(before: i64, nobody: bool) -> Result<bool, PgError> {
+fn copy(before: i64, nobody: bool, reach: Reach) -> Result<bool, PgError> {
     let [tracked, running, next, oldest, seen] = number_row(
         "select current_setting('track_commit_timestamp')::boolean::integer, pg_snapshot_xmin(pg_current_snapshot())::text, \
          pg_snapshot_xmax(pg_current_snapshot())::text, (select oldest_commit_ts_xid::text from pg_control_checkpoint()), \
@@ -173,7 +197,8 @@ fn copy(before: i64, nobody: bool) -> Result<bool, PgError> {
         return Ok(false);
     }
     // What still runs has no commit timestamp yet.
-    let (end, _) = commit_block::place_of(running.min(next.saturating_sub(age())));
+    let age = if reach == Reach::All { 0 } else { age() };
+    let (end, ended) = commit_block::place_of(running.min(next.saturating_sub(age)));
     let oldest = pg_sys::TransactionId::from_inner(u32::try_from(oldest).unwrap_or(0));
     let (oldest, _) = commit_block::place_of(local_version::full(oldest));
     let first = if nobody { end } else { seen.max(oldest) };
@@ -190,16 +215,26 @@ fn copy(before: i64, nobody: bool) -> Result<bool, PgError> {
             &[i64::try_from(next).unwrap_or(i64::MAX).into()],
         )?;
     }
+    if reach == Reach::All && next >= end && ended > 0 {
+        // The block that is not full yet comes once more when it is.
+        keep(end, before)?;
+    }
     Ok(next < end)
 }
 
 /// Copy a block, if anything that is older than one of its versions can still arrive.
 fn keep(first: u64, before: i64) -> Result<(), PgError> {
     let mut newest: Option<i64> = None;
+    // What PostgreSQL has forgotten of it since it was copied in part.
+    let mut before_this = stored(first).unwrap_or_default().into_iter();
     let commits: Vec<_> = (first..first + TRANSACTIONS)
         .map(|full| {
+            let copied = before_this.next().flatten();
             let xid = pg_sys::TransactionId::from_inner(u32::try_from(full & 0xFFFF_FFFF).ok()?);
-            let (timestamp, origin) = local_version::still_known(xid)?;
+            let Some((timestamp, origin)) = local_version::still_known(xid) else {
+                newest = newest.max(copied.map(|copied| copied.timestamp));
+                return copied;
+            };
             newest = newest.max(local_version::commit_timestamp(xid));
             Some(Commit { timestamp, origin })
         })

@@ -103,6 +103,9 @@ pub enum Error {
     /// The connection string can't be read. Says nothing of its content, which may hold a password.
     #[error("connection string is malformed")]
     MalformedConnectionString,
+    /// The connection string has an option that libpq does not know.
+    #[error("connection string is malformed: there is no option \"{0}\"")]
+    UnknownOption(String),
     /// The connection could not be made or was lost.
     #[error("{0}")]
     Connection(String),
@@ -137,7 +140,7 @@ impl Error {
     #[must_use]
     pub fn sqlstate(&self) -> &str {
         match self {
-            Self::MalformedConnectionString => "22023",
+            Self::MalformedConnectionString | Self::UnknownOption(_) => "22023",
             Self::Connection(_) | Self::EndOfStream | Self::Timeout | Self::Silent => "08006",
             Self::Server { sqlstate, .. } => sqlstate,
             Self::Unexpected(_) => "08P01",
@@ -325,15 +328,36 @@ pub fn check_connection_string(dsn: &str) -> Result<()> {
     // SAFETY: `dsn` is NUL-terminated and outlives the call; the result and the message are freed by libpq.
     unsafe {
         let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
+        let unknown = unknown_option(&dsn.to_string_lossy(), text(message).as_deref());
         if !message.is_null() {
             PQfreemem(message.cast());
         }
         if options.is_null() {
-            return Err(Error::MalformedConnectionString);
+            return Err(unknown.map_or(Error::MalformedConnectionString, Error::UnknownOption));
         }
         PQconninfoFree(options);
     }
     Ok(())
+}
+
+/// The option that libpq does not know, by its message. Nothing where it may be a part of a password: a value that should have been quoted is read as
+/// options, too.
+fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
+    let name = message?.split('"').nth(1)?;
+    let is_word = !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let before = dsn
+        .find(name)
+        .and_then(|at| dsn.get(..at))
+        .unwrap_or_default();
+    let is_keyword = dsn.contains(&format!("{name}="));
+    (is_word
+        && is_keyword
+        && !before.to_ascii_lowercase().contains("pass")
+        && !before.contains("://"))
+    .then(|| name.to_owned())
 }
 
 /// Value of one keyword of a connection string, if it is set there; never a password.
@@ -485,7 +509,10 @@ impl Connection {
         // What the provider's database says of search_path counts for nobody here: it would choose the functions that are called.
         let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
-                           -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0";
+                           -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0 \
+                           -c standard_conforming_strings=on -c quote_all_identifiers=off -c transform_null_equals=off -c array_nulls=on \
+                           -c xmloption=content -c default_transaction_isolation=read\\ committed \
+                           -c default_transaction_read_only=off -c default_transaction_deferrable=off";
         let options = match connection_keyword(dsn, "options") {
             Some(user) if !user.is_empty() => format!("{user} {own_options}"),
             _ => own_options.to_owned(),

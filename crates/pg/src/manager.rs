@@ -21,7 +21,8 @@ use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::tombstone::{self, collector};
 use crate::{
-    away, clock, crash, kept_commit, latch, local_version, owners, settings, supervisor, worker,
+    away, clock, crash, kept_commit, latch, local_version, owners, settings, standing, supervisor,
+    worker,
 };
 
 /// The catalog is read again after this, in case a wake-up was lost.
@@ -64,6 +65,8 @@ struct Manager {
     /// How often in a row it has ended soon after its start, or could not be started.
     collector_failures: u32,
     purge_at: Option<Instant>,
+    /// Why nothing runs, as it was last logged.
+    refused: Option<String>,
 }
 
 struct Wanted {
@@ -83,7 +86,7 @@ pub fn main(argument: pg_sys::Datum) {
         pgrx::log!("braid: too many databases");
         return;
     };
-    match error::transaction(has_extension) {
+    match error::transaction(|| Ok(standing::has_extension())) {
         Ok(true) => {}
         Ok(false) => {
             entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
@@ -125,15 +128,10 @@ pub fn main(argument: pg_sys::Datum) {
     loop {
         worker::reload_settings();
         entry.poked.store(0, Ordering::SeqCst);
-        let wait = match error::transaction(|| {
-            if has_extension()? {
-                read().map(Some)
-            } else {
-                Ok(None)
-            }
-        }) {
-            Ok(Some(state)) => manager.tend(&state, entry),
-            Ok(None) => {
+        let wait = match error::transaction(look) {
+            Ok(Database::Node(state)) => manager.tend(&state, entry),
+            Ok(Database::Refused(refusal)) => manager.rest(&refusal, entry),
+            Ok(Database::WithoutExtension) => {
                 manager.stop_all();
                 entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
                 return;
@@ -159,10 +157,24 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, argument: pg_sys::Datum) {
     entry.latch.store(0, Ordering::SeqCst);
 }
 
-fn has_extension() -> Result<bool, PgError> {
-    // SAFETY: a catalog look-up in a transaction.
-    let oid = unsafe { pg_sys::get_extension_oid(c"braid".as_ptr(), true) };
-    Ok(oid != pg_sys::InvalidOid)
+/// What the manager's database is.
+enum Database {
+    /// The extension was dropped.
+    WithoutExtension,
+    /// It must not act as the node that its catalog names: nothing of ours runs in it.
+    Refused(PgError),
+    /// A node, or no node yet.
+    Node(State),
+}
+
+fn look() -> Result<Database, PgError> {
+    if !standing::has_extension() {
+        return Ok(Database::WithoutExtension);
+    }
+    match standing::refusal()? {
+        Some(refusal) => Ok(Database::Refused(refusal)),
+        None => read().map(Database::Node),
+    }
 }
 
 /// Everything up to this time (microseconds since 1970-01-01 UTC) has arrived: all subscriptions have come further, and all sources of
@@ -201,6 +213,19 @@ pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
         .first()
         .and_then(|row| row.first()?.as_ref()?.parse().ok());
     Ok(Some(oldest.map_or(reached, |oldest| reached.min(oldest))))
+}
+
+/// The same for all subscriptions that there are.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn arrived_for_all() -> Result<Option<i64>, PgError> {
+    let found = rows("select subscription_id::text from braid.subscription", &[])?;
+    let ids: Vec<u32> = found
+        .iter()
+        .filter_map(|row| row.first()?.as_ref()?.parse().ok())
+        .collect();
+    Ok(arrived(&ids)?.map(|reached| reached.saturating_sub(MARGIN_MICROS)))
 }
 
 /// Forget the row versions of batches, and deletions, that are older than anything that can still arrive, by more than nodes' clocks are
@@ -261,7 +286,7 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
 /// Keep commit timestamps that PostgreSQL may forget before all older changes are here. When to look again.
 fn keep_commits(peers: &Peers) -> Duration {
     let kept = error::transaction(|| {
-        let sources = rows("select from braid.ingest_source limit 1", &[])?;
+        let sources = rows("select 1::text from braid.ingest_source limit 1", &[])?;
         let reached = arrived(&peers.awaited)?;
         Ok((reached, peers.awaited.is_empty() && sources.is_empty()))
     })
@@ -463,6 +488,30 @@ fn read() -> Result<State, PgError> {
 }
 
 impl Manager {
+    /// The database must not act as a node: have everything end that still runs. Returns how long to wait.
+    fn rest(&mut self, refusal: &PgError, entry: &ManagerEntry) -> Duration {
+        if self.refused.as_ref() != Some(&refusal.message) {
+            refusal.log("braid manager: nothing runs here");
+            self.refused = Some(refusal.message.clone());
+        }
+        let mut wait = INTERVAL;
+        self.reap(&[]);
+        for led in self.leaders.values_mut() {
+            if !led.stopping {
+                led.handle.terminate();
+                led.stopping = true;
+            }
+            wait = Duration::from_millis(100);
+        }
+        self.not_before.clear();
+        self.cleanup
+            .take_if(|handle| handle.status() == worker::Status::Ended);
+        // Next time all is looked at anew.
+        self.purge_at = None;
+        self.collect_if(false, entry, &mut wait);
+        wait
+    }
+
     /// Bring what runs in line with what is wanted. Returns how long to wait.
     fn tend(&mut self, state: &State, entry: &ManagerEntry) -> Duration {
         let State {
@@ -473,6 +522,7 @@ impl Manager {
             ..
         } = state;
         let mut wait = INTERVAL.min(state.retry_in);
+        self.refused = None;
         self.collect(state, entry, &mut wait);
         self.reap(wanted);
         // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since
@@ -613,6 +663,10 @@ impl Manager {
             RememberDeletions::On => true,
             RememberDeletions::Off => false,
         };
+        self.collect_if(wanted, entry, wait);
+    }
+
+    fn collect_if(&mut self, wanted: bool, entry: &ManagerEntry, wait: &mut Duration) {
         entry.remembers_deletions.store(wanted, Ordering::Release);
         if let Some((handle, started)) = &self.collector {
             if handle.status() != worker::Status::Ended {

@@ -41,7 +41,8 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgEr
         let place = i64::try_from(place).unwrap_or(i64::MAX);
         let left = rows(
             "update braid.origin set subscription_id = $1, place = $3::integer where origin_id = (select origin_id from braid.origin \
-             where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
+             where subscription_id is null and source_name is null and node_name = $2::name and braid.is_own_origin(origin_id, node_name, number) \
+             order by number limit 1) returning origin_id::text",
             &[id.into(), node.into(), place.into()],
         )
         .map(parse)?;
@@ -139,7 +140,8 @@ pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> 
     }
     let left = rows_written(
         "update braid.origin set source_name = $1::name where origin_id = (select origin_id from braid.origin \
-         where subscription_id is null and source_name is null and node_name = $2::name order by number limit 1) returning origin_id::text",
+         where subscription_id is null and source_name is null and node_name = $2::name and braid.is_own_origin(origin_id, node_name, number) \
+         order by number limit 1) returning origin_id::text",
         &[source.into(), node.into()],
     )
     .map(parse)?;
@@ -162,12 +164,7 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     .next()
     .and_then(|row| row.into_iter().next().flatten())
     .unwrap_or_else(|| "0".to_owned());
-    let name = format!(
-        "braid/{node}/{}{number:0>4}",
-        crate::registry::my_database()
-    );
-    let c_name = CString::new(name.as_str())
-        .map_err(|_| PgError::new("22023", "node name has a zero byte"))?;
+    let c_name = name_of(node, &number)?;
     // SAFETY: in a transaction; a name that exists already (the extension was dropped here and created again) is looked up, not an error.
     let origin = unsafe {
         let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
@@ -202,6 +199,71 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
             .into(),
         ],
     )
+}
+
+/// The name of an origin of this database's. `braid.is_own_origin` has the same.
+fn name_of(node: &str, number: &str) -> Result<CString, PgError> {
+    let name = format!(
+        "braid/{node}/{}{number:0>4}",
+        crate::registry::my_database()
+    );
+    CString::new(crate::encoding::statement(&name).into_bytes())
+        .map_err(|_| PgError::new("22023", "node name has a zero byte"))
+}
+
+/// What came of [`remake`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remade {
+    /// The origin is there.
+    Yes,
+    /// Another origin has its number.
+    Taken,
+}
+
+/// Make one of this database's origins again, under the number that rows know it by, and at a position. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn remake(origin: u16, node: &str, number: &str, lsn: u64) -> Result<Remade, PgError> {
+    let name = name_of(node, number)?;
+    // SAFETY: in a transaction; each is a look-up, an insertion into or a deletion from a catalog. An error unwinds, and the abort undoes all of it.
+    unsafe {
+        let mut found = pg_sys::replorigin_by_name(name.as_ptr(), true);
+        let mut others = Vec::new();
+        if found == 0 {
+            let mut taken = std::ptr::null_mut();
+            if pg_sys::replorigin_by_oid(origin, true, &raw mut taken) {
+                return Ok(Remade::Taken);
+            }
+            // PostgreSQL gives a new origin the lowest free number.
+            loop {
+                let other =
+                    CString::new(format!("braid/number/{}", others.len())).unwrap_or_default();
+                let at = others.len();
+                let made = pg_sys::replorigin_create(other.as_ptr());
+                others.push(other);
+                if made == origin {
+                    let last = others.swap_remove(at);
+                    pg_sys::replorigin_drop_by_name(last.as_ptr(), false, true);
+                    pg_sys::CommandCounterIncrement();
+                    found = pg_sys::replorigin_create(name.as_ptr());
+                    break;
+                }
+                if made > origin {
+                    break;
+                }
+            }
+        }
+        for other in others {
+            pg_sys::replorigin_drop_by_name(other.as_ptr(), false, true);
+        }
+        pg_sys::CommandCounterIncrement();
+        if found != origin {
+            return Ok(Remade::Taken);
+        }
+    }
+    advance(OriginId(origin), lsn);
+    Ok(Remade::Yes)
 }
 
 /// Set an origin's position, also backwards.

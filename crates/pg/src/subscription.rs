@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
 use braid_gir::{lsn_text, parse_lsn};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -426,7 +426,7 @@ pub fn clear_error(id: u32) -> Result<(), PgError> {
 #[must_use]
 pub fn publication_list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
-    quote_literal(&quoted.join(","))
+    quote_option(&quoted.join(","))
 }
 
 /// The names of publications as a list of literals, for SQL.

@@ -252,6 +252,12 @@ pub fn connect(database: u32) {
         ("default_transaction_isolation", "read committed"),
         ("default_transaction_read_only", "off"),
         ("synchronous_commit", "local"),
+        ("standard_conforming_strings", "on"),
+        ("transform_null_equals", "off"),
+        ("array_nulls", "on"),
+        ("quote_all_identifiers", "off"),
+        ("xmloption", "content"),
+        ("lock_timeout", "0"),
     ] {
         set(name, value);
     }

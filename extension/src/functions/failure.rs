@@ -73,7 +73,9 @@ impl Failure {
     #[track_caller]
     pub fn provider(message: impl Into<String>, error: &libpq::Error) -> Self {
         match error {
-            libpq::Error::MalformedConnectionString => Self::malformed_dsn(),
+            libpq::Error::MalformedConnectionString | libpq::Error::UnknownOption(_) => {
+                Self::malformed_dsn(error)
+            }
             libpq::Error::Server {
                 sqlstate,
                 message: words,
@@ -92,10 +94,10 @@ impl Failure {
         }
     }
 
-    /// 22023 for a connection string. Quotes nothing of it.
+    /// 22023 for a connection string. Quotes nothing of it but an option's name.
     #[track_caller]
-    pub fn malformed_dsn() -> Self {
-        Self::parameter("connection string is malformed").hint(
+    pub fn malformed_dsn(error: &libpq::Error) -> Self {
+        Self::parameter(error.to_string()).hint(
             "Write it as keywords and values, like 'host=node1 dbname=app user=braid', or as a postgresql:// URI.",
         )
     }

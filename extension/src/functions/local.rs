@@ -57,18 +57,16 @@ pub fn check_node(node: Option<LocalNode>) -> Outcome<LocalNode> {
         return Err(Failure::state("this database is not a node")
             .hint("Make it one with braid.create_node(node_name, dsn)."));
     };
-    if node.identity_valid {
+    let refusal = query(
+        "select message, detail, hint from braid.node_standing() where not holds",
+        &[],
+    );
+    let Some(message) = refusal.get(0, 0) else {
         return Ok(node);
-    }
-    Err(Failure::state(format!(
-        "node \"{}\" was created on another server or in another database",
-        node.name
-    ))
-    .detail("This database is a copy, for example from a dump or a template: it must not act as the node it was copied from.")
-    .hint(format!(
-        "Run braid.drop_node('{}') and then braid.create_node with a name of its own.",
-        node.name
-    )))
+    };
+    Err(Failure::state(message)
+        .detail(refusal.get(0, 1).unwrap_or_default())
+        .hint(refusal.get(0, 2).unwrap_or_default()))
 }
 
 /// A row of braid.subscription, as the functions need it.

@@ -27,6 +27,7 @@ mod server;
 mod slot;
 mod subscription;
 mod table_set;
+mod upgrade;
 mod version;
 mod waiting;
 

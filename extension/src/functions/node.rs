@@ -33,7 +33,7 @@ fn drop_node(node_name: Option<&CStr>) {
 
 fn create(name: &str, dsn: &str) -> Outcome<()> {
     check_name(name, "node")?;
-    libpq::check_connection_string(dsn).map_err(|_| Failure::malformed_dsn())?;
+    libpq::check_connection_string(dsn).map_err(|error| Failure::malformed_dsn(&error))?;
     server::check_for_node()?;
     // One at a time: two sessions that both find no local node would meet in the unique index with a less helpful error.
     query("lock table braid.node in share row exclusive mode", &[]);
@@ -119,6 +119,7 @@ fn drop_local(name: &str) -> Outcome<()> {
     query("delete from braid.node", &[]);
     connection_string::forget_unused();
     warn_of_slots(&slots(), "slots of other nodes hold back WAL here until");
+    forget_upgrades();
     wake_manager();
     Ok(())
 }
@@ -183,6 +184,41 @@ fn warn_of_slots(slots: &[Slot], message: &str) {
     .warn();
 }
 
+fn forget_upgrades() {
+    for table in [
+        "upgrade",
+        "upgrade_origin",
+        "upgrade_slot",
+        "upgrade_function",
+    ] {
+        query(&format!("delete from braid.{table}"), &[]);
+    }
+}
+
+/// In another server than the node's, the numbers of its origins are nobody's, or another's. Then what rows of Braid's tables say by these numbers goes
+/// too. In the node's own server they still say who wrote the rows that were copied.
+fn forget_origins() {
+    let gone = query(
+        "delete from braid.origin o where not exists (select from pg_replication_origin r \
+         where r.roident = o.origin_id and starts_with(r.roname, 'braid/' || o.node_name || '/')) returning 1",
+        &[],
+    );
+    if gone.is_empty() {
+        return;
+    }
+    for table in ["tombstone", "column_write", "copied_version"] {
+        query(
+            &format!(
+                "delete from braid.{table} t where t.origin_id <> 0 and not exists (select from braid.origin o where o.origin_id = t.origin_id)"
+            ),
+            &[],
+        );
+    }
+    for table in ["taken_row", "kept_commit", "batch"] {
+        query(&format!("delete from braid.{table}"), &[]);
+    }
+}
+
 /// The node is a copy of another: its subscriptions' slots belong to the original and stay.
 fn drop_copy(name: &str) {
     let dropped = local::column(&query(
@@ -195,6 +231,8 @@ fn drop_copy(name: &str) {
         failure.warn();
     }
     connection_string::forget_unused();
+    forget_upgrades();
+    forget_origins();
     if !dropped.is_empty() {
         notice(format!(
             "subscriptions that were copied from node \"{name}\" are dropped too: {}",

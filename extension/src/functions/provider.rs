@@ -40,7 +40,8 @@ pub type PublishedTables = BTreeMap<(String, String), Vec<String>>;
 /// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's operating system user, as whom workers
 /// connect, may be let in where the caller would not be.
 pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
-    braid_pg::libpq::check_connection_string(dsn).map_err(|_| Failure::malformed_dsn())?;
+    braid_pg::libpq::check_connection_string(dsn)
+        .map_err(|error| Failure::malformed_dsn(&error))?;
     let password_required = !is_superuser(caller);
     let refused = |detail: &str, hint: &str| {
         Failure::new(

@@ -125,7 +125,7 @@ pub fn is_applied_here(subscription: &Subscription, position: &str) -> Result<bo
 /// A row as JSON: numbers and booleans as such, what else there is as PostgreSQL writes it.
 const JSON: &str = "(select jsonb_object_agg(c.name, case \
         when c.value is null then 'null'::jsonb \
-        when c.shown = 'n' and c.value ~ '^-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?$' then c.value::jsonb \
+        when c.shown = 'n' and c.value ~ '^-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?$' then c.value::jsonb \
         when c.shown = 'b' then to_jsonb(c.value = 't') \
         when c.shown = 'j' then c.value::jsonb \
         else to_jsonb(c.value) end) \

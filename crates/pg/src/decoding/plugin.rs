@@ -14,7 +14,7 @@ use super::{deletions, held, invalidation};
 use crate::compat;
 use crate::encoding;
 use crate::readers::{self, Reader};
-use crate::registry;
+use crate::{registry, standing};
 
 /// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
 /// format wants them (`startup`).
@@ -95,6 +95,14 @@ unsafe extern "C-unwind" fn startup(
             return;
         }
         let request = in_transaction(|| request(ctx));
+        if matches!(request, Request::Gir(_) | Request::GirJson(..)) {
+            // The stream names the node that it comes from.
+            in_transaction(|| {
+                if let Err(refusal) = standing::require() {
+                    refusal.raise();
+                }
+            });
+        }
         readers::note((*ctx).slot, reader(&request));
         invalidation::listen();
         // What was noted before this stream has no one to concern.

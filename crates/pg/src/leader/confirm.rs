@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use braid_bgworker::publishing::Unpublished;
 use pgrx::pg_sys;
 
-use super::End;
 use super::provider_end::SIGN_OF_LIFE;
 use super::stream::Stream;
+use super::{End, confirmed};
 use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::registry::{self, Activity};
@@ -78,7 +78,8 @@ impl Stream {
             self.last_flush = now;
         }
         let flushed_here = self.durability.durable_up_to();
-        let positions = self.progress.update(flushed_here, self.in_flight());
+        let mut positions = self.progress.update(flushed_here, self.in_flight());
+        positions.flushed = self.may_confirm(positions.flushed)?;
         let entry = self.entry;
         let moved = entry.flushed_lsn.swap(positions.flushed, Ordering::Relaxed)
             != positions.flushed
@@ -104,6 +105,18 @@ impl Stream {
             positions.applied,
             is_all,
         )
+    }
+
+    /// What of `flushed` may be confirmed; the bound of that is raised where it is too low.
+    fn may_confirm(&mut self, flushed: u64) -> Result<u64, End> {
+        if let Some(up_to) = self.lease.wanted(flushed, millis())
+            && confirmed::extend(self.subscription.id, up_to)?
+        {
+            self.lease.extend(up_to, millis());
+        }
+        let allowed = self.lease.allowed(flushed);
+        confirmed::reported(allowed);
+        Ok(allowed)
     }
 
     pub(super) fn send_status(
@@ -263,6 +276,11 @@ impl Stream {
             due.saturating_add(A_MOMENT).min(RATE_INTERVAL)
         }))
     }
+}
+
+/// This node's clock, in milliseconds.
+pub(super) fn millis() -> u64 {
+    u64::try_from(registry::now() / 1000).unwrap_or(0)
 }
 
 /// The bytes of a status.

@@ -9,6 +9,7 @@
 //! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
 
 mod confirm;
+mod confirmed;
 mod membership;
 mod prepared;
 mod provider;
@@ -38,7 +39,7 @@ use crate::libpq::{self, Connection, Mode};
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::subscription::{self, InitialCopy};
 use crate::wait::{self, Wait};
-use crate::{crash, latch, owners, prepared as local, settings, worker};
+use crate::{crash, latch, owners, prepared as local, settings, standing, worker};
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 
@@ -151,6 +152,7 @@ unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
         for applier in &entry.appliers {
             worker::terminate_pid(applier.pid.load(Ordering::Acquire));
         }
+        confirmed::settle(LEADING.load(Ordering::Relaxed));
         entry.leader_latch.store(0, Ordering::Release);
         entry.leader_pid.store(0, Ordering::Release);
     }
@@ -203,8 +205,18 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
 }
 
 fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
+    // SAFETY: reads a setting.
+    if !unsafe { pg_sys::track_commit_timestamp } {
+        let error = PgError::new("55000", "track_commit_timestamp must be on")
+            .with_detail("Commit timestamps are the versions that conflicts are resolved by: nothing is applied without them.")
+            .with_hint("Set track_commit_timestamp = on in postgresql.conf and restart the server.");
+        return Err(End::Transient(error, 0));
+    }
     wait_for_old_appliers(entry)?;
     let loaded = error::transaction(|| {
+        if standing::refusal()?.is_some() {
+            return Ok(None);
+        }
         let Some(subscription) = subscription::load(id)? else {
             return Ok(None);
         };
@@ -215,14 +227,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     let Some((mut subscription, local_node)) = loaded else {
         return Ok(());
     };
-    if !error::transaction(|| Ok(owners::exists(subscription.owner)))? {
-        let error = PgError::new(
-            "42704",
-            format!("the owner of subscription \"{}\" does not exist", subscription.name),
-        )
-        .with_hint("Give it another one with braid.set_subscription_owner, then run braid.enable_subscription.");
-        return Err(End::Permanent(error, 0));
-    }
+    check_owner(&subscription)?;
     worker::report_activity(&format!("subscription {}", subscription.name));
     crash::look_back(id, &subscription.name).map_err(|(error, lsn)| End::Permanent(error, lsn))?;
     crash::enter(id, None);
@@ -303,6 +308,19 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         return Ok(());
     }
     outcome
+}
+
+/// A subscription whose owner was dropped stops.
+fn check_owner(subscription: &subscription::Subscription) -> Result<(), End> {
+    if !error::transaction(|| Ok(owners::exists(subscription.owner)))? {
+        let error = PgError::new(
+            "42704",
+            format!("the owner of subscription \"{}\" does not exist", subscription.name),
+        )
+        .with_hint("Give it another one with braid.set_subscription_owner, then run braid.enable_subscription.");
+        return Err(End::Permanent(error, 0));
+    }
+    Ok(())
 }
 
 /// A leader that was killed may have left appliers that are still ending; they hold origins.

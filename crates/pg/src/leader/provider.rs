@@ -111,7 +111,7 @@ pub(super) fn rules_for_all_nodes(
 ) -> Result<Vec<(String, bool)>, End> {
     let may = connection.query(
         "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = to_regprocedure('braid.rules_for_all_nodes()') \
-         AND has_function_privilege(oid, 'execute') AND has_schema_privilege('braid', 'usage')",
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
     )?;
     if may.is_empty() {
         PgError::new(
@@ -139,6 +139,8 @@ pub(super) struct Provider {
     pub(super) all_tables: bool,
     /// The end of its WAL.
     pub(super) end: u64,
+    /// Where the slot begins: what was committed before is not sent.
+    pub(super) slot_begins: u64,
     /// It is a standby.
     in_recovery: bool,
 }
@@ -174,20 +176,45 @@ impl Provider {
     }
 }
 
+/// That the provider is the node that its catalog names, as far as the role may ask. A node that `pg_upgrade` has moved is not, until somebody has made it
+/// whole: its slots are made anew then. So this is waited for.
+fn check_standing(connection: &mut Connection) -> Result<(), End> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.node_standing()') \
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
+    )?;
+    if may.is_empty() {
+        return Ok(());
+    }
+    let rows = connection
+        .query("SELECT message, detail, hint FROM braid.node_standing() WHERE NOT holds")?;
+    let Some(message) = rows.get(0, 0) else {
+        return Ok(());
+    };
+    let mut error = PgError::new("55000", format!("the provider reported: {message}"));
+    error.detail = rows.get(0, 1).map(str::to_owned);
+    error.hint = rows
+        .get(0, 2)
+        .map(|hint| format!("At the provider: {hint}"));
+    Err(End::Transient(error, 0))
+}
+
 /// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
 pub(super) fn check_provider(
     connection: &mut Connection,
     subscription: &Subscription,
 ) -> Result<Provider, End> {
+    check_standing(connection)?;
     let rows = connection.query(&format!(
         "SELECT plugin, wal_status, \
          CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
-         pg_catalog.pg_is_in_recovery() \
-         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+         pg_catalog.pg_is_in_recovery(), confirmed_flush_lsn, pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason' \
+         FROM pg_catalog.pg_replication_slots s WHERE slot_name = {}",
         quote_literal(&subscription.slot)
     ))?;
     let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
     let in_recovery = rows.get(0, 3) == Some("t");
+    let slot_begins = rows.get(0, 4).and_then(parse_lsn).unwrap_or(0);
     let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<Provider, End> {
         Err(End::Permanent(
             PgError::new(sqlstate, message).with_hint(hint),
@@ -212,6 +239,18 @@ pub(super) fn check_provider(
                 subscription.slot
             ),
             "Drop the subscription and create it with another slot_name.",
+        );
+    }
+    if let Some(reason) = rows.get(0, 5)
+        && let Some((what, hint)) = policy::invalidated(reason)
+    {
+        return permanent(
+            "55000",
+            format!(
+                "the provider has invalidated slot \"{}\": {what}",
+                subscription.slot
+            ),
+            hint,
         );
     }
     if rows.get(0, 1) == Some("lost") {
@@ -242,6 +281,7 @@ pub(super) fn check_provider(
     Ok(Provider {
         all_tables: !rows.is_empty(),
         end,
+        slot_begins,
         in_recovery,
     })
 }

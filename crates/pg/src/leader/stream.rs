@@ -7,15 +7,15 @@ use std::time::Instant;
 use braid_bgworker::applied::AppliedAhead;
 use braid_bgworker::commit_sequence::CommitSequence;
 use braid_bgworker::dependency::DependencyTracker;
+use braid_bgworker::lease::Lease;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::progress::Progress;
 use braid_bgworker::publishing::Unpublished;
-use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_bgworker::sql_text::{quote_identifier, quote_option};
 use braid_gir::lsn_text;
 use braid_ring::{Grain, Leader as Producer};
 
-use super::End;
-use super::confirm::Rate;
+use super::confirm::{Rate, millis};
 use super::provider::check_provider;
 use super::provider_end::{self, ProviderEnd};
 use super::running::Watch;
@@ -24,6 +24,7 @@ use super::segments::Segments;
 use super::skew::ClockWatch;
 use super::spread::Spread;
 use super::untangle::Tangle;
+use super::{End, confirmed};
 use crate::applier;
 use crate::applier::here::{self, LeadersApplier};
 use crate::appliers::Appliers;
@@ -80,6 +81,8 @@ pub(super) struct Stream {
     pub(super) orders: TableOrders,
     pub(super) schedule: Schedule,
     pub(super) progress: Progress,
+    /// Up to where may be confirmed.
+    pub(super) lease: Lease,
     pub(super) appliers: Appliers,
     pub(super) spread: Spread,
     /// Name of each schema's relation, by number.
@@ -152,7 +155,7 @@ fn start_streaming(
         let unprepared = prepared::noted(subscription, start, connection)?;
         match unprepared.join(",") {
             none if none.is_empty() => ", two_phase 'on'".to_owned(),
-            numbers => format!(", two_phase 'on', unprepared {}", quote_literal(&numbers)),
+            numbers => format!(", two_phase 'on', unprepared {}", quote_option(&numbers)),
         }
     } else {
         // A provider that does not know the option is not asked for it.
@@ -163,9 +166,9 @@ fn start_streaming(
         quote_identifier(&subscription.slot),
         lsn_text(start),
         publication_list(&subscription.publications),
-        quote_literal(&subscription.origin),
-        quote_literal(local_node),
-        quote_literal(if streams { "on" } else { "off" }),
+        quote_option(&subscription.origin),
+        quote_option(local_node),
+        quote_option(if streams { "on" } else { "off" }),
         prepared,
     ))?)
 }
@@ -221,6 +224,7 @@ impl Stream {
         connection.give_up_when_silent();
         let provider = check_provider(&mut connection, subscription)?;
         provider.check_reaches(start)?;
+        let up_to = confirmed::check_slot(&mut connection, subscription, &provider, start)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
         let streams = takes_running(subscription, entry);
         start_streaming(subscription, &local_node, start, streams, &mut connection)?;
@@ -259,6 +263,7 @@ impl Stream {
             orders: TableOrders::new(),
             schedule: Schedule::new(),
             progress: Progress::new(start, applied_up_to),
+            lease: Lease::new(up_to, millis()),
             appliers,
             spread: Spread::new(subscription.relaxed),
             schemas: Vec::new(),
