@@ -1,5 +1,6 @@
 -- Rows whose referenced row is missing: found as PostgreSQL's own checks compare, for every form of foreign key.
 set client_min_messages = warning;
+drop extension if exists braid cascade;
 create extension braid;
 \set VERBOSITY sqlstate
 \pset null '-'
@@ -106,3 +107,4 @@ drop owned by orphan_reader;
 drop role orphan_reader;
 set client_min_messages = warning;
 drop schema orphan cascade;
+drop extension braid;
