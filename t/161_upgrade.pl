@@ -1,5 +1,5 @@
-# A node of a mesh is moved to another server by pg_upgrade: to one of its own version, and to a newer one. Nothing is lost, nothing comes twice, nothing is
-# copied again, and rows keep their versions. Its peers do nothing for it, and write all the time.
+# A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else to one of its own version. Nothing is lost,
+# nothing comes twice, nothing is copied again, and rows keep their versions. Its peers do nothing for it, and write all the time.
 
 use strict;
 use warnings;
@@ -136,11 +136,11 @@ sub scenario
 	return;
 }
 
-scenario($own_bin, 1);
+my $newer = $ENV{BRAID_NEWER_BIN} // '';
+scenario($newer eq '' ? $own_bin : $newer, 1);
 SKIP:
 {
-	my $newer = $ENV{BRAID_NEWER_BIN} // '';
-	skip('no newer PostgreSQL with braid is installed here (BRAID_NEWER_BIN)', 1) if $newer eq '';
-	scenario($newer, 2);
+	skip('the upgrade to a newer major: no newer PostgreSQL with this build of braid is installed here', 1) if $newer eq '';
+	ok(major($newer) > major($own_bin), 'the upgrade was to a newer major');
 }
 done_testing();
