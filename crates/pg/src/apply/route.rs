@@ -169,7 +169,8 @@ impl Session {
         }
         let name = remote.qualified_name();
         let Some(oid) = found else {
-            return Err(absent(&name));
+            let known = subscription::has_table(id, &remote.namespace, &remote.name)?;
+            return Err(absent(&name, known));
         };
         relation::check_kind_of(oid)?;
         Err(replaced(id, oid)?.unwrap_or_else(|| {
@@ -201,11 +202,14 @@ fn takes_records(
     Ok(oid)
 }
 
-fn absent(name: &str) -> PgError {
-    PgError::new("42P01", format!("table \"{name}\" does not exist here")).with_hint(
+/// A table that the subscription knows by its name needs no refresh: the leader finds out what another one of the name lacks.
+fn absent(name: &str, known: bool) -> PgError {
+    PgError::new("42P01", format!("table \"{name}\" does not exist here")).with_hint(if known {
+        "Create it as it is at the provider, or take it out of the publication there; then run braid.enable_subscription."
+    } else {
         "Create it as it is at the provider and run braid.refresh_subscription, or take it out of the publication there; \
-         then run braid.enable_subscription.",
-    )
+         then run braid.enable_subscription."
+    })
 }
 
 /// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
