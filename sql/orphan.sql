@@ -31,7 +31,7 @@ select referencing, constraint_name, key, "row" from braid.orphans('strict_perso
 create collation nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 create domain amount as numeric;
 create table price (n amount primary key, label text collate nocase unique, tags int[] unique);
-create table sale (id int, n numeric constraint sale_n references price, label text collate "C" constraint sale_label references price (label),
+create table sale (id int, n numeric constraint sale_n references price, label text collate nocase constraint sale_label references price (label),
     tags int[] constraint sale_tags references price (tags));
 insert into price values (1.0, 'one', '{1}'), (2.50, 'two', '{2}'), (3, 'three', '{3}');
 insert into sale values (1, 1.000, 'ONE', '{1}'), (2, 2.5, 'Two', '{2}'), (3, 3, 'three', '{3}');
