@@ -189,7 +189,13 @@ soak-installed: install
 check-sql: $(library)
 	scripts/check-sql $(library)
 
-lint: check-sql
+# Nothing in crates/pg names what lies above it.
+.PHONY: check-layers
+check-layers:
+	scripts/check-layers --self-test
+	scripts/check-layers
+
+lint: check-layers check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
 	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
