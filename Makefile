@@ -1,7 +1,7 @@
 # Braid's one entry: build, install, test, demonstrate, measure.
 #
 #   make && make install          with the PostgreSQL that pg_config belongs to
-#   make test [PG_CONFIG=...]     every test; installs what is missing first
+#   make test [PG_CONFIG=...]     every test; installs what is missing first; SUITES="regress tap" for some of them
 #   make demo [KEEP=1]            two writable nodes that converge, before your eyes
 #
 # The library is built by cargo; PGXS says where things go.
@@ -81,7 +81,7 @@ test: setup
 	$(MAKE) --no-print-directory test-installed
 
 test-installed: install
-	scripts/test unit regress tap demo postgres
+	scripts/test $(or $(SUITES),unit regress tap demo postgres)
 
 unit:
 	scripts/test unit
@@ -195,12 +195,13 @@ check-layers:
 	scripts/check-layers --self-test
 	scripts/check-layers
 
+# In the profile of the library, as the two share what runs at build time (bindgen, macros).
 lint: check-layers check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
-	    $(CARGO) clippy --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
+	    $(CARGO) clippy --release --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
-	    $(CARGO) doc --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
+	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
 	@if grep -rl '#\[test\]' crates/pg/src extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \

@@ -241,16 +241,19 @@ sub finish_pgbench
 	return $n // 0;
 }
 
-# Whether the condition came true within so many seconds.
+# Whether the condition came true within so many seconds. Each look is a session most times: a condition that takes long is
+# looked at less and less often.
 sub wait_until
 {
 	my ($condition, $seconds) = @_;
 	my $end = time + $seconds;
+	my $pause = 0.05;
 	while (1)
 	{
 		return 1 if $condition->();
 		return 0 if time > $end;
-		sleep 0.05;
+		sleep $pause;
+		$pause = $pause * 1.2 > 0.3 ? 0.3 : $pause * 1.2;
 	}
 }
 
