@@ -8,9 +8,9 @@ use braid_bgworker::applied::{Applied, AppliedAhead, Range};
 use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
-use crate::apply::own_table;
 use crate::compat;
 use crate::error::PgError;
+use crate::names::own_table;
 use crate::subscription::{execute, rows};
 
 /// F_INT4EQ of src/include/utils/fmgroids.h.

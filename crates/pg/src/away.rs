@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 
-use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use crate::registry::{self, Activity};
 use crate::settings;
 use crate::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
 
-use crate::apply::{find_table, own_table};
 use crate::error::{PgError, pass_on};
 use crate::ffi::raw;
 use crate::latch;
 use crate::local_version;
+use crate::names::{find_table, own_table};
 use crate::registry::{self, ManagerEntry};
 use crate::settings::{self, BehindAction};
 use crate::subscription::rows;

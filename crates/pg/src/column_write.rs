@@ -17,8 +17,8 @@ use std::ops::ControlFlow;
 
 use pgrx::{FromDatum, IntoDatum, pg_sys};
 
-use crate::apply::own_table;
 use crate::error::PgError;
+use crate::names::own_table;
 use crate::registry;
 use crate::table_scan::{self, By, Sees, int8, low};
 use crate::tombstone::collector;

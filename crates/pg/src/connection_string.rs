@@ -11,10 +11,10 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 
-use crate::apply::own_table;
 use crate::catalog::query;
 use crate::encoding;
 use crate::error::PgError;
+use crate::names::own_table;
 
 /// An expression for the connection string of a row `s` that has a `connection_id`. Null if the row of `braid.connection` is gone.
 pub const DSN: &str =

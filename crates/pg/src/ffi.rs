@@ -226,6 +226,18 @@ pub(crate) unsafe fn disable_timeout(timer: c_int) {
     }
 }
 
+/// BTScanInsertData of src/include/access/nbtree.h, 15 to 18.
+#[repr(C)]
+pub(crate) struct ScanInsert {
+    pub(crate) has_heap_key_space: bool,
+    pub(crate) all_equal_image: bool,
+    flags: [bool; 3],
+    tie_breaker: pg_sys::ItemPointer,
+    pub(crate) keys: i32,
+    /// As many as an index may have.
+    pub(crate) scan_keys: [pg_sys::ScanKeyData; 0],
+}
+
 /// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
 /// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
 /// closure by a long jump, so nothing with a destructor may live on its stack.
@@ -234,7 +246,7 @@ pub(crate) mod raw {
 
     use pgrx::pg_sys;
 
-    use crate::apply::ScanInsert;
+    use super::ScanInsert;
     use crate::compat::FileLocator;
 
     unsafe extern "C-unwind" {

@@ -26,13 +26,14 @@ use std::sync::atomic::Ordering;
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
 use pgrx::{IntoDatum, pg_sys};
 
-use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::{self, PgError};
 use crate::local_version;
+use crate::names::find_table;
 use crate::registry::{self, ManagerEntry};
 use crate::settings;
 use crate::subscription::{execute, execute_counting, rows};
 use crate::table_scan::{self, By, Sees};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 /// Columns of `braid.kept_commit`.
 const COLUMNS: usize = 3;

@@ -27,11 +27,12 @@ use std::sync::atomic::Ordering;
 
 use pgrx::pg_sys;
 
-use crate::apply::{EPOCH_DIFFERENCE, find_table};
 use crate::error::PgError;
 use crate::kept_commit;
+use crate::names::find_table;
 use crate::registry::{self, ManagerEntry};
 use crate::table_scan::{self, By, Sees, int8};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 const UNKNOWN: u32 = 0;
 const NONE: u32 = 1;

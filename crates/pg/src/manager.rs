@@ -13,12 +13,13 @@ use braid_bgworker::policy;
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
-use crate::apply::{EPOCH_DIFFERENCE, KEEP_MERGED};
+use crate::apply::KEEP_MERGED;
 use crate::away::Peers;
 use crate::error::{self, PgError};
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::tombstone::{self, collector};
 use crate::{
     away, clock, crash, kept_commit, latch, local_version, owners, settings, standing, supervisor,

@@ -18,6 +18,9 @@ use crate::subscription::{execute, rows, rows_written};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginId(pub pg_sys::RepOriginId);
 
+/// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
+pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
+
 fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
     rows.into_iter()
         .filter_map(|row| row.into_iter().next().flatten()?.parse().ok().map(OriginId))

@@ -5,9 +5,9 @@
 
 use pgrx::pg_sys;
 
-use crate::apply::own_table;
 use crate::catalog::query;
 use crate::error::PgError;
+use crate::names::own_table;
 
 fn roles(sql: &str, table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     let found = query(sql, &[Some(&table.to_u32().to_string())]);

@@ -255,7 +255,7 @@ unsafe fn facts(oid: pg_sys::Oid) -> (bool, bool) {
 
 /// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
 pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
-    let Some(oid) = crate::apply::find_table(namespace, name)? else {
+    let Some(oid) = crate::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };
     let text = |cell: Option<&Option<String>>| cell.cloned().flatten();

@@ -17,8 +17,9 @@ use std::ptr;
 use braid_gir::{lsn_text, parse_lsn};
 use pgrx::pg_sys;
 
-use crate::apply::{DeadRows, own_table};
+use crate::apply::DeadRows;
 use crate::error::PgError;
+use crate::names::own_table;
 use crate::subscription::{execute_counting, rows};
 use crate::subtransaction::attempt;
 use crate::table_scan::{self, By, Row, int8, low};

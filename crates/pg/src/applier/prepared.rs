@@ -12,8 +12,9 @@ use braid_ring::{ApplierState, FrameRead, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, set_latches};
-use crate::apply::{EPOCH_DIFFERENCE, is_in_the_way};
+use crate::apply::is_in_the_way;
 use crate::error::{self, PgError};
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::wait::Wait;
 use crate::{clock, ffi, latch, origin, prepared, subscription, tombstone};
 

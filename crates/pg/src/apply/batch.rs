@@ -21,10 +21,10 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
-use super::relation::own_table;
 use super::version::{Stamp, is_own};
 use crate::error::PgError;
 use crate::local_version::full;
+use crate::names::own_table;
 use crate::registry;
 use crate::table_scan::{self, By, Sees};
 
@@ -348,7 +348,7 @@ fn lock(mode: u32) -> i32 {
 /// # Safety
 /// In a transaction.
 unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
-    let index = super::relation::find("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
+    let index = crate::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
     let by = xid.map(|xid| By {
         index,
         value: i64::try_from(xid).unwrap_or(i64::MAX),

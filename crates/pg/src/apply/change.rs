@@ -23,7 +23,6 @@ use super::in_the_way::Way;
 use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, Purpose, writer};
 use super::merge::Meeting;
-use super::places::Place;
 use super::querier::{Fetched, Wanted, completed};
 use super::relation::{Lacking, LocalRelation, RemoteRelation, fill_row};
 use super::removal::Without;
@@ -32,6 +31,7 @@ use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Session, Target};
 use crate::error::PgError;
+use crate::heap_page::Place;
 use crate::registry;
 use crate::settings::{self, ConflictHistory};
 

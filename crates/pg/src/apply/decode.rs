@@ -11,9 +11,8 @@ use pgrx::pg_sys;
 
 use crate::catalog;
 use crate::error::PgError;
+use crate::timestamp::EPOCH_DIFFERENCE;
 
-/// Microseconds from 1970-01-01 to 2000-01-01, PostgreSQL's epoch.
-pub const EPOCH_DIFFERENCE: i64 = 946_684_800_000_000;
 const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
 
 /// How values of a column are converted.

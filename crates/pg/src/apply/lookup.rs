@@ -7,16 +7,16 @@
 use braid_decoder::KeyHasher;
 use pgrx::pg_sys;
 
-use super::heap_page;
-use super::index_end::IndexEnd;
 use super::key_hash::feed;
-use super::places::{Hint, Place, Places};
+use super::places::{Hint, Places};
 use super::relation::{Key, KeyColumn};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi::raw;
+use crate::heap_page::{self, Place, place_of, tid_of};
+use crate::index_end::IndexEnd;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -668,21 +668,6 @@ unsafe fn has_key(
 fn drop_slot(slot: *mut pg_sys::TupleTableSlot) {
     // SAFETY: of those that `make_slot` has made, and not used any more.
     unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
-}
-
-/// Where a row is, as it is compared and kept.
-pub(super) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
-    let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
-    (block, tid.ip_posid)
-}
-
-pub(super) fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
-    let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
-    let mut tid = pg_sys::ItemPointerData::default();
-    tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);
-    tid.ip_blkid.bi_lo = u16::from_be_bytes([lo1, lo0]);
-    tid.ip_posid = item;
-    tid
 }
 
 fn same_place(one: pg_sys::ItemPointerData, other: pg_sys::ItemPointerData) -> bool {

@@ -12,7 +12,6 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows, version};
-use super::decode::EPOCH_DIFFERENCE;
 use super::deletion::session_origin;
 use super::eviction::copy_tuple;
 use super::function::{Callee, Given, Writes};
@@ -27,6 +26,7 @@ use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
 use crate::subscription::{execute, rows, rows_written};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 /// Attributes of type braid.conflict.
 const INFO_COLUMNS: usize = 8;

@@ -6,8 +6,7 @@
 
 use pgrx::pg_sys;
 
-/// A place in a table: block, and item in it.
-pub type Place = (u32, u16);
+use crate::heap_page::Place;
 
 /// How many keys are remembered of a table; of two that share an entry, the one seen last.
 const ENTRIES: usize = 1024;

@@ -17,6 +17,7 @@ use crate::compat;
 use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
+use crate::names::find_table;
 use crate::table_order;
 
 /// A column of the stream.
@@ -212,32 +213,6 @@ impl Drop for Memory {
     }
 }
 
-/// OID of a relation by name; `None` when it does not exist.
-///
-/// # Errors
-/// 08P01 for a name that is none.
-pub fn find(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError> {
-    if namespace.contains('\0') || name.contains('\0') {
-        return Err(PgError::new(
-            "08P01",
-            "name from the provider has a zero byte",
-        ));
-    }
-    let (Some(namespace), Some(name)) = (encoding::name_here(namespace), encoding::name_here(name))
-    else {
-        return Ok(None);
-    };
-    // SAFETY: catalog look-ups in a transaction with NUL-terminated names.
-    unsafe {
-        let schema = pg_sys::get_namespace_oid(namespace.as_ptr(), true);
-        if schema == pg_sys::InvalidOid {
-            return Ok(None);
-        }
-        let oid = pg_sys::get_relname_relid(name.as_ptr(), schema);
-        Ok((oid != pg_sys::InvalidOid).then_some(oid))
-    }
-}
-
 /// Whether changes can be applied to a relation: it is an ordinary or a partitioned table.
 #[must_use]
 pub fn takes_changes(oid: pg_sys::Oid) -> bool {
@@ -262,17 +237,6 @@ pub(super) fn check_kind_of(oid: pg_sys::Oid) -> Result<(), PgError> {
         pg_sys::relation_close(relation, lock);
         checked
     }
-}
-
-/// OID of a table, or an index, of the extension's own.
-///
-/// # Errors
-/// 42P01 when it does not exist: the library is newer than the extension.
-pub fn own_table(name: &str) -> Result<pg_sys::Oid, PgError> {
-    find("braid", name)?.ok_or_else(|| {
-        PgError::new("42P01", format!("braid.{name} does not exist"))
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
-    })
 }
 
 /// The table that changes go to is gone.
@@ -440,7 +404,8 @@ impl LocalRelation {
                 ));
             }
             let root = if (*form).relispartition {
-                find(&remote.namespace, &remote.name)?.filter(|root| *root != (*relation).rd_id)
+                find_table(&remote.namespace, &remote.name)?
+                    .filter(|root| *root != (*relation).rd_id)
             } else {
                 None
             };

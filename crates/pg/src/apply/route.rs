@@ -15,6 +15,7 @@ use pgrx::pg_sys;
 use super::relation::{self, RemoteRelation};
 use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
 use crate::error::PgError;
+use crate::names;
 use crate::{kept_plan, subscription};
 
 /// The message of a table that the leader has to look at again.
@@ -106,7 +107,7 @@ impl Session {
             return Ok(route.clone());
         }
         self.user.restore();
-        let found = relation::find(&remote.namespace, &remote.name)?;
+        let found = names::find_table(&remote.namespace, &remote.name)?;
         let route = if self.identity.subscription_id == NO_SUBSCRIPTION {
             Route {
                 oid: takes_records(found, remote)?,

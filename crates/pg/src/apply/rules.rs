@@ -99,7 +99,7 @@ pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
 /// # Errors
 /// 42P01 without the table of rules.
 pub fn announce() -> Result<(), PgError> {
-    let Some(oid) = super::relation::find("braid", "conflict_rule")? else {
+    let Some(oid) = crate::names::find_table("braid", "conflict_rule")? else {
         return Err(PgError::new(
             "42P01",
             "table braid.conflict_rule does not exist",

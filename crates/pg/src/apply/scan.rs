@@ -9,12 +9,12 @@
 
 use pgrx::pg_sys;
 
-use super::lookup::{lock_row, place_of};
-use super::places::Place;
+use super::lookup::lock_row;
 use super::table::RowValues;
 use super::version::Stamp;
 use crate::compat;
 use crate::error::PgError;
+use crate::heap_page::{Place, place_of};
 
 /// When a row is the one that is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,14 +11,14 @@
 use pgrx::pg_sys;
 
 use super::constraint::Unchecked;
-use super::lookup::{self, Found, IndexLookup, Purpose, Refine};
+use super::lookup::{Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
-use super::places::Place;
 use super::relation::LocalRelation;
 use super::scan::{self, Likeness};
 use crate::compat;
 use crate::error::PgError;
 use crate::ffi::raw;
+use crate::heap_page::{self, Place};
 
 /// A table, open for writing.
 #[derive(Debug)]
@@ -472,7 +472,7 @@ impl OpenTable {
     #[must_use]
     pub fn found_at(&self) -> Place {
         // SAFETY: the slot is valid as long as the table is open.
-        lookup::place_of(unsafe { (*self.local_slot).tts_tid })
+        heap_page::place_of(unsafe { (*self.local_slot).tts_tid })
     }
 
     /// Find and lock a row that has these very values, but none of those at `passed_over`; else one

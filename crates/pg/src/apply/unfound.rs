@@ -14,10 +14,10 @@ use pgrx::pg_sys;
 
 use super::change::{Key, version};
 use super::lookup::Found;
-use super::relation::own_table;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session};
 use crate::error::PgError;
+use crate::names::own_table;
 use crate::readers;
 
 impl Session {

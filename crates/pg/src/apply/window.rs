@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use pgrx::pg_sys;
 
-use super::version::COPIED;
 use crate::error::PgError;
 use crate::local_version::commit_data;
+use crate::origin::COPIED;
 use crate::registry;
 use crate::tombstone::collector;
 

@@ -13,7 +13,7 @@ use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
-use crate::apply::{EPOCH_DIFFERENCE, KEEP_MERGED, copied_hash};
+use crate::apply::{KEEP_MERGED, copied_hash};
 use crate::column_write::{self, ColumnWrite};
 use crate::error::PgError;
 use crate::latch;
@@ -23,6 +23,7 @@ use crate::origin;
 use crate::registry;
 use crate::subscription::{self, execute_counting, rows};
 use crate::taken_row::{self, TakenRow};
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::tombstone::{self, Tombstone};
 
 /// Rows that are written at a time.

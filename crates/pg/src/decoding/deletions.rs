@@ -16,7 +16,7 @@ use super::format::{Change, Context, Format, LogicalMessage, Truncation};
 use super::publications::oids;
 use super::tuple::is_elsewhere;
 use super::version;
-use crate::apply::{EPOCH_DIFFERENCE, Equality, KeyHashes, KeyPart, key_hashes_of_row, table_hash};
+use crate::apply::{Equality, KeyHashes, KeyPart, key_hashes_of_row, table_hash};
 use crate::column_write::ColumnWrite;
 use crate::compat;
 use crate::error::PgError;
@@ -24,6 +24,7 @@ use crate::ffi;
 use crate::leader::spool::Spool;
 use crate::table_scan::low;
 use crate::taken_row::Removal;
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::tombstone::Tombstone;
 
 thread_local! {

@@ -10,9 +10,10 @@ use std::collections::{HashMap, VecDeque};
 use pgrx::pg_sys;
 
 use super::page_read::readable_end;
-use crate::apply::{COPIED, lifetime};
 use crate::compat;
+use crate::heap_page::lifetime;
 use crate::local_version::still_known;
+use crate::origin::COPIED;
 use crate::registry;
 
 /// XLOG_HEAP_OPMASK and the kinds of records of src/include/access/heapam_xlog.h, 15 to 18.

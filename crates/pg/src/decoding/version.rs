@@ -12,9 +12,9 @@ use pgrx::pg_sys;
 
 use super::format::Context;
 use super::stream::{in_transaction, no_origin};
-use crate::apply::find_table;
 use crate::compat;
 use crate::local_version;
+use crate::names::find_table;
 
 /// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of its commit is its version.
 ///

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::pg_sys;
 
-use crate::apply::{COPIED, EPOCH_DIFFERENCE, Versions, store_versions};
+use crate::apply::{Versions, store_versions};
 use crate::clock;
 use crate::error::{self, PgError};
-use crate::origin::{self, OriginId};
+use crate::origin::{self, COPIED, OriginId};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 

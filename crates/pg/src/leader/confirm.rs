@@ -9,9 +9,9 @@ use pgrx::pg_sys;
 use super::provider_end::SIGN_OF_LIFE;
 use super::stream::Stream;
 use super::{End, confirmed};
-use crate::apply::EPOCH_DIFFERENCE;
 use crate::durability::Durability;
 use crate::registry::{self, Activity};
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::wait::Wait;
 use crate::{error, libpq, settings, subscription};
 

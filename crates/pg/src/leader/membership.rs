@@ -19,6 +19,7 @@ use crate::apply;
 use crate::copy;
 use crate::error::{self, PgError};
 use crate::libpq::{Connection, Mode};
+use crate::names;
 use crate::subscription::{self, InitialCopy, execute, rows};
 
 /// Rows that are looked at to find out who filled a table.
@@ -53,7 +54,7 @@ enum There {
 /// The relation that has the name.
 fn look_here(relation: &Relation) -> Result<(Here, u32), PgError> {
     Ok(
-        match apply::find_table(&relation.namespace, &relation.name)? {
+        match names::find_table(&relation.namespace, &relation.name)? {
             None => (Here::Absent, 0),
             Some(oid) if apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
             Some(oid) => (Here::Other, oid.to_u32()),

@@ -14,13 +14,13 @@ use braid_gir::Begin;
 
 use super::End;
 use super::stream::Stream;
-use crate::apply::EPOCH_DIFFERENCE;
 use crate::error::PgError;
 use crate::latch;
 use crate::libpq::{self, Connection};
 use crate::rate_limit;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::settings::{self, SkewAction};
+use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::wait::Wait;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys;
 
 use super::store;
-use crate::apply::find_table;
 use crate::column_write;
 use crate::decoding::deletions::{self, Taken, Wanted};
 use crate::decoding::page_read;
 use crate::error::{self, PgError};
+use crate::names::find_table;
 use crate::registry::{self, ManagerEntry};
 use crate::subscription::rows;
 use crate::taken_row::{Collection, Removal};

@@ -21,12 +21,13 @@ use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
 
-use crate::apply::{EPOCH_DIFFERENCE, own_table};
 use crate::error::PgError;
 use crate::local_version::commit_data;
+use crate::names::own_table;
 use crate::registry;
 use crate::subscription::execute;
 use crate::table_scan::{self, By, Row, Sees, int8, low};
+use crate::timestamp::EPOCH_DIFFERENCE;
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;

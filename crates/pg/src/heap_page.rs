@@ -5,25 +5,42 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys;
 
-use super::lookup::tid_of;
-use super::places::Place;
 use crate::compat::FileLocator;
 use crate::ffi::raw;
 
 /// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
 const UNLOCK: i32 = 0;
-pub(super) const SHARE: i32 = 1;
+pub(crate) const SHARE: i32 = 1;
 /// Size of a page's header without its items, and of an item's pointer: src/include/storage/bufpage.h.
 const HEADER: usize = 24;
 const ITEM: usize = 4;
 /// LP_NORMAL of src/include/storage/itemid.h.
 const NORMAL: u32 = 1;
 
+/// A place in a table: block, and item in it.
+pub(crate) type Place = (u32, u16);
+
+/// Turns a tuple identifier into a place, which can be compared and kept.
+pub(crate) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
+    let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
+    (block, tid.ip_posid)
+}
+
+/// Turns a place into a tuple identifier.
+pub(crate) fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
+    let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
+    let mut tid = pg_sys::ItemPointerData::default();
+    tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);
+    tid.ip_blkid.bi_lo = u16::from_be_bytes([lo1, lo0]);
+    tid.ip_posid = item;
+    tid
+}
+
 /// The page in a shared buffer.
 ///
 /// # Safety
 /// The buffer is a shared one, which have positive numbers.
-pub(super) unsafe fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
+pub(crate) unsafe fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
     let before = usize::try_from(buffer - 1).unwrap_or(0);
     // SAFETY: as the caller says: BufferGetBlock of src/include/storage/bufmgr.h.
     unsafe { pg_sys::BufferBlocks.add(before * pg_sys::BLCKSZ as usize) }
@@ -33,7 +50,7 @@ pub(super) unsafe fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
 ///
 /// # Safety
 /// The page is pinned and locked.
-pub(super) unsafe fn items(page: *mut c_char) -> usize {
+pub(crate) unsafe fn items(page: *mut c_char) -> usize {
     // SAFETY: as the caller says.
     let end = usize::from(unsafe { (*page.cast::<pg_sys::PageHeaderData>()).pd_lower });
     end.saturating_sub(HEADER) / ITEM
@@ -44,7 +61,7 @@ pub(super) unsafe fn items(page: *mut c_char) -> usize {
 /// # Safety
 /// Under a guard. The table is an open one of the heap access method that is not temporary; the place's block is in the buffer, which is
 /// pinned; the slot is one of the table's.
-pub(super) unsafe fn fetch(
+pub(crate) unsafe fn fetch(
     table: pg_sys::Relation,
     buffer: pg_sys::Buffer,
     place: Place,

@@ -6,9 +6,9 @@
 
 use pgrx::pg_sys;
 
-use super::heap_page::{self, SHARE};
 use crate::compat;
-use crate::ffi::raw;
+use crate::ffi::{ScanInsert, raw};
+use crate::heap_page::{self, SHARE};
 
 /// SK_ISNULL of src/include/access/skey.h.
 const IS_NULL: i32 = 1;
@@ -28,21 +28,9 @@ struct PageOpaque {
     cycle: u16,
 }
 
-/// BTScanInsertData of src/include/access/nbtree.h, 15 to 18.
-#[repr(C)]
-pub(crate) struct ScanInsert {
-    has_heap_key_space: bool,
-    all_equal_image: bool,
-    flags: [bool; 3],
-    tie_breaker: pg_sys::ItemPointer,
-    keys: i32,
-    /// As many as an index may have.
-    scan_keys: [pg_sys::ScanKeyData; 0],
-}
-
 /// What is known of the end of an index.
 #[derive(Debug)]
-pub(super) struct IndexEnd {
+pub(crate) struct IndexEnd {
     /// Made at the first look.
     key: *mut ScanInsert,
     /// Block and buffer that the last page was in.
@@ -70,7 +58,7 @@ impl IndexEnd {
     ///
     /// # Safety
     /// The index is open and locked; the values are of its columns' types. The current memory context lives as long as this.
-    pub(super) unsafe fn is_before(
+    pub(crate) unsafe fn is_before(
         &mut self,
         index: pg_sys::Relation,
         keys: &[pg_sys::ScanKeyData],
