@@ -1,4 +1,5 @@
-//! What a subscription's replication slot is called at the provider when its creator names none.
+//! What a subscription's replication slot is called at the provider when its creator names none, and
+//! the name of the collector's own.
 //!
 //! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription differ, for all nodes that read from a
 //! provider share one list of slots, and a node may drop a left-over slot of its own name.
@@ -46,6 +47,12 @@ pub fn prefix_of(node: &str) -> String {
     let mut prefix = folded(&format!("braid_{node}_"));
     prefix.truncate(LIMIT - SUFFIX);
     prefix
+}
+
+/// The name of the slot by which the collector of a database, given by its OID, reads WAL.
+#[must_use]
+pub fn of_collector(database: u32) -> String {
+    format!("braid_deletions_{database}")
 }
 
 /// FNV-1a over both, with a byte between them that no UTF-8 text has.

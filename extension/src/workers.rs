@@ -41,7 +41,7 @@ pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_collector_main(argument: pg_sys::Datum) {
-    braid_pg::tombstone::collector::main(argument);
+    braid_pg::collector::main(argument);
 }
 
 /// One for each table that is copied; started by the leader.

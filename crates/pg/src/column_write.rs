@@ -1,7 +1,7 @@
 //! Who wrote which columns of a row, where columns are registers of their own (column rule `last_update_wins`): rows of `braid.column_write`.
 //!
 //! A row's version tells who wrote it last, and not which of its columns. So in tables with such a rule appliers write down, in the transaction of each change,
-//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`crate::tombstone::collector`) reads
+//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`crate::collector`) reads
 //! it off WAL.
 //!
 //! | a write by | is told by |
@@ -21,7 +21,7 @@ use crate::error::PgError;
 use crate::names::own_table;
 use crate::registry;
 use crate::table_scan::{self, By, Sees, int8, low};
-use crate::tombstone::collector;
+use crate::tombstone::waiting;
 
 /// Columns of `braid.column_write`.
 const COLUMNS: usize = 5;
@@ -124,10 +124,10 @@ pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
         pg_sys::XLogFlush(aim);
         aim
     };
-    if collector::wait_past(aim) {
+    if waiting::wait_past(aim) {
         return Ok(());
     }
-    Err(collector::not_yet(
+    Err(waiting::not_yet(
         "what sessions of this node have written to a row with column rules is not known yet",
     ))
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::policy;
+use braid_bgworker::{policy, slot_name};
 use braid_gir::lsn_text;
 use pgrx::pg_sys;
 
@@ -20,11 +20,11 @@ use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::timestamp::EPOCH_DIFFERENCE;
-use crate::tombstone::{self, collector};
 use crate::{
     away, clock, crash, kept_commit, latch, local_version, owners, settings, standing, supervisor,
     worker,
 };
+use crate::{collector, tombstone};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// ever apart.
 pub(crate) const MARGIN_MICROS: i64 = 3_600_000_000;
 /// Pauses (ms) before a collector that has ended, or could not be started, is started again: the first, and the longest. That is shorter than whoever
-/// needs it waits (`collector::wait_past`).
+/// needs it waits (`tombstone::waiting`).
 const COLLECTOR_PAUSES: [u64; 2] = [100, 5_000];
 /// Conflicts that are removed in one transaction; the statement has the same number.
 const PURGE_BATCH: usize = 10_000;
@@ -448,7 +448,7 @@ fn read() -> Result<State, PgError> {
                       (select count(*) from pg_catalog.pg_replication_slots \
                        where plugin = 'braid' and database = current_database() and slot_name <> $1::name)) as n (from_others, to_others) \
          where from_others > 0 and from_others + to_others > 1",
-        &[collector::slot_name(registry::my_database())
+        &[slot_name::of_collector(registry::my_database())
             .as_str()
             .into()],
     )?;

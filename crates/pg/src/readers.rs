@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use braid_bgworker::reader::Reader;
 use braid_bgworker::reader::word;
+use braid_bgworker::slot_name;
 use pgrx::pg_sys;
 
 use crate::registry;
-use crate::tombstone::collector;
 
 /// Places for slots; one that has none is never known.
 pub(crate) const PLACES: usize = 4096;
@@ -63,7 +63,7 @@ fn passing() -> impl Iterator<Item = Vec<u8>> {
     };
     let count = if slots.is_null() { 0 } else { count };
     let here = registry::my_database();
-    let own = collector::slot_name(here);
+    let own = slot_name::of_collector(here);
     (0..count).filter_map(move |place| {
         // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before it is in use, but for its plugin, and
         // then stays as it is; what comes and goes at this moment is none that this transaction is sent through.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use pgrx::pg_sys;
 
 use crate::registry;
-use crate::tombstone::collector;
+use crate::tombstone::waiting;
 
 pub use crate::kept_commit::keep_all as keep_commits;
 pub use crate::manager::arrived_for_all;
@@ -34,7 +34,7 @@ pub fn still_running() -> Option<&'static str> {
     if works {
         return Some("Workers of subscriptions still run.");
     }
-    collector::has_slot().then_some("The collector of deletions has not let go of its slot.")
+    waiting::has_slot().then_some("The collector of deletions has not let go of its slot.")
 }
 
 /// Whether the collector has all that was deleted here before a position in WAL. It is asked to go on.

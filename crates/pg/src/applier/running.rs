@@ -19,7 +19,7 @@ use super::{Applier, Trouble, fail};
 use crate::apply::{Item, Savepoint, Session};
 use crate::error::{self, PgError};
 use crate::leader::running::say_given_up;
-use crate::leader::spool::{Frame, Frames};
+use crate::spool::{Frame, Frames};
 use crate::wait::Wait;
 use crate::{latch, registry, subscription, worker};
 

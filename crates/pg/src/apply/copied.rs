@@ -21,7 +21,7 @@ use super::lookup::writer;
 use super::relation::LocalRelation;
 use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
-use crate::decoding::deletions::identity_key;
+use crate::apply::identity_key;
 use crate::error::PgError;
 use crate::local_version::full;
 use crate::subscription::local_node;

@@ -587,3 +587,42 @@ pub(super) unsafe fn feed(
         }
     }
 }
+
+/// The columns of the key that identifies a table's rows, in the key's order: that of the replica
+/// identity, or else the primary key.
+///
+/// # Safety
+/// The relation is open; in a transaction with a snapshot for catalogs.
+pub unsafe fn identity_key(relation: pg_sys::Relation) -> Option<Vec<KeyPart>> {
+    // SAFETY: as the caller says; the index is open while it is read, and its columns are the relation's.
+    unsafe {
+        let replica = pg_sys::RelationGetReplicaIndex(relation);
+        let index = if replica == pg_sys::InvalidOid {
+            compat::primary_key_index(relation)
+        } else {
+            replica
+        };
+        if index == pg_sys::InvalidOid {
+            return None;
+        }
+        let index = pg_sys::RelationIdGetRelation(index);
+        if index.is_null() {
+            return None;
+        }
+        let shape = (*index).rd_index;
+        let count = usize::try_from((*shape).indnkeyatts).unwrap_or(0);
+        let columns = (*shape).indkey.values.as_slice(count).iter().enumerate();
+        let part = |(position, attribute): (usize, &i16)| {
+            // An expression has number 0; such an index is nobody's identity.
+            let column = usize::try_from(*attribute).ok()?.checked_sub(1)?;
+            let declared = (*compat::TupleDescAttr((*relation).rd_att, column)).atttypid;
+            Some(KeyPart {
+                attribute: *attribute,
+                equality: Equality::of(index, position, declared),
+            })
+        };
+        let parts = columns.map(part).collect();
+        pg_sys::RelationClose(index);
+        parts
+    }
+}

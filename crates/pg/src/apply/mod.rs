@@ -95,7 +95,7 @@ pub use copied::{DeadRows, RowVersion, has_merged_rows, key_hashes_at, row_versi
 pub use eviction::tell as tell_displacements;
 pub use image::row_image;
 pub use in_the_way::is_in_the_way;
-pub use key_hash::{Equality, KeyHashes, KeyPart, copied_hash, key_hashes_of_row, table_hash};
+pub use key_hash::{KeyHashes, KeyPart, copied_hash, identity_key, key_hashes_of_row, table_hash};
 pub use relation::{check_kind, check_partitions, takes_changes};
 pub use route::NOT_KNOWN;
 pub use rules::{announce as announce_rules, is_rule, take_rule};

@@ -27,7 +27,7 @@ use crate::error::PgError;
 use crate::registry;
 use crate::subscription::execute_counting;
 use crate::taken_row::{self, Author, Place, TakenRow};
-use crate::tombstone::{self, Seen, collector};
+use crate::tombstone::{self, Seen, waiting};
 
 /// Words of 64 bits by which rows are known that a transaction has added.
 const ADDED_WORDS: usize = 1024;
@@ -296,10 +296,10 @@ impl Session {
 
     /// What sessions of this node have taken out of tables without a key is written down when this returns, as far as it was there to be seen.
     pub(super) fn wait_for_sessions(&mut self) -> Result<(), PgError> {
-        if collector::wait_past(crate::catalog::flush_all()) {
+        if waiting::wait_past(crate::catalog::flush_all()) {
             return Ok(());
         }
-        Err(collector::not_yet(
+        Err(waiting::not_yet(
             "what sessions of this node have taken out of a table without a key is not known yet",
         ))
     }

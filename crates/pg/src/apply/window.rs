@@ -1,6 +1,6 @@
 //! The moment between a local TRUNCATE and its tombstone. Run by the appliers.
 //!
-//! A row that was deleted tells of it until the collector has come past it (`crate::tombstone::collector`). TRUNCATE leaves no rows. But its
+//! A row that was deleted tells of it until the collector has come past it (`crate::collector`). TRUNCATE leaves no rows. But its
 //! transaction wrote the table's row of `pg_class`, and whoever applies a change to the table sees that once it has the table's lock:
 //! then it waits until the collector has come past everything that is committed by then. That is once for each new row of
 //! `pg_class`, and mostly it has come further already.
@@ -13,7 +13,7 @@ use crate::error::PgError;
 use crate::local_version::commit_data;
 use crate::origin::COPIED;
 use crate::registry;
-use crate::tombstone::collector;
+use crate::tombstone::waiting;
 
 /// What was waited for.
 #[derive(Debug, Default)]
@@ -57,10 +57,10 @@ fn wait() -> Result<(), PgError> {
     // SAFETY: a read of shared memory.
     let aim = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
     // What was truncated before its slot is made has no tombstone; and to make one waits for the transaction in hand.
-    if collector::wait_past(aim) || !registry::remembers_deletions() || !collector::has_slot() {
+    if waiting::wait_past(aim) || !registry::remembers_deletions() || !waiting::has_slot() {
         return Ok(());
     }
-    Err(collector::not_yet(
+    Err(waiting::not_yet(
         "what sessions of this node have truncated is not known yet",
     ))
 }

@@ -31,7 +31,7 @@ use crate::error::{LOCK_NOT_AVAILABLE, PgError};
 use crate::latch;
 use crate::libpq::{Connection, Mode};
 use crate::subscription::{Subscription, execute_counting, rows};
-use crate::tombstone::collector;
+use crate::tombstone::waiting;
 
 /// How long the provider may take to apply what is applied here.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -348,7 +348,7 @@ impl Contents {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
         // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
-        if self.has_mine && !collector::wait_past(crate::catalog::flush_all()) {
+        if self.has_mine && !waiting::wait_past(crate::catalog::flush_all()) {
             return Err(PgError::new(
                 "40001",
                 "what sessions of this node have taken out of the table is not known yet",

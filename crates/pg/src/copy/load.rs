@@ -10,18 +10,17 @@ use braid_bgworker::sql_text::quote_identifier;
 use pgrx::pg_sys;
 
 use super::source::Source;
+use crate::apply::identity_key;
 use crate::apply::{
     self,
     user::{self, UserSwitch},
 };
-use crate::compat;
-use crate::decoding::deletions::identity_key;
 use crate::encoding::from_server;
 use crate::error::PgError;
 use crate::libpq::{CopyData, CopyMessage};
 use crate::rate_limit::Limiter;
 use crate::registry::TableEntry;
-use crate::subscription;
+use crate::{compat, subscription};
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";

@@ -8,6 +8,7 @@
 //! All methods run inside of a callback: catalogs are read under the historic snapshot of the change, errors leave by
 //! unwinding, and a format is dropped when the decoding context's memory goes, also after an error.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 
 use braid_decoder::{Options, Request};
@@ -19,56 +20,56 @@ use super::stream::{Frames, Stream};
 use super::wal2json::Wal2Json;
 
 /// The decoding context, through which a format writes.
-pub(super) type Context = *mut pg_sys::LogicalDecodingContext;
+pub(crate) type Context = *mut pg_sys::LogicalDecodingContext;
 
 /// A row's change. The tuples may be null: an insert has no old one, a delete no new one, and an old one is only there where
 /// the replica identity put it into WAL.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Change {
-    pub(super) relation: pg_sys::Relation,
-    pub(super) action: pg_sys::ReorderBufferChangeType::Type,
-    pub(super) old: pg_sys::HeapTuple,
-    pub(super) new: pg_sys::HeapTuple,
+pub(crate) struct Change {
+    pub(crate) relation: pg_sys::Relation,
+    pub(crate) action: pg_sys::ReorderBufferChangeType::Type,
+    pub(crate) old: pg_sys::HeapTuple,
+    pub(crate) new: pg_sys::HeapTuple,
     /// LSN of the change's record.
-    pub(super) lsn: u64,
-    pub(super) author: Author,
+    pub(crate) lsn: u64,
+    pub(crate) author: Author,
 }
 
 /// Who made a change.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Author {
+pub(crate) struct Author {
     /// The transaction or subtransaction.
-    pub(super) xid: u32,
+    pub(crate) xid: u32,
     /// Under which replication origin the change itself was written.
-    pub(super) origin: pg_sys::RepOriginId,
+    pub(crate) origin: pg_sys::RepOriginId,
 }
 
 /// A truncate of one or more relations.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Truncation<'c> {
-    pub(super) relations: &'c [pg_sys::Relation],
-    pub(super) cascade: bool,
-    pub(super) restart_identity: bool,
+pub(crate) struct Truncation<'c> {
+    pub(crate) relations: &'c [pg_sys::Relation],
+    pub(crate) cascade: bool,
+    pub(crate) restart_identity: bool,
     /// LSN of the change's record.
-    pub(super) lsn: u64,
-    pub(super) author: Author,
+    pub(crate) lsn: u64,
+    pub(crate) author: Author,
 }
 
 /// A logical message, in the server's encoding as far as it is text at all.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LogicalMessage<'c> {
+pub(crate) struct LogicalMessage<'c> {
     /// Part of the transaction in hand. One that is not comes outside of any, and never between a transaction's changes.
-    pub(super) transactional: bool,
+    pub(crate) transactional: bool,
     /// The transaction or subtransaction; 0 where there is none.
-    pub(super) xid: u32,
-    pub(super) lsn: u64,
-    pub(super) prefix: &'c CStr,
-    pub(super) content: &'c [u8],
+    pub(crate) xid: u32,
+    pub(crate) lsn: u64,
+    pub(crate) prefix: &'c CStr,
+    pub(crate) content: &'c [u8],
 }
 
 /// Why a prepared transaction is decoded.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Preparation {
+pub(crate) enum Preparation {
     /// It is prepared.
     Now,
     /// It was prepared before that was to be told, and is committed by the record with this place and time.
@@ -81,7 +82,7 @@ pub(super) enum Preparation {
 }
 
 /// Port: what one stream makes of what is decoded.
-pub(super) trait Format {
+pub(crate) trait Format {
     /// Whether what is written is text in the server's encoding, so that SQL functions that return text may be used.
     fn is_text(&self) -> bool;
 
@@ -230,6 +231,24 @@ pub(super) trait Format {
 
     /// The stream ends without an error: give back what the session lent.
     fn leave(&mut self);
+}
+
+/// Makes the format of a stream that has sent nothing.
+type Make = fn() -> Box<dyn Format>;
+
+thread_local! {
+    /// Makes the format of all streams of this process, whatever they ask for.
+    static OF_PROCESS: Cell<Option<Make>> = const { Cell::new(None) };
+}
+
+/// Has this process decode into a format of its own, whatever a stream asks for.
+pub(crate) fn set_format(make: Make) {
+    OF_PROCESS.set(Some(make));
+}
+
+/// The format of this process, if it has one of its own.
+pub(super) fn of_process() -> Option<Box<dyn Format>> {
+    OF_PROCESS.get().map(|make| make())
 }
 
 /// The format that `request` asks for, of a stream that has sent nothing. `parent` is the decoding context's memory.

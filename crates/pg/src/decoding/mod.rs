@@ -9,8 +9,8 @@
 //! frame (`column`).
 //!
 //! A stream is in one of several formats: `plugin` has the callbacks, `format` the port behind them, `stream` the format `gir`,
-//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values). `deletions` is none that can
-//! be asked for: the collector's.
+//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values). A process
+//! may have a format of its own, which cannot be asked for (`format::set_format`): the collector has.
 //!
 //! Transactions in progress and prepared ones are more callbacks in `plugin` over the same [`braid_decoder::Outbox`], which knows nothing of
 //! where a transaction's changes come from. `version` tells the version of one of this node's.
@@ -18,7 +18,6 @@
 mod arguments;
 mod bulk;
 mod column;
-pub(crate) mod deletions;
 mod displacement;
 mod fetch;
 mod format;
@@ -53,4 +52,8 @@ mod version;
 mod wal2json;
 
 pub use fetch::worker_main as fetch_worker_main;
+pub(crate) use format::{Change, Context, Format, LogicalMessage, Truncation, set_format};
 pub use plugin::install;
+pub(crate) use publications::oids;
+pub(crate) use tuple::is_elsewhere;
+pub(crate) use version::of as version_of;

@@ -31,7 +31,7 @@ pub(super) fn flushes_wait() -> bool {
 
 /// What a paced stream needs beyond its buffer.
 #[derive(Debug, Default)]
-pub(super) struct Pacing {
+pub(crate) struct Pacing {
     pages: PageRead,
     /// Flushes can wait.
     on: bool,

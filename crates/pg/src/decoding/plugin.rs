@@ -10,7 +10,7 @@ use super::format::{self, Author, Change, Format, LogicalMessage, Preparation, T
 use super::report::or_raise;
 use super::stream::in_transaction;
 use super::turn::Turn;
-use super::{deletions, held, invalidation};
+use super::{held, invalidation};
 use crate::compat;
 use crate::encoding;
 use crate::readers::{self, Reader};
@@ -90,7 +90,7 @@ unsafe extern "C-unwind" fn startup(
             registry::wake_manager(registry::my_database());
             return;
         }
-        if let Some(format) = deletions::format() {
+        if let Some(format) = format::of_process() {
             hang(ctx, format);
             return;
         }

@@ -81,7 +81,7 @@ impl Progress {
 }
 
 /// What a stream knows and has in hand.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     pub(super) options: Options,
     pub(super) outbox: Outbox,
     pub(super) delivery: Box<dyn Delivery>,

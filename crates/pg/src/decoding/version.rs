@@ -20,7 +20,7 @@ use crate::names::find_table;
 ///
 /// # Safety
 /// In a begin callback, under the transaction's historic snapshot.
-pub(super) unsafe fn of(ctx: Context, txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
+pub(crate) unsafe fn of(ctx: Context, txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
     if has_none(txn) {
         return None;
     }

@@ -11,10 +11,10 @@ use std::time::Instant;
 use braid_gir::{Prepared, Reader, Record, StreamedCommit, Tag, Writer};
 
 use super::running::Content;
-use super::spool::Spool;
 use super::stream::Stream;
 use super::{End, out_of_order};
 use crate::error::PgError;
+use crate::spool::Spool;
 
 /// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
 const READ_BACK: usize = 256 * 1024;

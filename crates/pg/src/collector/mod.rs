@@ -13,26 +13,28 @@
 //! After a crash the slot is as it was last written to disk, which is no later than it was: what is collected again is there twice.
 //! The process ends with any error; the manager starts it again.
 
+mod deletions;
+mod taken_rows;
+
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use braid_bgworker::slot_name;
 use pgrx::pg_sys;
 
-use super::store;
 use crate::column_write;
-use crate::decoding::deletions::{self, Taken, Wanted};
 use crate::decoding::page_read;
 use crate::error::{self, PgError};
 use crate::names::find_table;
 use crate::registry::{self, ManagerEntry};
 use crate::subscription::rows;
-use crate::taken_row::{Collection, Removal};
+use crate::tombstone::store;
 use crate::{compat, ffi, latch, worker};
+use deletions::{Taken, Wanted};
+use taken_rows::{Collection, Removal};
 
-/// Beginning of its slot's name; the OID of the database follows.
-const SLOT: &str = "braid_deletions_";
 /// Pause between two looks at WAL: dead rows are kept for about as long.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same after nothing has come for a while.
@@ -43,20 +45,8 @@ const IDLE: u32 = 10;
 const SAVE: Duration = Duration::from_secs(5);
 /// The list of tables is read again after this, in case a wake-up was lost.
 const LIST: Duration = Duration::from_secs(10);
-/// Between two looks at how far the collector has come, by who waits for it.
-const LOOK: Duration = Duration::from_millis(2);
-/// A collector that runs and gets nowhere is waited for so long: it may have a large transaction in hand.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// The same of one that does not run.
-const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
 /// WAL is decoded for this long before what it gave is written.
 const STRETCH: Duration = Duration::from_millis(500);
-
-/// The name of the slot of a database's collector.
-#[must_use]
-pub fn slot_name(database: u32) -> String {
-    format!("{SLOT}{database}")
-}
 
 /// The process's main function.
 pub fn main(argument: pg_sys::Datum) {
@@ -78,7 +68,7 @@ pub fn main(argument: pg_sys::Datum) {
         pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::from(address));
     }
     worker::report_activity("collecting deletions");
-    let slot = slot_name(database);
+    let slot = slot_name::of_collector(database);
     if let Err(failure) = error::transaction(|| ensure_slot(&slot, entry)) {
         failure.log("braid collector of deletions");
         return;
@@ -129,52 +119,6 @@ fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
     .map(|_| ())
 }
 
-/// Whether the slot of this database's collector is there, and not only being made.
-#[must_use]
-pub fn has_slot() -> bool {
-    let Ok(name) = CString::new(slot_name(registry::my_database())) else {
-        return false;
-    };
-    // SAFETY: slots are in shared memory for as long as the server runs; which one this is may change at any moment, and that does no harm.
-    unsafe {
-        let slot = pg_sys::SearchNamedReplicationSlot(name.as_ptr(), true);
-        !slot.is_null()
-            && (*slot).data.persistency == pg_sys::ReplicationSlotPersistency::RS_PERSISTENT
-    }
-}
-
-/// Wait until the collector of this database has come past a position in WAL, which is flushed, and what it has found is there. False where it does not get there.
-#[must_use]
-pub fn wait_past(aim: u64) -> bool {
-    let mut before = 0;
-    let mut since = Instant::now();
-    loop {
-        let (lsn, runs) = registry::ask_collector();
-        if lsn >= aim {
-            return true;
-        }
-        if lsn != before {
-            before = lsn;
-            since = Instant::now();
-        }
-        let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
-        // To make its slot waits for the transaction in hand.
-        if !registry::remembers_deletions() || (!runs && !has_slot()) || since.elapsed() > patience
-        {
-            return false;
-        }
-        latch::wait(Some(LOOK));
-    }
-}
-
-/// The error of who could not wait for that any longer. What is in hand is to be rolled back, and done again.
-#[must_use]
-pub fn not_yet(message: &str) -> PgError {
-    PgError::new("40001", message)
-        .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
-        .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker.")
-}
-
 /// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction of the caller's.
 ///
 /// # Errors
@@ -183,7 +127,7 @@ pub fn drop_slot(database: u32) -> Result<(), PgError> {
     rows(
         "select pg_catalog.pg_drop_replication_slot(slot_name)::text from pg_catalog.pg_replication_slots \
          where slot_name = $1::name and not active",
-        &[slot_name(database).as_str().into()],
+        &[slot_name::of_collector(database).as_str().into()],
     )
     .map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! What local transactions delete, for the collector of deletions (`crate::tombstone::collector`), which decodes in its own process
+//! What local transactions delete, for the collector of deletions (`super`), which decodes in its own process
 //! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`crate::column_write`); and where WAL says
 //! what they take out of tables without a key (`crate::taken_row`).
 //!
@@ -12,18 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use braid_bgworker::column_rule::ColumnRule;
 use pgrx::{FromDatum, pg_sys};
 
-use super::format::{Change, Context, Format, LogicalMessage, Truncation};
-use super::publications::oids;
-use super::tuple::is_elsewhere;
-use super::version;
-use crate::apply::{Equality, KeyHashes, KeyPart, key_hashes_of_row, table_hash};
+use super::taken_rows::Removal;
+use crate::apply::{KeyHashes, KeyPart, identity_key, key_hashes_of_row, table_hash};
 use crate::column_write::ColumnWrite;
 use crate::compat;
+use crate::decoding::{
+    self, Change, Context, Format, LogicalMessage, Truncation, is_elsewhere, oids, version_of,
+};
 use crate::error::PgError;
 use crate::ffi;
-use crate::leader::spool::Spool;
+use crate::spool::Spool;
 use crate::table_scan::low;
-use crate::taken_row::Removal;
 use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::tombstone::Tombstone;
 
@@ -204,6 +203,7 @@ pub(crate) fn gather() {
     // SAFETY: the callback belongs to this library, which is never unloaded.
     unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(on_invalidation), pg_sys::Datum::null()) };
     GATHERED.set(Some(Gathered::default()));
+    decoding::set_format(format);
 }
 
 /// What is wanted.
@@ -264,10 +264,9 @@ fn with<T>(what: impl FnOnce(&mut Gathered) -> T) -> Option<T> {
     GATHERED.with_borrow_mut(|gathered| gathered.as_mut().map(what))
 }
 
-/// The format of this process, if it gathers deletions.
-pub(super) fn format() -> Option<Box<dyn Format>> {
-    with(|_| ())?;
-    Some(Box::new(Deletions {
+/// A stream that has gathered nothing.
+fn format() -> Box<dyn Format> {
+    Box::new(Deletions {
         keys: HashMap::new(),
         generation: 0,
         in_hand: Vec::new(),
@@ -275,7 +274,7 @@ pub(super) fn format() -> Option<Box<dyn Format>> {
         written: Vec::new(),
         written_file: None,
         version: None,
-    }))
+    })
 }
 
 /// What a relation's rows are known by.
@@ -538,44 +537,6 @@ unsafe fn is_wanted(relation: pg_sys::Relation, oid: pg_sys::Oid) -> bool {
     }
 }
 
-/// The columns of the key that identifies a table's rows, in the key's order: that of the replica identity, or else the primary key.
-///
-/// # Safety
-/// The relation is open; in a transaction with a snapshot for catalogs.
-pub(crate) unsafe fn identity_key(relation: pg_sys::Relation) -> Option<Vec<KeyPart>> {
-    // SAFETY: as the caller says; the index is open while it is read, and its columns are the relation's.
-    unsafe {
-        let replica = pg_sys::RelationGetReplicaIndex(relation);
-        let index = if replica == pg_sys::InvalidOid {
-            compat::primary_key_index(relation)
-        } else {
-            replica
-        };
-        if index == pg_sys::InvalidOid {
-            return None;
-        }
-        let index = pg_sys::RelationIdGetRelation(index);
-        if index.is_null() {
-            return None;
-        }
-        let shape = (*index).rd_index;
-        let count = usize::try_from((*shape).indnkeyatts).unwrap_or(0);
-        let columns = (*shape).indkey.values.as_slice(count).iter().enumerate();
-        let part = |(position, attribute): (usize, &i16)| {
-            // An expression has number 0; such an index is nobody's identity.
-            let column = usize::try_from(*attribute).ok()?.checked_sub(1)?;
-            let declared = (*compat::TupleDescAttr((*relation).rd_att, column)).atttypid;
-            Some(KeyPart {
-                attribute: *attribute,
-                equality: Equality::of(index, position, declared),
-            })
-        };
-        let parts = columns.map(part).collect();
-        pg_sys::RelationClose(index);
-        parts
-    }
-}
-
 /// Hashes of a row's key.
 ///
 /// # Safety
@@ -615,7 +576,7 @@ impl Format for Deletions {
         self.written.clear();
         self.written_file = None;
         // SAFETY: as the caller says.
-        self.version = unsafe { version::of(ctx, txn) };
+        self.version = unsafe { version_of(ctx, txn) };
     }
 
     unsafe fn row_changed(
