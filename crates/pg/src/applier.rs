@@ -37,6 +37,7 @@ use crate::apply::{Identity, Item, Session, is_in_the_way, is_rule};
 use crate::error::{self, PgError};
 use crate::group::{Group, LogPlace};
 use crate::origin::{self, OriginId};
+use crate::process::blocking_pids;
 use crate::registry::{self, ApplierEntry, SubscriptionEntry};
 use crate::subscription::{self, Subscription};
 use crate::wait::{self, Wait};
@@ -1454,16 +1455,4 @@ fn new_session(
         provider: subscription.provider.clone(),
         charset,
     }))
-}
-
-/// Processes that hold a lock which `pid` waits for.
-pub(crate) fn blocking_pids(pid: i32) -> Vec<i32> {
-    // SAFETY: pgrx calls the SQL function behind its guard; the argument is an int4.
-    unsafe {
-        pgrx::direct_function_call::<Vec<i32>>(
-            pg_sys::pg_blocking_pids,
-            &[Some(pg_sys::Datum::from(pid))],
-        )
-    }
-    .unwrap_or_default()
 }

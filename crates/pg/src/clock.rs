@@ -30,6 +30,7 @@ use crate::settings::{self, BehindAction};
 use crate::subscription::rows;
 use crate::table_scan::{self, Sees, low};
 use crate::wait::Wait;
+use crate::worker;
 
 /// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
 /// all write the same place.
@@ -43,7 +44,7 @@ const ORIGIN_COLUMNS: usize = 6;
 /// Microseconds between two warnings, in all sessions of a database.
 const WARNING_INTERVAL: i64 = 10_000_000;
 
-/// This process writes for Braid itself: nothing that users' rows depend on.
+/// Commits of this process do not wait, though it is no worker.
 static EXEMPT: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// This process has looked whether its database has the extension, when nobody had told.
@@ -60,11 +61,6 @@ pub fn install() {
             pg_sys::ProcessUtility_hook = Some(utility);
         }
     }
-}
-
-/// Commits of this process do not wait, but where it says so with [`before_own_commit`].
-pub fn exempt_this_process() {
-    EXEMPT.store(true, Ordering::Relaxed);
 }
 
 /// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if it has one of this process's.
@@ -140,7 +136,7 @@ fn origins() -> Result<Vec<pg_sys::RepOriginId>, PgError> {
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if !EXEMPT.load(Ordering::Relaxed) => {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if !is_exempt() => {
             // SAFETY: reads of variables of the process, in a transaction.
             let (xid, origin) = unsafe {
                 (
@@ -306,6 +302,12 @@ fn may_commit(name: &CStr) -> Option<u64> {
     .unwrap_or_else(|error| error.raise());
     let xid: u32 = rows.into_iter().next()?.into_iter().next()??.parse().ok()?;
     Some(local_version::full(pg_sys::TransactionId::from_inner(xid)))
+}
+
+/// Whether commits of this process wait only where it says so with [`before_own_commit`]. Workers write
+/// for Braid itself, and nothing that users' rows depend on.
+fn is_exempt() -> bool {
+    worker::is_worker() || EXEMPT.load(Ordering::Relaxed)
 }
 
 /// Commits of this process do not wait, for a while.

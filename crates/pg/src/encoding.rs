@@ -352,3 +352,22 @@ pub(crate) unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String)
         )
     }
 }
+
+/// JSON in ASCII, which is the same in every server encoding. Other characters, which only strings
+/// have, are escaped.
+pub(crate) fn json_in_ascii(json: &str) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(json.len());
+    let mut units = [0; 2];
+    for character in json.chars() {
+        if character.is_ascii() {
+            out.push(character);
+            continue;
+        }
+        for unit in character.encode_utf16(&mut units) {
+            // Writing to a String can't fail.
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    }
+    out
+}

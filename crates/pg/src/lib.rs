@@ -39,6 +39,7 @@ pub mod orphan;
 pub mod owners;
 pub mod parked;
 pub mod prepared;
+mod process;
 pub mod rate_limit;
 pub mod readers;
 pub mod registry;

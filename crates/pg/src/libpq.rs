@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_literal;
+use pgrx::pg_sys;
 
-use crate::settings;
 use crate::wait::Wait;
 
 #[repr(C)]
@@ -153,6 +153,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// How long to wait for a connection when the connection string does not say.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// `wal_receiver_timeout`; `None` when it is 0.
+#[must_use]
+pub fn receiver_timeout() -> Option<Duration> {
+    // SAFETY: a setting of the server, in milliseconds.
+    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    u64::try_from(milliseconds)
+        .ok()
+        .filter(|time| *time > 0)
+        .map(Duration::from_millis)
+}
 
 /// Text rows of a query's result.
 #[derive(Debug, Default, Clone)]
@@ -582,7 +593,7 @@ impl Connection {
     fn await_peer(&mut self, interest: Interest, since: &mut Instant) -> Result<()> {
         let limit = match self.silence {
             Silence::Borne => None,
-            _ => settings::receiver_timeout(),
+            _ => receiver_timeout(),
         };
         let left = limit.map(|limit| limit.saturating_sub(since.elapsed()));
         let heard = if left.is_some_and(|left| left.is_zero()) {

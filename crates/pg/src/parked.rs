@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 use braid_bgworker::parked::{Parked, Touch};
 use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag, lsn_text, parse_lsn};
 
-use crate::decoding::gir_json::to_ascii;
-use crate::encoding;
+use crate::encoding::{self, json_in_ascii};
 use crate::error::PgError;
+use crate::process::blocking_pids;
 use crate::registry;
 use crate::settings;
 use crate::subscription::{Subscription, execute, execute_counting, rows};
@@ -411,7 +411,7 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
                 lines.push(if encoding::is_utf8() {
                     line
                 } else {
-                    to_ascii(&line)
+                    json_in_ascii(&line)
                 });
             }
         }
@@ -464,6 +464,6 @@ impl Request {
         let pid = registry::subscription(self.subscription_id)
             .and_then(|entry| entry.appliers.first())
             .map_or(0, |applier| applier.pid.load(Ordering::Acquire));
-        pid != 0 && crate::applier::blocking_pids(pid).contains(&registry::my_pid())
+        pid != 0 && blocking_pids(pid).contains(&registry::my_pid())
     }
 }

@@ -27,6 +27,8 @@ mod provider_clock;
 mod schedule;
 mod text;
 
+pub use crate::process::{my_database, my_latch, my_pid, set_latch};
+pub use crate::timestamp::now;
 use decisions::Decisions;
 pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
@@ -545,13 +547,6 @@ pub(crate) fn readers() -> Option<&'static [AtomicU32]> {
     shared().map(|shared| shared.readers.as_slice())
 }
 
-/// This process's database.
-#[must_use]
-pub fn my_database() -> u32 {
-    // SAFETY: reads a process-local variable.
-    unsafe { pg_sys::MyDatabaseId }.to_u32()
-}
-
 /// A number of its own for each time that shared memory was set up: when the server was started,
 /// and after each crash.
 #[must_use]
@@ -559,36 +554,6 @@ pub fn life() -> u64 {
     shared().map_or(0, |shared| {
         shared.life.load(Ordering::Relaxed).cast_unsigned()
     })
-}
-
-/// Address of this process's latch.
-#[must_use]
-pub fn my_latch() -> usize {
-    // SAFETY: reads a process-local variable.
-    unsafe { pg_sys::MyLatch }.addr()
-}
-
-/// This process's id.
-#[must_use]
-pub fn my_pid() -> i32 {
-    // SAFETY: reads a process-local variable.
-    unsafe { pg_sys::MyProcPid }
-}
-
-/// Now, as TimestampTz (microseconds since 2000).
-#[must_use]
-pub fn now() -> i64 {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
-}
-
-/// Wake the process whose latch lies at `address`; 0 does nothing.
-pub fn set_latch(address: usize) {
-    if address != 0 {
-        // SAFETY: latches lie in PGPROC, which PostgreSQL never frees or moves while the server runs, at the same address in
-        // every process. One that was handed on to another process only gets a needless wake-up.
-        unsafe { pg_sys::SetLatch(std::ptr::with_exposed_provenance_mut(address)) };
-    }
 }
 
 /// Say where the supervisor is.

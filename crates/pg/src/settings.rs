@@ -615,14 +615,3 @@ pub fn status_interval() -> Option<Duration> {
         .filter(|seconds| *seconds > 0)
         .map(Duration::from_secs)
 }
-
-/// `wal_receiver_timeout`; `None` when it is 0.
-#[must_use]
-pub fn receiver_timeout() -> Option<Duration> {
-    // SAFETY: a setting of the server, in milliseconds.
-    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
-    u64::try_from(milliseconds)
-        .ok()
-        .filter(|time| *time > 0)
-        .map(Duration::from_millis)
-}

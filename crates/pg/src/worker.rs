@@ -211,11 +211,16 @@ unsafe extern "C" {
 /// This process is one of the extension's workers.
 static IS_WORKER: AtomicBool = AtomicBool::new(false);
 
+/// Whether this process is one of the extension's workers.
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.load(Ordering::Relaxed)
+}
+
 /// The end of a worker that was told to end, by another one or with the server, is a LOG message
 /// and not FATAL: nothing is wrong. Runs in the middle of PostgreSQL's error reporting: the level
 /// is only that of the server's log.
 pub(crate) fn calm(error: &mut pg_sys::ErrorData) {
-    if IS_WORKER.load(Ordering::Relaxed)
+    if is_worker()
         && error.elevel == pgrx::PgLogLevel::FATAL as i32
         && error.sqlerrcode == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN as i32
     {
@@ -226,7 +231,6 @@ pub(crate) fn calm(error: &mut pg_sys::ErrorData) {
 /// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again).
 pub fn initialize() {
     IS_WORKER.store(true, Ordering::Relaxed);
-    crate::clock::exempt_this_process();
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
     unsafe {
         compat::pqsignal(15, Some(ffi::die));

@@ -90,7 +90,7 @@ impl GirJson {
                 .record_with(record, fetched.as_ref(), &mut self.text),
         );
         if !encoding::is_utf8() {
-            self.text = to_ascii(&self.text);
+            self.text = encoding::json_in_ascii(&self.text);
         }
     }
 }
@@ -218,22 +218,4 @@ fn row_in(answer: &[u8]) -> Option<braid_gir::Image<'_>> {
         Ok(Some(Record::Change(change))) => change.after,
         _ => None,
     }
-}
-
-/// The same JSON without anything but ASCII, which is the same in every server encoding. What is not ASCII is in strings.
-pub(crate) fn to_ascii(json: &str) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::with_capacity(json.len());
-    let mut units = [0; 2];
-    for character in json.chars() {
-        if character.is_ascii() {
-            out.push(character);
-            continue;
-        }
-        for unit in character.encode_utf16(&mut units) {
-            // Writing to a String can't fail.
-            let _ = write!(out, "\\u{unit:04x}");
-        }
-    }
-    out
 }

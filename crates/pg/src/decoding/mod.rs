@@ -21,7 +21,7 @@ mod column;
 mod displacement;
 mod fetch;
 mod format;
-pub(crate) mod gir_json;
+mod gir_json;
 mod held;
 mod invalidation;
 mod json_table;

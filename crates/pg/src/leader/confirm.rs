@@ -144,7 +144,7 @@ impl Stream {
 
     /// Ask a silent provider for a sign of life; give it up after `wal_receiver_timeout`.
     pub(super) fn check_silence(&mut self) -> Result<(), End> {
-        let timeout = settings::receiver_timeout();
+        let timeout = libpq::receiver_timeout();
         let silence = self.last_message.elapsed();
         if timeout.is_some_and(|timeout| silence > timeout) {
             return Err(libpq::Error::Silent.into());
@@ -159,7 +159,7 @@ impl Stream {
 
     /// After so long without a message the provider is asked for a sign of life. Questions for the time are answered by signs of life, too.
     fn patience(&self) -> Duration {
-        let half = settings::receiver_timeout().map_or(Duration::MAX, |timeout| timeout / 2);
+        let half = libpq::receiver_timeout().map_or(Duration::MAX, |timeout| timeout / 2);
         if self.clock_watch.is_asking() {
             half
         } else {
@@ -264,7 +264,7 @@ impl Stream {
             return Some(ASKING);
         }
         let limit = if self.ping_sent {
-            settings::receiver_timeout()
+            libpq::receiver_timeout()
         } else {
             Some(self.patience())
         };
