@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 
 use crate::encoding;
-use crate::libpq::Rows;
+use crate::rows::Rows;
 
 /// Which rights a piece of work has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,6 +31,7 @@ use crate::subscription::rows;
 use crate::table_scan::{self, Sees, low};
 use crate::wait::Wait;
 use crate::worker;
+use crate::xid;
 
 /// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
 /// all write the same place.
@@ -301,7 +302,7 @@ fn may_commit(name: &CStr) -> Option<u64> {
     )
     .unwrap_or_else(|error| error.raise());
     let xid: u32 = rows.into_iter().next()?.into_iter().next()??.parse().ok()?;
-    Some(local_version::full(pg_sys::TransactionId::from_inner(xid)))
+    Some(xid::full(pg_sys::TransactionId::from_inner(xid)))
 }
 
 /// Whether commits of this process wait only where it says so with [`before_own_commit`]. Workers write

@@ -152,21 +152,6 @@ impl PgError {
     }
 }
 
-impl From<crate::libpq::Error> for PgError {
-    fn from(error: crate::libpq::Error) -> Self {
-        let sqlstate = error.sqlstate().to_owned();
-        let message = error.to_string();
-        match error {
-            crate::libpq::Error::Server { detail, hint, .. } => Self {
-                detail,
-                hint,
-                ..Self::new(&sqlstate, message)
-            },
-            _ => Self::new(&sqlstate, message),
-        }
-    }
-}
-
 impl From<braid_gir::Error> for PgError {
     fn from(error: braid_gir::Error) -> Self {
         Self::new("08P01", format!("invalid data from the provider: {error}"))

@@ -34,6 +34,7 @@ use crate::settings;
 use crate::subscription::{execute, execute_counting, rows};
 use crate::table_scan::{self, By, Sees};
 use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::xid;
 
 /// Columns of `braid.kept_commit`.
 const COLUMNS: usize = 3;
@@ -60,7 +61,7 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
     if kept.is_empty() {
         return None;
     }
-    let full = local_version::full(xid);
+    let full = xid::full(xid);
     // SAFETY: looks at the process's state.
     if !kept.contains(&full) || !unsafe { pg_sys::IsTransactionState() } {
         return None;
@@ -201,7 +202,7 @@ fn copy(before: i64, nobody: bool, reach: Reach) -> Result<bool, PgError> {
     let age = if reach == Reach::All { 0 } else { age() };
     let (end, ended) = commit_block::place_of(running.min(next.saturating_sub(age)));
     let oldest = pg_sys::TransactionId::from_inner(u32::try_from(oldest).unwrap_or(0));
-    let (oldest, _) = commit_block::place_of(local_version::full(oldest));
+    let (oldest, _) = commit_block::place_of(xid::full(oldest));
     let first = if nobody { end } else { seen.max(oldest) };
     let mut next = first;
     while next < end && next - first < BLOCKS_AT_ONCE * TRANSACTIONS {
@@ -232,7 +233,7 @@ fn keep(first: u64, before: i64) -> Result<(), PgError> {
         .map(|full| {
             let copied = before_this.next().flatten();
             let xid = pg_sys::TransactionId::from_inner(u32::try_from(full & 0xFFFF_FFFF).ok()?);
-            let Some((timestamp, origin)) = local_version::still_known(xid) else {
+            let Some((timestamp, origin)) = xid::still_known(xid) else {
                 newest = newest.max(copied.map(|copied| copied.timestamp));
                 return copied;
             };

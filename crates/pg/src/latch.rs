@@ -6,8 +6,27 @@ use std::time::Duration;
 use pgrx::pg_sys;
 
 use crate::error::{LOCK_NOT_AVAILABLE, PgError};
-use crate::libpq::{Interest, Woken};
 use crate::wait::{self, Wait};
+
+/// What to wait for on a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    Both,
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Woken {
+    /// The socket is ready.
+    pub socket: bool,
+    /// The latch was set.
+    pub latch: bool,
+}
 
 /// This process must not wait now.
 static REFUSES: AtomicBool = AtomicBool::new(false);

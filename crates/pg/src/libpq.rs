@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::quote_literal;
 use pgrx::pg_sys;
 
+use crate::error::PgError;
+use crate::latch::{Interest, Woken};
+use crate::rows::Rows;
 use crate::wait::Wait;
 
 #[repr(C)]
@@ -148,6 +151,21 @@ impl Error {
     }
 }
 
+impl From<Error> for PgError {
+    fn from(error: Error) -> Self {
+        let sqlstate = error.sqlstate().to_owned();
+        let message = error.to_string();
+        match error {
+            Error::Server { detail, hint, .. } => Self {
+                detail,
+                hint,
+                ..Self::new(&sqlstate, message)
+            },
+            _ => Self::new(&sqlstate, message),
+        }
+    }
+}
+
 /// Result of talking to a peer.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -163,48 +181,6 @@ pub fn receiver_timeout() -> Option<Duration> {
         .ok()
         .filter(|time| *time > 0)
         .map(Duration::from_millis)
-}
-
-/// Text rows of a query's result.
-#[derive(Debug, Default, Clone)]
-pub struct Rows {
-    columns: usize,
-    cells: Vec<Option<String>>,
-}
-
-impl Rows {
-    /// Rows of `columns` cells each, row by row.
-    pub(crate) fn new(columns: usize, cells: Vec<Option<String>>) -> Self {
-        Self { columns, cells }
-    }
-
-    /// Number of rows.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.cells.len().checked_div(self.columns).unwrap_or(0)
-    }
-
-    /// Whether there is no row.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// A cell; `None` when it is null or is not there.
-    #[must_use]
-    pub fn get(&self, row: usize, column: usize) -> Option<&str> {
-        if column >= self.columns {
-            return None;
-        }
-        self.cells
-            .get(row.checked_mul(self.columns)?.checked_add(column)?)?
-            .as_deref()
-    }
-
-    /// Rows as slices of cells.
-    pub fn iter(&self) -> impl Iterator<Item = &[Option<String>]> {
-        self.cells.chunks(self.columns.max(1))
-    }
 }
 
 /// What came of looking for stream data.
@@ -986,26 +962,6 @@ impl Connection {
     }
 }
 
-/// What to wait for on a socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
-    /// Something to read.
-    Read,
-    /// Room to write.
-    Write,
-    /// Either.
-    Both,
-}
-
-/// Why a wait ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Woken {
-    /// The socket is ready.
-    pub socket: bool,
-    /// The latch was set.
-    pub latch: bool,
-}
-
 /// Rows of a result in binary form.
 #[derive(Debug)]
 pub struct Cells(ResultHandle);
@@ -1081,10 +1037,7 @@ impl ResultHandle {
                     });
                 }
             }
-            Rows {
-                columns: usize::try_from(columns).unwrap_or(0),
-                cells,
-            }
+            Rows::new(usize::try_from(columns).unwrap_or(0), cells)
         }
     }
 }

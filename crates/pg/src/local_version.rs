@@ -33,6 +33,7 @@ use crate::names::find_table;
 use crate::registry::{self, ManagerEntry};
 use crate::table_scan::{self, By, Sees, int8};
 use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::xid::{full, still_known};
 
 const UNKNOWN: u32 = 0;
 const NONE: u32 = 1;
@@ -48,21 +49,6 @@ thread_local! {
     static KNOWN: RefCell<HashMap<u64, Option<i64>>> = RefCell::default();
     /// What the transaction in hand has marked; 0: nothing.
     static MARKED: Cell<i64> = const { Cell::new(0) };
-}
-
-/// The full id of a transaction that ended or runs: FullTransactionIdFromAllowableAt of src/include/access/transam.h, 18.
-#[must_use]
-pub fn full(xid: pg_sys::TransactionId) -> u64 {
-    // SAFETY: a read of shared memory.
-    let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
-    let (epoch, short) = (next >> 32, next & 0xFFFF_FFFF);
-    let xid = u64::from(xid.into_inner());
-    let epoch = if xid > short {
-        epoch.saturating_sub(1)
-    } else {
-        epoch
-    };
-    (epoch << 32) | xid
 }
 
 fn table() -> Option<pg_sys::Oid> {
@@ -179,18 +165,6 @@ pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
 #[must_use]
 pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
     still_known(xid).or_else(|| kept_commit::of(xid))
-}
-
-/// What PostgreSQL has of a transaction: its commit timestamp (TimestampTz) and origin. `None` where it is forgotten, or never was there.
-#[must_use]
-pub fn still_known(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
-    let (mut timestamp, mut origin) = (0, 0);
-    // SAFETY: a plain look-up; an id that is not normal has no commit data.
-    let known = unsafe {
-        xid.into_inner() >= pg_sys::FirstNormalTransactionId.into_inner()
-            && pg_sys::TransactionIdGetCommitTsData(xid, &raw mut timestamp, &raw mut origin)
-    };
-    known.then_some((timestamp, origin))
 }
 
 /// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the

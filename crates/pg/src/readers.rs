@@ -15,9 +15,6 @@ use pgrx::pg_sys;
 
 use crate::registry;
 
-/// Places for slots; one that has none is never known.
-pub(crate) const PLACES: usize = 4096;
-
 /// The bytes of a name up to its end.
 fn text(name: &pg_sys::NameData) -> Vec<u8> {
     let bytes = name.data.iter().map(|byte| byte.cast_unsigned());

@@ -18,12 +18,13 @@ use braid_ring::{ApplierState, MAX_APPLIERS};
 use pgrx::pg_sys;
 
 use crate::error::PgError;
-use crate::rate_limit::RateLimit;
-use crate::{readers, settings};
+use crate::settings;
 
 mod decisions;
 mod last_failure;
+mod lock;
 mod provider_clock;
+mod rate_limit;
 mod schedule;
 mod text;
 
@@ -33,11 +34,15 @@ use decisions::Decisions;
 pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
 pub use last_failure::RecordedFailure;
+use lock::locked;
 pub use provider_clock::{MeasuredClock, ProviderClock};
+pub use rate_limit::RateLimit;
 pub use schedule::ScheduleCounters;
 
 /// Databases of one server that can have the extension.
 pub const MAX_DATABASES: usize = 128;
+/// Replication slots whose readers are known; one that finds no place is never known.
+const READERS: usize = 4096;
 /// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
 pub const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
@@ -430,7 +435,7 @@ struct Shared {
     /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
     tombstones: [AtomicI64; TOMBSTONE_GROUPS],
     /// What the readers of slots want, by the slot's place: `crate::readers`.
-    readers: [AtomicU32; readers::PLACES],
+    readers: [AtomicU32; READERS],
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],
     // SubscriptionEntry × subscriptions follows.
@@ -527,18 +532,6 @@ fn shared() -> Option<&'static Shared> {
     let raw = SHARED.load(Ordering::Acquire);
     // SAFETY: set by `startup` to memory that lives as long as the server; children inherit the mapping. Atomics only.
     (!raw.is_null()).then(|| unsafe { &*raw })
-}
-
-/// Holds the registry's lock while `work` runs.
-fn locked<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the tranche was requested in `request`; an error between the two calls would release the lock at abort.
-    unsafe {
-        let lock = &raw mut (*pg_sys::GetNamedLWLockTranche(c"braid".as_ptr())).lock;
-        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
-        let value = work();
-        pg_sys::LWLockRelease(lock);
-        value
-    }
 }
 
 /// What is known of the readers of slots.

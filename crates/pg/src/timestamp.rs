@@ -11,3 +11,17 @@ pub fn now() -> i64 {
     // SAFETY: reads the clock.
     unsafe { pg_sys::GetCurrentTimestamp() }
 }
+
+/// Nanoseconds of a clock that all processes of a server share, and that never steps back.
+#[must_use]
+pub fn monotonic_nanoseconds() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes to `time`; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let rest = u64::try_from(time.tv_nsec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
+}

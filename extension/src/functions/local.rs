@@ -2,7 +2,7 @@
 
 use braid_pg::catalog::query;
 use braid_pg::connection_string::{self, DSN};
-use braid_pg::libpq::Rows;
+use braid_pg::rows::Rows;
 
 use super::failure::{Failure, Outcome};
 

@@ -7,7 +7,8 @@ use braid_bgworker::sql_text::quote_literal;
 use braid_pg::catalog::is_superuser;
 use braid_pg::connection_string;
 use braid_pg::latch;
-use braid_pg::libpq::{Connection, Error, Mode, Rows, has_password};
+use braid_pg::libpq::{Connection, Error, Mode, has_password};
+use braid_pg::rows::Rows;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};

@@ -195,7 +195,7 @@ fn qualify(schema: &str, table: &str) -> String {
     format!("{}.{}", quote_identifier(schema), quote_identifier(table))
 }
 
-fn resolve(schema: &str, table: &str) -> braid_pg::libpq::Rows {
+fn resolve(schema: &str, table: &str) -> braid_pg::rows::Rows {
     query(
         "select c.oid, c.relkind, c.relowner::oid from pg_class c where c.oid = to_regclass($1)",
         &[Some(&qualify(schema, table))],

@@ -23,10 +23,10 @@ use pgrx::pg_sys;
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
 use crate::error::PgError;
-use crate::local_version::full;
 use crate::names::own_table;
 use crate::registry;
 use crate::table_scan::{self, By, Sees};
+use crate::xid::full;
 
 /// Batches whose versions are remembered by a process.
 const REMEMBERED: usize = 64;

@@ -23,10 +23,10 @@ use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::apply::identity_key;
 use crate::error::PgError;
-use crate::local_version::full;
 use crate::subscription::local_node;
 use crate::taken_row::Author;
 use crate::tombstone::{self, CopiedVersion};
+use crate::xid::full;
 use crate::{compat, kept_plan, latch};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.

@@ -30,7 +30,8 @@ pub use repair::{Repairing, repair_failed, repair_step, start_repair};
 use crate::catalog::{query, with_settings};
 use crate::error::PgError;
 use crate::latch;
-use crate::libpq::{Connection, Rows};
+use crate::libpq::Connection;
+use crate::rows::Rows;
 use crate::subscription::Subscription;
 use table::{At, SETTINGS, Table};
 

@@ -16,7 +16,8 @@ use crate::apply::row_version;
 use crate::catalog::{self, Rights, with_rights};
 use crate::copy::source::published;
 use crate::error::PgError;
-use crate::libpq::{Connection, Rows};
+use crate::libpq::Connection;
+use crate::rows::Rows;
 use crate::subscription::Subscription;
 
 /// How many rows are asked for by key in one statement.

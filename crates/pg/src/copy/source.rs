@@ -7,7 +7,8 @@ use braid_gir::parse_lsn;
 use pgrx::pg_sys;
 
 use crate::error::PgError;
-use crate::libpq::{self, Connection, Mode, Rows};
+use crate::libpq::{self, Connection, Mode};
+use crate::rows::Rows;
 use crate::subscription::{Subscription, publication_literals};
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.

@@ -12,9 +12,9 @@ use pgrx::pg_sys;
 use super::page_read::readable_end;
 use crate::compat;
 use crate::heap_page::lifetime;
-use crate::local_version::still_known;
 use crate::origin::COPIED;
 use crate::registry;
+use crate::xid::still_known;
 
 /// XLOG_HEAP_OPMASK and the kinds of records of src/include/access/heapam_xlog.h, 15 to 18.
 const KINDS: u8 = 0x70;

@@ -15,6 +15,7 @@ use super::stream::{in_transaction, no_origin};
 use crate::compat;
 use crate::local_version;
 use crate::names::find_table;
+use crate::xid;
 
 /// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of its commit is its version.
 ///
@@ -81,7 +82,7 @@ enum Found {
 /// # Safety
 /// As for [`of`].
 unsafe fn in_memory(txn: &pg_sys::ReorderBufferTXN) -> Found {
-    let xid = i64::try_from(local_version::full(txn.xid)).unwrap_or(i64::MAX);
+    let xid = i64::try_from(xid::full(txn.xid)).unwrap_or(i64::MAX);
     let mut found = Found::Nothing;
     // SAFETY: the list is the transaction's, goes in a circle, and each of its nodes is in a change; it stays as it is meanwhile.
     unsafe {

@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::stream::Stream;
-use crate::libpq::{Connection, Pending, Rows};
+use crate::libpq::{Connection, Pending};
 use crate::registry::{self, SubscriptionEntry};
+use crate::rows::Rows;
 
 /// A subscription whose stream has not told the end for this long is behind.
 const BEHIND_MICROS: i64 = 3_000_000;

@@ -17,10 +17,9 @@ use super::stream::Stream;
 use crate::error::PgError;
 use crate::latch;
 use crate::libpq::{self, Connection};
-use crate::rate_limit;
 use crate::registry::{self, Activity, SubscriptionEntry};
 use crate::settings::{self, SkewAction};
-use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::timestamp::{self, EPOCH_DIFFERENCE};
 use crate::wait::Wait;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
@@ -43,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Microseconds of the clock that never steps back.
 fn monotonic() -> i64 {
-    i64::try_from(rate_limit::clock() / 1000).unwrap_or(i64::MAX)
+    i64::try_from(timestamp::monotonic_nanoseconds() / 1000).unwrap_or(i64::MAX)
 }
 
 /// What a leader knows of its provider's clock.
