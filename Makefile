@@ -204,6 +204,9 @@ lint: check-layers check-sql
 	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
 	@if grep -rl '#\[test\]' crates/pg/src extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
+	@for test in t/*.pl; do grep -qF -- "- \`$${test#t/}\`: " t/README.md || { echo "lint: t/README.md lacks $$test" >&2; exit 1; }; done
+	@for test in $$(sed -n 's/^- `\([a-z0-9_]*\.pl\)`: .*/\1/p' t/README.md); do \
+	    [ -e t/$$test ] || { echo "lint: t/README.md names $$test, which is not there" >&2; exit 1; }; done
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
 
