@@ -23,6 +23,13 @@ on_all(q[
 		return new;
 	end $$;
 ], $tokyo, $paris);
+$tokyo->safe_psql('postgres', 'create table sorted (id int primary key); create table leaf (id int primary key)');
+$paris->safe_psql('postgres', q[
+	create table sorted (id int primary key) partition by range (id);
+	create table sorted_1 partition of sorted for values from (0) to (10);
+	create table above (id int primary key) partition by range (id);
+	create table leaf partition of above for values from (0) to (10);
+]);
 my $name = subscribe($paris, $tokyo);
 
 sub at_paris { return $paris->safe_psql('postgres', $_[0]); }
@@ -128,6 +135,18 @@ says('a truncation', $offset, qr/refuse\(\) line 1 at RAISE/, qr/message type "T
 at_paris('drop trigger refuse on many');
 goes_on('a truncation');
 
+# A partition that is missing here, or has other bounds than at the provider.
+$offset = -s $paris->logfile;
+$xid = changes('insert into sorted values (1), (20)');
+says('a missing partition', $offset, qr/message type "INSERT" for replication target relation "public\.sorted" in transaction $xid,/);
+is(status($paris, $name)->{error_hint}, 'Create a partition of table "public.sorted" here that takes the row. Then run braid.enable_subscription.', 'the hint says to create it');
+at_paris('create table sorted_2 partition of sorted for values from (10) to (100)');
+goes_on('a missing partition');
+changes('insert into leaf values (20)');
+is(stops('a partition with other bounds')->{error_hint}, 'Give partition "public.leaf" here the bounds that it has at the provider. Then run braid.enable_subscription.', 'the hint says to change them');
+at_paris('alter table above detach partition leaf');
+goes_on('a partition with other bounds');
+
 # Parked transactions.
 at_paris("select braid.alter_subscription('$name', on_error => 'park'); alter table item add constraint small check (v < 10) not valid");
 $xid = changes(q[insert into item values (50, 'open', 50)]);
@@ -146,6 +165,15 @@ like(at_paris('select copy_error_context from braid.subscription_tables where co
 at_paris('alter table copied alter column v type text');
 goes_on('a copy');
 is(at_paris('select count(*) from braid.subscription_tables where copy_error_context is not null'), 0, 'the context of a copy goes with its error');
+
+at_paris('create table spread (id int primary key) partition by list (id); create table spread_1 partition of spread for values in (1)');
+at_tokyo('create table spread (id int primary key); insert into spread values (1), (2)');
+at_paris("select braid.refresh_subscription('$name')");
+my $copy_hint = q[select copy_error_hint from braid.subscription_tables where relation = 'spread'::regclass];
+ok(wait_until(sub { at_paris($copy_hint) ne '' }, 60), 'a copy into a table that lacks a partition fails');
+is(at_paris($copy_hint), 'Create a partition of table "public.spread" here that takes the row. Then run braid.enable_subscription.', 'its hint says to create it');
+at_paris('create table spread_2 partition of spread default');
+goes_on('a copy with all partitions');
 
 # Records from elsewhere.
 my (undef, undef, $said) = $paris->psql('postgres', q[select braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/1", "commit_time": "2024-01-01T00:00:00Z"}, "schema": {"namespace": "public", "table": "item", "columns": [{"name": "id", "type": "int4"}, {"name": "v", "type": "text"}]}, "after": {"id": 9, "v": "x"}}', 'shop')]);

@@ -147,6 +147,21 @@ pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
     })
 }
 
+/// Returns a hint for an error about `table` that this function of PostgreSQL's source raised, if
+/// the reason is a shape of the table here that the provider's does not have (15 to 18).
+#[must_use]
+pub fn cause_hint(sqlstate: &str, function: &str, table: &str) -> Option<String> {
+    match (sqlstate, function) {
+        ("23514", "ExecFindPartition") => Some(format!(
+            "Create a partition of table \"{table}\" here that takes the row."
+        )),
+        ("23514", "ExecPartitionCheckEmitError") => Some(format!(
+            "Give partition \"{table}\" here the bounds that it has at the provider."
+        )),
+        _ => None,
+    }
+}
+
 /// A hint for an error that may pass and does not bring one: what to look at if it does not.
 #[must_use]
 pub fn transient_hint(sqlstate: &str) -> &'static str {
@@ -187,6 +202,17 @@ pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partition_that_is_missing_has_a_hint() {
+        let hint = |sqlstate, function| cause_hint(sqlstate, function, "public.t");
+        let missing = hint("23514", "ExecFindPartition").unwrap_or_default();
+        assert!(missing.starts_with("Create a partition of table \"public.t\""));
+        let bounds = hint("23514", "ExecPartitionCheckEmitError").unwrap_or_default();
+        assert!(bounds.contains("\"public.t\"") && bounds.contains("bounds"));
+        assert_eq!(hint("23514", "ExecConstraints"), None);
+        assert_eq!(hint("23505", "ExecFindPartition"), None);
+    }
 
     #[test]
     fn apply_policy_by_class() {

@@ -400,6 +400,13 @@ fn note_in_hand(transaction: &Transaction) {
     }
 }
 
+/// An error with what to do about it, where PostgreSQL does not say so, and what was being done.
+fn explained(error: PgError, doing: &str) -> PgError {
+    error
+        .with_hint_of_cause("Then run braid.enable_subscription.")
+        .with_context(doing)
+}
+
 /// Why the leader is to ask for a large transaction again.
 fn come_again() -> PgError {
     PgError::new("40001", "rows in the way of a large transaction have left")
@@ -862,7 +869,7 @@ impl Applier {
             let Trouble::Error(error) = trouble else {
                 continue;
             };
-            let mut error = error.with_context(&doing);
+            let mut error = explained(error, &doing);
             if let Some(pieces) = pieces {
                 pieces.explain(&mut error);
             }

@@ -5,6 +5,7 @@ mod held;
 
 use std::panic::AssertUnwindSafe;
 
+use braid_bgworker::policy;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 
@@ -58,6 +59,21 @@ impl PgError {
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         let hint = hint.into();
         self.hint = (!hint.is_empty()).then_some(hint);
+        self
+    }
+
+    /// With a hint for causes that replication meets and PostgreSQL gives no hint for; `then` is
+    /// what to do afterwards.
+    #[must_use]
+    pub fn with_hint_of_cause(mut self, then: &str) -> Self {
+        let fields = self.fields.as_deref().filter(|_| self.hint.is_none());
+        if let Some(((schema, table), function)) =
+            fields.and_then(|fields| Some((fields.table()?, fields.function()?)))
+            && let Some(hint) =
+                policy::cause_hint(&self.sqlstate, &function, &format!("{schema}.{table}"))
+        {
+            self.hint = Some(format!("{hint} {then}"));
+        }
         self
     }
 

@@ -283,6 +283,7 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
             Ok(Err(error)) | Err(error) => {
                 let doing =
                     SESSION.with_borrow(|session| session.as_ref().map(|session| session.doing(0)));
+                let error = error.with_hint_of_cause("Then give the records again.");
                 let error = match doing {
                     Some(doing) => error.with_context(&doing),
                     None => error,

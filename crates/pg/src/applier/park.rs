@@ -727,7 +727,9 @@ impl Applier {
                 Ok(Err(Trouble::Error(error))) | Err(error) => error,
                 Ok(Err(Trouble::InTheWay)) => PgError::new("40001", "in the way of another"),
             };
-            let error = error.with_context(&self.doing(0));
+            let error = error
+                .with_hint_of_cause("Then run braid.retry_parked.")
+                .with_context(&self.doing(0));
             error::abort();
             if let Some(session) = self.session.as_mut() {
                 session.forget_transaction();

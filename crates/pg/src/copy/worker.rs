@@ -649,6 +649,9 @@ fn tell_appliers(task: &Task) {
 
 fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
+    let failure = &failure
+        .clone()
+        .with_hint_of_cause("Then run braid.enable_subscription.");
     // Whoever mends what does not pass by itself may also empty the table: then all rows are to be copied.
     let starts_anew = is_permanent(failure, false);
     let arguments = [

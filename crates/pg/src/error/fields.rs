@@ -107,6 +107,11 @@ impl Fields {
         Some((lossy(self.schema.as_ref())?, lossy(self.table.as_ref())?))
     }
 
+    /// The function of PostgreSQL's source that raised it.
+    pub(super) fn function(&self) -> Option<String> {
+        lossy(self.function.as_ref())
+    }
+
     /// The column that it is about.
     #[must_use]
     pub fn column(&self) -> Option<String> {
