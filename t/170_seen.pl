@@ -82,6 +82,33 @@ is(history($paris, 'item'),
 	'at the other node too') or diag(sql($paris, 'select conflict_id, kind, winner, key, columns, concurrent, local_row, remote_row, reason from braid.conflict_history'));
 is(sql($tokyo, 'select bool_and(conflict_id < before) from (select conflict_id, lag(conflict_id) over () before from braid.conflict_history) h'), 't', 'the newest comes first');
 
+# Changes that are gathered before they are applied say it, too.
+for my $options (q[apply_mode => 'batch'], q[apply_mode => 'batch', consolidate => true], q[apply_mode => 'aggregate'], q[apply_mode => 'parallel', consolidate => true])
+{
+	for my $stream (@streams)
+	{
+		sql($stream->[0], "select braid.alter_subscription('$stream->[1]', $options)");
+		sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
+	}
+	my @before = map { history($_, 'item') } @both;
+	my @counted = map { counted($_, 'item') } @both;
+	in_turn(
+		$tokyo => q[update item set v = 'tokyo' where id between 13 and 16],
+		$paris => q[begin; update item set v = 'paris' where id = 13; update item set n = n + 1 where id = 14; update item set n = n + 1 where id in (14, 15); commit],
+		$tokyo => q[begin; update item set n = n + 1 where id = 13; update item set v = 'tokyo again' where id in (13, 14); commit],
+	);
+	is(history($both[$_], 'item'), $before[$_], "$options: what was seen is not recorded at " . $both[$_]->name) for 0, 1;
+	cmp_ok(counted($both[$_], 'item'), '>', $counted[$_], "$options: but counted") for 0, 1;
+	apart(q[update item set v = 'not seen' where id = 17], q[update item set n = 99 where id = 17]);
+	is(sql($_, q[select concurrent from braid.conflict_history where key ->> 'id' = '17' order by conflict_id desc limit 1]), 't', "$options: what was not seen is recorded at " . $_->name) for @both;
+	in_turn($tokyo => q[delete from braid.conflict_record where key ->> 'id' = '17'; update item set v = 'x' where id = 17], $paris => q[delete from braid.conflict_record where key ->> 'id' = '17']);
+}
+for my $stream (@streams)
+{
+	sql($stream->[0], "select braid.alter_subscription('$stream->[1]', apply_mode => 'parallel', consolidate => false)");
+	sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
+}
+
 # Each update says which version it has replaced, and so whether the conflict was one.
 sql($_, q[alter system set braid.conflict_history = 'all'; select pg_reload_conf()]) for @both;
 ok(wait_until(sub { join(' ', map { sql($_, 'show braid.conflict_history') } @both) eq 'all all' }, 10), 'all are recorded');

@@ -1127,6 +1127,7 @@ impl Applier {
     ) -> Result<(), Trouble> {
         let mut reader = Reader::new(frame);
         let mut gathered = Vec::new();
+        let mut replaced = None;
         while let Some((tag, body)) = reader.next_raw()? {
             // Schemas come through the log.
             if matches!(tag, Tag::Schema | Tag::StreamHeader) {
@@ -1163,7 +1164,9 @@ impl Applier {
                     self.end_prepared(&rollback.prepared, Some(&rollback))?;
                     *end_lsn = Some(rollback.prepared.end_lsn);
                 }
-                Record::Change(change) if *begun => self.take_change(change, &mut gathered)?,
+                Record::Change(change) if *begun => {
+                    self.take_change(change, replaced.take(), &mut gathered)?;
+                }
                 Record::Truncate(truncate) if *begun => {
                     self.apply_consolidated(&mut gathered)?;
                     self.take_truncate(&truncate)?;
@@ -1174,11 +1177,8 @@ impl Applier {
                         if let Some(session) = self.session.as_mut() {
                             session.take_rule(message.content)?;
                         }
-                    } else if message.prefix == REPLACED_PREFIX
-                        && gathered.is_empty()
-                        && let Some(session) = self.session.as_mut()
-                    {
-                        session.replaces(message.content);
+                    } else if message.prefix == REPLACED_PREFIX {
+                        replaced = Some(message.content);
                     }
                 }
                 _ => {
@@ -1193,10 +1193,12 @@ impl Applier {
         self.apply_consolidated(&mut gathered)
     }
 
-    /// A change of the transaction in hand: applied, or gathered first where many changes of a row are to become one.
+    /// Takes a change of the transaction in hand: applies it, or gathers it first if many changes of
+    /// a row are to become one. `replaced` is the version that the change has replaced, if sent.
     fn take_change<'a>(
         &mut self,
         change: Change<'a>,
+        replaced: Option<&'a [u8]>,
         gathered: &mut Vec<Item<'a>>,
     ) -> Result<(), Trouble> {
         self.know(change.header.schema.0)?;
@@ -1214,8 +1216,9 @@ impl Applier {
         }
         // What has failed once is applied as it came.
         if self.consolidate && self.bulk && !self.careful {
-            gathered.push(Item::Change(0, change));
+            gathered.push(Item::Change(0, change, replaced));
         } else if let Some(session) = self.session.as_mut() {
+            session.replaces(replaced);
             session.change(&change)?;
         }
         Ok(())

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::joining;
+use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_ring::{FrameRead, Run, Transaction};
 
@@ -352,6 +353,7 @@ impl Applier {
         end: &mut Option<u64>,
     ) -> Result<bool, Trouble> {
         let mut reader = Reader::new(frame);
+        let mut replaced = None;
         while let Some((tag, body)) = reader.next_raw()? {
             if matches!(tag, Tag::Schema | Tag::StreamHeader) {
                 continue;
@@ -373,7 +375,7 @@ impl Applier {
                 Record::Commit(commit) if begins.len() > number => *end = Some(commit.end_lsn),
                 Record::Change(change) if begins.len() > number => {
                     self.know(change.header.schema.0)?;
-                    items.push(Item::Change(number, change));
+                    items.push(Item::Change(number, change, replaced.take()));
                 }
                 Record::Truncate(truncate) if begins.len() > number => {
                     for schema in truncate.schemas() {
@@ -381,7 +383,11 @@ impl Applier {
                     }
                     items.push(Item::Truncate(number, truncate));
                 }
-                Record::Message(_) if begins.len() > number => {}
+                Record::Message(message) if begins.len() > number => {
+                    if message.prefix == REPLACED_PREFIX {
+                        replaced = Some(message.content);
+                    }
+                }
                 _ => {
                     return Err(PgError::new(
                         "08P01",

@@ -283,7 +283,7 @@ impl Applier {
                 self.know(change.header.schema.0)?;
                 applied += 1;
                 if self.consolidate {
-                    gathered.push(Item::Change(0, change));
+                    gathered.push(Item::Change(0, change, None));
                 } else if let Some(session) = self.session.as_mut() {
                     session.change(&change)?;
                 }

@@ -41,7 +41,7 @@ impl Session {
         let mut hashes = Vec::new();
         let mut gathered = Aggregate::default();
         for (item, number) in items.iter().zip(0..) {
-            let Item::Change(transaction, change) = item else {
+            let Item::Change(transaction, change, _) = item else {
                 self.carry_out(std::mem::take(&mut gathered), begins, items)?;
                 self.apply_item(begins, item)?;
                 continue;

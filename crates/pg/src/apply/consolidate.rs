@@ -29,8 +29,8 @@ const LIMIT: u32 = 1 << 20;
 /// One record of a batch, and the number of its transaction.
 #[derive(Debug, Clone, Copy)]
 pub enum Item<'a> {
-    /// A row.
-    Change(usize, Change<'a>),
+    /// A row; with the version that the change has replaced, as it was sent.
+    Change(usize, Change<'a>, Option<&'a [u8]>),
     /// Tables.
     Truncate(usize, Truncate<'a>),
 }
@@ -112,7 +112,7 @@ impl Session {
             let mut run = Run::new(LIMIT);
             let mut taken = 0;
             for item in rest {
-                let Item::Change(number, change) = item else {
+                let Item::Change(number, change, _) = item else {
                     break;
                 };
                 let Some(begin) = begins.get(*number) else {
@@ -159,10 +159,13 @@ impl Session {
         begins: &[Begin<'_>],
         item: &Item<'_>,
     ) -> Result<(), PgError> {
-        let (Item::Change(number, _) | Item::Truncate(number, _)) = item;
+        let (Item::Change(number, ..) | Item::Truncate(number, _)) = item;
         self.show_part(begins, *number);
         match item {
-            Item::Change(_, change) => self.change(change),
+            Item::Change(_, change, replaced) => {
+                self.replaces(*replaced);
+                self.change(change)
+            }
             Item::Truncate(_, truncate) => self.truncate(truncate),
         }
     }
@@ -206,7 +209,7 @@ impl Session {
         parts: &[Item<'_>],
     ) -> Result<bool, PgError> {
         let part = |number: Option<&u32>| match parts.get(*number? as usize)? {
-            Item::Change(number, change) => Some((*number, change)),
+            Item::Change(number, change, _) => Some((*number, change)),
             Item::Truncate(..) => None,
         };
         let (Some((number, change)), Some((last, _))) =

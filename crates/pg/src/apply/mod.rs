@@ -434,9 +434,11 @@ impl Session {
         self.show_versions();
     }
 
-    /// The next change has replaced a row that another node had written, of the version that is in `content`.
-    pub fn replaces(&mut self, content: &[u8]) {
-        self.replaced = content.split_first_chunk::<8>().and_then(|(time, node)| {
+    /// The next change has replaced a row that another node had written, of the version that is in
+    /// `content`; `None` if nothing was sent about that.
+    pub fn replaces(&mut self, content: Option<&[u8]>) {
+        let parts = content.and_then(|content| content.split_first_chunk::<8>());
+        self.replaced = parts.and_then(|(time, node)| {
             let node = std::str::from_utf8(node).ok()?;
             Some((i64::from_le_bytes(*time), node.to_owned()))
         });
