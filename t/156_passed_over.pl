@@ -111,8 +111,9 @@ my %other = (
 	sequence => 'create sequence other',
 	'composite type' => 'create type other as (k int)',
 	index => 'create index other on listed_index (k)',
+	'foreign table' => 'create foreign table other (k int) server elsewhere',
 );
-here('create table listed_index (k int)');
+here('create table listed_index (k int); create foreign data wrapper none; create server elsewhere foreign data wrapper none');
 my $k = 10;
 for my $kind (sort keys %other)
 {
