@@ -115,9 +115,27 @@ with_settings($paris, "max_worker_processes = 7\n$origins = 2\n", sub {
 # A server that no longer loads the library: nobody is made to wait for what can't come.
 with_settings($paris, "shared_preload_libraries = ''\n", sub {
 	refused("select braid.$_", '55000', 'braid must be loaded when the server starts', 'Add braid to shared_preload_libraries', $_)
-	  for "wait_for_subscription('s')", "wait_for_event('tokyo', 'FFFFFFFF/0')", "enable_subscription('s')";
+	  for "wait_for_subscription('s')", "wait_for_event('tokyo', 'FFFFFFFF/0')", "enable_subscription('s')", "refresh_subscription('s')", 'sync_event()',
+		"ingest('[]', 'shop')", "alter_subscription('s', apply_mode => 'batch')", "retry_parked('s')";
+	my @missing = ('braid must be loaded when the server starts', 'Add braid to shared_preload_libraries in postgresql.conf and restart the server.');
+	is($paris->safe_psql('postgres', 'select state, last_error, error_hint from braid.subscription_status'), join('|', 'error', @missing), 'the view says so');
+	is($paris->safe_psql('postgres', 'select holds, message, hint from braid.node_standing()'), join('|', 'f', @missing), 'and the node');
+	is($paris->safe_psql('postgres', 'select name, activity from braid.subscription_detail'), 's|', 'no activity is shown');
+	for my $view (split /\n/, $paris->safe_psql('postgres', q[select viewname from pg_views where schemaname = 'braid' order by 1]))
+	{
+		is(($paris->psql('postgres', "select * from braid.$view"))[0], 0, "the view $view can be read");
+	}
+	$paris->safe_psql('postgres', qq[begin; select braid.$_; rollback]) for "disable_subscription('s')", "drop_subscription('s', false)";
 });
 $paris->restart;
+
+# At a provider, its subscribers are told, and go on by themselves.
+with_settings($tokyo, "shared_preload_libraries = ''\n", sub {
+	ok(wait_until(sub { status($paris, 's')->{last_error} eq 'the provider reported: braid must be loaded when the server starts' }, 30), 'subscribers say that it is not loaded')
+	  or diag(status($paris, 's')->{last_error});
+	like(status($paris, 's')->{error_hint}, qr/^At the provider: Add braid to shared_preload_libraries/, 'and what to do there');
+});
+$tokyo->restart;
 $tokyo->safe_psql('postgres', q[insert into item values (3, 'three')]);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');

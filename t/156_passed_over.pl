@@ -140,4 +140,30 @@ is(here("select relation, action from braid.refresh_subscription('$name')"), 'li
 is(here(q[select state from braid.subscription_tables where relation::text = 'listed']), 'left out', 'and shows as left out');
 is(here(q[select reason from braid.left_out_tables where table_name = 'listed' order by left_out_at desc limit 1]), 'removed', 'with the reason');
 
+# Unlogged tables, which a crash empties: said when they join, and at their first change.
+sql($tokyo, q[create table fast (k int primary key); create table fast_leaf (k int primary key); create table logged (k int primary key); alter publication list add table fast, fast_leaf, logged]);
+here(q[
+	create unlogged table fast (k int primary key);
+	create table fast_leaf (k int primary key) partition by range (k);
+	create table fast_leaf_1 partition of fast_leaf for values from (0) to (10);
+	create unlogged table fast_leaf_2 partition of fast_leaf for values from (10) to (20);
+	create table logged (k int primary key);
+]);
+my (undef, undef, $said) = $paris->psql('postgres', "select braid.refresh_subscription('$name')");
+my @warned = $said =~ /WARNING:  table "([\w.]+)" is unlogged here\nDETAIL:  After a crash/g;
+is("@warned", 'public.fast public.fast_leaf', 'the unlogged tables are named');
+is(here(q[select string_agg(relation::text, ' ' order by relation::text) from braid.subscription_tables where is_unlogged]), 'fast fast_leaf', 'the view shows them');
+here("select braid.wait_for_subscription('$name', '30 s')");
+my $log = -s $paris->logfile;
+sql($tokyo, "insert into $_ values (15)") for qw(fast fast_leaf logged);
+sql($tokyo, 'update fast set k = 16');
+caught_up($paris, $tokyo);
+same_tables([ $tokyo, $paris ], qw(fast fast_leaf logged));
+@warned = slurp_file($paris->logfile, $log) =~ /WARNING:  table "([\w.]+)" is unlogged here/g;
+my %warned = map { $_ => 1 } @warned;
+is(join(' ', sort keys %warned), 'public.fast public.fast_leaf', 'and the log has them');
+cmp_ok(scalar @warned, '<=', 4, 'once in each process');
+here('alter table fast set logged');
+is(here(q[select string_agg(relation::text, ' ') from braid.subscription_tables where is_unlogged]), 'fast_leaf', 'a table that is logged now is not shown');
+
 done_testing();

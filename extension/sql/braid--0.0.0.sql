@@ -734,6 +734,11 @@ create function braid.drop_node(node_name name) returns void
     as 'MODULE_PATHNAME', 'drop_node_wrapper';
 comment on function braid.drop_node is 'makes this database no node any more, or forgets a peer';
 
+create function braid.is_preloaded() returns boolean
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'is_preloaded_wrapper';
+comment on function braid.is_preloaded is 'whether the server was started with the library, without which no worker runs';
+
 -- Asked by whoever would act for the node: functions, workers, the output plugin, and peers.
 create function braid.node_standing(out holds boolean, out message text, out detail text, out hint text) returns setof record
     language sql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp
@@ -742,20 +747,24 @@ as $$
            case s.standing
                 when 'begun' then format('node "%s" is prepared for pg_upgrade', s.node_name)
                 when 'moved' then format('node "%s" was moved to this server by pg_upgrade and is not whole yet', s.node_name)
-                when 'copy' then format('node "%s" was created on another server or in another database', s.node_name) end,
+                when 'copy' then format('node "%s" was created on another server or in another database', s.node_name)
+                when 'unloaded' then 'braid must be loaded when the server starts' end,
            case s.standing
                 when 'begun' then 'None of its workers runs.'
                 when 'moved' then 'Its replication origins, and before PostgreSQL 17 its slots, were not carried along.'
                 when 'copy' then 'This database is a copy, for example from a dump or a template: it must not act as the node it was copied from.'
-                    || case when s.same_database then ' It also is one after pg_upgrade without braid.prepare_upgrade: how far its subscriptions had come is not known then.' else '' end end,
+                    || case when s.same_database then ' It also is one after pg_upgrade without braid.prepare_upgrade: how far its subscriptions had come is not known then.' else '' end
+                when 'unloaded' then 'The server was started without it: no worker runs, so nothing is applied here and no deletion is remembered.' end,
            case s.standing
                 when 'begun' then 'Stop the server and run pg_upgrade, or let the node go on here with braid.finish_upgrade().'
                 when 'moved' then 'Run braid.finish_upgrade() before anybody writes to this database.'
-                when 'copy' then format('Run braid.drop_node(%L) and then braid.create_node with a name of its own.', s.node_name) end
+                when 'copy' then format('Run braid.drop_node(%L) and then braid.create_node with a name of its own.', s.node_name)
+                when 'unloaded' then 'Add braid to shared_preload_libraries in postgresql.conf and restart the server.' end
       from (select n.node_name,
                    n.database_oid = d.oid as same_database,
                    case when n.database_oid <> d.oid then 'copy'
-                        when n.system_identifier = c.system_identifier::text then case when u.upgrade_id is null then 'node' else 'begun' end
+                        when n.system_identifier = c.system_identifier::text then
+                            case when u.upgrade_id is not null then 'begun' when not braid.is_preloaded() then 'unloaded' else 'node' end
                         when u.prepared_at is not null then 'moved'
                         else 'copy' end as standing
               from braid.node n
@@ -1609,6 +1618,14 @@ comment on function braid.copied_columns is 'a part of the initial copy at anoth
 -- Views
 ------------------------------------------------------------------------------------------------------------------------
 
+create function braid.is_unlogged("table" oid) returns boolean
+    language sql stable strict parallel restricted set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from (select $1 union all select relid from pg_partition_tree($1)) as t (relation)
+                     join pg_class c on c.oid = t.relation where c.relpersistence = 'u')
+$$;
+comment on function braid.is_unlogged is 'whether a table or a partition of it is unlogged, and so empty after a crash of the server';
+
 create view braid.subscription_status as
 select s.subscription_name as name,
        s.provider_name as provider,
@@ -1749,7 +1766,8 @@ select s.subscription_name as subscription,
        t.ready_at,
        t.copy_error,
        t.copy_error_hint,
-       t.copy_error_context
+       t.copy_error_context,
+       braid.is_unlogged(coalesce(named.relation, t.relation)) as is_unlogged
   from braid.subscription_table t
   join braid.subscription s on s.subscription_id = t.subscription_id
   left join lateral (
@@ -1759,7 +1777,7 @@ select s.subscription_name as subscription,
  where named.relation is not null or exists (select from pg_catalog.pg_class c where c.oid = t.relation)
 union all
 select s.subscription_name, c.oid::regclass, 'left out', null, null, null, null, null, null, null, null, null, null, null,
-       case l.reason when 'not refreshed' then 'Run braid.refresh_subscription to bring it in.' end, null
+       case l.reason when 'not refreshed' then 'Run braid.refresh_subscription to bring it in.' end, null, null
   from braid.left_out_table l
   join braid.subscription s on s.subscription_id = l.subscription_id
   join pg_catalog.pg_namespace n on n.nspname = l.schema_name
@@ -2392,6 +2410,8 @@ grant execute on function
     braid.wait_for_event,
     braid.node_info,
     braid.node_standing,
+    braid.is_preloaded,
+    braid.is_unlogged,
     braid.upgrades,
     braid.subscription_activity,
     braid.lag_activity,

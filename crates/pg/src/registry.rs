@@ -609,6 +609,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
 /// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no shared memory.
 #[must_use]
 pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
+    shared()?;
     find_manager(database).or_else(|| locked(|| find_or_take_manager(database)))
 }
 

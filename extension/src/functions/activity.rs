@@ -63,6 +63,12 @@ fn subscriptions<T>(read: impl Fn(i32, &registry::SubscriptionEntry) -> T) -> Ve
         .collect()
 }
 
+/// braid.is_preloaded() returns boolean
+#[pg_extern(sql = false)]
+fn is_preloaded() -> bool {
+    registry::is_preloaded()
+}
+
 #[pg_extern(sql = false)]
 #[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
 fn subscription_activity() -> TableIterator<

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 
 use braid_bgworker::sql_text::quote_identifier;
+use braid_pg::apply;
 use braid_pg::catalog::{Rights, query, with_rights};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
@@ -306,6 +307,10 @@ fn check_empty(target: &Target) -> Outcome<()> {
 
 /// Put a table into a subscription.
 pub fn add(subscription_id: &str, target: &Target, to_copy: bool) {
+    let unlogged = query("select braid.is_unlogged($1::oid)", &[Some(&target.oid)]);
+    if unlogged.get(0, 0) == Some("t") {
+        apply::unlogged(&target.shown).warn();
+    }
     query(
         "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, ready_at) \
          select $1::integer, c.oid, n.nspname, c.relname, $3, case when $3 = 'ready' then now() end \

@@ -308,6 +308,19 @@ pub struct Session {
     /// Version of the catalog's table states that `routes` was read under.
     tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
+    /// Tables here whose persistence was reported.
+    reported_unlogged: std::collections::HashSet<u32>,
+}
+
+/// The warning about a table that changes are applied to and that a crash empties. It is a partition
+/// that is unlogged, or the whole table.
+#[must_use]
+pub fn unlogged(table: &str) -> PgError {
+    PgError::new("01000", format!("table \"{table}\" is unlogged here"))
+        .with_detail("After a crash of this server it is empty, and its rows do not come again.")
+        .with_hint(
+            "Run ALTER TABLE ... SET LOGGED for it or its partitions. After a crash, copy it again with braid.resync_table.",
+        )
 }
 
 fn memory_context(name: &'static std::ffi::CStr) -> pg_sys::MemoryContext {
@@ -375,6 +388,7 @@ impl Session {
             tally: Tally::default(),
             tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
+            reported_unlogged: std::collections::HashSet::new(),
         }
     }
 
@@ -919,6 +933,11 @@ impl Session {
                 self.user.restore();
                 self.window.close(oid)?;
                 let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
+                if (*(*relation).rd_rel).relpersistence.cast_unsigned() == b'u'
+                    && self.reported_unlogged.insert(oid.to_u32())
+                {
+                    unlogged(&remote.qualified_name()).warn();
+                }
                 let before = self.targets.insert(
                     key,
                     Target {
