@@ -34,6 +34,7 @@ on_all(q[
 	create table emptied (id int primary key);
 	create table deferred (id int primary key, v text);
 	create table filler (t text);
+	create table counted (id int primary key, v text);
 ], @both);
 
 # Here only: triggers, and whatever else has functions called.
@@ -89,7 +90,66 @@ $paris->safe_psql('postgres', qq[
 	create unique index on checked (public.sql_definer(id::text));
 	create table routed (like checked including all);
 ]);
+
+# Triggers with transition tables, beside the same under native replication, which has statements in the initial copy only.
+my $summing = join '', 'create table summed (what text, n bigint, work_mem text);', map {
+	my $kind = $_;
+	my $made = qq[create function sum_$kind() returns trigger language plpgsql $kind{$kind} as \$\$
+	declare
+		n bigint;
+	begin
+		if tg_op <> 'DELETE' then select count(*) into n from new_rows; end if;
+		if tg_op <> 'INSERT' then select coalesce(n, 0) + 10 * count(*) into n from old_rows; end if;
+		insert into public.summed values (tg_op || ' $kind', n, current_setting('work_mem'));
+		return null;
+	end \$\$;
+	create function note_$kind() returns trigger language plpgsql $kind{$kind} as \$\$
+	begin
+		insert into public.summed values (tg_op || ' row $kind', null, current_setting('work_mem'));
+		return null;
+	end \$\$;];
+	for my $event ([ insert => 'new table as new_rows' ], [ update => 'old table as old_rows new table as new_rows' ], [ delete => 'old table as old_rows' ])
+	{
+		my ($operation, $tables) = @$event;
+		for my $way ([ statement => 'sum' ], [ row => 'note' ])
+		{
+			my ($level, $function) = @$way;
+			my $trigger = "${operation}_${level}_$kind";
+			$made .= "create trigger $trigger after $operation on counted referencing $tables for each $level execute function ${function}_$kind();\n";
+			$made .= "alter table counted enable always trigger $trigger;\n";
+		}
+	}
+	$made;
+} @kinds;
+$tokyo->safe_psql('postgres', q[insert into counted select i, 'copied' from generate_series(1, 3) i; create publication counted for table counted]);
+$paris->safe_psql('postgres', $summing);
+$paris->safe_psql('postgres', 'create database native');
+$paris->safe_psql('native', "create table counted (id int primary key, v text); $summing");
+my $connection = $tokyo->connstr('postgres');
+$paris->safe_psql('native', "create subscription native_sub connection \$\$$connection\$\$ publication counted");
 my $name = subscribe($paris, $tokyo);
+$paris->wait_for_subscription_sync($tokyo, 'native_sub', 'native');
+my $summed = 'select what, n, work_mem, count(*) from summed group by 1, 2, 3 order by 1, 2, 3';
+like($paris->safe_psql('postgres', $summed), qr/^INSERT both\|3\|6MB\|1\nINSERT definer\|3\|4MB\|1\nINSERT plain\|3\|4MB\|1\nINSERT row both\|\|6MB\|3$/m, 'the copy has fired triggers with transition tables');
+for my $mode (qw(serial batch aggregate parallel))
+{
+	is($paris->safe_psql('postgres', $summed), $paris->safe_psql('native', $summed), "as often as native replication has, before $mode");
+	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', apply_mode => '$mode')");
+	$tokyo->safe_psql('postgres', qq[
+		insert into counted select i, '$mode' from generate_series(101, 300) i;
+		update counted set v = v || 'x' where id > 290;
+		begin;
+		delete from counted where id > 250;
+		insert into counted values (400, '$mode');
+		commit;
+		delete from counted where id > 100;
+	]);
+	caught_up($paris, $tokyo);
+	$tokyo->wait_for_catchup('native_sub');
+}
+is($paris->safe_psql('postgres', $summed), $paris->safe_psql('native', $summed), 'as often as native replication has');
+like($paris->safe_psql('postgres', $summed), qr/^DELETE row definer\|\|4MB\|804\n/m, 'for each row');
+$paris->safe_psql('native', 'drop subscription native_sub');
 
 sub work
 {
@@ -123,6 +183,7 @@ sub fired
 }
 
 # As PostgreSQL itself would do it.
+fired();
 my ($base, $expected) = (0, undef);
 sub each_fired
 {
