@@ -33,6 +33,13 @@ my %type = (
 	document => [ q['{"d":1}'], q['{"d":2}'] ],
 	sought => [ q['cat & (dog | bird)'], q['cat'] ],
 	mood => [ q['glad'], q['sad'] ],
+	'mood[]' => [ q['{glad,NULL,sad}'], q['[2:2]={sad}'] ],
+	cheerful => [ q['glad'], q['glad'] ],
+	'cheerful[]' => [ q['{glad}'], q['{}'] ],
+	nested => [ q[row('glad', row(null, '(1,2)', 'cat & dog'), '{sad}', '[glad,glad]', 'a', '2024-01-01Z')::nested], q[row(null, null, null, 'empty', null, null)::nested] ],
+	moods => [ q{'[sad,glad)'}, q{'(,glad]'} ],
+	mood_spans => [ q{'{[sad,sad]}'}, q['{}'] ],
+	'cardinal[]' => [ q['{1,2}'], q['{NULL}'] ],
 	numrange => [ q{'[1.0,2)'}, q['empty'] ],
 	int4multirange => [ q{'{[1,3),[5,7)}'}, q['{}'] ],
 	numeric => [ q[1.0], q[1.00] ],
@@ -42,12 +49,18 @@ my %type = (
 delete $type{xml} if $tokyo->psql('postgres', q[select '<a/>'::xml]) != 0;
 my @types = sort keys %type;
 sub table { my ($of) = @_; return 'of_' . $of =~ s/\W+/_list/r; }
+# Types have other OIDs there.
+$paris->safe_psql('postgres', 'create type earlier as (a int); create type sooner as enum (); create table before (a int)');
 
 on_all(q[
 	create type pair as (j json, p point, q tsquery);
 	create domain document as json check (value::text <> '');
 	create domain sought as tsquery;
 	create type mood as enum ('sad', 'glad');
+	create domain cheerful as mood check (value = 'glad');
+	create type moods as range (subtype = mood, multirange_type_name = mood_spans);
+	create type nested as (m mood, p pair, l mood[], r moods, t text, at timestamptz);
+	create domain cardinal as information_schema.cardinal_number;
 ] . join('', map { my $table = table($_); "create table $table (n int, v $_, z text); alter table $table replica identity full;\n" } @types), $tokyo, $paris);
 # Rows that are copied, as text, and others that are streamed, in binary form.
 $tokyo->safe_psql('postgres', join '', map { my $table = table($_); my ($one, $other) = @{ $type{$_} };
@@ -67,6 +80,14 @@ for my $of (@types)
 }
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], map { table($_) } @types);
+# A row without a key has one hash at all nodes, whatever the OIDs there.
+isnt($_->[0], $_->[1], 'OIDs differ') for [ map { $_->safe_psql('postgres', q[select 'mood'::regtype::oid]) } $tokyo, $paris ];
+for my $of (@types)
+{
+	my $hashes = 'select n, v.key_hash from ' . table($of) . ' t, braid.row_version(t.tableoid, t.ctid) v order by n';
+	my ($there, $here) = map { $_->safe_psql('postgres', $hashes) } $tokyo, $paris;
+	is($here, $there, "rows with $of have one hash");
+}
 is($paris->safe_psql('postgres', 'select relation, kind, count(*) from braid.conflict_history group by 1, 2'), '', 'and no row was missing');
 
 # What is not here is a conflict.

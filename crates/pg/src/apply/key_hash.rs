@@ -4,6 +4,7 @@
 //! Two of them, both of its table and key:
 //!
 //! - *of the stored bytes*: the same stored row always gives the same. For what is known of rows as they stand here: those of batches.
+//!   Bytes that hold OIDs of this database, or may differ for one value, are taken apart ([`feed_portable`]), as other nodes have the hash too.
 //! - *by equality*: rows with equal keys, as the index says that finds them, give the same, whatever their bytes. For deletions, which
 //!   another form of the key must meet (1.0 and 1.00), and for copied rows.
 //!
@@ -25,7 +26,7 @@ use super::table::RowValues;
 use crate::compat;
 use crate::encoding::from_server;
 
-/// Types and collations below this OID come with PostgreSQL.
+/// Types and collations below this OID come with PostgreSQL, and have it at every node.
 const FIRST_OTHER_OID: u32 = 10_000;
 
 /// What stands for all rows of a table, where one of them would have its hash: the seed of no row's.
@@ -51,8 +52,8 @@ pub fn copied_hash(relation: u32, hash: u64) -> u64 {
 const WHOLE_ROWS: u64 = 1 << 34;
 
 /// A row of a table without a key: of its names and stored bytes, in whatever order the columns
-/// come. So it is the same at every node that stores the values alike. Of a type whose values have
-/// several byte forms, the text.
+/// come. So it is the same at every node that stores the values alike. Values whose bytes hold OIDs
+/// of this database, or have several forms, are taken apart ([`feed_portable`]).
 #[derive(Debug, Clone, Copy)]
 pub struct RowHash {
     table: u64,
@@ -105,22 +106,8 @@ impl RowHash {
     ) {
         let mut hasher = KeyHasher::new(self.table);
         hasher.word(name);
-        // SAFETY: as the caller says; the output function is the type's own, and its text ends with
-        // a zero byte.
-        unsafe {
-            let of = (*compat::TupleDescAttr(descriptor, position)).atttypid;
-            match value {
-                Some(value) if has_several_forms(of) => {
-                    let mut output = pg_sys::InvalidOid;
-                    let mut is_varlena = false;
-                    pg_sys::getTypeOutputInfo(of, &raw mut output, &raw mut is_varlena);
-                    let text = pg_sys::OidOutputFunctionCall(output, value);
-                    hasher.bytes(std::ffi::CStr::from_ptr(text).to_bytes());
-                    pg_sys::pfree(text.cast());
-                }
-                value => feed(&mut hasher, descriptor, position, value),
-            }
-        }
+        // SAFETY: as the caller says.
+        unsafe { feed(&mut hasher, descriptor, position, value) };
         self.columns = self.columns.wrapping_add(hasher.finish());
     }
 
@@ -133,40 +120,186 @@ impl RowHash {
     }
 }
 
-/// Whether one value of a type may be stored in several byte forms, according to how it came: a
-/// tsquery's text gives another order of its operands than its binary form. So do domains, arrays
-/// and rows of that.
+/// Whether the bytes of a type's values are fed as they are: the type is built in, and each value has
+/// one form.
+fn is_portable(of: pg_sys::Oid) -> bool {
+    of.to_u32() < FIRST_OTHER_OID && of != pg_sys::TSQUERYOID && of != pg_sys::TSQUERYARRAYOID
+}
+
+/// Feed a value so that the hash is equal at all nodes with this value.
+///
+/// The bytes of an enum are an OID, and a composite, an array or a range of a type that is not built
+/// in holds the OID of its type. So labels and parts are fed instead. A tsquery that came as text
+/// has another order of its operands than one that came in binary form, so its text is fed.
 ///
 /// # Safety
-/// In a transaction.
-unsafe fn has_several_forms(of: pg_sys::Oid) -> bool {
-    if matches!(of, pg_sys::TSQUERYOID | pg_sys::TSQUERYARRAYOID) {
-        return true;
-    }
-    if of.to_u32() < pg_sys::FirstNormalObjectId {
-        return false;
-    }
-    // SAFETY: as the caller says; the descriptor is a copy, which is freed.
+/// `value` is of the type; in a transaction.
+unsafe fn feed_portable(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says; catalog look-ups.
     unsafe {
-        let base = pg_sys::getBaseType(of);
-        if base != of {
-            return has_several_forms(base);
+        if of == pg_sys::TSQUERYOID {
+            return feed_text(hasher, of, value);
         }
-        let element = pg_sys::get_element_type(of);
-        if element != pg_sys::InvalidOid {
-            return has_several_forms(element);
+        if is_portable(of) {
+            return feed_bytes(hasher, of, value);
         }
-        if !pg_sys::type_is_rowtype(of) {
-            return false;
+        match pg_sys::get_typtype(of).cast_unsigned() {
+            b'd' => feed_portable(hasher, pg_sys::getBaseType(of), value),
+            b'c' => feed_fields(hasher, value),
+            b'r' => feed_range(hasher, of, value),
+            // An enum's label, and the text of a multirange, whose parts PostgreSQL does not show.
+            b'e' | b'm' => feed_text(hasher, of, value),
+            _ => match pg_sys::get_element_type(of) {
+                pg_sys::InvalidOid => feed_bytes(hasher, of, value),
+                element => feed_elements(hasher, element, value),
+            },
         }
-        let fields = pg_sys::lookup_rowtype_tupdesc_copy(of, -1);
-        let count = usize::try_from((*fields).natts).unwrap_or(0);
-        let any = (0..count).any(|position| {
-            let field = &*compat::TupleDescAttr(fields, position);
-            !field.attisdropped && has_several_forms(field.atttypid)
-        });
-        pg_sys::FreeTupleDesc(fields);
-        any
+    }
+}
+
+/// # Safety
+/// As [`feed_portable`].
+unsafe fn feed_bytes(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let (mut length, mut by_value) = (0, false);
+        pg_sys::get_typlenbyval(of, &raw mut length, &raw mut by_value);
+        feed_stored(hasher, (length, by_value), value);
+    }
+}
+
+/// # Safety
+/// As [`feed_portable`].
+unsafe fn feed_text(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says; the output function is the type's own, and its text ends with a
+    // zero byte.
+    unsafe {
+        let mut output = pg_sys::InvalidOid;
+        let mut is_varlena = false;
+        pg_sys::getTypeOutputInfo(of, &raw mut output, &raw mut is_varlena);
+        let text = pg_sys::OidOutputFunctionCall(output, value);
+        hasher.bytes(from_server(text).as_bytes());
+        pg_sys::pfree(text.cast());
+    }
+}
+
+/// Feed a part of a value.
+///
+/// # Safety
+/// As [`feed_portable`].
+unsafe fn feed_part(hasher: &mut KeyHasher, of: pg_sys::Oid, part: Option<pg_sys::Datum>) {
+    match part {
+        // SAFETY: as the caller says.
+        Some(part) => unsafe { feed_portable(hasher, of, part) },
+        None => hasher.word(u64::MAX),
+    }
+}
+
+/// Feed the fields of a composite, in their order. Dropped ones are no part of it.
+///
+/// # Safety
+/// `value` is a composite; in a transaction.
+unsafe fn feed_fields(hasher: &mut KeyHasher, value: pg_sys::Datum) {
+    // SAFETY: as the caller says: its header names its type. The descriptor is a copy, which is
+    // freed when nothing refers to it any more; one value and one mark a field.
+    unsafe {
+        let header =
+            pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast::<pg_sys::HeapTupleHeaderData>();
+        let row = (*header).t_choice.t_datum;
+        let descriptor = pg_sys::lookup_rowtype_tupdesc_copy(row.datum_typeid, row.datum_typmod);
+        let mut tuple = pg_sys::HeapTupleData {
+            t_len: u32::try_from(pgrx::varsize_any(header.cast())).unwrap_or(0),
+            t_data: header,
+            ..Default::default()
+        };
+        let count = usize::try_from((*descriptor).natts).unwrap_or(0);
+        let mut values = vec![pg_sys::Datum::null(); count];
+        let mut nulls = vec![true; count];
+        pg_sys::heap_deform_tuple(
+            &raw mut tuple,
+            descriptor,
+            values.as_mut_ptr(),
+            nulls.as_mut_ptr(),
+        );
+        for (position, (value, is_null)) in values.into_iter().zip(nulls).enumerate() {
+            let field = compat::TupleDescAttr(descriptor, position);
+            if !(*field).attisdropped {
+                feed_part(hasher, (*field).atttypid, (!is_null).then_some(value));
+            }
+        }
+        pg_sys::FreeTupleDesc(descriptor);
+    }
+}
+
+/// Feed the bounds and elements of an array.
+///
+/// # Safety
+/// `value` is an array of the element type; in a transaction.
+unsafe fn feed_elements(hasher: &mut KeyHasher, element: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says. An array's header is followed by its dimensions and then their
+    // lower bounds (ARR_DIMS, ARR_LBOUND of src/include/utils/array.h, 15 to 18).
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        let bounds = array.add(1).cast::<std::ffi::c_int>();
+        let dimensions = usize::try_from((*array).ndim).unwrap_or(0);
+        hasher.word(dimensions as u64);
+        for place in 0..2 * dimensions {
+            let bound = bounds.add(place).read();
+            hasher.word(i64::from(bound).cast_unsigned());
+        }
+        let (mut length, mut by_value, mut alignment) = (0, false, 0);
+        pg_sys::get_typlenbyvalalign(
+            element,
+            &raw mut length,
+            &raw mut by_value,
+            &raw mut alignment,
+        );
+        let (mut values, mut nulls) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut count = 0;
+        pg_sys::deconstruct_array(
+            array,
+            element,
+            i32::from(length),
+            by_value,
+            alignment,
+            &raw mut values,
+            &raw mut nulls,
+            &raw mut count,
+        );
+        for place in 0..usize::try_from(count).unwrap_or(0) {
+            let is_null = nulls.add(place).read();
+            let part = (!is_null).then(|| values.add(place).read());
+            feed_part(hasher, element, part);
+        }
+    }
+}
+
+/// Feed the bounds of a range.
+///
+/// # Safety
+/// `value` is of the range type; in a transaction.
+unsafe fn feed_range(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says; a range type's entry has that of its subtype.
+    unsafe {
+        let flags = pg_sys::TYPECACHE_RANGE_INFO.cast_signed();
+        let known = pg_sys::lookup_type_cache(of, flags);
+        let range = pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast::<pg_sys::RangeType>();
+        let (mut lower, mut upper) = (pg_sys::RangeBound::default(), pg_sys::RangeBound::default());
+        let mut is_empty = false;
+        pg_sys::range_deserialize(
+            known,
+            range,
+            &raw mut lower,
+            &raw mut upper,
+            &raw mut is_empty,
+        );
+        hasher.word(u64::from(is_empty));
+        for bound in [lower, upper] {
+            hasher.word(u64::from(bound.inclusive));
+            let is_given = !is_empty && !bound.infinite;
+            let subtype = (*(*known).rngelemtype).type_id;
+            feed_part(hasher, subtype, is_given.then_some(bound.val));
+        }
     }
 }
 
@@ -556,10 +689,10 @@ pub unsafe fn key_hashes_of_row(
     Some(hashing.finish())
 }
 
-/// Feed the bytes of a value.
+/// Feed a value, or that there is none.
 ///
 /// # Safety
-/// `value` is one of the column at `position`, from 0.
+/// `value` is one of the column at `position`, from 0; in a transaction.
 pub(super) unsafe fn feed(
     hasher: &mut KeyHasher,
     descriptor: pg_sys::TupleDesc,
@@ -573,16 +706,37 @@ pub(super) unsafe fn feed(
     // SAFETY: as the caller says.
     unsafe {
         let attribute = compat::TupleDescAttr(descriptor, position);
-        match (*attribute).attlen {
-            _ if (*attribute).attbyval => hasher.word(value.value() as u64),
+        let of = (*attribute).atttypid;
+        if is_portable(of) {
+            let stored = ((*attribute).attlen, (*attribute).attbyval);
+            feed_stored(hasher, stored, value);
+        } else {
+            feed_portable(hasher, of, value);
+        }
+    }
+}
+
+/// Feed the bytes of a value of a type with this length, passed by value or not.
+///
+/// # Safety
+/// `value` is of such a type.
+unsafe fn feed_stored(
+    hasher: &mut KeyHasher,
+    (length, by_value): (i16, bool),
+    value: pg_sys::Datum,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match length {
+            _ if by_value => hasher.word(value.value() as u64),
             -1 => {
                 let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
                 hasher.bytes(pgrx::varlena_to_byte_slice(packed));
             }
             -2 => hasher.bytes(std::ffi::CStr::from_ptr(value.cast_mut_ptr()).to_bytes()),
-            len => hasher.bytes(std::slice::from_raw_parts(
+            length => hasher.bytes(std::slice::from_raw_parts(
                 value.cast_mut_ptr::<u8>(),
-                usize::try_from(len).unwrap_or(0),
+                usize::try_from(length).unwrap_or(0),
             )),
         }
     }
