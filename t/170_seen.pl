@@ -109,6 +109,20 @@ for my $stream (@streams)
 	sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
 }
 
+# A virtual generated column is no part of a stored row, nor of what is recorded.
+if (sql($tokyo, 'show server_version_num') >= 180000)
+{
+	sql($_, 'create table twice (id int primary key, n int, doubled int generated always as (n * 2) virtual, made int generated always as (n * 3) stored)') for @both;
+	sql($tokyo, 'insert into twice values (1, 1)');
+	converged(@both);
+	apart('update twice set n = 2', 'update twice set n = 3');
+	is(sql($_, q[select local_row is not null and not local_row ? 'doubled' and not remote_row ? 'doubled' and local_row ? 'made' from braid.conflict_history where relation = 'twice'::regclass]),
+		't', 'a virtual column is left out at ' . $_->name) for @both;
+	is(sql($tokyo, q[select (braid.restore_conflict(conflict_id)).new_row ->> 'n' from braid.conflict_history where relation = 'twice'::regclass]), '2', 'the row is put back without it');
+	is(sql($tokyo, 'select doubled from twice'), '4', 'and computes it');
+	converged(@both);
+}
+
 # Each update says which version it has replaced, and so whether the conflict was one.
 sql($_, q[alter system set braid.conflict_history = 'all'; select pg_reload_conf()]) for @both;
 ok(wait_until(sub { join(' ', map { sql($_, 'show braid.conflict_history') } @both) eq 'all all' }, 10), 'all are recorded');

@@ -7,7 +7,7 @@
 //!
 //! jsonb ends at 256 MB: columns with large values are kept beside it, once the others come to [`ROOM`].
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -19,6 +19,9 @@ use crate::error::PgError;
 const ROOM: usize = 64 * 1024 * 1024;
 /// Bytes of a value that goes into the jsonb whatever the others are: there are 1,600 columns at most.
 const SMALL: usize = 16 * 1024;
+/// `ATTRIBUTE_GENERATED_VIRTUAL` of src/include/catalog/pg_attribute.h, 18: a column that no stored
+/// row has a value of.
+const VIRTUAL: c_char = b'v'.cast_signed();
 /// `JB_FOBJECT | JB_FARRAY` and `JB_FSCALAR` of src/include/utils/jsonb.h, 15 to 18.
 const JSONB_SCALAR: u32 = 0x1000_0000;
 
@@ -199,7 +202,7 @@ impl Image {
                 };
                 let mut place = None;
                 if (*attribute).attisdropped {
-                } else if is_absent(index) {
+                } else if is_absent(index) || (*attribute).attgenerated == VIRTUAL {
                     image.absent.push(name());
                 } else if let Some(value) = *value {
                     let size = if (*attribute).attlen == -1 {
