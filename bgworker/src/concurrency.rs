@@ -1,13 +1,15 @@
-//! Whether an incoming change and the row that it meets are concurrent: whether the change's writer had not seen that row. Run by the
-//! appliers, for the history of conflicts only. Nothing here decides which of the two stays.
+//! Tells whether an incoming change and the row that it meets are concurrent: the change's writer
+//! had not seen that row. Run by the appliers, for the history of conflicts only. Nothing here
+//! decides which of the two stays.
 //!
-//! A writer that updates or deletes a row replaces the newest version that its node has. The provider reads that version from its table
-//! and sends it where another node wrote it. If it is the version that is here, the writer has seen the row. All other answers rest on
-//! causality: a commit never gets a version older than the rows that it replaces (`crates/pg/src/clock.rs`).
+//! A writer that updates or deletes a row replaces the newest version that its node has. The
+//! provider reads that version from its table, and sends it if another node wrote it. If this node
+//! has that very version, the writer has seen the row. All other answers rest on causality: a
+//! commit never gets a version older than the rows that it replaces (`crates/pg/src/clock.rs`).
 
 use crate::conflict::{Kind, Local, Version};
 
-/// What is known of a change's writer.
+/// The writer of a change, as far as it is known.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
     /// Version of the change.
@@ -18,8 +20,8 @@ pub struct Writer<'a> {
     pub by_versions: bool,
 }
 
-/// Whether the change and what is here are concurrent; `None` where that is not known. `Some(false)` only if the writer has seen the very
-/// row that is here.
+/// Returns whether the change and the row here are concurrent; `None` if that is not known, and
+/// `Some(false)` only if the writer has seen this very row.
 #[must_use]
 pub fn concurrent(kind: Kind, local: Local<'_>, writer: Writer<'_>) -> Option<bool> {
     let here = match local {
@@ -39,7 +41,7 @@ pub fn concurrent(kind: Kind, local: Local<'_>, writer: Writer<'_>) -> Option<bo
                 _ => None,
             }
         }
-        // The row was there, or the key was free, where the change was written: not so with what is here.
+        // Where the change was written, the row was there, or the key was free. Here neither is so.
         Kind::InsertExists
         | Kind::UpdateExists
         | Kind::UpdateDeleted

@@ -55,6 +55,19 @@ pub struct InHand {
 }
 
 impl InHand {
+    fn words(self) -> Work {
+        [self.xid, self.commit_lsn, self.error_lsn, self.relation]
+    }
+
+    fn of([xid, commit_lsn, error_lsn, relation]: Work) -> Self {
+        Self {
+            xid,
+            commit_lsn,
+            error_lsn,
+            relation,
+        }
+    }
+
     fn is_same(self, other: Self) -> bool {
         self.xid == other.xid && (self.xid != 0 || self.relation == other.relation)
     }
@@ -84,6 +97,9 @@ pub struct Head {
     pub at: InHand,
 }
 
+/// Words of an [`InHand`].
+type Work = [u64; 4];
+
 fn pack(words: [u64; 8]) -> Place {
     let mut bytes = [0; PLACE];
     for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -104,18 +120,9 @@ impl Slot {
     /// Returns its bytes; the state is the second word.
     #[must_use]
     pub fn pack(self) -> Place {
-        let at = self.in_hand;
+        let [xid, commit_lsn, error_lsn, relation] = self.in_hand.words();
         let state = self.state as u64;
-        pack([
-            self.life,
-            state,
-            at.xid,
-            at.commit_lsn,
-            at.error_lsn,
-            at.relation,
-            0,
-            0,
-        ])
+        pack([self.life, state, xid, commit_lsn, error_lsn, relation, 0, 0])
     }
 
     /// Reads a slot from any bytes.
@@ -125,12 +132,7 @@ impl Slot {
         Self {
             life,
             state: State::of(state),
-            in_hand: InHand {
-                xid,
-                commit_lsn,
-                error_lsn,
-                relation,
-            },
+            in_hand: InHand::of([xid, commit_lsn, error_lsn, relation]),
         }
     }
 
@@ -145,17 +147,10 @@ impl Head {
     /// Returns its bytes.
     #[must_use]
     pub fn pack(self) -> Place {
-        let at = self.at;
+        let [xid, commit_lsn, error_lsn, relation] = self.at.words();
         let flags = u64::from(self.is_cautious) | u64::from(self.is_unknown) << 1;
         pack([
-            MAGIC,
-            flags,
-            self.count,
-            at.xid,
-            at.commit_lsn,
-            at.error_lsn,
-            at.relation,
-            0,
+            MAGIC, flags, self.count, xid, commit_lsn, error_lsn, relation, 0,
         ])
     }
 
@@ -170,12 +165,7 @@ impl Head {
             is_cautious: flags & 1 != 0,
             is_unknown: flags & 2 != 0,
             count,
-            at: InHand {
-                xid,
-                commit_lsn,
-                error_lsn,
-                relation,
-            },
+            at: InHand::of([xid, commit_lsn, error_lsn, relation]),
         }
     }
 

@@ -1,8 +1,10 @@
-//! How far a subscription may confirm to its provider before that is written down, and what a slot that begins elsewhere means. Run by the leader.
+//! Bounds what a subscription may confirm to its provider before the bound is written down anew,
+//! and tells whether a slot begins after a gap. Run by the leader.
 //!
-//! A slot at the provider begins where this end has confirmed. So one that begins later was made anew, or moved on, by somebody else, and what was
-//! committed in between would be missing. To tell, a bound is durable before anything beyond it is confirmed. Each write of the bound has some to spare,
-//! more where the stream is fast: it costs a transaction here.
+//! A slot at the provider begins where this end has confirmed. If a slot begins later, somebody has
+//! made it anew or moved it on, and transactions in between would be missing. To notice that, the
+//! leader makes a bound durable before it confirms anything beyond. Each write of the bound costs a
+//! transaction here, so the bound has some to spare, and more on a fast stream.
 
 /// The least that is spared, in bytes of the provider's WAL.
 const LEAST: u64 = 1 << 20;
@@ -30,7 +32,8 @@ impl Lease {
         }
     }
 
-    /// The bound that is to be durable before `flushed` is confirmed, at `now` (ms); `None` where the present one does.
+    /// Returns the bound that must be durable before `flushed` is confirmed, at `now` (ms); `None`
+    /// if the present bound suffices.
     #[must_use]
     pub fn wanted(&mut self, flushed: u64, now: u64) -> Option<u64> {
         if flushed <= self.up_to {
@@ -58,8 +61,8 @@ impl Lease {
     }
 }
 
-/// Whether a slot that begins at `begins` leaves out something of what this end lacks, which has all up to `reached`. `empty`: positions between which
-/// there is nothing, in their order.
+/// Returns whether a slot that begins at `begins` leaves out something that this end lacks. This
+/// end has all up to `reached`. Between each two positions in `empty`, in order, is nothing.
 #[must_use]
 pub fn leaves_a_gap(begins: u64, reached: u64, empty: &[(u64, u64)]) -> bool {
     let reached = empty.iter().fold(reached, |reached, &(from, to)| {

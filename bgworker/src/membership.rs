@@ -1,10 +1,12 @@
-//! How a relation of the stream belongs to a subscription, by its name. Decided by the leader when the first change of a relation comes, and
-//! again after the local table was altered.
+//! Decides how a relation of the stream belongs to a subscription, by its name. Run by the leader
+//! when the first change of a relation comes, and again after the local table was altered.
 //!
-//! Changes find their table by name, and `braid.subscription_table` remembers the name together with the table that had it. If another table has the
-//! name now, the former one was rebuilt, made anew or swapped. What is done then depends on whether the new one has all that the former one had.
+//! Changes find their table by name. `braid.subscription_table` remembers the name together with
+//! the table that had it. If another table has the name now, the former one was rebuilt, made anew
+//! or swapped. The verdict then depends on whether the new table has all rows of the former one.
 //!
-//! Invariant: a change is applied, or its table is known to be left out, or the subscription stops. Pure.
+//! Invariant: a change is applied, or its table is known to be left out, or the subscription stops.
+//! Pure.
 
 /// The relation of this database that has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub enum KnownAs {
     ThisName,
     /// The table belongs to it under another name: it was renamed here.
     OtherName {
-        /// The provider's relation came under that other name earlier: it was renamed there as well.
+        /// The provider's relation came under that other name earlier, so both were renamed.
         renamed_there: bool,
     },
 }
@@ -52,7 +54,7 @@ pub struct Successor {
     pub others_write: bool,
 }
 
-/// What becomes of a relation's changes.
+/// The verdict on a relation's changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// They are applied.
@@ -61,7 +63,8 @@ pub enum Verdict {
     Rename,
     /// The table is new and joins the subscription.
     Join,
-    /// They are left out, since the publication has gained the table and the subscription was not refreshed.
+    /// They are left out: the publication has gained the table, but nobody refreshed the
+    /// subscription.
     LeaveOut,
     /// They are applied: the table was rebuilt with the rows of the former one.
     CarryOn,
@@ -76,7 +79,8 @@ pub enum Verdict {
     Ask,
 }
 
-/// Decides about a relation. `successor` is needed where another table belongs to the subscription under the name.
+/// Decides about a relation. If another table belongs to the subscription under the name,
+/// `successor` is needed.
 #[must_use]
 pub fn decide(
     here: Here,
@@ -101,7 +105,7 @@ pub fn decide(
 
 fn succeed(known_as: KnownAs, table: Successor) -> Verdict {
     if table.is_empty {
-        // Two nodes that make such a table anew would hold it against each other while they copy it.
+        // Two nodes that make such a table anew would wait for each other while they copy it.
         let unless_filled = !table.is_keyed && table.others_write;
         return Verdict::Copy { unless_filled };
     }

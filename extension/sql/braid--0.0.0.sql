@@ -1459,7 +1459,7 @@ comment on function braid.lag_activity is 'when the end of each provider''s WAL 
 create function braid.failure_activity() returns table (subscription_id integer, context text)
     language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'failure_activity_wrapper';
-comment on function braid.failure_activity is 'in the middle of what the workers of each running subscription failed last';
+comment on function braid.failure_activity is 'the context of the last failure of each running subscription: the change that a worker was applying';
 
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,

@@ -24,7 +24,7 @@ use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, Purpose, writer};
 use super::merge::Meeting;
 use super::querier::{Fetched, Wanted, completed};
-use super::relation::{Lacking, LocalRelation, RemoteRelation, fill_row};
+use super::relation::{LocalRelation, RemoteRelation, fill_row};
 use super::removal::Without;
 use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
@@ -380,9 +380,10 @@ impl Session {
         remote: &RemoteRelation,
         old: &RowValues,
     ) -> Result<(), PgError> {
-        let from = &self.target(old_key)?.plan.defaults;
-        let from: Vec<Lacking> = from.clone();
-        let to = &self.target(new_key)?.plan.defaults;
+        let defaults = |key: Key| self.targets.get(&key).map(|target| &target.plan.defaults);
+        let (Some(from), Some(to)) = (defaults(old_key), defaults(new_key)) else {
+            return Ok(());
+        };
         let columns: Vec<(usize, usize)> = to
             .iter()
             .filter_map(|to| {
@@ -1418,13 +1419,12 @@ impl Session {
         };
         let oid = self.target(key)?.plan.oid;
         self.tally.add(oid, decision, resolution);
+        let history = settings::conflict_history();
+        if history == ConflictHistory::Off {
+            return Ok(());
+        }
         let concurrent = self.is_concurrent(key, current, found, decision)?;
-        let wanted = match settings::conflict_history() {
-            ConflictHistory::On => concurrent != Some(false),
-            ConflictHistory::All => true,
-            ConflictHistory::Off => false,
-        };
-        if !wanted {
+        if history == ConflictHistory::On && concurrent == Some(false) {
             return Ok(());
         }
         let stamp = match found {
