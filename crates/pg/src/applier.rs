@@ -18,7 +18,7 @@ pub(crate) mod here;
 mod park;
 mod piece;
 mod prepared;
-mod running;
+pub(crate) mod running;
 
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -26,6 +26,7 @@ mod group;
 mod heap_page;
 mod index_end;
 pub mod ingest;
+mod keep_commits;
 pub mod kept_commit;
 mod kept_plan;
 pub mod latch;

@@ -16,13 +16,13 @@ use pgrx::pg_sys;
 use crate::apply::KEEP_MERGED;
 use crate::away::Peers;
 use crate::error::{self, PgError};
+use crate::keep_commits;
 use crate::registry::{self, Activity, ManagerEntry};
 use crate::settings::RememberDeletions;
 use crate::subscription::{execute_counting, rows};
 use crate::timestamp::EPOCH_DIFFERENCE;
 use crate::{
-    away, clock, crash, kept_commit, latch, local_version, owners, settings, standing, supervisor,
-    worker,
+    away, clock, crash, latch, local_version, owners, settings, standing, supervisor, worker,
 };
 use crate::{collector, tombstone};
 
@@ -293,7 +293,7 @@ fn keep_commits(peers: &Peers) -> Duration {
     })
     .and_then(|(reached, nobody)| {
         let before = reached.map(|reached| reached.saturating_sub(MARGIN_MICROS));
-        kept_commit::tend(before, nobody)
+        keep_commits::tend(before, nobody)
     });
     match kept {
         Ok(true) => BREATH,

@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 use crate::registry;
 use crate::tombstone::waiting;
 
-pub use crate::kept_commit::keep_all as keep_commits;
+pub use crate::keep_commits::keep_all as keep_commits;
 pub use crate::manager::arrived_for_all;
 pub use crate::origin::{Remade, remake as remake_origin};
 

@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 use super::{Applier, Trouble, fail};
 use crate::apply::{Item, Savepoint, Session};
 use crate::error::{self, PgError};
-use crate::leader::running::say_given_up;
+use crate::registry::SubscriptionEntry;
 use crate::spool::{Frame, Frames};
 use crate::wait::Wait;
 use crate::{latch, registry, subscription, worker};
@@ -428,4 +428,15 @@ fn is_any_lock_waited_for() -> Result<bool, PgError> {
         &[],
     )?;
     Ok(!found.is_empty())
+}
+
+/// A running transaction is to be applied once it has committed.
+pub(crate) fn say_given_up(entry: &SubscriptionEntry, subscription: &str, xid: u32, reason: &str) {
+    entry
+        .schedule
+        .given_up_while_running
+        .fetch_add(1, Ordering::Relaxed);
+    pgrx::log!(
+        "subscription \"{subscription}\" applies transaction {xid} of the provider once it has committed: {reason}"
+    );
 }

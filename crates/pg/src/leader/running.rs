@@ -11,9 +11,9 @@ use braid_ring::MAX_APPLIERS;
 use super::stream::Stream;
 use super::{End, out_of_order};
 use crate::applier::Arguments;
+use crate::applier::running::say_given_up;
 use crate::copy::Readiness;
 use crate::error::PgError;
-use crate::registry::SubscriptionEntry;
 use crate::subscription::Subscription;
 use crate::{appliers, origin, registry, worker};
 
@@ -108,17 +108,6 @@ impl Content {
     pub(super) fn schemas(&self) -> Vec<u32> {
         self.schemas.iter().copied().collect()
     }
-}
-
-/// A running transaction is to be applied once it has committed.
-pub(crate) fn say_given_up(entry: &SubscriptionEntry, subscription: &str, xid: u32, reason: &str) {
-    entry
-        .schedule
-        .given_up_while_running
-        .fetch_add(1, Ordering::Relaxed);
-    pgrx::log!(
-        "subscription \"{subscription}\" applies transaction {xid} of the provider once it has committed: {reason}"
-    );
 }
 
 impl Stream {
