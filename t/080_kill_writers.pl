@@ -66,7 +66,7 @@ delete from item where k = :i + 1;
 
 my @kinds = map { [ $_, 'braid applier' ], [ $_, 'braid leader' ], [ $_, 'walsender' ], [ $_, 'braid applier' ], [ $_, 'postmaster' ], [ $_, 'braid manager' ], [ $_, 'braid collector' ] } @both;
 start_checkpoints(@both);
-my $seconds = $ENV{BRAID_TEST_SECONDS} // 60;
+my $seconds = $ENV{BRAID_TEST_SECONDS} // 30;
 kill_processes('both write', between => \@both, kinds => \@kinds, seconds => $seconds, at_least => int($seconds / 3));
 goes_on('both write', $from_tokyo, $tokyo, $paris);
 goes_on('both write', $from_paris, $paris, $tokyo);

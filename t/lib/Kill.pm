@@ -332,7 +332,7 @@ sub expected_of
 	return @expected;
 }
 
-# A minute of kills while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
+# Half a minute of kills (ten in scripts/soak) while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
 # setting parallel_apply; of two values in a list the first one counts for half of the time and the second one for the other half.
 sub kill_in_mode
 {
@@ -357,7 +357,7 @@ sub kill_in_mode
 	start_load($paris, 'select count(*), sum(n) from counter;' => '-c 1 -R 20');
 
 	my $label = "$mode, $order";
-	my $seconds = $ENV{BRAID_TEST_SECONDS} // 60;
+	my $seconds = $ENV{BRAID_TEST_SECONDS} // 30;
 	for my $value ($changes ? @values : undef)
 	{
 		my $what = $label;
