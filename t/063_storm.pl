@@ -8,19 +8,15 @@ use warnings;
 use Storm;
 use Test::More;
 
-my %storm;
+my $storm = Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300);
 # One after the other, by seed.
 my @kinds = (
-	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300))->run(@_) },
-	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300))->run(@_, mode => 'batch', consolidate => 'true') },
-	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300))->run(@_, order => 'relaxed') },
-	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300))->run(@_, mode => 'aggregate') },
-	sub { ($storm{three} //= Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300))->run(@_, mode => 'serial', consolidate => 'true') },
-	sub { ($storm{two} //= Storm->new(nodes => [qw(cairo oslo)], with => [qw(plain delete key unique toast)], seconds => 6, large => 60, stream => 1))->run(@_, consolidate => 'true') },
-	sub { ($storm{emptied} //= Storm->new(nodes => [qw(havana riga minsk)], with => [qw(plain delete key toast truncate same)], seconds => 6, large => 60, stream => 1))->run(@_) },
-	sub { ($storm{prepared} //= Storm->new(nodes => [qw(lima sofia)], with => [qw(plain delete key bag same)], seconds => 6, prepare => 4, large => 60, stream => 1))->run(@_) },
-	sub { ($storm{asked} //= Storm->new(nodes => [qw(turin porto delhi)], with => [qw(plain delete key)], seconds => 6, ask => 1))->run(@_) },
+	sub { $storm->run(@_) },
+	sub { $storm->run(@_, mode => 'batch', consolidate => 'true') },
+	sub { $storm->run(@_, order => 'relaxed') },
+	sub { $storm->run(@_, mode => 'aggregate') },
+	sub { $storm->run(@_, mode => 'serial', consolidate => 'true') },
 );
-Storm::storms(9, @kinds);
+Storm::storms(5, @kinds);
 
 done_testing();

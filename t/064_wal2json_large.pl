@@ -16,8 +16,9 @@ use Time::HiRes qw(sleep time);
 
 my $soak = $ENV{BRAID_TEST_SECONDS};
 my $rows = $ENV{BRAID_TEST_ROWS} // ($soak ? 3000 : 1200);
-# Transactions without a change have an object too: nobody else's come between.
-my $node = new_server('tokyo', conf => "logical_decoding_work_mem = '4MB'\nautovacuum = off\n");
+# Transactions without a change have an object too: nobody else's come between. pg_recvlogical answers between messages, one of which
+# is over a gigabyte here.
+my $node = new_server('tokyo', conf => "logical_decoding_work_mem = '4MB'\nautovacuum = off\nwal_sender_timeout = 0\n");
 $node->safe_psql('postgres', q[
 	create table small (id int primary key, v text);
 	create table big (id int primary key, v text);
