@@ -106,4 +106,19 @@ $reader->query_safe('commit');
 $reader->quit;
 $paris->safe_psql('native', 'drop subscription native_sub');
 
+# The owner of the subscription may do in a trigger what a session of that role may.
+$paris->safe_psql('postgres', q[
+	select braid.alter_subscription('paris_from_tokyo', run_as_owner => true);
+	create role keeper;
+	create table emptied (by text);
+	grant insert on emptied to keeper;
+	create function keep() returns trigger language plpgsql set role to keeper as $$ begin insert into public.emptied values (current_user); return null; end $$;
+	create trigger keep before truncate on par for each statement execute function keep();
+	alter table par enable always trigger keep;
+	alter table par owner to keeper;
+]);
+$tokyo->safe_psql('postgres', 'insert into par values (1); truncate par');
+caught_up($paris, $tokyo);
+is($paris->safe_psql('postgres', 'select string_agg(by, $$ $$), (select count(*) from par) from emptied'), 'keeper|0', 'a trigger of TRUNCATE takes a role');
+
 done_testing();

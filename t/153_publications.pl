@@ -114,4 +114,20 @@ my $noticed = wait_until(sub { $paris->safe_psql('postgres', q[select state from
 kill 'CONT', $manager;
 ok($noticed, 'and is noticed');
 
+# A partition by itself in one publication, its root in another one: each row comes once, as the root's.
+my $twice = 'create table root (k int, v int) partition by list (k); create table leaf partition of root for values in (1) partition by list (v);
+	create table leaf_1 partition of leaf for values in (1); create table leaf_2 partition of root for values in (2);';
+$tokyo->safe_psql('postgres', "$twice insert into root values (1, 1), (2, 2); create publication roots for table root with (publish_via_partition_root = true);
+	create publication leaves for table leaf_1, leaf_2 (k) with (publish_via_partition_root = true); create publication leaf for table leaf_1");
+$paris->safe_psql('postgres', "$twice");
+subscribe($paris, $tokyo, name => 'twice', publications => "'{leaves,roots,leaf}'");
+$tokyo->safe_psql('postgres', 'insert into root values (1, 1), (2, 3)');
+$tokyo->wait_for_catchup('twice');
+is($paris->safe_psql('postgres', q[select string_agg(relation::text, ' ') from braid.subscription_tables where subscription = 'twice']), 'root', 'the root alone is a table of it');
+is($paris->safe_psql('postgres', 'select string_agg(k || $$.$$ || v, $$ $$ order by k, v) from root'), '1.1 1.1 2.2 2.3', 'each row comes once');
+$tokyo->safe_psql('postgres', 'alter publication roots drop table root');
+$paris->safe_psql('postgres', q[select braid.refresh_subscription('twice', copy_data => false); select braid.wait_for_subscription('twice')]);
+is($paris->safe_psql('postgres', q[select string_agg(relation::text || ' ' || state, ', ' order by relation::text) from braid.subscription_tables where subscription = 'twice']),
+	'leaf_1 ready, leaf_2 ready, root left out', 'without the root they stand for themselves');
+
 done_testing();

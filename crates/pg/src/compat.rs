@@ -330,7 +330,7 @@ pub(crate) unsafe fn init_range_table(
     }
 }
 
-/// `ExecuteTruncateGuts`: 16 added running as the table's owner.
+/// `ExecuteTruncateGuts`: 16 added `as_owner`, that it works as each table's owner.
 ///
 /// # Safety
 /// As the PostgreSQL function.
@@ -339,6 +339,7 @@ pub(crate) unsafe fn execute_truncate(
     oids: *mut pg_sys::List,
     logged: *mut pg_sys::List,
     restart_identity: bool,
+    #[cfg_attr(feature = "pg15", allow(unused_variables))] as_owner: bool,
 ) {
     let behavior = pg_sys::DropBehavior::DROP_RESTRICT;
     #[cfg(feature = "pg15")]
@@ -349,7 +350,14 @@ pub(crate) unsafe fn execute_truncate(
     #[cfg(not(feature = "pg15"))]
     // SAFETY: as the caller says.
     unsafe {
-        pg_sys::ExecuteTruncateGuts(relations, oids, logged, behavior, restart_identity, true);
+        pg_sys::ExecuteTruncateGuts(
+            relations,
+            oids,
+            logged,
+            behavior,
+            restart_identity,
+            as_owner,
+        );
     }
 }
 

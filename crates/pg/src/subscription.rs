@@ -429,9 +429,25 @@ pub fn publication_list(names: &[String]) -> String {
     quote_option(&quoted.join(","))
 }
 
-/// The names of publications as a list of literals, for SQL.
+/// An SQL condition for the provider: the table with this OID does not come under the name of an
+/// ancestor. One publication may publish a partition and another one its root with
+/// `publish_via_partition_root`; the changes come as the root's then, and so does the copy.
+#[must_use]
+pub fn is_not_sent_as_root(oid: &str, publications: &[String]) -> String {
+    let names = publication_literals(publications);
+    format!(
+        "{oid} not in (select d.oid from pg_catalog.pg_class d, lateral pg_catalog.pg_partition_ancestors(d.oid) a \
+           where d.relispartition and a.relid <> d.oid and a.relid in (select g.relid from pg_catalog.pg_publication p, \
+             lateral pg_catalog.pg_get_publication_tables(p.pubname::text) g where p.pubviaroot and p.pubname in ({names})))"
+    )
+}
+
+/// The names of publications as a list of literals, for SQL: of none a list in which nothing is.
 #[must_use]
 pub fn publication_literals(names: &[String]) -> String {
+    if names.is_empty() {
+        return "null".to_owned();
+    }
     let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
     quoted.join(", ")
 }

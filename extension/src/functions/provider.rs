@@ -9,6 +9,7 @@ use braid_pg::connection_string;
 use braid_pg::latch;
 use braid_pg::libpq::{Connection, Error, Mode, has_password};
 use braid_pg::rows::Rows;
+use braid_pg::subscription::{is_not_sent_as_root, publication_literals};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -297,10 +298,13 @@ impl Provider {
     /// Checks that no table has different column lists in the publications: its stream would stop.
     fn check_column_lists(&mut self, publications: &[String]) -> Outcome<()> {
         let differing = self.query(&format!(
-            "select schemaname, tablename, string_agg(quote_ident(pubname), ', ' order by pubname) from pg_publication_tables \
-              where pubname = any ({}::name[]) group by 1, 2 \
-             having count(distinct coalesce(attnames, '{{}}')) > 1 order by 1, 2 limit 1",
-            quote_literal(&local::array_literal(publications))
+            "select t.schemaname, t.tablename, string_agg(quote_ident(t.pubname), ', ' order by t.pubname) from pg_publication_tables t \
+               join pg_namespace n on n.nspname = t.schemaname \
+               join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+              where t.pubname in ({}) and {} group by 1, 2 \
+             having count(distinct coalesce(t.attnames, '{{}}')) > 1 order by 1, 2 limit 1",
+            publication_literals(publications),
+            is_not_sent_as_root("c.oid", publications)
         ))?;
         let (Some(schema), Some(table)) = (differing.get(0, 0), differing.get(0, 1)) else {
             return Ok(());
@@ -338,12 +342,13 @@ impl Provider {
                join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
                left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped \
                     and a.attname = any (t.attnames) {generated} \
-              where t.pubname = any ({}::name[]) \
+              where t.pubname in ({}) and {} \
                 and not exists (select 1 from pg_depend d, pg_extension e where d.classid = 'pg_class'::regclass \
                     and d.objid = c.oid and d.deptype = 'e' and d.refclassid = 'pg_extension'::regclass \
                     and d.refobjid = e.oid and e.extname = 'braid') \
               order by 1, 2, 4",
-            quote_literal(&local::array_literal(publications))
+            publication_literals(publications),
+            is_not_sent_as_root("c.oid", publications)
         ))?;
         let mut tables = PublishedTables::new();
         for row in rows.iter() {

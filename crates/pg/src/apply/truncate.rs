@@ -172,7 +172,13 @@ impl Session {
                     .any(|table| (*table.relation).rd_id.to_u32() == oid)
             };
             self.unchecked.retain(|((_, oid), _)| !emptied(*oid));
-            compat::execute_truncate(relations, relation_oids, logged, restart_identity);
+            compat::execute_truncate(
+                relations,
+                relation_oids,
+                logged,
+                restart_identity,
+                self.identity.run_as.is_none(),
+            );
             pg_sys::MemoryContextSwitchTo(before);
             pg_sys::CommandCounterIncrement();
             pg_sys::UpdateActiveSnapshotCommandId();

@@ -95,8 +95,11 @@ pub(super) fn published_tables(
 ) -> Result<Vec<(String, String)>, End> {
     let names = subscription::publication_literals(&subscription.publications);
     let rows = connection.query(&format!(
-        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) \
-         AND schemaname <> 'braid'"
+        "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
+           JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
+           JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
+         WHERE t.pubname IN ({names}) AND t.schemaname <> 'braid' AND {}",
+        subscription::is_not_sent_as_root("c.oid", &subscription.publications)
     ))?;
     Ok((0..rows.len())
         .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
