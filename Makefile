@@ -81,7 +81,7 @@ test: setup
 	$(MAKE) --no-print-directory test-installed
 
 test-installed: install
-	scripts/test $(or $(SUITES),unit regress tap demo postgres)
+	scripts/test $(or $(SUITES),unit regress tap demo postgres differential)
 
 unit:
 	scripts/test unit

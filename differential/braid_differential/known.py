@@ -24,7 +24,21 @@ def _conflict(native, braid):
     return native.state == "stopped" and native.copied and "duplicate key value violates unique" in native.error and braid.state == "goes on"
 
 
+def _copied_twice(native, braid):
+    return (
+        native.state == "stopped"
+        and not native.copied
+        and "duplicate key value violates unique" in native.error
+        and braid.state == "goes on"
+    )
+
+
 KNOWN = [
+    Known(
+        "Native of 15 copies the rows of a partition that is published by itself, and as part of its root, twice.",
+        "t/153_publications.pl; src/backend/catalog/pg_publication.c, filter_partitions, since 16",
+        _copied_twice,
+    ),
     Known(
         "Native stops at a row that is there already, as after a delete that is not published; Braid resolves the conflict.",
         "docs/REFERENCE.md, conflicts: insert_exists, update_exists",
@@ -39,6 +53,11 @@ KNOWN = [
         "Native with binary = true stops at a type without a binary form; Braid sends such a value as text.",
         "docs/REFERENCE.md, output formats",
         _native_stops_with("put function available for type"),
+    ),
+    Known(
+        "Native with binary = true stops at a value whose type has another size here; Braid takes its text.",
+        "docs/REFERENCE.md, output formats",
+        _native_stops_with("insufficient data left in message"),
     ),
     Known(
         "Native with binary = true stops at an empty int2vector or oidvector, which PostgreSQL's own input does not take back.",
