@@ -11,6 +11,8 @@ pub struct Published {
     pub name: String,
     /// Names of the columns that are sent.
     pub columns: Vec<String>,
+    /// Those of them that are part of the primary key, or of a replica identity that is an index.
+    pub keys: Vec<String>,
     /// Rows for which one of these is true; all rows when there is none.
     pub filters: Vec<String>,
     /// The provider's table is partitioned.
@@ -285,6 +287,7 @@ mod tests {
             namespace: "public".to_owned(),
             name: "odd \"one\"".to_owned(),
             columns: vec!["a".to_owned(), "B".to_owned()],
+            keys: vec!["a".to_owned()],
             filters: Vec::new(),
             partitioned: false,
             oid: 16384,

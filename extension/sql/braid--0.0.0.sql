@@ -105,6 +105,9 @@ create table braid.subscription (
     disable_on_error boolean not null,
     -- What becomes of a transaction that can't be applied: it stops the subscription, or is parked.
     on_error text not null default 'stop' check (on_error in ('stop', 'park', 'stop_always')),
+    -- Whether published columns that a table does not have here are left out, unless a rule of the
+    -- table says otherwise.
+    on_missing_column text not null default 'error' check (on_missing_column in ('error', 'ignore')),
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
@@ -619,6 +622,28 @@ create table braid.foreign_key_rule (
 );
 comment on table braid.foreign_key_rule is 'what is done about rows whose referenced row is missing, by foreign key';
 
+-- Whether published columns that a table does not have here are left out, whatever the subscription says.
+create table braid.missing_column_rule (
+    relation regclass primary key,
+    rule text not null check (rule in ('error', 'ignore'))
+);
+comment on table braid.missing_column_rule is 'whether published columns that a table does not have here are an error or left out, by table';
+
+-- Columns that were left out. Appliers only add rows, so that none waits for another: rows may repeat.
+create table braid.missing_column (
+    -- 0: it was braid.ingest, of the source.
+    subscription_id integer not null,
+    source_name name,
+    relation regclass not null,
+    column_name name not null,
+    -- How many columns the table has had, which tells its shapes apart.
+    relation_columns smallint not null,
+    noted_at timestamptz not null default clock_timestamp()
+);
+create index missing_column_relation on braid.missing_column (relation);
+alter table braid.missing_column replica identity full;
+comment on table braid.missing_column is 'published columns that were left out, as their tables do not have them here';
+
 -- Rules that are to count on all nodes: a row that is inserted is a message to those that receive from this one. It is deleted at once.
 create table braid.rule_change (content text not null);
 alter table braid.rule_change replica identity full;
@@ -716,7 +741,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.upgrade, braid.upgrade_origin, braid.upgrade_slot, braid.upgrade_function, braid.subscription,
-    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.rule_change, braid.column_rule, braid.conflict_value,
+    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -845,7 +870,8 @@ create function braid.create_subscription(
     streaming text default 'parallel',
     two_phase boolean default false,
     split_transactions_above integer default null,
-    on_error text default 'stop'
+    on_error text default 'stop',
+    on_missing_column text default 'error'
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -866,7 +892,8 @@ create function braid.alter_subscription(
     streaming text default null,
     split_transactions_above integer default null,
     on_error text default null,
-    two_phase boolean default null
+    two_phase boolean default null,
+    on_missing_column text default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -1024,6 +1051,35 @@ select f.relation, f.constraint_name, c.confrelid::regclass as referenced, f.rul
        join pg_catalog.pg_constraint c on c.conrelid = f.relation::oid and c.conname = f.constraint_name and c.contype = 'f'
  order by f.relation::text, f.constraint_name;
 comment on view braid.foreign_key_rules is 'what this node does about rows whose referenced row is missing, by foreign key';
+
+create function braid.set_missing_column_rule(relation regclass, rule text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_missing_column_rule_wrapper';
+comment on function braid.set_missing_column_rule is
+    'what becomes of published columns that a table, or its partitions, do not have here: error stops the subscription, ignore leaves them out; null: as the subscription says';
+
+create view braid.missing_column_rules as
+select r.relation, r.rule
+  from braid.missing_column_rule r
+  join pg_catalog.pg_class c on c.oid = r.relation::oid
+ order by r.relation::text;
+comment on view braid.missing_column_rules is 'what becomes of published columns that a table does not have here, where it is not as the subscription says';
+
+create view braid.missing_columns as
+select coalesce(s.subscription_name, m.source_name) as subscription,
+       m.relation,
+       m.column_name,
+       min(m.noted_at) as first_at,
+       max(m.noted_at) as last_at,
+       not exists (select from pg_catalog.pg_attribute a
+                    where a.attrelid = m.relation::oid and a.attname = m.column_name and not a.attisdropped) as is_missing
+  from braid.missing_column m
+  join pg_catalog.pg_class c on c.oid = m.relation::oid
+  left join braid.subscription s on s.subscription_id = m.subscription_id
+ where s.subscription_id is not null or m.source_name is not null
+ group by s.subscription_name, m.source_name, m.relation, m.column_name
+ order by 1, m.relation::text, m.column_name;
+comment on view braid.missing_columns is 'published columns that were left out since their tables did not have them here';
 
 -- What an applier, and a leader, does with such a rule of another node: JSON in UTF-8, as hexadecimal digits.
 create function braid.take_conflict_resolution(content text) returns void
@@ -1689,6 +1745,7 @@ select s.subscription_id,
        s.run_as_owner,
        s.disable_on_error,
        s.on_error,
+       s.on_missing_column,
        s.copy_data,
        s.rows_per_second as row_limit,
        s.bytes_per_second as byte_limit,
@@ -2379,6 +2436,7 @@ grant execute on function
     braid.set_conflict_resolution,
     braid.set_column_rule,
     braid.set_foreign_key_rule,
+    braid.set_missing_column_rule,
     braid.check_conflict_function,
     braid.restore_conflict,
     braid.row_image,
@@ -2460,6 +2518,8 @@ grant select on
     braid.conflict_resolutions,
     braid.column_rules,
     braid.foreign_key_rules,
+    braid.missing_column_rules,
+    braid.missing_columns,
     braid.compare_progress,
     braid.differences,
     braid.repair_log,

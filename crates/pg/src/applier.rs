@@ -1464,5 +1464,6 @@ fn new_session(
         local_node: local_node.to_owned(),
         provider: subscription.provider.clone(),
         charset,
+        ignores_missing: subscription.ignores_missing,
     }))
 }

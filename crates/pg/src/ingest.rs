@@ -255,6 +255,7 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
         local_node: request.local_node.to_owned(),
         provider: source.clone(),
         charset: i32::try_from(pg_sys::pg_enc::PG_UTF8).unwrap_or(6),
+        ignores_missing: false,
     };
     SESSION.set(Some(Session::new(identity)));
     let mut call = Call {
@@ -300,6 +301,13 @@ fn placed(mut error: PgError, place: &str) -> PgError {
     if matches!(error.sqlstate.as_str(), "42P01" | "42703") {
         error.hint =
             Some("Create what is missing here, or leave it out of the records.".to_owned());
+    }
+    if error.sqlstate == "42703"
+        && let Some(hint) = &mut error.hint
+    {
+        hint.push_str(
+            " Columns of no key can be left out here with braid.set_missing_column_rule.",
+        );
     }
     if place.is_empty() {
         return error;
@@ -358,6 +366,10 @@ pub fn forget(source: &str) -> Result<bool, PgError> {
     // Whoever brings its records in another transaction holds this row.
     let found = rows_written(
         "delete from braid.ingest_source where source_name = $1::name returning 1::text",
+        &[source.into()],
+    )?;
+    execute(
+        "delete from braid.missing_column where source_name = $1::name",
         &[source.into()],
     )?;
     execute(

@@ -67,6 +67,9 @@ pub struct Subscription {
     pub split_above: u32,
     /// Transactions that are prepared at the provider are prepared here.
     pub two_phase: bool,
+    /// Published columns that a table does not have here are left out, unless a rule of the table
+    /// says otherwise.
+    pub ignores_missing: bool,
 }
 
 fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
@@ -154,7 +157,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
          array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
          run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
          coalesce(split_transactions_above, 0)::text, on_error, two_phase::text, \
-         case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end \
+         case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, on_missing_column \
          from braid.subscription s where subscription_id = $1"
         ),
         &[i64::from(id).into()],
@@ -195,6 +198,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         parks: text(20) == "park",
         parks_functions: text(20) != "stop_always" && !flag(10),
         two_phase: flag(21),
+        ignores_missing: text(23) == "ignore",
     }))
 }
 

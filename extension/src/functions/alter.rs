@@ -35,6 +35,7 @@ fn alter_subscription(
     split_transactions_above: Option<i32>,
     on_error: Option<Text>,
     two_phase: Option<bool>,
+    on_missing_column: Option<Text>,
 ) {
     secrecy::note_call();
     let caller = current_role();
@@ -53,6 +54,7 @@ fn alter_subscription(
             disable_on_error,
             split_transactions_above,
             on_error: text(on_error),
+            on_missing_column: text(on_missing_column),
         };
         alter(&name, text(dsn).as_deref(), &options, two_phase, caller)
     });
@@ -193,6 +195,9 @@ fn alter(
         if let Some(publications) = &options.publications {
             provider.check_publications(publications)?;
             subscription.publications.clone_from(publications);
+            if let Some(on_missing_column) = &options.on_missing_column {
+                subscription.ignores_missing = on_missing_column == "ignore";
+            }
             table_set::refresh(&subscription, &mut provider, subscription.copy_data)?;
         }
     }
@@ -220,7 +225,7 @@ fn store(id: &str, connection: Option<&str>, options: &Options, start_lsn: Optio
                 consolidate = coalesce($11::boolean, consolidate), commit_order = coalesce($12, commit_order), \
                 streaming = coalesce($13, streaming), \
                 split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
-                on_error = coalesce($15, on_error), \
+                on_error = coalesce($15, on_error), on_missing_column = coalesce($16, on_missing_column), \
                 create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
           where subscription_id = $1::integer",
         &[
@@ -242,6 +247,7 @@ fn store(id: &str, connection: Option<&str>, options: &Options, start_lsn: Optio
                 .map(|most| most.to_string())
                 .as_deref(),
             options.on_error.as_deref(),
+            options.on_missing_column.as_deref(),
         ],
     );
 }

@@ -50,6 +50,7 @@ fn create_subscription(
     two_phase: Option<bool>,
     split_transactions_above: Option<i32>,
     on_error: Option<Text>,
+    on_missing_column: Option<Text>,
 ) -> i32 {
     secrecy::note_call();
     let caller = current_role();
@@ -73,6 +74,7 @@ fn create_subscription(
                 disable_on_error: Some(required(disable_on_error, "disable_on_error")?),
                 split_transactions_above,
                 on_error: Some(required(text(on_error), "on_error")?),
+                on_missing_column: Some(required(text(on_missing_column), "on_missing_column")?),
             },
             copy_data: required(copy_data, "copy_data")?,
             enabled: required(enabled, "enabled")?,
@@ -124,7 +126,8 @@ fn create(request: &Request, caller: pg_sys::Oid) -> Outcome<String> {
         &mut provider,
     )?;
     let tables = provider.published_tables(publications, request.copy_data)?;
-    let targets = table_set::find_targets(&tables, request.copy_data)?;
+    let ignores = request.options.on_missing_column.as_deref() == Some("ignore");
+    let targets = table_set::find_targets(&tables, request.copy_data, ignores)?;
     server::check_room(request.enabled.then(|| server::Workers {
         apply_mode: request.options.apply_mode.as_deref().unwrap_or_default(),
         copy_data: request.copy_data,
@@ -167,9 +170,9 @@ fn insert(
     let rows = query(
         "insert into braid.subscription (subscription_name, subscription_owner, connection_id, provider_name, provider_id, \
              publications, origin, slot_name, create_slot, copy_data, enabled, synchronous_commit, run_as_owner, \
-             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error, two_phase) \
+             disable_on_error, apply_mode, phase, start_lsn, consolidate, commit_order, streaming, split_transactions_above, on_error, two_phase, on_missing_column) \
          values ($1::name, $2::oid, $3::bigint, $4::name, $5::uuid, $6::text[], $7, $8::name, $9::boolean, $10::boolean, $11::boolean, \
-             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22, $23::boolean) returning subscription_id",
+             $12, $13::boolean, $14::boolean, $15, $16, $17::pg_lsn, $18::boolean, $19, $20, nullif($21::integer, 0), $22, $23::boolean, $24) returning subscription_id",
         &[
             Some(&request.name),
             Some(&owner),
@@ -197,6 +200,7 @@ fn insert(
                 .as_deref(),
             options.on_error.as_deref(),
             Some(flag(request.two_phase)),
+            options.on_missing_column.as_deref(),
         ],
     );
     rows.get(0, 0).unwrap_or_default().to_owned()

@@ -104,6 +104,8 @@ pub struct Subscription {
     pub owner: u32,
     /// Whether transactions are prepared here that are prepared at the provider.
     pub two_phase: bool,
+    /// Whether published columns that a table does not have here are left out.
+    pub ignores_missing: bool,
 }
 
 impl Subscription {
@@ -122,7 +124,7 @@ impl Subscription {
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
         &format!(
-            "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase \
+            "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase, s.on_missing_column = 'ignore' \
            from braid.subscription s where s.subscription_name = $1::name for update of s"
         ),
         &[Some(name)],
@@ -153,6 +155,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         error_lsn: rows.get(0, 8).map(str::to_owned),
         owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
         two_phase: rows.get(0, 14) == Some("t"),
+        ignores_missing: rows.get(0, 15) == Some("t"),
     })
 }
 

@@ -18,6 +18,7 @@ mod foreign_key;
 mod hold;
 mod ingest;
 mod local;
+mod missing_column;
 mod node;
 mod options;
 mod parked;

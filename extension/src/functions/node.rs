@@ -225,6 +225,7 @@ fn drop_copy(name: &str) {
         "delete from braid.subscription returning subscription_name",
         &[],
     ));
+    query("delete from braid.missing_column", &[]);
     query("delete from braid.slot_cleanup", &[]);
     query("delete from braid.node", &[]);
     if let Err(failure) = tie_owners() {

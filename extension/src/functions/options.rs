@@ -33,6 +33,8 @@ pub struct Options {
     pub disable_on_error: Option<bool>,
     /// 'stop', 'park' or 'stop_always': what becomes of a transaction that can't be applied.
     pub on_error: Option<String>,
+    /// 'error' or 'ignore': whether published columns that a table does not have here are left out.
+    pub on_missing_column: Option<String>,
 }
 
 impl Options {
@@ -50,6 +52,11 @@ impl Options {
             "on_error",
             self.on_error.as_deref(),
             &["stop", "park", "stop_always"],
+        )?;
+        one_of(
+            "on_missing_column",
+            self.on_missing_column.as_deref(),
+            &["error", "ignore"],
         )?;
         one_of("origin", self.origin.as_deref(), &["none", "any"])?;
         one_of(

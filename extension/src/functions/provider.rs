@@ -36,8 +36,16 @@ pub struct Slot {
 /// A slot that its last reader is just leaving is waited for.
 const SLOT_PATIENCE: Duration = Duration::from_secs(3);
 
+/// A published column.
+pub struct PublishedColumn {
+    /// Its name.
+    pub name: String,
+    /// Part of the primary key, or of a replica identity that is an index.
+    pub is_key: bool,
+}
+
 /// Published tables: schema and name, and the columns.
-pub type PublishedTables = BTreeMap<(String, String), Vec<String>>;
+pub type PublishedTables = BTreeMap<(String, String), Vec<PublishedColumn>>;
 
 /// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's operating system user, as whom workers
 /// connect, may be let in where the caller would not be.
@@ -336,7 +344,9 @@ impl Provider {
         let rows = self.query(&format!(
             "select distinct t.schemaname, t.tablename, a.attname, a.attnum, \
                     has_schema_privilege(n.oid, 'USAGE') \
-                    and (has_table_privilege(c.oid, 'SELECT') or has_column_privilege(c.oid, a.attnum, 'SELECT')) \
+                    and (has_table_privilege(c.oid, 'SELECT') or has_column_privilege(c.oid, a.attnum, 'SELECT')), \
+                    exists (select from pg_index i where i.indrelid = c.oid and (i.indisprimary or i.indisreplident) \
+                        and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])) \
                from pg_publication_tables t \
                join pg_namespace n on n.nspname = t.schemaname \
                join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
@@ -352,7 +362,7 @@ impl Provider {
         ))?;
         let mut tables = PublishedTables::new();
         for row in rows.iter() {
-            let [Some(schema), Some(table), name, _, readable] = row else {
+            let [Some(schema), Some(table), name, _, readable, key] = row else {
                 continue;
             };
             if to_copy && readable.as_deref() == Some("f") {
@@ -363,7 +373,10 @@ impl Provider {
                 .hint("At the provider, grant the role of the connection string USAGE on the schema and SELECT on the table, or use copy_data => false."));
             }
             let columns = tables.entry((schema.clone(), table.clone())).or_default();
-            columns.extend(name.clone());
+            columns.extend(name.clone().map(|name| PublishedColumn {
+                name,
+                is_key: key.as_deref() == Some("t"),
+            }));
         }
         Ok(tables)
     }

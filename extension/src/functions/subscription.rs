@@ -260,10 +260,12 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
         ));
     }
     warn_of_prepared(&subscription);
-    query(
-        "delete from braid.subscription where subscription_id = $1::integer",
-        &[Some(&subscription.id)],
-    );
+    for table in ["missing_column", "subscription"] {
+        query(
+            &format!("delete from braid.{table} where subscription_id = $1::integer"),
+            &[Some(&subscription.id)],
+        );
+    }
     connection_string::forget_unused();
     tie_owners()?;
     wake_manager();

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 
 use braid_bgworker::sql_text::quote_identifier;
-use braid_pg::apply;
+use braid_pg::apply::{self, MISSING_COLUMN_RULE};
 use braid_pg::catalog::{Rights, query, with_rights};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
 use super::local::{self, Subscription};
-use super::provider::{Provider, PublishedTables};
+use super::provider::{Provider, PublishedColumn, PublishedTables};
 use super::subscription::prepared_for;
 use super::{required, required_name, run, wake_manager};
 
@@ -128,7 +128,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
             "table {shown} will be truncated here before it is copied"
         ));
     } else {
-        let target = find_target(&shown_name(relation)?, &[])?;
+        let target = find_target(&shown_name(relation)?, &[], false)?;
         check_partitions(&target)?;
         check_empty(&target)?;
     }
@@ -161,8 +161,14 @@ fn shown_name(relation: &str) -> Outcome<(String, String)> {
     }
 }
 
-/// The local counterparts of published tables. They must all be there, with all columns; to be copied into, they must be empty.
-pub fn find_targets(published: &PublishedTables, to_copy: bool) -> Outcome<Vec<Target>> {
+/// The local counterparts of published tables. They must all be there, with all columns; to be copied
+/// into, they must be empty. With `ignores`, missing columns are left out, unless a rule of the table
+/// says otherwise.
+pub fn find_targets(
+    published: &PublishedTables,
+    to_copy: bool,
+    ignores: bool,
+) -> Outcome<Vec<Target>> {
     let missing: Vec<String> = published
         .keys()
         .filter(|(schema, table)| resolve(schema, table).is_empty())
@@ -182,7 +188,7 @@ pub fn find_targets(published: &PublishedTables, to_copy: bool) -> Outcome<Vec<T
     }
     let mut targets = Vec::with_capacity(published.len());
     for (table, columns) in published {
-        let target = find_target(table, columns)?;
+        let target = find_target(table, columns, ignores)?;
         if to_copy {
             check_partitions(&target)?;
             check_empty(&target)?;
@@ -203,7 +209,11 @@ fn resolve(schema: &str, table: &str) -> braid_pg::rows::Rows {
     )
 }
 
-fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> {
+fn find_target(
+    table: &(String, String),
+    columns: &[PublishedColumn],
+    ignores: bool,
+) -> Outcome<Target> {
     let (schema, name) = table;
     let shown = format!("{schema}.{name}");
     let rows = resolve(schema, name);
@@ -225,18 +235,35 @@ fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> 
         .iter()
         .filter_map(|row| Some((row.first()?.clone()?, row.get(1)?.as_deref() == Some("t"))))
         .collect();
-    let quoted = |names: Vec<&String>| {
-        names
+    let quoted = |columns: Vec<&PublishedColumn>| {
+        columns
             .iter()
-            .map(|name| format!("\"{name}\""))
+            .map(|column| format!("\"{}\"", column.name))
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let missing: Vec<&String> = columns
+    let missing: Vec<&PublishedColumn> = columns
         .iter()
-        .filter(|name| !here.contains_key(*name))
+        .filter(|column| !here.contains_key(&column.name))
         .collect();
-    if !missing.is_empty() {
+    let ignores = !missing.is_empty() && ignores_missing(&oid, ignores);
+    let missing_keys: Vec<&PublishedColumn> = missing
+        .iter()
+        .copied()
+        .filter(|column| column.is_key)
+        .collect();
+    if ignores && !missing_keys.is_empty() {
+        return Err(Failure::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
+            format!(
+                "table \"{shown}\" lacks published columns of a key: {}",
+                quoted(missing_keys)
+            ),
+        )
+        .detail("Columns of a primary key or replica identity are not left out.")
+        .hint("Add the columns here."));
+    }
+    if !missing.is_empty() && !ignores {
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
             format!(
@@ -244,11 +271,11 @@ fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> 
                 quoted(missing)
             ),
         )
-        .hint("Add the columns here, or publish the table with a column list."));
+        .hint("Add the columns here, publish the table with a column list, or use on_missing_column => 'ignore'."));
     }
-    let generated: Vec<&String> = columns
+    let generated: Vec<&PublishedColumn> = columns
         .iter()
-        .filter(|name| here.get(*name) == Some(&true))
+        .filter(|column| here.get(&column.name) == Some(&true))
         .collect();
     if !generated.is_empty() {
         return Err(Failure::state(format!(
@@ -267,6 +294,14 @@ fn find_target(table: &(String, String), columns: &[String]) -> Outcome<Target> 
         shown,
         oid,
     })
+}
+
+/// Whether columns that the table does not have are left out; `option` is the subscription's.
+fn ignores_missing(oid: &str, option: bool) -> bool {
+    match query(MISSING_COLUMN_RULE, &[Some(oid)]).get(0, 0) {
+        Some(rule) => rule == "ignore",
+        None => option,
+    }
 }
 
 /// Checks that no partition is a foreign table, which the copy would meet.
@@ -342,7 +377,8 @@ pub fn refresh(
                 .is_some_and(|oid| present.iter().any(|known| known == oid))
         });
     let mut kept: Vec<String> = Vec::new();
-    for target in find_targets(&old, false)? {
+    let ignores = subscription.ignores_missing;
+    for target in find_targets(&old, false, ignores)? {
         kept.push(target.oid);
     }
     // Copied or not, whoever asks has seen to the tables that have the names of former ones.
@@ -356,7 +392,7 @@ pub fn refresh(
         &[Some(&subscription.id)],
     );
     let mut changes = Vec::new();
-    for target in find_targets(&new, to_copy)? {
+    for target in find_targets(&new, to_copy, ignores)? {
         add(&subscription.id, &target, to_copy);
         changes.push((oid(&target.oid), "added"));
     }

@@ -34,6 +34,7 @@ mod key_order;
 mod lookup;
 pub(crate) mod meanwhile;
 mod merge;
+pub(crate) mod missing;
 mod number_map;
 mod partition;
 mod peer;
@@ -96,6 +97,7 @@ pub use eviction::tell as tell_displacements;
 pub use image::row_image;
 pub use in_the_way::is_in_the_way;
 pub use key_hash::{KeyHashes, KeyPart, copied_hash, identity_key, key_hashes_of_row, table_hash};
+pub use missing::RULE as MISSING_COLUMN_RULE;
 pub use relation::{check_kind, check_partitions, takes_changes};
 pub use route::NOT_KNOWN;
 pub use rules::{announce as announce_rules, is_rule, take_rule};
@@ -165,6 +167,9 @@ pub struct Identity {
     pub provider: String,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     pub charset: i32,
+    /// Columns of the stream that a table does not have here are left out, unless a rule of the table
+    /// says otherwise.
+    pub ignores_missing: bool,
 }
 
 #[derive(Debug)]
@@ -178,6 +183,8 @@ struct Target {
     counters: Option<&'static TableEntry>,
     /// What the transaction in hand did.
     counts: Counts,
+    /// The columns that the plan leaves out are written down.
+    missing_noted: bool,
 }
 
 impl Target {
@@ -704,6 +711,7 @@ impl Session {
             self.batches.store(timestamp)?;
         }
         self.store_tombstones()?;
+        self.note_missing()?;
         self.tally.store(&self.identity.subscription)
     }
 
@@ -791,6 +799,7 @@ impl Session {
         for key in std::mem::take(&mut self.open) {
             if let Some(target) = self.targets.get_mut(&key) {
                 target.counts = Counts::default();
+                target.missing_noted = false;
                 if let Some(table) = target.table.take_if(|table| !table.is_suspended()) {
                     table.discard();
                 }
@@ -932,7 +941,12 @@ impl Session {
                 // Rules are read with the process's own rights.
                 self.user.restore();
                 self.window.close(oid)?;
-                let plan = LocalRelation::new(remote, relation, self.identity.charset)?;
+                let plan = LocalRelation::new(
+                    remote,
+                    relation,
+                    self.identity.charset,
+                    self.identity.ignores_missing,
+                )?;
                 if (*(*relation).rd_rel).relpersistence.cast_unsigned() == b'u'
                     && self.reported_unlogged.insert(oid.to_u32())
                 {
@@ -947,11 +961,15 @@ impl Session {
                         indexes: Vec::new(),
                         counters: None,
                         counts: Counts::default(),
+                        missing_noted: false,
                     },
                 );
                 // What this transaction did to it under its former shape counts too.
                 if let (Some(before), Some(now)) = (before, self.targets.get_mut(&key)) {
                     now.counts = before.counts;
+                    now.missing_noted = before.missing_noted
+                        && before.plan.width == now.plan.width
+                        && before.plan.missing == now.plan.missing;
                 }
             }
             if let Some(target) = self.targets.get_mut(&key) {

@@ -11,6 +11,7 @@ use super::copied;
 use super::decode::ColumnDecoder;
 use super::doing;
 use super::key_hash::{Equality, RowHash};
+use super::missing::{self, MissingColumn};
 use super::rules;
 use super::table::RowValues;
 use crate::compat;
@@ -29,6 +30,8 @@ pub struct RemoteColumn {
     pub type_id: (u32, i32),
     /// Part of the replica identity.
     pub identity: bool,
+    /// Part of the primary key at the source, or of a replica identity that is an index.
+    pub key: bool,
 }
 
 /// A schema record, kept.
@@ -63,6 +66,9 @@ impl RemoteRelation {
                     name: column.name.to_owned(),
                     type_id: (column.type_oid, column.type_modifier),
                     identity: column.flags.is_identity(),
+                    key: column.flags.is_primary_key()
+                        || (column.flags.is_identity()
+                            && schema.replica_identity != ReplicaIdentity::Full),
                 })
                 .collect(),
             hashed: table_order::hashed_keys(schema),
@@ -171,6 +177,8 @@ pub struct LocalRelation {
     pub defaults: Vec<Lacking>,
     /// The partitioned table that the stream names, where this is a partition of it.
     pub root: Option<pg_sys::Oid>,
+    /// Columns of the stream that the table does not have, and that are left out.
+    pub missing: Vec<String>,
     /// What is done about conflicts.
     pub rules: Rules,
     /// What becomes of single columns.
@@ -342,10 +350,12 @@ unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
 }
 
 impl LocalRelation {
-    /// Map `remote` onto the open relation. To be called in a transaction, with the process's own rights.
+    /// Maps `remote` onto the open relation. With `ignores`, columns of the stream that are missing
+    /// here are left out, unless a rule of the table says otherwise. To be called in a transaction,
+    /// with the process's own rights.
     ///
     /// # Errors
-    /// 42703 when a column of the stream is missing here.
+    /// 42703 when a column of the stream is missing here and not left out.
     ///
     /// # Safety
     /// `relation` is open and locked.
@@ -353,6 +363,7 @@ impl LocalRelation {
         remote: &RemoteRelation,
         relation: pg_sys::Relation,
         charset: i32,
+        ignores: bool,
     ) -> Result<Self, PgError> {
         // SAFETY: the caller keeps the relation open for the call.
         unsafe {
@@ -381,28 +392,18 @@ impl LocalRelation {
                             memory.0,
                         ),
                     }),
-                    None => missing.push(format!("\"{}\"", column.name)),
+                    None => missing.push(MissingColumn {
+                        name: column.name.clone(),
+                        is_key: column.key,
+                    }),
                 }
             }
-            if !missing.is_empty() {
-                let plural = if missing.len() == 1 {
-                    "column"
-                } else {
-                    "columns"
-                };
-                return Err(PgError::new(
-                    "42703",
-                    format!(
-                        "table \"{}\" lacks {plural} {} that the provider sends",
-                        remote.qualified_name(),
-                        missing.join(", ")
-                    ),
-                )
-                .with_hint(
-                    "Add what is missing here, or leave it out of the publication with a column list, then run \
-                     braid.enable_subscription.",
-                ));
-            }
+            let missing = missing::left_out(
+                (*relation).rd_id,
+                &remote.qualified_name(),
+                ignores,
+                &missing,
+            )?;
             let root = if (*form).relispartition {
                 find_table(&remote.namespace, &remote.name)?
                     .filter(|root| *root != (*relation).rd_id)
@@ -444,6 +445,7 @@ impl LocalRelation {
                 key,
                 defaults,
                 root,
+                missing,
                 rules: rules.with_merged_rows(column_rules.were_set),
                 column_rules,
                 row_hash: RowHash::of_table(relation),

@@ -137,6 +137,9 @@ pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgErro
     let table = with_settings(&SETTINGS, || {
         Table::find(&request.subscription, request.relation, &mut connection)
     })?;
+    for column in &table.missing {
+        pgrx::warning!("column \"{column}\" is not compared, as the table does not have it here");
+    }
     let gathered = match &request.keys {
         Some(keys) => store::keys(&table, keys)?,
         None => Vec::new(),

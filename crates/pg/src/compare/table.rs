@@ -72,6 +72,8 @@ pub struct Table {
     pub key: Vec<String>,
     /// All that is compared, the key's among them.
     pub columns: Vec<Column>,
+    /// Published columns that are not here, and so not compared.
+    pub missing: Vec<String>,
     /// Both sides order the key alike.
     pub ordered: bool,
     /// The table in FROM, here and there.
@@ -215,7 +217,7 @@ impl Table {
             name,
             None,
         )?;
-        let columns = common_columns(&there, &oid);
+        let (columns, missing) = common_columns(&there, &oid);
         let key = common_key(connection, &columns, &oid, namespace, name)?;
         let orders = orders(connection, &key, &oid, namespace, name)?;
         let qualified = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
@@ -233,6 +235,7 @@ impl Table {
             filter: there.filter().unwrap_or_else(|| "true".to_owned()),
             hash: hash_expression(connection, &names)?,
             columns,
+            missing,
             ordered: orders.alike,
             search_path: orders.search_path,
             rows: there.rows,
@@ -642,28 +645,30 @@ fn listed(rows: &Rows) -> Vec<(Key, String)> {
 }
 
 /// What is published, exists here and is not computed here.
-fn common_columns(there: &Published, oid: &str) -> Vec<Column> {
+fn common_columns(there: &Published, oid: &str) -> (Vec<Column>, Vec<String>) {
     let here = catalog::query(
         "select a.attname, case when b.oid in (20, 21, 23, 700, 701, 1700) then 'n' when b.oid = 16 then 'b' \
-                when b.oid = 3802 then 'j' else 's' end \
+                when b.oid = 3802 then 'j' else 's' end, a.attgenerated <> '' \
            from pg_attribute a join pg_type t on t.oid = a.atttypid \
            join pg_type b on b.oid = coalesce(nullif(t.typbasetype, 0), t.oid) \
-          where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''",
+          where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped",
         &[Some(oid)],
     );
-    there
-        .columns
-        .iter()
-        .filter_map(|name| {
-            let row = here
-                .iter()
-                .find(|row| row.first().and_then(Option::as_ref) == Some(name))?;
-            Some(Column {
+    let (mut common, mut missing) = (Vec::new(), Vec::new());
+    for name in &there.columns {
+        let found = here
+            .iter()
+            .find(|row| row.first().and_then(Option::as_ref) == Some(name));
+        match found {
+            None => missing.push(name.clone()),
+            Some(row) if row.get(2).and_then(Option::as_deref) == Some("t") => {}
+            Some(row) => common.push(Column {
                 name: name.clone(),
                 shown: row.get(1).cloned().flatten().unwrap_or_default(),
-            })
-        })
-        .collect()
+            }),
+        }
+    }
+    (common, missing)
 }
 
 /// A unique key of columns that are compared, which both sides have.

@@ -13,14 +13,16 @@ use super::source::Source;
 use crate::apply::identity_key;
 use crate::apply::{
     self,
+    missing::{self, MissingColumn},
     user::{self, UserSwitch},
 };
+use crate::compat;
 use crate::encoding::from_server;
 use crate::error::PgError;
 use crate::libpq::{CopyData, CopyMessage};
 use crate::rate_limit::Limiter;
 use crate::registry::TableEntry;
-use crate::{compat, subscription};
+use crate::subscription::{self, Subscription};
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";
@@ -252,21 +254,22 @@ impl Target {
     /// Fill the table from the provider. Ends with the process's own user again.
     ///
     /// # Errors
-    /// Those of the provider and of COPY; 42703 when a published column is missing here.
+    /// Those of the provider and of COPY; 42703 when a published column is missing here and not left
+    /// out.
     pub fn fill(
         &self,
         mut source: Source,
         published: &Published,
         filling: Filling,
-        run_as: Option<u32>,
+        subscription: &Subscription,
         counters: Option<&'static TableEntry>,
         limiter: Limiter,
     ) -> Result<Filled, PgError> {
-        let user_id = run_as.map_or(self.owner, pg_sys::Oid::from);
+        let user_id = self.writer(subscription);
         // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
         unsafe {
             let relation = pg_sys::relation_open(self.oid, NO_LOCK);
-            let (columns, names) = self.map_columns(relation, &published.columns)?;
+            let (columns, names) = self.map_columns(relation, published, subscription)?;
             pg_sys::relation_close(relation, NO_LOCK);
             let staging = match filling {
                 Filling::Beside if !columns.is_empty() => {
@@ -318,6 +321,15 @@ impl Target {
                 source: feed.source,
                 columns,
             })
+        }
+    }
+
+    /// The user who writes the rows.
+    fn writer(&self, subscription: &Subscription) -> pg_sys::Oid {
+        if subscription.run_as_owner {
+            pg_sys::Oid::from(subscription.owner)
+        } else {
+            self.owner
         }
     }
 
@@ -531,15 +543,17 @@ impl Target {
         .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
-    /// The published columns that are filled, and their names here as a List for COPY. A column that is generated here is
-    /// left out.
+    /// The published columns that are filled, and their names here as a List for COPY. Columns that
+    /// are generated here are left out. Columns that are missing here are an error, or left out and
+    /// written down.
     ///
     /// # Safety
     /// `relation` is open.
     unsafe fn map_columns(
         &self,
         relation: pg_sys::Relation,
-        published: &[String],
+        published: &Published,
+        subscription: &Subscription,
     ) -> Result<(Vec<String>, *mut pg_sys::List), PgError> {
         // SAFETY: the caller keeps the relation open; the List and its strings are in the current memory context.
         unsafe {
@@ -551,10 +565,10 @@ impl Target {
                     here.push((from_server((*attribute).attname.data.as_ptr()), attribute));
                 }
             }
-            let mut columns = Vec::with_capacity(published.len());
+            let mut columns = Vec::with_capacity(published.columns.len());
             let mut missing = Vec::new();
             let mut names = std::ptr::null_mut();
-            for name in published {
+            for name in &published.columns {
                 match here.iter().find(|(known, _)| known == name) {
                     Some((_, attribute)) if (**attribute).attgenerated != 0 => {}
                     Some((_, attribute)) => {
@@ -562,28 +576,15 @@ impl Target {
                         names = pg_sys::lappend(names, pg_sys::makeString(copy).cast());
                         columns.push(name.clone());
                     }
-                    None => missing.push(format!("\"{name}\"")),
+                    None => missing.push(MissingColumn {
+                        name: name.clone(),
+                        is_key: published.keys.contains(name),
+                    }),
                 }
             }
-            if !missing.is_empty() {
-                let plural = if missing.len() == 1 {
-                    "column"
-                } else {
-                    "columns"
-                };
-                return Err(PgError::new(
-                    "42703",
-                    format!(
-                        "table \"{}\" lacks {plural} {} that the provider sends",
-                        self.shown(),
-                        missing.join(", ")
-                    ),
-                )
-                .with_hint(
-                    "Add what is missing here, or leave it out of the publication with a column list, then run \
-                     braid.enable_subscription.",
-                ));
-            }
+            let ignores = subscription.ignores_missing;
+            let left_out = missing::left_out(self.oid, &self.shown(), ignores, &missing)?;
+            missing::note((subscription.id, None), self.oid, &left_out)?;
             Ok((columns, names))
         }
     }

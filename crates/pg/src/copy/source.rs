@@ -172,11 +172,16 @@ pub(crate) fn published(
         ""
     };
     let columns = connection.query(&format!(
-        "select attname, attgenerated <> '' from pg_attribute \
+        "select attname, attgenerated <> '', exists (select from pg_index i where i.indrelid = attrelid \
+                and (i.indisprimary or i.indisreplident) and attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])) \
+           from pg_attribute \
           where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
           order by attnum",
         quote_literal(&names)
     ))?;
+    let is_true = |row: &[Option<String>], place: usize| {
+        row.get(place).and_then(Option::as_deref) == Some("t")
+    };
     let mut published = Published {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -184,13 +189,16 @@ pub(crate) fn published(
             .iter()
             .filter_map(|row| row.first().cloned().flatten())
             .collect(),
+        keys: columns
+            .iter()
+            .filter(|row| is_true(row, 2))
+            .filter_map(|row| row.first().cloned().flatten())
+            .collect(),
         filters,
         partitioned,
         oid: oid.parse().unwrap_or(0),
         own,
-        generated: columns
-            .iter()
-            .any(|row| row.get(1).and_then(Option::as_deref) == Some("t")),
+        generated: columns.iter().any(|row| is_true(row, 1)),
         rows: None,
         bytes: None,
     };

@@ -343,7 +343,14 @@ fn fill(
         .run_as_owner
         .then_some(start.subscription.owner);
     let limiter = Limiter::new(task.subscription);
-    let mut done = target.fill(source, published, filling, run_as, plan.counters, limiter)?;
+    let mut done = target.fill(
+        source,
+        published,
+        filling,
+        &start.subscription,
+        plan.counters,
+        limiter,
+    )?;
     let reaches = versions::bring_along(
         task,
         published,
