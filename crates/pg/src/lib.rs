@@ -7,6 +7,7 @@ mod appliers;
 pub mod apply;
 pub mod away;
 pub mod catalog;
+mod catalog_key;
 pub mod cleanup;
 pub mod clock;
 pub mod collector;

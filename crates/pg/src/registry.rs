@@ -1029,6 +1029,11 @@ impl SubscriptionEntry {
     }
 }
 
+thread_local! {
+    /// The place of a subscription's entry for tables that found none, and the subscription, once all places were taken.
+    static SHARED_PLACE: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
+}
+
 /// All tables' entries.
 #[must_use]
 pub fn tables() -> &'static [TableEntry] {
@@ -1039,6 +1044,10 @@ pub fn tables() -> &'static [TableEntry] {
 /// tables without a place; `None` only without shared memory.
 #[must_use]
 pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry> {
+    // Records of a source belong to no subscription.
+    if subscription_id == 0 {
+        return None;
+    }
     let shared = shared()?;
     let database = my_database();
     let start = (relation.wrapping_mul(0x9e37_79b1) as usize) % MAX_TABLES;
@@ -1046,17 +1055,34 @@ pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry>
         let (head, tail) = shared.tables.split_at(start);
         tail.iter().chain(head.iter())
     };
-    let matches = |entry: &&TableEntry, relation: u32| {
+    let is_own = |entry: &TableEntry, relation: u32| {
         entry.subscription_id.load(Ordering::Acquire) == subscription_id
             && entry.relation.load(Ordering::Acquire) == relation
             && entry.database.load(Ordering::Acquire) == database
     };
-    // An entry that was given back leaves a hole, so a miss has to look at all of them: once for each table and process.
-    if let Some(entry) = order().find(|entry| matches(entry, relation)) {
+    // An entry that was given back keeps its database: what was put behind it is still found. One that never was
+    // anybody's ends the search, so a miss costs little until all places were taken once.
+    let find = || {
+        order()
+            .take_while(|entry| {
+                entry.subscription_id.load(Ordering::Acquire) != 0
+                    || entry.database.load(Ordering::Acquire) != 0
+            })
+            .find(|entry| is_own(entry, relation))
+    };
+    if let Some(entry) = find() {
+        return Some(entry);
+    }
+    // This process has found all places taken before.
+    if let Some((place, owner)) = SHARED_PLACE.get()
+        && owner == subscription_id
+        && let Some(entry) = shared.tables.get(place)
+        && is_own(entry, 0)
+    {
         return Some(entry);
     }
     locked(|| {
-        if let Some(entry) = order().find(|entry| matches(entry, relation)) {
+        if let Some(entry) = find() {
             return Some(entry);
         }
         let mut free = order().filter(|entry| entry.subscription_id.load(Ordering::Acquire) == 0);
@@ -1081,7 +1107,11 @@ pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry>
             .store(subscription_id, Ordering::Release);
         Some(entry)
     })
-    .or_else(|| order().find(|entry| matches(entry, 0)))
+    .or_else(|| {
+        let found = shared.tables.iter().position(|entry| is_own(entry, 0))?;
+        SHARED_PLACE.set(Some((found, subscription_id)));
+        shared.tables.get(found)
+    })
 }
 
 /// Batches that appliers of this server have committed since it was started.

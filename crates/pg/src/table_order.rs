@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use braid_bgworker::table_order::{
-    ColumnType, HashedKey, KeyColumn, LocalKey, LocalTable, TableOrder, Trigger,
+    ColumnType, HashedKey, KeyColumn, LocalTable, TableOrder, Trigger,
 };
 use braid_gir::Schema;
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
-use crate::kept_plan;
+use crate::{catalog_key, kept_plan};
 
 /// More relations than this altered at a time mean all.
 const NOTES: usize = 64;
@@ -55,6 +55,24 @@ struct Known {
     order: Option<TableOrder>,
     /// The local table and its partitions; empty while there is none.
     relations: Vec<u32>,
+}
+
+impl Known {
+    /// Find out how its changes are ordered. In a transaction.
+    fn look(&mut self) -> Result<(), PgError> {
+        let (relations, table) = look_up(&self.namespace, &self.name)?;
+        let order = TableOrder::of(&table, &self.hashed);
+        if order != TableOrder::Keys {
+            pgrx::log!(
+                "changes of table \"{}.{}\" are {order}",
+                self.namespace,
+                self.name
+            );
+        }
+        self.relations = relations;
+        self.order = Some(order);
+        Ok(())
+    }
 }
 
 /// What the leader knows of the stream's relations.
@@ -144,19 +162,23 @@ impl TableOrders {
             return Ok(None);
         };
         if known.order.is_none() {
-            let (relations, table) = error::transaction(|| look_up(&known.namespace, &known.name))?;
-            let order = TableOrder::of(&table, &known.hashed);
-            if order != TableOrder::Keys {
-                pgrx::log!(
-                    "changes of table \"{}.{}\" are {order}",
-                    known.namespace,
-                    known.name
-                );
-            }
-            known.relations = relations;
-            known.order = Some(order);
+            error::transaction(|| known.look())?;
         }
         Ok(known.order.as_ref().map(|order| (known.number, order)))
+    }
+
+    /// Look at a schema's table, unless it was looked at and not altered since. In a transaction.
+    ///
+    /// # Errors
+    /// What reading the catalog raises.
+    pub fn look(&mut self, schema: u32) -> Result<(), PgError> {
+        match usize::try_from(schema)
+            .ok()
+            .and_then(|schema| self.schemas.get_mut(schema))
+        {
+            Some(known) if known.order.is_none() => known.look(),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -189,41 +211,6 @@ pub(crate) fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
 const RELATIONS: &str = "\
     select relid::oid::text from pg_catalog.pg_partition_tree($1::oid) where $1::oid <> relid::oid \
     union all select $1::oid::text";
-
-/// Unique indexes and exclusion constraints of these relations, a row for each column: index, whether nulls are equal, column,
-/// type and modifier (of what a domain is made of), collation if it is not deterministic. No column where the index
-/// compares something else than a column by its type's usual equality. `offset 0` keeps the planner from starting at a
-/// whole catalog: each type and schema is looked up by its OID.
-const KEYS: &str = "\
-    with recursive key as ( \
-        select i.indexrelid, x.relname, i.indnullsnotdistinct, a.attname, a.atttypid, a.atttypmod, \
-               case when o.opcname like '%\\_pattern\\_ops' or l.collisdeterministic is not false then '' else l.collname end as collation, \
-               not i.indisexclusion and (o.opcdefault or o.opcname like '%\\_pattern\\_ops') as usual, p.position \
-        from pg_catalog.pg_index i \
-        join pg_catalog.pg_class x on x.oid = i.indexrelid \
-        cross join lateral pg_catalog.generate_series(0, i.indnkeyatts - 1) p (position) \
-        left join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[p.position] and a.attnum > 0 \
-             and a.attgenerated = '' \
-        left join pg_catalog.pg_opclass o on o.oid = i.indclass[p.position] \
-        left join pg_catalog.pg_collation l on l.oid = i.indcollation[p.position] \
-        where i.indrelid = any ($1::text::oid[]) and (i.indisunique or i.indisexclusion) and i.indislive \
-    ), base (indexrelid, position, type, modifier) as ( \
-        select indexrelid, position, atttypid, atttypmod from key \
-        union all \
-        select b.indexrelid, b.position, d.typbasetype, d.typtypmod \
-        from base b \
-        cross join lateral (select typbasetype, typtypmod from pg_catalog.pg_type where oid = b.type and typtype = 'd' offset 0) d \
-    ) \
-    select k.indexrelid::text, k.relname::text, k.indnullsnotdistinct::text, \
-           case when k.usual then k.attname::text end, c.nspname::text, c.typname::text, c.modifier::text, k.collation::text \
-    from key k \
-    left join lateral ( \
-        select n.nspname, t.typname, b.modifier from base b \
-        cross join lateral (select typname, typnamespace from pg_catalog.pg_type where oid = b.type and typtype <> 'd' offset 0) t \
-        cross join lateral (select nspname from pg_catalog.pg_namespace where oid = t.typnamespace offset 0) n \
-        where b.indexrelid = k.indexrelid and b.position = k.position offset 0 \
-    ) c on true \
-    order by k.indexrelid, k.position";
 
 /// Triggers of these relations that fire while changes are applied.
 const TRIGGERS: &str = "\
@@ -269,38 +256,16 @@ pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTab
     } else {
         vec![oid.to_u32()]
     };
-    let list: Vec<String> = relations.iter().map(u32::to_string).collect();
-    let list = format!("{{{}}}", list.join(","));
     let mut table = LocalTable::default();
-    let mut last = None;
-    for row in kept_plan::rows(KEYS, &[list.as_str().into()])? {
-        let cell = |place: usize| text(row.get(place));
-        let index = cell(0);
-        if index != last {
-            last = index;
-            table.keys.push(LocalKey {
-                name: cell(1).unwrap_or_default(),
-                columns: Vec::new(),
-                nulls_equal: cell(2).as_deref() == Some("true"),
-            });
-        }
-        let column = || {
-            Some(KeyColumn {
-                name: cell(3)?,
-                column_type: ColumnType {
-                    name: (cell(4)?, cell(5)?),
-                    modifier: cell(6)?.parse().ok()?,
-                },
-                comparison: cell(7)?,
-            })
-        };
-        if let (Some(key), Some(column)) = (table.keys.last_mut(), column()) {
-            key.columns.push(column);
-        }
+    for relation in &relations {
+        // SAFETY: as above.
+        unsafe { catalog_key::read((*relation).into(), &mut table.keys) };
     }
     if !partitioned && !has_triggers {
         return Ok((relations, table));
     }
+    let list: Vec<String> = relations.iter().map(u32::to_string).collect();
+    let list = format!("{{{}}}", list.join(","));
     for row in kept_plan::rows(TRIGGERS, &[list.as_str().into()])? {
         table.triggers.push(Trigger {
             name: text(row.first()).unwrap_or_default(),

@@ -5,8 +5,10 @@ use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
 
-/// F_INT8EQ of src/include/utils/fmgroids.h.
+// src/include/utils/fmgroids.h, 15 to 18.
 const INT8_EQUAL: u32 = 467;
+const INT4_EQUAL: u32 = 65;
+const OID_EQUAL: u32 = 184;
 /// BTEqualStrategyNumber of src/include/access/stratnum.h.
 const EQUAL: u16 = 3;
 
@@ -19,6 +21,35 @@ pub enum Sees {
     Running,
     /// Whatever is still stored, also what was deleted.
     Any,
+    /// What the active snapshot shows.
+    Active,
+}
+
+/// A column of an index, by its number in the table, and the value that it is to have.
+#[derive(Debug, Clone, Copy)]
+pub enum Is {
+    /// A bigint.
+    Bigint(i16, i64),
+    /// An integer.
+    Integer(i16, u32),
+    /// An oid, or one of the types that are stored as one.
+    Oid(i16, pg_sys::Oid),
+}
+
+impl Is {
+    fn key(self) -> pg_sys::ScanKeyData {
+        let (column, equal, value) = match self {
+            Self::Bigint(column, value) => (column, INT8_EQUAL, pg_sys::Datum::from(value)),
+            Self::Integer(column, value) => {
+                (column, INT4_EQUAL, pg_sys::Datum::from(value.cast_signed()))
+            }
+            Self::Oid(column, value) => (column, OID_EQUAL, pg_sys::Datum::from(value)),
+        };
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: fills the key in; the functions are PostgreSQL's own.
+        unsafe { pg_sys::ScanKeyInit(&raw mut key, column, EQUAL, equal.into(), value) };
+        key
+    }
 }
 
 /// An index whose first column is a bigint, and the value that is looked for.
@@ -90,16 +121,84 @@ pub unsafe fn each<const N: usize>(
     sees: Sees,
     mut look: impl FnMut(&Row<N>) -> ControlFlow<()>,
 ) {
-    let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-    let count = i32::from(by.is_some());
-    let mut key = pg_sys::ScanKeyData::default();
-    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one.
+    let index = by.map_or(pg_sys::InvalidOid, |by| by.index);
+    let by = by.map(|by| Is::Bigint(1, by.value));
+    // SAFETY: as the caller says.
     unsafe {
-        if let Some(by) = by {
-            let equal = pg_sys::Oid::from(INT8_EQUAL);
-            let value = pg_sys::Datum::from(by.value);
-            pg_sys::ScanKeyInit(&raw mut key, 1, EQUAL, equal, value);
-        }
+        scan(table, index, by.as_slice(), sees, |tuple, descriptor| {
+            let mut row = Row {
+                values: [pg_sys::Datum::null(); N],
+                nulls: [true; N],
+                tuple,
+            };
+            let (values, nulls) = (row.values.as_mut_ptr(), row.nulls.as_mut_ptr());
+            pg_sys::heap_deform_tuple(tuple, descriptor, values, nulls);
+            look(&row)
+        });
+    }
+}
+
+/// Look at the rows that an index finds, until told to stop. A row has a value for each column, dropped ones included;
+/// `None` is null. By-reference values are valid while the row is looked at.
+///
+/// # Safety
+/// In a transaction. The index is one of the table's, and begins with the columns of `by`, which have these types.
+pub unsafe fn find(
+    table: pg_sys::Oid,
+    index: pg_sys::Oid,
+    by: &[Is],
+    sees: Sees,
+    mut look: impl FnMut(&[Option<pg_sys::Datum>]) -> ControlFlow<()>,
+) {
+    // SAFETY: as the caller says; there is a place for each column.
+    unsafe {
+        scan(table, index, by, sees, |tuple, descriptor| {
+            let width = usize::try_from((*descriptor).natts).unwrap_or(0);
+            let mut values = vec![pg_sys::Datum::null(); width];
+            let mut nulls = vec![true; width];
+            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let row: Vec<_> = values
+                .into_iter()
+                .zip(nulls)
+                .map(|(value, null)| (!null).then_some(value))
+                .collect();
+            look(&row)
+        });
+    }
+}
+
+/// Whether a table has a row, or the index finds one.
+///
+/// # Safety
+/// As [`find`]; the index may be invalid if `by` is empty.
+pub unsafe fn has_any(table: pg_sys::Oid, index: pg_sys::Oid, by: &[Is], sees: Sees) -> bool {
+    let mut found = false;
+    // SAFETY: as the caller says.
+    unsafe {
+        scan(table, index, by, sees, |_, _| {
+            found = true;
+            ControlFlow::Break(())
+        });
+    }
+    found
+}
+
+/// Look at tuples of a table, or at those that an index finds, until told to stop.
+///
+/// # Safety
+/// As [`find`].
+unsafe fn scan(
+    table: pg_sys::Oid,
+    index: pg_sys::Oid,
+    by: &[Is],
+    sees: Sees,
+    mut look: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> ControlFlow<()>,
+) {
+    let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+    let mut keys: Vec<pg_sys::ScanKeyData> = by.iter().map(|is| is.key()).collect();
+    let count = i32::try_from(keys.len()).unwrap_or(0);
+    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one. PostgreSQL copies the keys.
+    unsafe {
         let relation = pg_sys::table_open(table, lock);
         let latest = match sees {
             Sees::Committed => pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()),
@@ -113,29 +212,19 @@ pub unsafe fn each<const N: usize>(
             Sees::Committed => latest,
             Sees::Running => &raw mut dirty,
             Sees::Any => &raw mut pg_sys::SnapshotAnyData,
+            Sees::Active => pg_sys::GetActiveSnapshot(),
         };
-        let index = by.map_or(pg_sys::InvalidOid, |by| by.index);
         let scan = pg_sys::systable_beginscan(
             relation,
             index,
-            by.is_some(),
+            index != pg_sys::InvalidOid,
             snapshot,
             count,
-            &raw mut key,
+            keys.as_mut_ptr(),
         );
         loop {
             let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            let mut row = Row {
-                values: [pg_sys::Datum::null(); N],
-                nulls: [true; N],
-                tuple,
-            };
-            let (values, nulls) = (row.values.as_mut_ptr(), row.nulls.as_mut_ptr());
-            pg_sys::heap_deform_tuple(tuple, (*relation).rd_att, values, nulls);
-            if look(&row).is_break() {
+            if tuple.is_null() || look(tuple, (*relation).rd_att).is_break() {
                 break;
             }
         }

@@ -29,7 +29,9 @@ use crate::encoding;
 use crate::error::PgError;
 use crate::ffi;
 use crate::kept_plan;
+use crate::names::own_table;
 use crate::settings::{self, RememberDeletions};
+use crate::table_scan::{Is, Sees, has_any};
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const NUMERIC_ADD: u32 = 1724;
@@ -208,7 +210,13 @@ pub unsafe fn load(
             (*relation).rd_att,
         )
     };
-    let found = kept_plan::rows(RULES, &[oid.into()])?;
+    let (table, index) = (own_table("column_rule")?, own_table("column_rule_pkey")?);
+    // SAFETY: in a transaction; the key begins with the relation.
+    let found = if unsafe { has_any(table, index, &[Is::Oid(1, oid)], Sees::Committed) } {
+        kept_plan::rows(RULES, &[oid.into()])?
+    } else {
+        Vec::new()
+    };
     let mut rules = ColumnRules {
         columns: Vec::new(),
         were_set: !found.is_empty(),

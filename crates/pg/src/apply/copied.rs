@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use pgrx::pg_sys;
@@ -18,16 +19,19 @@ use super::key_hash::{
     stored_row_hash, table_hash,
 };
 use super::lookup::writer;
+use super::partition::with_ancestors;
 use super::relation::LocalRelation;
 use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::apply::identity_key;
 use crate::error::PgError;
+use crate::names::own_table;
 use crate::subscription::local_node;
+use crate::table_scan::{self, Is, Sees, low};
 use crate::taken_row::Author;
 use crate::tombstone::{self, CopiedVersion};
 use crate::xid::full;
-use crate::{compat, kept_plan, latch};
+use crate::{compat, latch};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -69,19 +73,28 @@ impl From {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn tables(relation: pg_sys::Oid) -> Result<Vec<From>, PgError> {
-    let found = kept_plan::rows(
-        "select relation::text, table_id::text from braid.copied_table where relation = $1::oid \
-         or relation in (select relid from pg_catalog.pg_partition_ancestors($1::oid))",
-        &[relation.into()],
-    )?;
-    let parse = |row: Vec<Option<String>>| {
-        let [relation, table] = <[_; 2]>::try_from(row).ok()?;
-        Some(From {
-            relation: relation?.parse().ok()?,
-            table: table?.parse().ok()?,
-        })
-    };
-    Ok(found.into_iter().filter_map(parse).collect())
+    let (table, index) = (own_table("copied_table")?, own_table("copied_table_pkey")?);
+    let mut found = Vec::new();
+    // SAFETY: in a transaction.
+    for relation in unsafe { with_ancestors(relation) } {
+        // SAFETY: in a transaction; the key begins with the relation, and the table's OID there comes next.
+        unsafe {
+            table_scan::find(
+                table,
+                index,
+                &[Is::Oid(1, relation)],
+                Sees::Committed,
+                |row| {
+                    found.extend(row.get(1).copied().flatten().map(|table| From {
+                        relation: relation.to_u32(),
+                        table: low(table),
+                    }));
+                    ControlFlow::Continue(())
+                },
+            );
+        }
+    }
+    Ok(found)
 }
 
 /// The version of a row whose writer, `xid`, tells none.

@@ -3,7 +3,7 @@
 //! What such a removal has taken was gone already, as a row that is older than the truncate. So it has none, and gets that of a newer removal, or one
 //! that is here, or is remembered, like one that comes now and finds none (`removal`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use braid_bgworker::conflict::Version;
 use pgrx::pg_sys;
@@ -23,19 +23,27 @@ use crate::tombstone::Seen;
 type Here = HashMap<u64, Vec<(pg_sys::ItemPointerData, Option<Author>)>>;
 
 impl Session {
-    /// The transaction in hand has emptied a table, which is locked and open.
+    /// The transaction in hand has emptied tables, which are locked and open. What was taken out of them is read once for all.
     pub(super) fn free_removals(
         &mut self,
-        table: &Emptied,
+        tables: &[Emptied],
         current: &Current,
     ) -> Result<(), PgError> {
-        if !table.is_heap {
-            return Ok(());
+        let mut freed = self.freed_by(tables, current)?;
+        for table in tables {
+            if let Some(freed) = freed.remove(&table.key.1) {
+                self.free_removals_of(table, freed, current)?;
+            }
         }
-        let freed = self.freed_by(table, current)?;
-        if freed.is_empty() {
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    fn free_removals_of(
+        &mut self,
+        table: &Emptied,
+        freed: Vec<(TakenRow, Place)>,
+        current: &Current,
+    ) -> Result<(), PgError> {
         self.open_emptied(table)?;
         if !self.is_bag(table.key) || !self.target(table.key)?.plan.rules.go_by_versions() {
             return Ok(());
@@ -84,28 +92,38 @@ impl Session {
         Ok(())
     }
 
-    /// What newer transactions have taken out of a table that is older than the one in hand, in the order in which they did.
+    /// What newer transactions have taken out of tables that is older than the one in hand: by table, in the order in which they did.
     fn freed_by(
         &mut self,
-        table: &Emptied,
+        tables: &[Emptied],
         current: &Current,
-    ) -> Result<Vec<(TakenRow, Place)>, PgError> {
+    ) -> Result<HashMap<u32, Vec<(TakenRow, Place)>>, PgError> {
         self.store_tombstones()?;
+        let heaps: HashSet<u32> = tables
+            .iter()
+            .filter(|table| table.is_heap)
+            .map(|table| table.key.1)
+            .collect();
         let mut all = Vec::new();
         taken_row::each(None, Seen::Committed, |taken, place| {
-            if taken.relation == table.key.1 && taken.removal.0 >= current.timestamp {
+            if heaps.contains(&taken.relation) && taken.removal.0 >= current.timestamp {
                 all.push((taken, place));
             }
         })?;
-        let mut freed = Vec::new();
+        let mut freed: HashMap<u32, Vec<_>> = HashMap::new();
         for (taken, place) in all {
             let truncate = version(current);
             let was_before = taken.row.is_none_or(|row| self.version_of(row) < truncate);
             if was_before && self.version_of(taken.removal) > truncate {
-                freed.push((taken, place));
+                freed
+                    .entry(taken.relation)
+                    .or_default()
+                    .push((taken, place));
             }
         }
-        freed.sort_unstable_by_key(|(taken, place)| (taken.removal, *place));
+        for freed in freed.values_mut() {
+            freed.sort_unstable_by_key(|(taken, place)| (taken.removal, *place));
+        }
         Ok(freed)
     }
 

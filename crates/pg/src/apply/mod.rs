@@ -970,6 +970,7 @@ impl Session {
                     now.missing_noted = before.missing_noted
                         && before.plan.width == now.plan.width
                         && before.plan.missing == now.plan.missing;
+                    now.counters = before.counters;
                 }
             }
             if let Some(target) = self.targets.get_mut(&key) {

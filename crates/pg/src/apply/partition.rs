@@ -3,7 +3,29 @@
 use pgrx::pg_sys;
 
 use super::table::make_node;
-use crate::ffi;
+use crate::{compat, ffi};
+
+/// A relation, and the partitioned tables that it is a partition of.
+///
+/// # Safety
+/// In a transaction with a snapshot.
+pub(super) unsafe fn with_ancestors(relation: pg_sys::Oid) -> Vec<pg_sys::Oid> {
+    // SAFETY: as the caller says; a relation that is gone is no partition. The list is freed after its last use.
+    unsafe {
+        if !pg_sys::get_rel_relispartition(relation) {
+            return vec![relation];
+        }
+        let ancestors = ffi::get_partition_ancestors(relation);
+        let all = std::iter::once(relation)
+            .chain(
+                (0..compat::list_length(ancestors))
+                    .map(|position| compat::list_oid(ancestors, position)),
+            )
+            .collect();
+        pg_sys::list_free(ancestors);
+        all
+    }
+}
 
 /// Routes rows of one partitioned table, until the transaction ends.
 #[derive(Debug)]

@@ -5,6 +5,8 @@
 //!
 //! Invariant: changes are left out if `braid.left_out_table` has their relation, and never because nothing is known.
 
+use std::ffi::{CStr, CString, c_char};
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -12,11 +14,22 @@ use braid_bgworker::copied_position::CopiedPosition;
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use pgrx::pg_sys;
 
+use super::partition::with_ancestors;
 use super::relation::{self, RemoteRelation};
 use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
 use crate::error::PgError;
-use crate::names;
-use crate::{kept_plan, subscription};
+use crate::names::{self, own_table};
+use crate::table_scan::{self, Is, Sees};
+use crate::{encoding, kept_plan, subscription};
+
+// Columns of braid.subscription_table, from 1.
+const SCHEMA_NAME: usize = 3;
+const TABLE_NAME: usize = 4;
+const STATE: usize = 5;
+const COPY_LSN: usize = 6;
+const COPY_SNAPSHOT: usize = 7;
+/// F_PG_SNAPSHOT_OUT of src/include/utils/fmgroids.h, 15 to 18.
+const SNAPSHOT_OUT: u32 = 5056;
 
 /// The message of a table that the leader has to look at again.
 pub const NOT_KNOWN: &str = "a table was made anew while its changes were applied";
@@ -89,7 +102,7 @@ impl Route {
 struct Membership {
     from_lsn: u64,
     snapshot: Option<ProviderSnapshot>,
-    /// Under the name that the table has now.
+    /// Under the name by which the table was found.
     is_current: bool,
 }
 
@@ -145,7 +158,7 @@ impl Session {
         let id = self.identity.subscription_id;
         if let Some(oid) = found
             && relation::takes_changes(oid)
-            && let Some(member) = membership(id, oid)?
+            && let Some(member) = membership(id, oid, remote)?
             && member.is_current
         {
             return Ok(Route {
@@ -215,27 +228,46 @@ fn absent(name: &str, known: bool) -> PgError {
 
 /// From which position on a table's changes are applied; `None` when it is not part of the subscription. Of a table that is still
 /// to be copied, nothing is: the leader lets through only what is older than the copy will be.
-fn membership(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<Membership>, PgError> {
-    let found = kept_plan::rows_in_snapshot(
-        "select case when t.state = 'ready' then (coalesce(t.copy_lsn, '0/0'::pg_lsn) - '0/0'::pg_lsn)::text \
-         else '18446744073709551615' end, t.copy_snapshot::text, (c.relname = t.table_name and n.nspname = t.schema_name)::text \
-         from braid.subscription_table t join pg_catalog.pg_class c on c.oid = t.relation::oid \
-         join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-         where t.subscription_id = $1 and t.relation = $2::oid",
-        &[
-            i64::from(subscription_id).into(),
-            i64::from(oid.to_u32()).into(),
-        ],
-    )?;
-    let Some(row) = found.into_iter().next() else {
-        return Ok(None);
-    };
-    let [position, snapshot, is_current] = <[_; 3]>::try_from(row).unwrap_or_default();
-    Ok(Some(Membership {
-        from_lsn: position.and_then(|text| text.parse().ok()).unwrap_or(0),
-        snapshot: snapshot.and_then(|text| ProviderSnapshot::parse(&text)),
-        is_current: is_current.as_deref() == Some("true"),
-    }))
+fn membership(
+    subscription_id: u32,
+    oid: pg_sys::Oid,
+    remote: &RemoteRelation,
+) -> Result<Option<Membership>, PgError> {
+    let (table, index) = (
+        own_table("subscription_table")?,
+        own_table("subscription_table_pkey")?,
+    );
+    let names = [&remote.namespace, &remote.name].map(|name| encoding::name_here(name));
+    let key = [Is::Integer(1, subscription_id), Is::Oid(2, oid)];
+    let mut member = None;
+    // SAFETY: in a transaction with an active snapshot; the columns have the types of the install script.
+    unsafe {
+        table_scan::find(table, index, &key, Sees::Active, |row| {
+            let value = |column: usize| row.get(column - 1).copied().flatten();
+            let is_name = |column, name: &Option<CString>| {
+                value(column).is_some_and(|here| {
+                    name.as_deref() == Some(CStr::from_ptr(here.cast_mut_ptr::<c_char>()))
+                })
+            };
+            let is_ready =
+                value(STATE).is_some_and(|state| table_scan::with_bytes(state, |s| s == b"ready"));
+            let [namespace, name] = &names;
+            member = Some(Membership {
+                from_lsn: match value(COPY_LSN) {
+                    _ if !is_ready => u64::MAX,
+                    Some(position) => position.value() as u64,
+                    None => 0,
+                },
+                snapshot: value(COPY_SNAPSHOT).and_then(|snapshot| {
+                    let text = pg_sys::OidOutputFunctionCall(SNAPSHOT_OUT.into(), snapshot);
+                    ProviderSnapshot::parse(&CStr::from_ptr(text).to_string_lossy())
+                }),
+                is_current: is_name(SCHEMA_NAME, namespace) && is_name(TABLE_NAME, name),
+            });
+            ControlFlow::Break(())
+        });
+    }
+    Ok(member)
 }
 
 /// Why changes are not applied to a table that has the name of another one, if the leader has said so.
@@ -255,6 +287,19 @@ fn replaced(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<PgError>, P
 
 /// What a copy of a table, or of one of which it is a partition, has of the transactions of a subscription's provider.
 fn copied_position(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<CopiedFrom>, PgError> {
+    let (table, index) = (
+        own_table("copied_position")?,
+        own_table("copied_position_pkey")?,
+    );
+    // SAFETY: in a transaction with an active snapshot; the key begins with the relation.
+    let is_known = unsafe {
+        with_ancestors(oid)
+            .into_iter()
+            .any(|oid| table_scan::has_any(table, index, &[Is::Oid(1, oid)], Sees::Active))
+    };
+    if !is_known {
+        return Ok(None);
+    }
     let found = kept_plan::rows_in_snapshot(
         "select c.\"position\"::text, array_to_string(c.beyond, ','), array_to_string(c.missing, ','), c.forwards::text \
          from braid.copied_position c join braid.subscription s on s.provider_id = c.node_id \

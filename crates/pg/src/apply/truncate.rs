@@ -4,6 +4,7 @@
 //! row by row. Either way a tombstone for the table as a whole is written, so that what is older and comes later stays away
 //! (`deletion.rs`), and for the nodes behind this one the truncate is passed on (`unfound.rs`): row by row, WAL has only what was here. Where deletions are not remembered, tables are truncated without a look at their rows.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use braid_bgworker::conflict::{Action, Decision, decide_delete, decide_truncated};
@@ -96,9 +97,9 @@ impl Session {
         }
         for table in &tables {
             self.remember_truncation(table.key, current.timestamp)?;
-            if remembers {
-                self.free_removals(table, &current)?;
-            }
+        }
+        if remembers {
+            self.free_removals(&tables, &current)?;
         }
         self.close_tables();
         close(&tables);
@@ -166,12 +167,9 @@ impl Session {
                     ));
                 }
             }
-            let emptied = |oid| {
-                tables
-                    .iter()
-                    .any(|table| (*table.relation).rd_id.to_u32() == oid)
-            };
-            self.unchecked.retain(|((_, oid), _)| !emptied(*oid));
+            let emptied: HashSet<u32> = tables.iter().map(|table| table.key.1).collect();
+            self.unchecked
+                .retain(|((_, oid), _)| !emptied.contains(oid));
             compat::execute_truncate(
                 relations,
                 relation_oids,
@@ -440,12 +438,13 @@ unsafe fn emptied_with(root: pg_sys::Oid, lock: i32) -> Vec<pg_sys::Oid> {
 unsafe fn lock_below(roots: &[Key]) -> Result<Vec<Emptied>, PgError> {
     let lock = whole_lock();
     let mut tables: Vec<Emptied> = Vec::new();
+    let mut seen = HashSet::new();
     // SAFETY: as the caller says; the lists live in the transaction's context.
     unsafe {
         let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext);
         for (schema, root) in roots {
             for oid in emptied_with(pg_sys::Oid::from(*root), lock) {
-                if tables.iter().any(|table| table.key.1 == oid.to_u32()) {
+                if !seen.insert(oid) {
                     continue;
                 }
                 let relation = pg_sys::try_relation_open(oid, lock);

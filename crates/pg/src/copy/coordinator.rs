@@ -179,6 +179,13 @@ impl Coordinator {
             .is_some_and(|table| table.state == State::Ready)
     }
 
+    /// Whether the catalog, as it was when it was last read, has a table of this name in the subscription, and nobody has said
+    /// since that it has changed.
+    #[must_use]
+    pub fn knows(&self, namespace: &str, name: &str) -> bool {
+        !self.stale && self.table(namespace, name).is_some()
+    }
+
     /// Whether a table of this database is known to be part of the subscription under its name.
     #[must_use]
     pub fn is_member(&self, relation: u32, namespace: &str, name: &str) -> bool {

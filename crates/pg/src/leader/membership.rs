@@ -52,14 +52,12 @@ enum There {
 }
 
 /// The relation that has the name.
-fn look_here(relation: &Relation) -> Result<(Here, u32), PgError> {
-    Ok(
-        match names::find_table(&relation.namespace, &relation.name)? {
-            None => (Here::Absent, 0),
-            Some(oid) if apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
-            Some(oid) => (Here::Other, oid.to_u32()),
-        },
-    )
+fn look_here(namespace: &str, name: &str) -> Result<(Here, u32), PgError> {
+    Ok(match names::find_table(namespace, name)? {
+        None => (Here::Absent, 0),
+        Some(oid) if apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
+        Some(oid) => (Here::Other, oid.to_u32()),
+    })
 }
 
 impl Stream {
@@ -82,14 +80,20 @@ impl Stream {
         })
     }
 
-    /// Whether a relation's table is known to be the subscription's under its name.
-    pub(super) fn is_plain_member(&self, schema: u32) -> Result<bool, End> {
-        let relation = self.relation(schema)?;
-        let (here, oid) = error::transaction(|| look_here(&relation))?;
-        Ok(here == Here::Table
-            && self
-                .coordinator
-                .is_member(oid, &relation.namespace, &relation.name))
+    /// Whether a relation's table is known to be the subscription's under its name. How its changes are ordered is looked up
+    /// along with that, in the transaction that this needs anyway.
+    pub(super) fn is_plain_member(&mut self, schema: u32) -> Result<bool, End> {
+        let place = usize::try_from(schema).map_err(|_| out_of_order())?;
+        let (namespace, name) = self.schemas.get(place).ok_or_else(out_of_order)?;
+        let (coordinator, orders) = (&self.coordinator, &mut self.orders);
+        Ok(error::transaction(|| {
+            let (here, oid) = look_here(namespace, name)?;
+            let is_member = here == Here::Table && coordinator.is_member(oid, namespace, name);
+            if is_member {
+                orders.look(schema)?;
+            }
+            Ok(is_member)
+        })?)
     }
 
     /// Makes sure that the changes of a relation are applied, or are known to be left out, unless the subscription has to stop at them.
@@ -283,7 +287,7 @@ struct Facts {
 
 impl Facts {
     fn read(id: u32, relation: &Relation) -> Result<Self, PgError> {
-        let (here, oid) = look_here(relation)?;
+        let (here, oid) = look_here(&relation.namespace, &relation.name)?;
         let found = rows(
             "select (relation = $2::oid)::text, (schema_name = $3 and table_name = $4)::text, state, schema_name::text, table_name::text \
              from braid.subscription_table \

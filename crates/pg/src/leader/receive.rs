@@ -185,7 +185,8 @@ impl Stream {
         self.orders.learn(&schema);
         if self.all_tables && self.segments.is_open() {
             self.segments.tentative.insert(schema.number.0);
-        } else if self.all_tables {
+        } else if self.all_tables && !self.coordinator.knows(schema.namespace, schema.name) {
+            // Of one that is known, the first change shows whether it is still the same (`look_at_table`).
             self.adopt_table(schema.namespace, schema.name)?;
         }
         Ok(self.group.append(record)?)
