@@ -6,9 +6,10 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
-use braid_pg::encoding::Text;
-use braid_pg::wait::Wait;
-use braid_pg::{clock, readers, registry};
+use braid_pg::node::{clock, readers, registry};
+use braid_pg::postgres::encoding::Text;
+use braid_pg::postgres::process;
+use braid_pg::postgres::wait::Wait;
 use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::name;
 use pgrx::prelude::*;
@@ -50,7 +51,7 @@ fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
 
 /// What `read` makes of each entry of this database's subscriptions. An entry that becomes another's meanwhile is left out.
 fn subscriptions<T>(read: impl Fn(i32, &registry::SubscriptionEntry) -> T) -> Vec<T> {
-    let database = registry::my_database();
+    let database = process::my_database();
     registry::subscriptions()
         .iter()
         .filter_map(|entry| {
@@ -244,7 +245,7 @@ fn table_activity() -> TableIterator<
         name!(copy_bytes, i64),
     ),
 > {
-    let database = registry::my_database();
+    let database = process::my_database();
     let key = |entry: &registry::TableEntry| {
         (
             entry.subscription_id.load(Ordering::Acquire),
@@ -446,7 +447,7 @@ fn deletion_activity() -> TableIterator<
         name!(collected_lsn, Option<i64>),
     ),
 > {
-    let entry = registry::find_manager(registry::my_database());
+    let entry = registry::find_manager(process::my_database());
     TableIterator::new(entry.map(|entry| {
         (
             entry.remembers_deletions.load(Ordering::Relaxed),

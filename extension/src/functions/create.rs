@@ -2,10 +2,9 @@
 
 use std::ffi::CStr;
 
-use braid_pg::catalog::{current_role, query, utf8_string};
-use braid_pg::connection_string;
-use braid_pg::encoding::Text;
-use braid_pg::secrecy;
+use braid_pg::node::{connection_string, secrecy};
+use braid_pg::postgres::catalog::{current_role, query, utf8_string};
+use braid_pg::postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};

@@ -34,9 +34,9 @@ mod waiting;
 
 use std::ffi::CStr;
 
-use braid_pg::catalog::{Rights, utf8_string, with_rights};
-use braid_pg::encoding::Text;
-use braid_pg::error::pass_on;
+use braid_pg::postgres::catalog::{Rights, utf8_string, with_rights};
+use braid_pg::postgres::encoding::Text;
+use braid_pg::postgres::error::pass_on;
 
 use failure::{Failure, Outcome};
 
@@ -68,5 +68,5 @@ fn required<T>(value: Option<T>, argument: &str) -> Outcome<T> {
 
 /// Have the manager look at the catalog once this transaction has committed.
 fn wake_manager() {
-    braid_pg::wake::manager_at_commit();
+    braid_pg::node::wake::manager_at_commit();
 }

@@ -3,10 +3,10 @@
 use std::ffi::CStr;
 
 use braid_bgworker::slot_name;
-use braid_pg::catalog::query;
-use braid_pg::connection_string;
-use braid_pg::encoding::Text;
-use braid_pg::{libpq, secrecy};
+use braid_pg::node::{connection_string, secrecy};
+use braid_pg::postgres::catalog::query;
+use braid_pg::postgres::encoding::Text;
+use braid_pg::postgres::libpq;
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};

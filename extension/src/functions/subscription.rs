@@ -4,9 +4,9 @@
 use std::ffi::CStr;
 
 use braid_gir::lsn_text;
-use braid_pg::catalog::{current_role, is_superuser, query};
-use braid_pg::connection_string;
-use braid_pg::{away, crash, owners};
+use braid_pg::node::{connection_string, crash, owners};
+use braid_pg::postgres::catalog::{current_role, is_superuser, query};
+use braid_pg::workers::away;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};
@@ -277,7 +277,7 @@ pub fn prepared_for(subscription: &local::Subscription) -> Vec<String> {
     let id = subscription.id.parse().unwrap_or(0);
     local::column(&query(
         "select gid from pg_prepared_xacts where database = current_database() and starts_with(gid, $1) order by gid",
-        &[Some(&braid_pg::prepared::prefix(id))],
+        &[Some(&braid_pg::node::prepared::prefix(id))],
     ))
 }
 

@@ -14,8 +14,8 @@ use super::consolidate::{ExactKey, Item, Joined, part};
 use super::number_map::NumberMap;
 use super::relation::RemoteRelation;
 use super::{GENERATION, Session};
-use crate::error::PgError;
-use crate::table_order;
+use crate::node::table_order;
+use crate::postgres::error::PgError;
 
 /// A table of the batch in hand.
 #[derive(Debug)]

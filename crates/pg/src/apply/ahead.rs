@@ -13,7 +13,7 @@ use super::lookup::Purpose;
 use super::relation::{LocalColumn, fill_row};
 use super::table::{OpenTable, RowValues};
 use super::{GENERATION, Session};
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 type Key = (u32, u32);
 

@@ -9,7 +9,7 @@ use braid_gir::Begin;
 use pgrx::pg_sys;
 
 use super::{GENERATION, Session};
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 pub use super::batch::Versions;
 

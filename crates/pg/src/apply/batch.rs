@@ -22,11 +22,11 @@ use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
-use crate::error::PgError;
-use crate::names::own_table;
-use crate::registry;
-use crate::table_scan::{self, By, Sees};
-use crate::xid::full;
+use crate::node::registry;
+use crate::postgres::error::PgError;
+use crate::postgres::names::own_table;
+use crate::postgres::table_scan::{self, By, Sees};
+use crate::postgres::xid::full;
 
 /// Batches whose versions are remembered by a process.
 const REMEMBERED: usize = 64;
@@ -348,7 +348,8 @@ fn lock(mode: u32) -> i32 {
 /// # Safety
 /// In a transaction.
 unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
-    let index = crate::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
+    let index =
+        crate::postgres::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
     let by = xid.map(|xid| By {
         index,
         value: i64::try_from(xid).unwrap_or(i64::MAX),

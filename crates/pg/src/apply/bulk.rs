@@ -20,8 +20,8 @@ use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::{Found, Purpose};
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session, memory_context};
-use crate::error::PgError;
-use crate::registry;
+use crate::node::registry;
+use crate::postgres::error::PgError;
 
 /// Rows that are held back at most.
 const ROWS: usize = 1000;

@@ -30,10 +30,10 @@ use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Session, Target};
-use crate::error::PgError;
-use crate::heap_page::Place;
-use crate::registry;
-use crate::settings::{self, ConflictHistory};
+use crate::node::registry;
+use crate::node::settings::{self, ConflictHistory};
+use crate::postgres::error::PgError;
+use crate::postgres::heap_page::Place;
 
 pub(super) type Key = (u32, u32);
 

@@ -4,7 +4,7 @@
 //! A row into which a losing change has added something is written by that change's transaction, but keeps its version: that is written
 //! down as for rows that a conflict function has made (`batch.rs`).
 //!
-//! Columns that are registers of their own have who wrote them in `braid.column_write` (`crate::column_write`). A change is compared with that only where something
+//! Columns that are registers of their own have who wrote them in `braid.column_write` (`crate::node::column_write`). A change is compared with that only where something
 //! newer may have written the row: its version is not known to be the oldest. Then the row is locked, and what local sessions have written to it is waited for.
 
 use std::cmp::Ordering;
@@ -23,15 +23,12 @@ use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
 use super::{Current, Session, Target};
-use crate::column_write::{self, ColumnWrite};
-use crate::compat;
-use crate::encoding;
-use crate::error::PgError;
-use crate::ffi;
-use crate::kept_plan;
-use crate::names::own_table;
-use crate::settings::{self, RememberDeletions};
-use crate::table_scan::{Is, Sees, has_any};
+use crate::node::column_write::{self, ColumnWrite};
+use crate::node::settings::{self, RememberDeletions};
+use crate::postgres::error::PgError;
+use crate::postgres::names::own_table;
+use crate::postgres::table_scan::{Is, Sees, has_any};
+use crate::postgres::{compat, encoding, ffi, kept_plan};
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const NUMERIC_ADD: u32 = 1724;

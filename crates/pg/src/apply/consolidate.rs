@@ -21,7 +21,7 @@ use super::lookup::{Found, Purpose};
 use super::number_map::NumberMap;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 /// Changes that are joined at most: of a batch all.
 const LIMIT: u32 = 1 << 20;

@@ -12,7 +12,7 @@ use pgrx::pg_sys;
 use super::eviction::slot_for;
 use super::lookup::{IndexLookup, LockedRows};
 use super::table::OpenTable;
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 /// `INDEX_MAX_KEYS` of src/include/pg_config_manual.h.
 const INDEX_MAX_KEYS: usize = 32;

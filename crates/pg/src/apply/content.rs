@@ -7,7 +7,7 @@ use braid_decoder::KeyHasher;
 use braid_gir::{Change, Image, Operation, Truncate};
 
 use super::Session;
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 fn feed(hasher: &mut KeyHasher, image: Option<&Image<'_>>) {
     let Some(image) = image else {

@@ -1,4 +1,4 @@
-//! Versions of rows that an initial copy has brought (`crate::copy::versions` writes them down). The commit of the copy tells none; and a
+//! Versions of rows that an initial copy has brought (`crate::workers::copy::versions` writes them down). The commit of the copy tells none; and a
 //! change of a third node that comes after it may be older than what was copied.
 //!
 //! A row is known by the hashes that its key has in the table that it was copied from ([`From::hashes`]): so deletions can be brought along
@@ -24,14 +24,14 @@ use super::relation::LocalRelation;
 use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::apply::identity_key;
-use crate::error::PgError;
-use crate::names::own_table;
-use crate::subscription::local_node;
-use crate::table_scan::{self, Is, Sees, low};
-use crate::taken_row::Author;
-use crate::tombstone::{self, CopiedVersion};
-use crate::xid::full;
-use crate::{compat, latch};
+use crate::node::subscription::local_node;
+use crate::node::taken_row::Author;
+use crate::node::tombstone::{self, CopiedVersion};
+use crate::postgres::error::PgError;
+use crate::postgres::names::own_table;
+use crate::postgres::table_scan::{self, Is, Sees, low};
+use crate::postgres::xid::full;
+use crate::postgres::{compat, latch};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

@@ -9,9 +9,9 @@ use std::ffi::CString;
 use braid_gir::{DateTime, DateTimeKind, Value};
 use pgrx::pg_sys;
 
-use crate::catalog;
-use crate::error::PgError;
-use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::postgres::catalog;
+use crate::postgres::error::PgError;
+use crate::postgres::timestamp::EPOCH_DIFFERENCE;
 
 const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
 

@@ -16,7 +16,7 @@ use super::in_the_way::{UNIQUE_VIOLATION, Way, drop_rows};
 use super::lookup::LockedRows;
 use super::relation::RemoteRelation;
 use super::table::OpenTable;
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 impl Session {
     /// All of the transaction is written: whether it ends with what deferrable constraints forbid.

@@ -1,4 +1,4 @@
-//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`crate::tombstone`). Run by
+//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`crate::node::tombstone`). Run by
 //! the appliers.
 
 use braid_bgworker::conflict::Version;
@@ -11,10 +11,9 @@ use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
 use super::{Current, Session, Target};
-use crate::error::PgError;
-use crate::registry;
-use crate::taken_row;
-use crate::tombstone::{self, Seen, Tombstone};
+use crate::node::tombstone::{self, Seen, Tombstone};
+use crate::node::{registry, taken_row};
+use crate::postgres::error::PgError;
 
 /// Tombstones of one transaction that are held back until it ends.
 const HELD: usize = 1000;

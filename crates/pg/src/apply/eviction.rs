@@ -11,7 +11,7 @@
 //!    in `braid.displacement`, which is yet to be told. A loser that was about to come meets the tombstone at the next attempt, and stays
 //!    away.
 //! 2. Tell: delete those rows, each in a transaction of this node's own, of which the output plugin makes the deletion that is told
-//!    (`decoding::displacement`). What a crash has left there the manager tells later.
+//!    (`plugin::displacement`). What a crash has left there the manager tells later.
 //!
 //! A row that is to come loses only if its transaction leaves it so: it may change again in there, and then be in nobody's way.
 //!
@@ -30,9 +30,9 @@ use super::merge::{self, Call};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::{Current, Session, Target};
-use crate::compat;
-use crate::error::{self, PgError};
-use crate::subscription::{execute, execute_counting};
+use crate::node::subscription::{execute, execute_counting};
+use crate::postgres::compat;
+use crate::postgres::error::{self, PgError};
 
 /// Largest column, in bytes, that is told beside the key: what a row filter may look at.
 const TOLD_BYTES: usize = 1024;

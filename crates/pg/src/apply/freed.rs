@@ -15,9 +15,9 @@ use super::removal::{Live, at_the_same_time};
 use super::truncate::Emptied;
 use super::version::{Stamp, stamp_of};
 use super::{Current, Session, scan};
-use crate::error::PgError;
-use crate::taken_row::{self, Author, Place, TakenRow};
-use crate::tombstone::Seen;
+use crate::node::taken_row::{self, Author, Place, TakenRow};
+use crate::node::tombstone::Seen;
+use crate::postgres::error::PgError;
 
 /// Rows that are here, by their hashes: where each is, and who wrote it.
 type Here = HashMap<u64, Vec<(pg_sys::ItemPointerData, Option<Author>)>>;

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use braid_bgworker::policy::{self, Policy};
 use pgrx::pg_sys;
 
-use crate::encoding;
-use crate::error::{self, PgError};
-use crate::subtransaction::Subtransaction;
-use crate::{ffi, latch, settings};
+use crate::node::settings;
+use crate::postgres::error::{self, PgError};
+use crate::postgres::subtransaction::Subtransaction;
+use crate::postgres::{encoding, ffi, latch};
 
 /// external_routine_exception
 const FAILED: &str = "38000";

@@ -17,9 +17,9 @@ use super::change::Rows;
 use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
-use crate::encoding;
-use crate::error::PgError;
-use crate::subscription::execute;
+use crate::node::subscription::execute;
+use crate::postgres::encoding;
+use crate::postgres::error::PgError;
 
 /// What is known of a conflict besides its rows.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use super::merge::Meeting;
 use super::relation::RemoteRelation;
 use super::version::Stamp;
 use super::{Current, Session};
-use crate::error::PgError;
+use crate::postgres::error::PgError;
 
 /// SQLSTATE unique_violation.
 pub(super) const UNIQUE_VIOLATION: &str = "23505";

@@ -23,8 +23,8 @@ use pgrx::pg_sys;
 
 use super::relation::LocalRelation;
 use super::table::RowValues;
-use crate::compat;
-use crate::encoding::from_server;
+use crate::postgres::compat;
+use crate::postgres::encoding::from_server;
 
 /// Types and collations below this OID come with PostgreSQL, and have it at every node.
 const FIRST_OTHER_OID: u32 = 10_000;

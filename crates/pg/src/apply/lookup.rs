@@ -12,11 +12,11 @@ use super::places::{Hint, Places};
 use super::relation::{Key, KeyColumn};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
-use crate::compat;
-use crate::error::PgError;
-use crate::ffi::raw;
-use crate::heap_page::{self, Place, place_of, tid_of};
-use crate::index_end::IndexEnd;
+use crate::postgres::compat;
+use crate::postgres::error::PgError;
+use crate::postgres::ffi::raw;
+use crate::postgres::heap_page::{self, Place, place_of, tid_of};
+use crate::postgres::index_end::IndexEnd;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What other nodes' changes have done to a table while a copy filled it. Run by the copy workers.
 //!
-//! Such a change does not see the copy's rows, nor what came along with them (`crate::copy::versions`), before the copy has committed;
+//! Such a change does not see the copy's rows, nor what came along with them (`crate::workers::copy::versions`), before the copy has committed;
 //! and the copy does not look whether a row was deleted here. So once all is there, and before it is committed, nobody may write, and
 //! all rows are looked at:
 //!
@@ -22,9 +22,9 @@ use super::key_hash::KeyHashes;
 use super::lookup::writer;
 use super::scan;
 use super::version::OriginNames;
-use crate::error::PgError;
-use crate::local_version::commit_data;
-use crate::tombstone;
+use crate::node::local_version::commit_data;
+use crate::node::tombstone;
+use crate::postgres::error::PgError;
 
 /// Rows of a table that are to leave, by their places.
 #[derive(Debug, Default)]

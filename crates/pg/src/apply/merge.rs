@@ -21,12 +21,10 @@ use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, Target};
-use crate::compat;
-use crate::encoding;
-use crate::error::PgError;
-use crate::ffi;
-use crate::subscription::{execute, rows, rows_written};
-use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::node::subscription::{execute, rows, rows_written};
+use crate::postgres::error::PgError;
+use crate::postgres::timestamp::EPOCH_DIFFERENCE;
+use crate::postgres::{compat, encoding, ffi};
 
 /// Attributes of type braid.conflict.
 const INFO_COLUMNS: usize = 8;

@@ -10,10 +10,9 @@
 use pgrx::pg_sys;
 
 use super::{NO_SUBSCRIPTION, Session};
-use crate::encoding;
-use crate::error::PgError;
-use crate::kept_plan;
-use crate::subscription::rows_written;
+use crate::node::subscription::rows_written;
+use crate::postgres::error::PgError;
+use crate::postgres::{encoding, kept_plan};
 
 /// The rule of a table, or of the nearest partitioned table above it.
 pub const RULE: &str = "\

@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 
 use super::table::make_node;
-use crate::{compat, ffi};
+use crate::postgres::{compat, ffi};
 
 /// A relation, and the partitioned tables that it is a partition of.
 ///

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use pgrx::pg_sys;
 
-use crate::encoding;
-use crate::error::PgError;
-use crate::libpq::{Cells, Connection, Mode};
-use crate::wait::Wait;
+use crate::postgres::encoding;
+use crate::postgres::error::PgError;
+use crate::postgres::libpq::{Cells, Connection, Mode};
+use crate::postgres::wait::Wait;
 
 /// A connection that was not used for so long is closed.
 const KEPT: Duration = Duration::from_secs(60);
@@ -159,7 +159,7 @@ impl Peer {
         let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };
         let milliseconds =
             |time: Duration| CString::new(time.as_millis().max(1).to_string()).unwrap_or_default();
-        let limit = crate::settings::querier_timeout();
+        let limit = crate::node::settings::querier_timeout();
         connection.ask(
             c"select pg_catalog.set_config('statement_timeout', $1, false), pg_catalog.set_config('lock_timeout', $2, false), \
               pg_catalog.set_config('client_encoding', $3, false), pg_catalog.set_config('search_path', 'pg_catalog', false), \

@@ -6,7 +6,7 @@
 
 use pgrx::pg_sys;
 
-use crate::heap_page::Place;
+use crate::postgres::heap_page::Place;
 
 /// How many keys are remembered of a table; of two that share an entry, the one seen last.
 const ENTRIES: usize = 1024;

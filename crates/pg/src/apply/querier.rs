@@ -30,12 +30,12 @@ use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, rules};
-use crate::compat;
-use crate::connection_string::{self, DSN};
-use crate::error::PgError;
-use crate::subscription::{self, execute, rows_written};
-use crate::wait::Wait;
-use crate::{latch, settings};
+use crate::node::connection_string::{self, DSN};
+use crate::node::settings;
+use crate::node::subscription::{self, execute, rows_written};
+use crate::postgres::error::PgError;
+use crate::postgres::wait::Wait;
+use crate::postgres::{compat, latch};
 
 /// Pause before a node is asked again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);

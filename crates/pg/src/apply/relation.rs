@@ -14,12 +14,10 @@ use super::key_hash::{Equality, RowHash};
 use super::missing::{self, MissingColumn};
 use super::rules;
 use super::table::RowValues;
-use crate::compat;
-use crate::encoding;
-use crate::error::PgError;
-use crate::ffi;
-use crate::names::find_table;
-use crate::table_order;
+use crate::node::table_order;
+use crate::postgres::error::PgError;
+use crate::postgres::names::find_table;
+use crate::postgres::{compat, encoding, ffi};
 
 /// A column of the stream.
 #[derive(Debug, Clone)]

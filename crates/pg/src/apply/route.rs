@@ -1,7 +1,7 @@
 //! Where a relation of the stream goes. Run by the appliers.
 //!
 //! A table belongs to a subscription by its name. Whenever another table has the name, the leader decides what that means
-//! (`leader/membership.rs`) before it hands out a transaction; an applier that meets such a table earlier has it looked at again.
+//! (`workers/leader/membership.rs`) before it hands out a transaction; an applier that meets such a table earlier has it looked at again.
 //!
 //! Invariant: changes are left out if `braid.left_out_table` has their relation, and never because nothing is known.
 
@@ -17,10 +17,11 @@ use pgrx::pg_sys;
 use super::partition::with_ancestors;
 use super::relation::{self, RemoteRelation};
 use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
-use crate::error::PgError;
-use crate::names::{self, own_table};
-use crate::table_scan::{self, Is, Sees};
-use crate::{encoding, kept_plan, subscription};
+use crate::node::subscription;
+use crate::postgres::error::PgError;
+use crate::postgres::names::{self, own_table};
+use crate::postgres::table_scan::{self, Is, Sees};
+use crate::postgres::{encoding, kept_plan};
 
 // Columns of braid.subscription_table, from 1.
 const SCHEMA_NAME: usize = 3;

@@ -14,8 +14,8 @@
 //! | versions of merged rows | none, or gives up | as well |
 
 use super::{Counts, Session};
-use crate::error::PgError;
-use crate::subtransaction::Subtransaction;
+use crate::postgres::error::PgError;
+use crate::postgres::subtransaction::Subtransaction;
 
 /// A place to go back to.
 #[derive(Debug)]

@@ -12,9 +12,9 @@ use pgrx::pg_sys;
 use super::lookup::lock_row;
 use super::table::RowValues;
 use super::version::Stamp;
-use crate::compat;
-use crate::error::PgError;
-use crate::heap_page::{Place, place_of};
+use crate::postgres::compat;
+use crate::postgres::error::PgError;
+use crate::postgres::heap_page::{Place, place_of};
 
 /// When a row is the one that is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use super::lookup::{Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
 use super::relation::LocalRelation;
 use super::scan::{self, Likeness};
-use crate::compat;
-use crate::error::PgError;
-use crate::ffi::raw;
-use crate::heap_page::{self, Place};
+use crate::postgres::compat;
+use crate::postgres::error::PgError;
+use crate::postgres::ffi::raw;
+use crate::postgres::heap_page::{self, Place};
 
 /// A table, open for writing.
 #[derive(Debug)]

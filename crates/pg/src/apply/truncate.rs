@@ -17,8 +17,9 @@ use super::lookup::{Found, writer};
 use super::relation::{self, RemoteRelation};
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
-use crate::error::PgError;
-use crate::{compat, ffi, registry};
+use crate::node::registry;
+use crate::postgres::error::PgError;
+use crate::postgres::{compat, ffi};
 
 /// A table that is to be truncated, locked and open.
 pub(super) struct Emptied {

@@ -1,10 +1,10 @@
 //! What finds nothing here, and is news all the same: deletions of rows that are not here, and what a truncate has not found. Run by the
-//! appliers, for the nodes behind this one (`crate::readers`).
+//! appliers, for the nodes behind this one (`crate::node::readers`).
 //!
 //! To this node it is a tombstone, which keeps older changes away (`deletion`); WAL has nothing of it. A node that has an older state of
 //! the row from elsewhere would never learn that it is gone. So there is a row of `braid.unfound` of it, inserted and deleted in the very
 //! transaction that is applied, which has the version already: of the insertion the output plugin makes the deletion, or the truncate, for
-//! nodes that want what others wrote (`crate::decoding`, `unfound`).
+//! nodes that want what others wrote (`crate::plugin`, `unfound`).
 //!
 //! What is known here already, or older than that, is not passed on: who is told of what it knows is silent, so nothing goes round (I8).
 
@@ -16,9 +16,9 @@ use super::change::{Key, version};
 use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session};
-use crate::error::PgError;
-use crate::names::own_table;
-use crate::readers;
+use crate::node::readers;
+use crate::postgres::error::PgError;
+use crate::postgres::names::own_table;
 
 impl Session {
     /// The row that a deletion was for, with these values, is not here, which is written down already: so the transaction has an id.

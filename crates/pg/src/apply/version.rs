@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use braid_bgworker::origin_name::node_of_origin;
 use pgrx::pg_sys;
 
-use crate::local_version::{self, commit_data};
-use crate::origin::{COPIED, OriginId};
-use crate::timestamp::EPOCH_DIFFERENCE;
+use crate::node::local_version::{self, commit_data};
+use crate::node::origin::{COPIED, OriginId};
+use crate::postgres::timestamp::EPOCH_DIFFERENCE;
 
 /// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came by the same stream: in a piece of the
 /// transaction that is committed, or in one of several that the provider made of it. [`NO_TIME`] when that is not asked.

@@ -1,6 +1,6 @@
 //! The moment between a local TRUNCATE and its tombstone. Run by the appliers.
 //!
-//! A row that was deleted tells of it until the collector has come past it (`crate::collector`). TRUNCATE leaves no rows. But its
+//! A row that was deleted tells of it until the collector has come past it (`crate::workers::collector`). TRUNCATE leaves no rows. But its
 //! transaction wrote the table's row of `pg_class`, and whoever applies a change to the table sees that once it has the table's lock:
 //! then it waits until the collector has come past everything that is committed by then. That is once for each new row of
 //! `pg_class`, and mostly it has come further already.
@@ -9,11 +9,11 @@ use std::collections::HashMap;
 
 use pgrx::pg_sys;
 
-use crate::error::PgError;
-use crate::local_version::commit_data;
-use crate::origin::COPIED;
-use crate::registry;
-use crate::tombstone::waiting;
+use crate::node::local_version::commit_data;
+use crate::node::origin::COPIED;
+use crate::node::registry;
+use crate::node::tombstone::waiting;
+use crate::postgres::error::PgError;
 
 /// What was waited for.
 #[derive(Debug, Default)]

@@ -9,10 +9,9 @@ use pgrx::pg_sys;
 use super::relation::LocalRelation;
 use super::table::{OpenTable, RowValues};
 use super::user;
-use crate::compat;
-use crate::encoding;
-use crate::error::PgError;
-use crate::ffi::{self, raw};
+use crate::postgres::error::PgError;
+use crate::postgres::ffi::{self, raw};
+use crate::postgres::{compat, encoding};
 
 /// What became of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

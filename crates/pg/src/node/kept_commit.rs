@@ -1,0 +1,106 @@
+//! Commit timestamps of this node's transactions that are kept for longer than PostgreSQL has them.
+//!
+//! PostgreSQL forgets a transaction's commit timestamp, with its origin, once no row of any database needs its id any more: by default
+//! that is some fifty million transactions later. A row that was written then has no version for it, so that any change wins against
+//! it. A node which is cut off for long enough still sends changes that are older than such a row, and at all others the row wins.
+//!
+//! So the manager copies the commit timestamps of old transactions (`crate::workers::keep_commits`) into `braid.kept_commit`, by blocks of
+//! consecutive ids, where older changes may still arrive. Where nobody stays away for long there is nothing to copy.
+//!
+//! Rows of the table:
+//!
+//! | `first_xid` | `newest` | `commits` | |
+//! |---|---|---|---|
+//! | a block's first transaction, with its epoch | the newest version in it | [the block](braid_bgworker::commit_block) | removed when nothing can arrive any more that is older than `newest` |
+//! | a block's first transaction | null | null | blocks before this one were looked at: one row |
+//!
+//! Shared memory says for which transactions it is worth looking into the table. Who asks does so after a look at what PostgreSQL has,
+//! and a block is there long before that is forgotten; so it does not matter that shared memory hears of it after the commit.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::postgres::names::find_table;
+use crate::postgres::table_scan::{self, By, Sees};
+use crate::postgres::xid;
+
+/// Columns of `braid.kept_commit`.
+const COLUMNS: usize = 3;
+/// Blocks that a process remembers: three megabytes.
+const REMEMBERED: usize = 8;
+
+type Block = Rc<Vec<Option<Commit>>>;
+
+thread_local! {
+    /// Those that were asked for last, the newest first.
+    static KNOWN: RefCell<VecDeque<(u64, Block)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Commit timestamp (TimestampTz) and origin of a transaction of which PostgreSQL knows none any more. In a transaction without a
+/// historic snapshot; outside of one nothing is known.
+#[must_use]
+pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
+    let entry = registry::my_manager()?;
+    let kept = entry.kept_commits_from.load(Ordering::SeqCst)
+        ..entry.kept_commits_to.load(Ordering::SeqCst);
+    // Mostly there is nothing: then it takes no lock, as the full id does.
+    if kept.is_empty() {
+        return None;
+    }
+    let full = xid::full(xid);
+    // SAFETY: looks at the process's state.
+    if !kept.contains(&full) || !unsafe { pg_sys::IsTransactionState() } {
+        return None;
+    }
+    let (first, place) = commit_block::place_of(full);
+    let commit = (*block(first)?.get(place)?)?;
+    Some((commit.timestamp, commit.origin))
+}
+
+fn block(first: u64) -> Option<Block> {
+    let known = KNOWN.with_borrow_mut(|known| {
+        let at = known.iter().position(|(block, _)| *block == first)?;
+        let found = known.remove(at)?;
+        let block = Rc::clone(&found.1);
+        known.push_front(found);
+        Some(block)
+    });
+    if known.is_some() {
+        return known;
+    }
+    let block = Rc::new(stored(first)?);
+    KNOWN.with_borrow_mut(|known| {
+        known.truncate(REMEMBERED - 1);
+        known.push_front((first, Rc::clone(&block)));
+    });
+    Some(block)
+}
+
+/// A block as it is in the table.
+pub(crate) fn stored(first: u64) -> Option<Vec<Option<Commit>>> {
+    let table = find_table("braid", "kept_commit").ok()??;
+    let by = By {
+        index: find_table("braid", "kept_commit_pkey").ok()??,
+        value: i64::try_from(first).unwrap_or(i64::MAX),
+    };
+    let count = usize::try_from(TRANSACTIONS).unwrap_or(usize::MAX);
+    let mut read: Option<Vec<Option<Commit>>> = None;
+    // SAFETY: in a transaction; the table has so many columns, of which the last is a bytea.
+    unsafe {
+        table_scan::each::<COLUMNS>(table, Some(by), Sees::Committed, |row| {
+            let ([.., commits], [.., none]) = (row.values, row.nulls);
+            if !none {
+                read = table_scan::with_bytes(commits, |bytes| commit_block::decode(bytes, count));
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    read
+}

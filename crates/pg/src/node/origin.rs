@@ -1,0 +1,395 @@
+//! Replication origins: under which a subscription's commits are stamped, and how far it has come.
+//!
+//! One origin for each pair of node and applier, named `braid/<node>/<database OID><four digits>`, because a process can only
+//! advance an origin that no other process holds, and because all databases of a server share one list of origins. Commits are in the provider's order, and so are their WAL records: the largest position of a
+//! subscription's origins is where it stands, also after a crash (I1).
+
+use std::cell::Cell;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pgrx::pg_sys;
+
+use crate::node::subscription::{execute, rows, rows_written};
+use crate::postgres::compat;
+use crate::postgres::error::{self, PgError};
+
+/// An origin's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OriginId(pub pg_sys::RepOriginId);
+
+/// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
+pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
+
+fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
+    rows.into_iter()
+        .filter_map(|row| row.into_iter().next().flatten()?.parse().ok().map(OriginId))
+        .collect()
+}
+
+/// Gives a subscription an origin for `node` at each place below `count` that has none: one that a dropped subscription left, or a
+/// new one. The process with that number uses it, and a place keeps its origin for as long as the subscription lives. In a
+/// transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgError> {
+    // One at a time: two leaders that start at once must not take the same.
+    execute("lock table braid.origin in share row exclusive mode", &[])?;
+    for place in 0..count {
+        if at_place(subscription_id, node, place)?.is_some() {
+            continue;
+        }
+        let id = i64::from(subscription_id);
+        let place = i64::try_from(place).unwrap_or(i64::MAX);
+        let left = rows(
+            "update braid.origin set subscription_id = $1, place = $3::integer where origin_id = (select origin_id from braid.origin \
+             where subscription_id is null and source_name is null and node_name = $2::name and braid.is_own_origin(origin_id, node_name, number) \
+             order by number limit 1) returning origin_id::text",
+            &[id.into(), node.into(), place.into()],
+        )
+        .map(parse)?;
+        match left.first() {
+            // What another subscription had applied says nothing of this one.
+            Some(origin) => advance(*origin, 0),
+            None => create(Owner::Subscription(id, place), node)?,
+        }
+    }
+    Ok(())
+}
+
+/// The origin that the process with this number has for `node`. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn at_place(
+    subscription_id: u32,
+    node: &str,
+    place: usize,
+) -> Result<Option<OriginId>, PgError> {
+    rows(
+        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name and place = $3::integer",
+        &[
+            i64::from(subscription_id).into(),
+            node.into(),
+            i64::try_from(place).unwrap_or(i64::MAX).into(),
+        ],
+    )
+    .map(|rows| parse(rows).first().copied())
+}
+
+/// The origins that a subscription's commits of `node`'s transactions may have. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError> {
+    rows(
+        "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by place",
+        &[i64::from(subscription_id).into(), node.into()],
+    )
+    .map(parse)
+}
+
+/// Whether a subscription may use one more origin for `node` than `count`, which it has: so that some are left for those who can't do
+/// without. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, PgError> {
+    if all_of(subscription_id, node)?.len() > count {
+        return Ok(true);
+    }
+    // Which setting it is depends on the version. Also those count that were prepared for and are not in use.
+    let found = rows(
+        "select 1 from pg_catalog.pg_settings s where s.name in ('max_active_replication_origins', 'max_replication_slots') \
+         having (array_agg(s.setting::bigint order by s.name))[1] \
+                >= $1 + (select count(*) from pg_catalog.pg_show_replication_origin_status())",
+        &[SPARE_ORIGINS.into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// Of the server's places for origins so many stay free before one is taken that can be done without; with that one.
+const SPARE_ORIGINS: i64 = 3;
+
+/// Whose an origin is.
+#[derive(Debug, Clone, Copy)]
+enum Owner<'a> {
+    /// A subscription, and the process of it that uses the origin.
+    Subscription(i64, i64),
+    Source(&'a str),
+}
+
+/// The origin that what comes from `source` and was first committed at `node` is stamped with; made when there is none. In a
+/// transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> {
+    let find = || {
+        rows(
+            "select origin_id::text from braid.origin where source_name = $1::name and node_name = $2::name",
+            &[source.into(), node.into()],
+        )
+        .map(parse)
+    };
+    if let Some(origin) = find()?.first() {
+        return Ok(*origin);
+    }
+    execute("lock table braid.origin in share row exclusive mode", &[])?;
+    // Somebody may have made it while this transaction waited for the lock.
+    if let Some(origin) = find()?.first() {
+        return Ok(*origin);
+    }
+    let left = rows_written(
+        "update braid.origin set source_name = $1::name where origin_id = (select origin_id from braid.origin \
+         where subscription_id is null and source_name is null and node_name = $2::name and braid.is_own_origin(origin_id, node_name, number) \
+         order by number limit 1) returning origin_id::text",
+        &[source.into(), node.into()],
+    )
+    .map(parse)?;
+    match left.first() {
+        Some(origin) => advance(*origin, 0),
+        None => create(Owner::Source(source), node)?,
+    }
+    find()?
+        .first()
+        .copied()
+        .ok_or_else(|| PgError::new("XX000", "no replication origin"))
+}
+
+fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
+    let number = rows(
+        "select (coalesce(max(number), -1) + 1)::text from braid.origin where node_name = $1::name",
+        &[node.into()],
+    )?
+    .into_iter()
+    .next()
+    .and_then(|row| row.into_iter().next().flatten())
+    .unwrap_or_else(|| "0".to_owned());
+    let c_name = name_of(node, &number)?;
+    // SAFETY: in a transaction; a name that exists already (the extension was dropped here and created again) is looked up, not an error.
+    let origin = unsafe {
+        let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
+        if found == 0 {
+            pg_sys::replorigin_create(c_name.as_ptr())
+        } else {
+            found
+        }
+    };
+    advance(OriginId(origin), 0);
+    execute(
+        "insert into braid.origin (origin_id, node_name, number, subscription_id, source_name, place) \
+         values ($1::oid, $2::name, $3::integer, $4, $5::name, $6::integer)",
+        &[
+            i64::from(origin).into(),
+            node.into(),
+            number.parse::<i64>().unwrap_or(0).into(),
+            match owner {
+                Owner::Subscription(id, _) => Some(id),
+                Owner::Source(_) => None,
+            }
+            .into(),
+            match owner {
+                Owner::Subscription(..) => None,
+                Owner::Source(name) => Some(name),
+            }
+            .into(),
+            match owner {
+                Owner::Subscription(_, place) => Some(place),
+                Owner::Source(_) => None,
+            }
+            .into(),
+        ],
+    )
+}
+
+/// The name of an origin of this database's. `braid.is_own_origin` has the same.
+fn name_of(node: &str, number: &str) -> Result<CString, PgError> {
+    let name = format!(
+        "braid/{node}/{}{number:0>4}",
+        crate::postgres::process::my_database()
+    );
+    CString::new(crate::postgres::encoding::statement(&name).into_bytes())
+        .map_err(|_| PgError::new("22023", "node name has a zero byte"))
+}
+
+/// What came of [`remake`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remade {
+    /// The origin is there.
+    Yes,
+    /// Another origin has its number.
+    Taken,
+}
+
+/// Make one of this database's origins again, under the number that rows know it by, and at a position. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn remake(origin: u16, node: &str, number: &str, lsn: u64) -> Result<Remade, PgError> {
+    let name = name_of(node, number)?;
+    // SAFETY: in a transaction; each is a look-up, an insertion into or a deletion from a catalog. An error unwinds, and the abort undoes all of it.
+    unsafe {
+        let mut found = pg_sys::replorigin_by_name(name.as_ptr(), true);
+        let mut others = Vec::new();
+        if found == 0 {
+            let mut taken = std::ptr::null_mut();
+            if pg_sys::replorigin_by_oid(origin, true, &raw mut taken) {
+                return Ok(Remade::Taken);
+            }
+            // PostgreSQL gives a new origin the lowest free number.
+            loop {
+                let other =
+                    CString::new(format!("braid/number/{}", others.len())).unwrap_or_default();
+                let at = others.len();
+                let made = pg_sys::replorigin_create(other.as_ptr());
+                others.push(other);
+                if made == origin {
+                    let last = others.swap_remove(at);
+                    pg_sys::replorigin_drop_by_name(last.as_ptr(), false, true);
+                    pg_sys::CommandCounterIncrement();
+                    found = pg_sys::replorigin_create(name.as_ptr());
+                    break;
+                }
+                if made > origin {
+                    break;
+                }
+            }
+        }
+        for other in others {
+            pg_sys::replorigin_drop_by_name(other.as_ptr(), false, true);
+        }
+        pg_sys::CommandCounterIncrement();
+        if found != origin {
+            return Ok(Remade::Taken);
+        }
+    }
+    advance(OriginId(origin), lsn);
+    Ok(Remade::Yes)
+}
+
+/// Set an origin's position, also backwards.
+pub fn advance(origin: OriginId, lsn: u64) {
+    // SAFETY: errors (held by another process) unwind; WAL-logged.
+    unsafe {
+        pg_sys::LockRelationOid(
+            pg_sys::ReplicationOriginRelationId,
+            i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3),
+        );
+        pg_sys::replorigin_advance(origin.0, lsn, 0, true, true);
+    }
+}
+
+/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. It is on disk here:
+/// whoever starts anew from a position reports it, and what is reported must not be lost in a crash. In a transaction of the
+/// caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
+    let origins = rows(
+        "select origin_id::text from braid.origin where subscription_id = $1",
+        &[i64::from(subscription_id).into()],
+    )
+    .map(parse)?;
+    // SAFETY: a read of shared memory, and a flush of WAL up to the commit that set it; an origin without a position gives 0.
+    Ok(origins
+        .into_iter()
+        .map(|origin| unsafe { pg_sys::replorigin_get_progress(origin.0, true) })
+        .max()
+        .unwrap_or(0))
+}
+
+/// Stamp what this process commits with `origin` from now on.
+///
+/// # Errors
+/// 55006 while another process holds it, 53400 where none is free.
+pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
+    // SAFETY: variables of the process, which are read when a transaction commits.
+    unsafe {
+        if pg_sys::replorigin_session_origin == origin.0 {
+            return Ok(());
+        }
+        if pg_sys::replorigin_session_origin != 0 {
+            pg_sys::replorigin_session_reset();
+            pg_sys::replorigin_session_origin = 0;
+        }
+        // PostgreSQL raises with ReplicationOriginLock held. `catch` lets go of it, in a transaction as well as outside of one.
+        error::catch(|| compat::replorigin_session_setup(origin.0))?;
+        pg_sys::replorigin_session_origin = origin.0;
+    }
+    Ok(())
+}
+
+/// Stamp what this process commits with no origin until [`resume`]. The origin stays this process's. Returns it.
+pub fn suspend() -> OriginId {
+    // SAFETY: a variable of the process, read when a transaction commits.
+    unsafe {
+        let used = OriginId(pg_sys::replorigin_session_origin);
+        pg_sys::replorigin_session_origin = 0;
+        used
+    }
+}
+
+/// Stamp it with `suspended` again.
+pub fn resume(suspended: OriginId) {
+    // SAFETY: as above; what [`suspend`] gave is still set up for this process.
+    unsafe { pg_sys::replorigin_session_origin = suspended.0 };
+}
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Where that ends at the provider for which the transaction in hand stands; 0 while it stands for nothing.
+    static ENDS_AT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Have the transaction in hand stand for what ends at `end_lsn` at the provider, where it was committed at `timestamp` (`TimestampTz`): its
+/// commit, or its PREPARE, moves the origin of this process there.
+///
+/// The position is put in its place only when no code of users' runs any more, and taken away before anything is rolled back. From 16 on, PostgreSQL
+/// moves the origin with whatever is rolled back too (`RecordTransactionAbort` of src/backend/access/transam/xact.c), a subtransaction,
+/// and what was open in a process that is told to end, included: what was not applied would be taken for applied (I1).
+pub fn stands_for(end_lsn: u64, timestamp: i64) {
+    if !WATCHED.swap(true, Ordering::Relaxed) {
+        // SAFETY: functions of this library, which is never unloaded. The process is connected to its database: what is registered later for its exit
+        // is called earlier, so before the transaction in hand is rolled back.
+        unsafe {
+            pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
+            pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::null());
+        }
+    }
+    ENDS_AT.set(end_lsn);
+    // SAFETY: a variable of the process, read when the transaction commits.
+    unsafe { pg_sys::replorigin_session_origin_timestamp = timestamp };
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    let position = match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT | pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
+            ENDS_AT.get()
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT
+        | pg_sys::XactEvent::XACT_EVENT_ABORT
+        | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            ENDS_AT.set(0);
+            0
+        }
+        _ => return,
+    };
+    // SAFETY: a variable of the process, read by the record that is written next.
+    unsafe { pg_sys::replorigin_session_origin_lsn = position };
+}
+
+/// The process ends, perhaps in the middle of a transaction.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_exit(_code: i32, _argument: pg_sys::Datum) {
+    ENDS_AT.set(0);
+    // SAFETY: variables of the process. The origin itself is let go of by PostgreSQL.
+    unsafe {
+        pg_sys::replorigin_session_origin = 0;
+        pg_sys::replorigin_session_origin_lsn = 0;
+    }
+}

@@ -1,0 +1,193 @@
+//! Transactions that are prepared here for a subscription, and such that can't be. Run by leader and appliers, and by functions.
+//!
+//! The name of one that is prepared is `braid_<database OID>_<subscription>_<transaction at the provider>`: all databases of a server
+//! share one list of prepared transactions, and of those that are not finished each has another number at the provider.
+//!
+//! What can't be prepared, because what it meets is decided by its commit, is noted down in `braid.unprepared`, with the position of its
+//! PREPARE; the provider is asked for it by number, and sends it whole when it has committed. A note that stays for too long does no harm: a
+//! transaction that has the number again would come whole, too. It must not go too early: its commit would come without it.
+//!
+//! What is prepared can be given up as well, when it is in the way of what comes before its end (`in_a_circle`): it is noted down, and the leader starts anew.
+//! What is noted down and prepared here nevertheless is rolled back before anything is received (`noted`), so it does not matter where that was cut off.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+
+use braid_bgworker::lock_circle::{self, Holder, Wait};
+use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_gir::lsn_text;
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::node::subscription::{Subscription, execute, rows};
+use crate::postgres::error::{self, PgError};
+use crate::postgres::libpq::Connection;
+use crate::postgres::{ffi, process};
+
+/// The message by which an applier has the leader start anew, and ask for what was noted down.
+pub(crate) const TO_BE_SENT_WHOLE: &str =
+    "a prepared transaction is to be sent once it has committed";
+
+/// What the names of all of a subscription's begin with, in the database in hand.
+#[must_use]
+pub fn prefix(subscription_id: u32) -> String {
+    format!("braid_{}_{subscription_id}_", process::my_database())
+}
+
+/// The name of a transaction that has this id at the provider.
+pub(crate) fn gid(subscription_id: u32, xid: u32) -> CString {
+    CString::new(format!("{}{xid}", prefix(subscription_id))).unwrap_or_default()
+}
+
+/// Note down that a transaction, whose PREPARE ends at this position, is not prepared here. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub(crate) fn note(
+    subscription_id: u32,
+    xid: u32,
+    end_lsn: u64,
+    reason: &str,
+) -> Result<(), PgError> {
+    execute(
+        "insert into braid.unprepared (subscription_id, xid, prepare_lsn, reason) values ($1, $2, $3::pg_lsn, $4) \
+         on conflict (subscription_id, xid) do update \
+            set prepare_lsn = excluded.prepare_lsn, reason = excluded.reason, noted_at = excluded.noted_at, over_lsn = null",
+        &[
+            i64::from(subscription_id).into(),
+            i64::from(xid).into(),
+            lsn_text(end_lsn).into(),
+            reason.into(),
+        ],
+    )
+}
+
+/// Numbers of the transactions that are to come when they have committed, and not before. Notes of those go that are over, and whose end has
+/// come here: the stream goes on from `start`. Outside of a transaction.
+///
+/// # Errors
+/// Whatever SPI and the provider say.
+pub(crate) fn noted(
+    subscription: &Subscription,
+    start: u64,
+    provider: &mut Connection,
+) -> Result<Vec<String>, PgError> {
+    let id = i64::from(subscription.id);
+    let numbers: Vec<String> = error::transaction(|| {
+        execute(
+            "delete from braid.unprepared where subscription_id = $1 and over_lsn <= $2::pg_lsn",
+            &[id.into(), lsn_text(start).into()],
+        )?;
+        rows(
+            "select xid::text from braid.unprepared where subscription_id = $1 order by xid",
+            &[id.into()],
+        )
+    })?
+    .into_iter()
+    .filter_map(|row| row.into_iter().next().flatten())
+    .collect();
+    if numbers.is_empty() {
+        return Ok(numbers);
+    }
+    roll_back(subscription.id, &numbers)?;
+    // The position after the look: what is over by then has ended before it. Not by `pg_prepared_xacts`, which does not show yet what was prepared
+    // this very moment.
+    let snapshot = provider
+        .query("SELECT pg_catalog.pg_current_snapshot()")?
+        .get(0, 0)
+        .and_then(ProviderSnapshot::parse)
+        .ok_or_else(|| {
+            PgError::new(
+                "08P01",
+                "the provider has sent something else than a snapshot",
+            )
+        })?;
+    let position = provider.query("SELECT pg_catalog.pg_current_wal_insert_lsn()")?;
+    let over: Vec<&str> = numbers
+        .iter()
+        .map(String::as_str)
+        .filter(|number| number.parse().is_ok_and(|xid| snapshot.sees(xid)))
+        .collect();
+    if !over.is_empty() {
+        error::transaction(|| {
+            execute(
+                "update braid.unprepared set over_lsn = $3::pg_lsn \
+                 where subscription_id = $1 and xid = any (string_to_array($2, ',')::bigint[]) and over_lsn is null",
+                &[id.into(), over.join(",").into(), position.get(0, 0).into()],
+            )
+        })?;
+    }
+    Ok(numbers)
+}
+
+/// Roll back what is prepared here of the transactions with these numbers.
+fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
+    let names = error::transaction(|| {
+        rows(
+            "select gid from pg_catalog.pg_prepared_xacts where database = current_database() \
+             and gid in (select $1 || xid from unnest(string_to_array($2, ',')) xid)",
+            &[prefix(subscription_id).into(), numbers.join(",").into()],
+        )
+    })?;
+    for name in names.into_iter().flatten().flatten() {
+        let name = CString::new(name).unwrap_or_default();
+        error::transaction(|| {
+            // SAFETY: in a transaction that does nothing else, of a process without an origin: no position moves by that.
+            unsafe { ffi::finish_prepared_transaction(&name, false) };
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Transactions that are prepared here for the subscription, and that what comes before their ends waits for, by their ids at the provider. In a
+/// transaction.
+///
+/// # Errors
+/// Whatever SPI says.
+pub(crate) fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
+    // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that of its own id says which it is.
+    let found = rows(
+        "select w.pid::text, b.pid::text, null \
+         from (select distinct pid from pg_catalog.pg_locks where not granted) w, unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid) where b.pid <> 0 \
+         union all \
+         select w.pid::text, null, p.gid \
+         from pg_catalog.pg_locks w \
+         join pg_catalog.pg_locks h on h.granted and h.pid is null and h.locktype = w.locktype \
+           and (h.database, h.relation, h.page, h.tuple, h.virtualxid, h.transactionid, h.classid, h.objid, h.objsubid) is not distinct from \
+               (w.database, w.relation, w.page, w.tuple, w.virtualxid, w.transactionid, w.classid, w.objid, w.objsubid) \
+         join pg_catalog.pg_locks x on x.pid is null and x.virtualtransaction = h.virtualtransaction and x.locktype = 'transactionid' \
+         join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid \
+         where not w.granted and 0 = any (pg_catalog.pg_blocking_pids(w.pid))",
+        &[],
+    )?;
+    let waits: Vec<Wait> = found.iter().filter_map(|row| read_wait(row)).collect();
+    Ok(lock_circle::through_own(
+        subscription_id,
+        &waits,
+        |subscription| {
+            registry::subscription(subscription)
+                .map_or_else(Vec::new, registry::SubscriptionEntry::applier_pids)
+        },
+    ))
+}
+
+/// `None` for what somebody else has prepared: nobody here can end that.
+fn read_wait(row: &[Option<String>]) -> Option<Wait> {
+    let text = |index: usize| row.get(index)?.as_deref();
+    let process = text(0)?.parse().ok()?;
+    let holder = if let Some(holder) = text(1) {
+        Holder::Process(holder.parse().ok()?)
+    } else {
+        let start = format!("braid_{}_", process::my_database());
+        let (subscription, xid) = text(2)?.strip_prefix(&start)?.split_once('_')?;
+        Holder::Prepared(subscription.parse().ok()?, xid.parse().ok()?)
+    };
+    Some(Wait { process, holder })
+}
+
+/// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which is flushed with it.
+pub(crate) fn flushed() -> u64 {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) }
+}

@@ -1,0 +1,90 @@
+//! Who reads from this database: whether there is a node to which what this one has from others goes on (`origin => 'any'`).
+//!
+//! A reader says so when its stream starts, and is known by its slot from then on, until the server ends. A slot of which that is not known
+//! yet may be one of these; so what is done for the nodes behind is done from the slot's first position on.
+//!
+//! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL looks which transactions run, and sends none
+//! of those: so what it sends has asked later, and finds it.
+
+use std::sync::atomic::Ordering;
+
+pub(crate) use braid_bgworker::reader::Reader;
+use braid_bgworker::reader::word;
+use braid_bgworker::slot_name;
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::postgres::process;
+
+/// The bytes of a name up to its end.
+fn text(name: &pg_sys::NameData) -> Vec<u8> {
+    let bytes = name.data.iter().map(|byte| byte.cast_unsigned());
+    bytes.take_while(|byte| *byte != 0).collect()
+}
+
+/// Take note of what the reader of a slot wants.
+///
+/// # Safety
+/// The slot is this process's.
+pub(crate) unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
+    if slot.is_null() {
+        return;
+    }
+    // SAFETY: as the caller says; its name does not change.
+    let (place, name) = unsafe { (pg_sys::ReplicationSlotIndex(slot), text(&(*slot).data.name)) };
+    let place = usize::try_from(place).ok();
+    if let Some(known) = place.and_then(|place| registry::readers()?.get(place)) {
+        known.store(word(&name, reader), Ordering::SeqCst);
+    }
+}
+
+/// Whether what this node has from others may go on to a node that reads here.
+#[must_use]
+pub(crate) fn passes_on() -> bool {
+    passing().next().is_some()
+}
+
+/// Names of the slots through which it may.
+#[must_use]
+pub fn passing_slots() -> Vec<String> {
+    let names = passing().map(|name| String::from_utf8_lossy(&name).into_owned());
+    names.collect()
+}
+
+fn passing() -> impl Iterator<Item = Vec<u8>> {
+    // SAFETY: a pointer that is set when shared memory is, and the number of slots behind it.
+    let (slots, count) = unsafe {
+        (
+            pg_sys::ReplicationSlotCtl,
+            usize::try_from(pg_sys::max_replication_slots).unwrap_or(0),
+        )
+    };
+    let count = if slots.is_null() { 0 } else { count };
+    let here = process::my_database();
+    let own = slot_name::of_collector(here);
+    (0..count).filter_map(move |place| {
+        // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before it is in use, but for its plugin, and
+        // then stays as it is; what comes and goes at this moment is none that this transaction is sent through.
+        let (database, name, plugin) = unsafe {
+            let slot = (&raw mut (*slots).replication_slots)
+                .cast::<pg_sys::ReplicationSlot>()
+                .add(place);
+            if !(&raw const (*slot).in_use).read_volatile() {
+                return None;
+            }
+            let data = &raw const (*slot).data;
+            (
+                (&raw const (*data).database).read_volatile(),
+                (&raw const (*data).name).read_volatile(),
+                (&raw const (*data).plugin).read_volatile(),
+            )
+        };
+        if database.to_u32() != here || text(&plugin) != b"braid" {
+            return None;
+        }
+        let name = text(&name);
+        let known = registry::readers().and_then(|readers| readers.get(place));
+        let known = known.map_or(0, |known| known.load(Ordering::SeqCst));
+        (name != own.as_bytes() && known != word(&name, Reader::Rest)).then_some(name)
+    })
+}

@@ -1,0 +1,55 @@
+//! Whether this database may act as the node that its catalog names. Run by every process that would act for the node: manager, leader,
+//! cleanup, and the output plugin.
+//!
+//! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So has a node after `pg_upgrade`, but not its replication
+//! origins, nor its commit timestamps. The SQL function `braid.node_standing` decides, and says what to do; this module asks it.
+
+use pgrx::pg_sys;
+
+use crate::node::subscription::rows;
+use crate::postgres::catalog::{Rights, with_rights};
+use crate::postgres::error::PgError;
+
+/// Whether this database has the extension. In a transaction.
+#[must_use]
+pub fn has_extension() -> bool {
+    // SAFETY: a catalog look-up in a transaction.
+    let oid = unsafe { pg_sys::get_extension_oid(c"braid".as_ptr(), true) };
+    oid != pg_sys::InvalidOid
+}
+
+/// Why this database must not act as its node; `None` where it may, and where it is no node. In a transaction with a snapshot, in a database that has
+/// the extension.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn refusal() -> Result<Option<PgError>, PgError> {
+    let found = rows(
+        "select message, detail, hint from braid.node_standing() where not holds",
+        &[],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let [message, detail, hint] = <[Option<String>; 3]>::try_from(row).unwrap_or_default();
+    let mut refusal = PgError::new("55000", message.unwrap_or_default());
+    refusal.detail = detail;
+    refusal.hint = hint;
+    Ok(Some(refusal))
+}
+
+/// Raise [`refusal`], for a stream that would speak for the node. In a transaction.
+///
+/// # Errors
+/// 55000, or whatever SPI says.
+pub fn require() -> Result<(), PgError> {
+    if !has_extension() {
+        return Ok(());
+    }
+    // SAFETY: in a transaction; the snapshot is popped again. An error leaves that to the abort.
+    unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
+    let refusal = with_rights(Rights::ExtensionOwner, refusal)?;
+    // SAFETY: the snapshot pushed above is the active one.
+    unsafe { pg_sys::PopActiveSnapshot() };
+    refusal.map_or(Ok(()), Err)
+}

@@ -1,0 +1,457 @@
+//! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and the copy workers, each
+//! call in a transaction of the caller's.
+
+use std::time::Duration;
+
+use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
+use braid_gir::{lsn_text, parse_lsn};
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
+use pgrx::spi::SpiError;
+
+use crate::node::connection_string::{self, DSN};
+use crate::postgres::error::PgError;
+use crate::postgres::{catalog, encoding, kept_plan};
+
+/// A row of `braid.subscription`, as its workers need it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscription {
+    /// `subscription_id`.
+    pub id: u32,
+    /// Where the transaction ends at which it had stopped, 0 for none; `None` where it has not
+    /// stopped.
+    pub stopped_at: Option<u64>,
+    /// `subscription_name`.
+    pub name: String,
+    /// OID of its owner.
+    pub owner: u32,
+    /// Connection string of the provider. Never to be logged or shown.
+    pub dsn: String,
+    /// Name of the provider.
+    pub provider: String,
+    /// Names of publications at the provider.
+    pub publications: Vec<String>,
+    /// `none` or `any`.
+    pub origin: String,
+    /// Slot at the provider.
+    pub slot: String,
+    /// A leader has tried to create the slot after it had seen that there was none.
+    pub slot_attempted: bool,
+    /// For the appliers.
+    pub synchronous_commit: String,
+    /// Apply as the subscription's owner.
+    pub run_as_owner: bool,
+    /// Any error stops it.
+    pub disable_on_error: bool,
+    /// What can't be applied is parked, instead of stopping it.
+    pub parks: bool,
+    /// So is what a conflict function fails for, whatever becomes of the rest.
+    pub parks_functions: bool,
+    /// `serial`, `parallel`, `batch` or `aggregate`.
+    pub apply_mode: String,
+    /// Changes of one row in a batch become one.
+    pub consolidate: bool,
+    /// Commits may overtake each other.
+    pub relaxed: bool,
+    /// `on`: large transactions are sent while they run; or `off`.
+    pub streaming: String,
+    /// Tables are copied before their changes are applied.
+    pub copy_data: bool,
+    /// `slot`, `copy` or `stream`.
+    pub phase: String,
+    /// Where the slot starts.
+    pub start_lsn: u64,
+    /// Transaction to leave out; 0 for none.
+    pub skip_lsn: u64,
+    /// Transactions with more changes are committed in pieces of so many; 0: none are.
+    pub split_above: u32,
+    /// Transactions that are prepared at the provider are prepared here.
+    pub two_phase: bool,
+    /// Published columns that a table does not have here are left out, unless a rule of the table
+    /// says otherwise.
+    pub ignores_missing: bool,
+}
+
+fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
+    result.map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
+}
+
+/// Run one statement that returns nothing.
+///
+/// # Errors
+/// Whatever SPI says; PostgreSQL's own errors unwind.
+pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError> {
+    spi(pgrx::Spi::connect_mut(|client| {
+        client
+            .update(sql, None, &encoding::arguments(arguments))
+            .map(|_| ())
+    }))
+}
+
+/// Run one statement and give the number of rows that it touched.
+///
+/// # Errors
+/// As [`execute`].
+pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usize, PgError> {
+    spi(pgrx::Spi::connect_mut(|client| {
+        client
+            .update(sql, None, &encoding::arguments(arguments))
+            .map(|table| table.len())
+    }))
+}
+
+/// The rows of the result that SPI holds, as text.
+fn texts(_held: &pgrx::spi::SpiTupleTable<'_>) -> Result<Vec<Vec<Option<String>>>, SpiError> {
+    // SAFETY: SPI is connected; a statement without rows has left no table.
+    let found = unsafe {
+        if pg_sys::SPI_tuptable.is_null() {
+            return Ok(Vec::new());
+        }
+        catalog::collect()
+    };
+    Ok(found.iter().map(<[_]>::to_vec).collect())
+}
+
+/// Run one query and give its rows as text.
+///
+/// # Errors
+/// As [`execute`].
+pub fn rows(
+    sql: &str,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<Vec<Vec<Option<String>>>, PgError> {
+    spi(pgrx::Spi::connect(|client| {
+        texts(&client.select(
+            encoding::statement(sql).as_c_str(),
+            None,
+            &encoding::arguments(arguments),
+        )?)
+    }))
+}
+
+/// Run one statement that writes, and give the rows that it returns as text.
+///
+/// # Errors
+/// As [`execute`].
+pub fn rows_written(
+    sql: &str,
+    arguments: &[DatumWithOid<'_>],
+) -> Result<Vec<Vec<Option<String>>>, PgError> {
+    spi(pgrx::Spi::connect_mut(|client| {
+        texts(&client.update(
+            encoding::statement(sql).as_c_str(),
+            None,
+            &encoding::arguments(arguments),
+        )?)
+    }))
+}
+
+/// Read a subscription; `None` when it is gone.
+///
+/// # Errors
+/// As [`execute`].
+pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
+    let found = rows(
+        &format!(
+            "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, \
+         array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
+         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
+         coalesce(split_transactions_above, 0)::text, on_error, two_phase::text, \
+         case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, on_missing_column \
+         from braid.subscription s where subscription_id = $1"
+        ),
+        &[i64::from(id).into()],
+    )?;
+    let Some(row) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+    let flag = |index: usize| text(index) == "true";
+    let lsn = |index: usize| parse_lsn(&text(index)).unwrap_or(0);
+    Ok(Some(Subscription {
+        id,
+        stopped_at: row.get(22).cloned().flatten().map(|_| lsn(22)),
+        name: text(0),
+        owner: text(1).parse().unwrap_or(0),
+        dsn: row
+            .get(2)
+            .cloned()
+            .flatten()
+            .ok_or_else(|| connection_string::missing(&text(0)))?,
+        provider: text(3),
+        publications: text(4).split('\x01').map(str::to_owned).collect(),
+        origin: text(5),
+        slot: text(6),
+        slot_attempted: flag(7),
+        synchronous_commit: text(8),
+        run_as_owner: flag(9),
+        disable_on_error: flag(10),
+        apply_mode: text(11),
+        phase: text(12),
+        start_lsn: lsn(13),
+        skip_lsn: lsn(14),
+        copy_data: flag(15),
+        consolidate: flag(16),
+        relaxed: text(17) == "relaxed",
+        streaming: text(18),
+        split_above: text(19).parse().unwrap_or(0),
+        parks: text(20) == "park",
+        parks_functions: text(20) != "stop_always" && !flag(10),
+        two_phase: flag(21),
+        ignores_missing: text(23) == "ignore",
+    }))
+}
+
+/// Name of this node; `None` when it has none.
+///
+/// # Errors
+/// As [`execute`].
+pub fn local_node() -> Result<Option<String>, PgError> {
+    Ok(
+        rows("select node_name::text from braid.node where is_local", &[])?
+            .into_iter()
+            .next()
+            .and_then(|row| row.into_iter().next().flatten()),
+    )
+}
+
+/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`crate::postgres::error::LOCK_NOT_AVAILABLE`].
+///
+/// # Errors
+/// As [`execute`].
+pub fn limit_lock_waits() -> Result<(), PgError> {
+    execute("set local lock_timeout = '100ms'", &[])
+}
+
+/// Move a subscription's phase on.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set phase = $2, start_lsn = coalesce($3::pg_lsn, start_lsn) \
+         where subscription_id = $1",
+        &[
+            i64::from(id).into(),
+            phase.into(),
+            start_lsn.map(lsn_text).into(),
+        ],
+    )
+}
+
+/// Note down that the slot is about to be created, or that it was not. False when the subscription is gone.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
+    execute_counting(
+        "update braid.subscription set slot_attempted = $2 where subscription_id = $1",
+        &[i64::from(id).into(), attempted.into()],
+    )
+    .map(|touched| touched == 1)
+}
+
+/// Whether a name is part of a subscription, or the table of this database that has it. The table itself is not looked into, and no lock on it waited
+/// for.
+///
+/// # Errors
+/// As [`execute`].
+pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
+    let found = kept_plan::rows(
+        "select 1::text from braid.subscription_table t \
+         where t.subscription_id = $1 and t.schema_name = $2 and t.table_name = $3 \
+         union all \
+         select 1::text from braid.subscription_table t \
+         join pg_catalog.pg_class c on c.oid = t.relation \
+         join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where t.subscription_id = $1 and n.nspname = $2 and c.relname = $3",
+        &[i64::from(id).into(), namespace.into(), name.into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// Whether a table of this database has no rows; false when it is not here.
+///
+/// # Errors
+/// As [`execute`].
+pub fn is_empty(namespace: &str, name: &str) -> Result<bool, PgError> {
+    let here = rows(
+        "select 1::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')",
+        &[namespace.into(), name.into()],
+    )?;
+    if here.is_empty() {
+        return Ok(false);
+    }
+    let table = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+    Ok(catalog::query(&format!("select 1::text from {table} limit 1"), &[]).is_empty())
+}
+
+/// Whether a table is copied before its changes are applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InitialCopy {
+    /// As it is.
+    No,
+    /// Into an empty table.
+    Yes,
+    /// If it is empty when its copy begins: what is in it has come, or comes, as changes.
+    UnlessFilled,
+}
+
+/// Make a table of this database part of a subscription, to be copied first or not. False when it was part already, or is not here.
+///
+/// # Errors
+/// As [`execute`].
+pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Result<bool, PgError> {
+    let id = i64::from(id);
+    execute(
+        "delete from braid.left_out_table where subscription_id = $1 and schema_name = $2 and table_name = $3 and provider_relation = 0",
+        &[id.into(), namespace.into(), name.into()],
+    )?;
+    let added = rows_written(
+        "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, unless_filled) \
+         select $1, c.oid, n.nspname, c.relname, $4, $5 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where n.nspname = $2 and c.relname = $3 and c.relkind in ('r', 'p') \
+         on conflict do nothing returning relation::oid::text",
+        &[
+            id.into(),
+            namespace.into(),
+            name.into(),
+            if copy == InitialCopy::No {
+                "ready"
+            } else {
+                "waiting"
+            }
+            .into(),
+            (copy == InitialCopy::UnlessFilled).into(),
+        ],
+    )?;
+    Ok(!added.is_empty())
+}
+
+/// Take note that changes of a name are left out: all of them, or those of one relation of the provider.
+///
+/// # Errors
+/// As [`execute`].
+pub fn leave_out(
+    id: u32,
+    (namespace, name): (&str, &str),
+    provider_relation: Option<u32>,
+    reason: &str,
+) -> Result<(), PgError> {
+    let id = i64::from(id);
+    // Those of relations that are gone are wanted for as long as their transactions are in hand.
+    execute(
+        "delete from braid.left_out_table where subscription_id = $1 and provider_relation <> 0 and left_out_at < clock_timestamp() - interval '7 days'",
+        &[id.into()],
+    )?;
+    execute(
+        "insert into braid.left_out_table (subscription_id, schema_name, table_name, provider_relation, reason) values ($1, $2, $3, $4::oid, $5) \
+         on conflict (subscription_id, table_name, schema_name, provider_relation) do update set reason = excluded.reason, left_out_at = excluded.left_out_at",
+        &[
+            id.into(),
+            namespace.into(),
+            name.into(),
+            i64::from(provider_relation.unwrap_or(0)).into(),
+            reason.into(),
+        ],
+    )
+}
+
+/// Whether changes of a name are left out that come from this relation of the provider.
+///
+/// # Errors
+/// As [`execute`].
+pub fn is_left_out(
+    id: u32,
+    namespace: &str,
+    name: &str,
+    provider_relation: u32,
+) -> Result<bool, PgError> {
+    let found = kept_plan::rows(
+        "select 1::text from braid.left_out_table \
+         where subscription_id = $1 and schema_name = $2 and table_name = $3 and provider_relation in (0, $4::oid)",
+        &[
+            i64::from(id).into(),
+            namespace.into(),
+            name.into(),
+            i64::from(provider_relation).into(),
+        ],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// Stop a subscription with an error, at the transaction that ends at `lsn` if it is one that
+/// failed; it is tried again after `pause`, which doubles with each stop in a row. Not where that
+/// transaction is to be left out: somebody has said so while it was tried again.
+///
+/// # Errors
+/// As [`execute`].
+pub fn set_error(
+    id: u32,
+    error: &PgError,
+    lsn: u64,
+    pause: Option<Duration>,
+) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set error_sqlstate = $2, error_message = $3, error_detail = $4, error_hint = $5, \
+         error_lsn = $6::pg_lsn, error_context = $7, error_at = clock_timestamp(), error_attempts = error_attempts + 1, \
+         error_retry_at = clock_timestamp() + $8::bigint * 2 ^ least(error_attempts, 5) * interval '1 millisecond' \
+         where subscription_id = $1 and skip_lsn is distinct from coalesce($6::pg_lsn, '0/0')",
+        &[
+            i64::from(id).into(),
+            error.sqlstate.as_str().into(),
+            error.message.as_str().into(),
+            error.detail.as_deref().into(),
+            error.hint.as_deref().into(),
+            (lsn != 0).then(|| lsn_text(lsn)).into(),
+            error.context().into(),
+            pause
+                .map(|pause| i64::try_from(pause.as_millis()).unwrap_or(i64::MAX))
+                .into(),
+        ],
+    )
+}
+
+/// What had stopped a subscription is over. In a transaction of the caller's.
+///
+/// # Errors
+/// As [`execute`].
+pub fn clear_error(id: u32) -> Result<(), PgError> {
+    execute(
+        "update braid.subscription set error_sqlstate = null, error_message = null, error_detail = null, error_hint = null, \
+         error_context = null, error_lsn = null, error_at = null, error_attempts = 0, error_retry_at = null \
+         where subscription_id = $1 and error_sqlstate is not null and given_up_at is null",
+        &[i64::from(id).into()],
+    )
+}
+
+/// The list of publication names as an option of START_REPLICATION.
+#[must_use]
+pub fn publication_list(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
+    quote_option(&quoted.join(","))
+}
+
+/// An SQL condition for the provider: the table with this OID does not come under the name of an
+/// ancestor. One publication may publish a partition and another one its root with
+/// `publish_via_partition_root`; the changes come as the root's then, and so does the copy.
+#[must_use]
+pub fn is_not_sent_as_root(oid: &str, publications: &[String]) -> String {
+    let names = publication_literals(publications);
+    format!(
+        "{oid} not in (select d.oid from pg_catalog.pg_class d, lateral pg_catalog.pg_partition_ancestors(d.oid) a \
+           where d.relispartition and a.relid <> d.oid and a.relid in (select g.relid from pg_catalog.pg_publication p, \
+             lateral pg_catalog.pg_get_publication_tables(p.pubname::text) g where p.pubviaroot and p.pubname in ({names})))"
+    )
+}
+
+/// The names of publications as a list of literals, for SQL: of none a list in which nothing is.
+#[must_use]
+pub fn publication_literals(names: &[String]) -> String {
+    if names.is_empty() {
+        return "null".to_owned();
+    }
+    let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+    quoted.join(", ")
+}

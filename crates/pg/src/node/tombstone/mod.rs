@@ -1,0 +1,385 @@
+//! Tombstones: what this node remembers of deleted rows, so that an older change of one that comes late does not bring it back.
+//!
+//! Who has deleted a row is told by its dead version for as long as that is there. A row of `braid.tombstone` tells it from then
+//! on. Appliers write one with each deletion that they apply, in its transaction. Local deletions cost who makes them nothing: the
+//! collector (`crate::workers::collector`) reads them off WAL, and keeps dead rows from being removed until it has come past them. So at any
+//! moment each deletion is told by one of the two.
+//!
+//! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
+//! [`registry::TOMBSTONE_GROUPS`] groups of keys, the newest deletion of any of them: what is newer than that meets none.
+//!
+//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of almost the same form ([`store_copied`]).
+//!
+//! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when nothing older can arrive any more
+//! (`manager.rs`).
+
+pub mod drop_database;
+pub mod waiting;
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+
+use pgrx::pg_sys;
+
+use crate::node::local_version::commit_data;
+use crate::node::registry;
+use crate::node::subscription::execute;
+use crate::postgres::error::PgError;
+use crate::postgres::names::own_table;
+use crate::postgres::table_scan::{self, By, Row, Sees, int8, low};
+use crate::postgres::timestamp::EPOCH_DIFFERENCE;
+
+/// Columns of `braid.tombstone`.
+const COLUMNS: usize = 4;
+/// Columns of `braid.copied_version`.
+const COPIED_COLUMNS: usize = 5;
+
+/// A deleted row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tombstone {
+    /// Hash of its table and key (`apply/key_hash.rs`).
+    pub hash: u64,
+    /// Its table here.
+    pub relation: u32,
+    /// Commit timestamp of the deletion at its origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where it was deleted: a replication origin, 0 for here.
+    pub origin: pg_sys::RepOriginId,
+}
+
+/// The version of a row that a copy has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CopiedVersion {
+    /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
+    pub timestamp: i64,
+    /// Where it was written: a replication origin, 0 for here.
+    pub origin: pg_sys::RepOriginId,
+    /// The row was made of several: whoever wrote this version has not seen all of it.
+    pub merged: bool,
+}
+
+/// The time of a tombstone that a prepared transaction has written: that of its commit, which its commit record tells. The manager puts it
+/// in its place.
+pub const AT_COMMIT: i64 = 0;
+
+/// The time of what this transaction has removed, which was prepared ([`AT_COMMIT`]); `None` when that does not count: it is the one in hand, or its time is
+/// forgotten.
+#[must_use]
+pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
+    // SAFETY: looks at the transaction in hand, and at what runs.
+    let (is_own, runs) = unsafe {
+        (
+            pg_sys::TransactionIdIsCurrentTransactionId(writer),
+            pg_sys::TransactionIdIsInProgress(writer),
+        )
+    };
+    if is_own {
+        return None;
+    }
+    match commit_data(writer) {
+        Some((timestamp, _)) => Some(timestamp.saturating_add(EPOCH_DIFFERENCE)),
+        // Prepared: it will be newer than what has come before it.
+        None => (seen == Seen::All && runs).then_some(i64::MAX),
+    }
+}
+
+/// What is known by the hash of a row's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// `braid.tombstone`.
+    Deletions,
+    /// `braid.copied_version`.
+    Copies,
+}
+
+impl Known {
+    fn table(self) -> Result<pg_sys::Oid, PgError> {
+        match self {
+            Self::Deletions => own_table("tombstone"),
+            Self::Copies => own_table("copied_version"),
+        }
+    }
+
+    fn index(self) -> Result<pg_sys::Oid, PgError> {
+        match self {
+            Self::Deletions => own_table("tombstone_key_hash"),
+            Self::Copies => own_table("copied_version_key_hash"),
+        }
+    }
+}
+
+/// Write tombstones down. In a transaction of the caller's: they are there when it commits.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
+    if tombstones.is_empty() {
+        return Ok(());
+    }
+    // Before the commit, so that nobody is told that there is none while there is one.
+    for tombstone in tombstones {
+        let newest = match tombstone.timestamp {
+            // As late as its commit may come.
+            AT_COMMIT => i64::MAX,
+            timestamp => timestamp,
+        };
+        registry::raise_tombstone(tombstone.hash, newest);
+    }
+    write(Known::Deletions, tombstones.iter().map(values))
+}
+
+/// Write down the versions of rows that a copy has brought, each with whether it was merged. In the transaction of the copy.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn store_copied(rows: &[(Tombstone, bool)]) -> Result<(), PgError> {
+    let each = rows.iter().map(|(row, merged)| {
+        let [hash, timestamp, relation, origin] = values(row);
+        [hash, timestamp, relation, origin, (*merged).into()]
+    });
+    write(Known::Copies, each)
+}
+
+fn values(tombstone: &Tombstone) -> [pg_sys::Datum; COLUMNS] {
+    [
+        pg_sys::Datum::from(tombstone.hash.cast_signed()),
+        pg_sys::Datum::from(tombstone.timestamp),
+        pg_sys::Datum::from(pg_sys::Oid::from(tombstone.relation)),
+        pg_sys::Datum::from(i32::from(tombstone.origin)),
+    ]
+}
+
+fn write<const N: usize>(
+    known: Known,
+    rows: impl Iterator<Item = [pg_sys::Datum; N]>,
+) -> Result<(), PgError> {
+    let table = known.table()?;
+    // SAFETY: in a transaction; the values have the types of the table's columns.
+    unsafe { table_scan::insert(table, rows.map(|values| (values, [false; N]))) };
+    Ok(())
+}
+
+/// Which tombstones are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// Those that are committed, and the transaction's own.
+    Committed,
+    /// Those of transactions that still run, too.
+    All,
+}
+
+impl Seen {
+    /// The rows by which they are known.
+    #[must_use]
+    pub fn sees(self) -> Sees {
+        match self {
+            Self::Committed => Sees::Committed,
+            Self::All => Sees::Running,
+        }
+    }
+}
+
+/// A transaction that was prepared commits at this time: what it has deleted, if anything, is not known here by group.
+pub fn prepared_commits(timestamp: i64) {
+    if registry::remembers_deletions() {
+        registry::raise_all_tombstones(timestamp);
+    }
+}
+
+/// Give tombstones of prepared transactions that have committed the time of that, and what these have taken out of tables without a key. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn settle() -> Result<(), PgError> {
+    for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
+        execute(
+            &format!(
+                "update braid.{table} set {column} = (extract(epoch from coalesce(pg_xact_commit_timestamp(xmin), now())) * 1000000)::bigint \
+                 where {column} = 0"
+            ),
+            &[],
+        )?;
+    }
+    Ok(())
+}
+
+/// The newest deletion of the row with this hash: its time and origin.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
+        if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
+            newest = Some((tombstone.timestamp, tombstone.origin));
+        }
+    })?;
+    Ok(newest)
+}
+
+fn by(known: Known, hash: u64) -> Result<By, PgError> {
+    Ok(By {
+        index: known.index()?,
+        value: hash.cast_signed(),
+    })
+}
+
+/// The same, all of them where several nodes have deleted it at one time: their names decide, which this module does not know.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
+    let mut newest: Vec<(i64, pg_sys::RepOriginId)> = Vec::new();
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
+        let time = newest.first().map_or(i64::MIN, |(time, _)| *time);
+        if tombstone.timestamp > time {
+            newest.clear();
+        }
+        let deletion = (tombstone.timestamp, tombstone.origin);
+        if tombstone.timestamp >= time && !newest.contains(&deletion) {
+            newest.push(deletion);
+        }
+    })?;
+    Ok(newest)
+}
+
+/// All deletions with this hash: time and origin of each.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
+    let mut all = Vec::new();
+    each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
+        all.push((tombstone.timestamp, tombstone.origin));
+    })?;
+    Ok(all)
+}
+
+/// The version with which a copy has brought the row with this hash.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_copied(hash: u64) -> Result<Option<CopiedVersion>, PgError> {
+    let mut newest = None;
+    let by = by(Known::Copies, hash)?;
+    each_copied(Some(by), |version| {
+        newest = newest.max(Some(version));
+        ControlFlow::Continue(())
+    })?;
+    Ok(newest)
+}
+
+/// The versions with which copies have brought rows with this hash.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn find_all_copied(hash: u64) -> Result<Vec<CopiedVersion>, PgError> {
+    let mut all = Vec::new();
+    each_copied(Some(by(Known::Copies, hash)?), |version| {
+        all.push(version);
+        ControlFlow::Continue(())
+    })?;
+    Ok(all)
+}
+
+/// Whether a copy has brought any row that was merged.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn has_copied_merged() -> Result<bool, PgError> {
+    let mut found = false;
+    each_copied(None, |version| {
+        pgrx::check_for_interrupts!();
+        found = version.merged;
+        if found {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    Ok(found)
+}
+
+/// Look at the versions that copies have brought, or at those that an index finds, until told to stop.
+fn each_copied(
+    by: Option<By>,
+    mut look: impl FnMut(CopiedVersion) -> ControlFlow<()>,
+) -> Result<(), PgError> {
+    let table = Known::Copies.table()?;
+    // SAFETY: in a transaction; the table has so many columns, none of them null.
+    unsafe {
+        table_scan::each::<COPIED_COLUMNS>(table, by, Sees::Committed, |row| {
+            let [_, timestamp, _, origin, merged] = row.values;
+            look(CopiedVersion {
+                timestamp: int8(timestamp),
+                origin: u16::try_from(low(origin)).unwrap_or(0),
+                merged: merged.value() & 0xFF != 0,
+            })
+        });
+    }
+    Ok(())
+}
+
+/// By table, hashes of rows that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>>, PgError> {
+    let mut hashes: BTreeMap<u32, HashSet<u64>> = tables
+        .iter()
+        .map(|table| (*table, HashSet::new()))
+        .collect();
+    each(None, Seen::Committed, |tombstone| {
+        pgrx::check_for_interrupts!();
+        if tombstone.origin != 0
+            && tombstone.timestamp > since
+            && let Some(hashes) = hashes.get_mut(&tombstone.relation)
+        {
+            hashes.insert(tombstone.hash);
+        }
+    })?;
+    Ok(hashes)
+}
+
+/// Tell shared memory of all tombstones that there are, after the server was started. In a transaction of the caller's.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn load() -> Result<(), PgError> {
+    each(None, Seen::Committed, |tombstone| {
+        pgrx::check_for_interrupts!();
+        registry::raise_tombstone(tombstone.hash, tombstone.timestamp);
+    })?;
+    registry::tombstones_are_known();
+    Ok(())
+}
+
+/// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
+fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
+    let table = Known::Deletions.table()?;
+    // SAFETY: in a transaction; the table has so many columns.
+    unsafe {
+        table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {
+            if let Some(tombstone) = read(row, seen) {
+                look(tombstone);
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    Ok(())
+}
+
+/// `None` for one that does not count.
+fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<Tombstone> {
+    let [hash, timestamp, relation, origin] = row.values;
+    let timestamp = match int8(timestamp) {
+        AT_COMMIT => committed_at(row.writer(), seen)?,
+        at => at,
+    };
+    Some(Tombstone {
+        hash: int8(hash).cast_unsigned(),
+        relation: low(relation),
+        timestamp,
+        origin: u16::try_from(low(origin)).unwrap_or(0),
+    })
+}

@@ -1,0 +1,71 @@
+//! Waiting for the collector of this database, which writes down what sessions have deleted. Run by
+//! appliers and copy workers.
+//!
+//! The collector itself is another process (`crate::workers::collector`).
+
+use std::ffi::CString;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::slot_name;
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::postgres::error::PgError;
+use crate::postgres::{latch, process};
+
+/// Between two looks at how far the collector has come.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long a collector is waited for that runs and gets nowhere: it may have a large transaction in
+/// hand.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a collector is waited for that does not run.
+const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
+
+/// Whether the slot of this database's collector is there, and not only being made.
+#[must_use]
+pub fn has_slot() -> bool {
+    let Ok(name) = CString::new(slot_name::of_collector(process::my_database())) else {
+        return false;
+    };
+    // SAFETY: slots are in shared memory for as long as the server runs. Another slot may take the
+    // place at any moment, and that does no harm.
+    unsafe {
+        let slot = pg_sys::SearchNamedReplicationSlot(name.as_ptr(), true);
+        !slot.is_null()
+            && (*slot).data.persistency == pg_sys::ReplicationSlotPersistency::RS_PERSISTENT
+    }
+}
+
+/// Waits until the collector of this database has come past a position in flushed WAL and has written
+/// what it found. False if it does not get there.
+#[must_use]
+pub fn wait_past(aim: u64) -> bool {
+    let mut before = 0;
+    let mut since = Instant::now();
+    loop {
+        let (lsn, runs) = registry::ask_collector();
+        if lsn >= aim {
+            return true;
+        }
+        if lsn != before {
+            before = lsn;
+            since = Instant::now();
+        }
+        let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
+        // To make its slot waits for the transaction in hand.
+        if !registry::remembers_deletions() || (!runs && !has_slot()) || since.elapsed() > patience
+        {
+            return false;
+        }
+        latch::wait(Some(LOOK));
+    }
+}
+
+/// The error where the collector did not get there. The transaction in hand is to be rolled back and
+/// done again.
+#[must_use]
+pub fn not_yet(message: &str) -> PgError {
+    PgError::new("40001", message)
+        .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
+        .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker.")
+}

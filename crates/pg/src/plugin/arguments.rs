@@ -1,0 +1,61 @@
+//! The options that a stream was started with, as text.
+
+use std::ffi::c_char;
+
+use pgrx::pg_sys;
+
+use crate::postgres::encoding;
+
+/// The options of the decoding context.
+///
+/// # Safety
+/// `ctx` is valid.
+pub unsafe fn given_options(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+) -> Vec<(String, Option<String>)> {
+    // SAFETY: the list is null or one of DefElem whose arguments are null or strings.
+    unsafe {
+        let list = (*ctx).output_plugin_options;
+        if list.is_null() {
+            return Vec::new();
+        }
+        let len = usize::try_from((*list).length).unwrap_or_default();
+        let cells = std::slice::from_raw_parts((*list).elements, len);
+        cells
+            .iter()
+            .map(|cell| {
+                let element = &*cell.ptr_value.cast::<pg_sys::DefElem>();
+                let value = (!element.arg.is_null()
+                    && (*element.arg).type_ == pg_sys::NodeTag::T_String)
+                    .then(|| (*element.arg.cast::<pg_sys::String>()).sval);
+                let value = value.map(|text| encoding::from_server(text));
+                (encoding::from_server(element.defname), value)
+            })
+            .collect()
+    }
+}
+
+/// A list of identifiers, as SQL reads it.
+pub fn split_identifiers(list: &str) -> Option<Vec<String>> {
+    let text = encoding::to_server(list)?;
+    let mut parts = std::ptr::null_mut();
+    // SAFETY: the function writes into its copy of the text; the list's cells point into that.
+    unsafe {
+        let text = pg_sys::pstrdup(text.as_ptr());
+        let separator = c_char::try_from(b',').ok()?;
+        if !pg_sys::SplitIdentifierString(text, separator, &raw mut parts) {
+            return None;
+        }
+        if parts.is_null() {
+            return Some(Vec::new());
+        }
+        let len = usize::try_from((*parts).length).unwrap_or_default();
+        let cells = std::slice::from_raw_parts((*parts).elements, len);
+        Some(
+            cells
+                .iter()
+                .map(|cell| encoding::from_server(cell.ptr_value.cast()))
+                .collect(),
+        )
+    }
+}

@@ -1,0 +1,59 @@
+//! The output plugin `braid`: what `decoder` decides, carried out with PostgreSQL's interfaces.
+//!
+//! Runs in a walsender, or in the backend that calls `pg_logical_slot_get_binary_changes`, inside of callbacks of logical
+//! decoding: catalogs are read under the historic snapshot of the change, nothing may be written, no lock is taken.
+//!
+//! A change costs no catalog look-up and, for the common types, no call into PostgreSQL and no allocation: the relation's
+//! shape, its columns' encoders, its keys and its filters are compiled once (`relation`) and kept until an invalidation
+//! (`invalidation`) says that they may differ; the tuple is taken apart once (`tuple`) and written straight into the
+//! frame (`column`).
+//!
+//! A stream is in one of several formats: `callbacks` has the callbacks, `format` the port behind them, `stream` the format `gir`,
+//! `wal2json` the one of that name (`json_table` compiles a relation for it, `json_value` writes values). A process
+//! may have a format of its own, which cannot be asked for (`format::set_format`): the collector has.
+//!
+//! Transactions in progress and prepared ones are more callbacks in `callbacks` over the same [`braid_decoder::Outbox`], which knows nothing of
+//! where a transaction's changes come from. `version` tells the version of one of this node's.
+
+mod arguments;
+mod bulk;
+mod callbacks;
+mod column;
+mod displacement;
+mod fetch;
+mod format;
+mod gir_json;
+mod held;
+mod invalidation;
+mod json_table;
+mod json_value;
+mod key;
+mod message_file;
+mod node;
+mod outgoing;
+mod own_table;
+mod paced;
+pub(crate) mod page_read;
+mod publications;
+mod relation;
+mod replaced;
+mod report;
+mod row_change;
+mod row_filter;
+mod running;
+mod scratch;
+mod session;
+mod stream;
+mod tuple;
+mod turn;
+mod type_facts;
+mod unfound;
+mod version;
+mod wal2json;
+
+pub use crate::plugin::callbacks::install;
+pub use fetch::worker_main as fetch_worker_main;
+pub(crate) use format::{Change, Context, Format, LogicalMessage, Truncation, set_format};
+pub(crate) use publications::oids;
+pub(crate) use tuple::is_elsewhere;
+pub(crate) use version::of as version_of;

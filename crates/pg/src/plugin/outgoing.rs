@@ -1,0 +1,263 @@
+//! Messages in the making, for formats that are text: what belongs to one message is gathered, and cut where it would be more
+//! than a message can hold; what are many messages leaves in few writes.
+//!
+//! A walsender flushes with each message that a plugin writes, which for small ones is most of the work. So these are only put
+//! into the connection's send buffer ([`Outgoing::queue`]), as the same protocol messages that a write makes of them. When they
+//! are flushed is `paced`'s to say; the next write of a large one flushes them too.
+//!
+//! What a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file (`message_file`) until it is whole, and is sent from there in
+//! pieces (`bulk`): its memory does not grow with a message. An SQL function returns a message as one value, so there it is gathered in the
+//! context's buffer.
+
+use pgrx::pg_sys;
+
+use super::bulk::{self, Body};
+use super::format::Context;
+use super::message_file::MessageFile;
+use super::paced::Pacing;
+use super::stream::write_message;
+use crate::postgres::ffi;
+
+/// How much is kept in the buffer before it goes to the context's own.
+const MOVED_BYTES: usize = 64 << 10;
+/// How much is kept in the buffer before it goes to a file.
+const GATHERED_BYTES: usize = 1 << 20;
+/// How much memory the context's buffer keeps after a message.
+const KEPT_BYTES: i32 = 1 << 20;
+
+/// After how many bytes that are only in the send buffer a message is written the usual way, so that the client's pace is
+/// kept.
+const QUEUED_BYTES: usize = 32 << 10;
+
+/// Where a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// Nothing was prepared yet.
+    Unknown,
+    /// An SQL function.
+    Function,
+    /// A walsender's client.
+    Client {
+        /// Large messages can be sent in pieces.
+        in_pieces: bool,
+    },
+}
+
+/// The message in hand.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    buffer: Vec<u8>,
+    reader: Reader,
+    /// Bytes that are in the send buffer only.
+    queued: usize,
+    /// A protocol message in the making.
+    message: Vec<u8>,
+    pub(super) pacing: Pacing,
+    /// How much of `buffer` is whole pieces.
+    whole: usize,
+    /// How much `buffer` may have before it is moved.
+    room: usize,
+    /// Bytes of the message that are in the context's buffer already.
+    moved: usize,
+    /// Where the beginning of the message is instead, if it is large.
+    file: Option<MessageFile>,
+    /// Beyond so many bytes a message is sent and another one begun.
+    limit: usize,
+}
+
+impl Outgoing {
+    /// Nothing yet.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            buffer: Vec::new(),
+            reader: Reader::Unknown,
+            queued: 0,
+            message: Vec::new(),
+            pacing: Pacing::default(),
+            whole: 0,
+            room: MOVED_BYTES,
+            moved: 0,
+            file: None,
+            limit,
+        }
+    }
+
+    /// Where pieces are appended.
+    #[inline]
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// Bytes of the message that are elsewhere already.
+    #[inline]
+    fn elsewhere(&self) -> usize {
+        self.moved + self.file.as_ref().map_or(0, MessageFile::len)
+    }
+
+    /// A piece is whole, and more will follow.
+    ///
+    /// # Safety
+    /// `ctx` is valid, in a callback that may write.
+    #[inline]
+    pub(super) unsafe fn keep(&mut self, ctx: Context) {
+        if self.elsewhere() + self.buffer.len() > self.limit {
+            // SAFETY: as the caller says.
+            unsafe { self.cut(ctx) };
+        } else if self.buffer.len() >= self.room {
+            // SAFETY: as the caller says.
+            unsafe { self.make_room(ctx) };
+        }
+        self.whole = self.buffer.len();
+    }
+
+    /// Send what was whole before the last piece; that one starts the next message.
+    #[cold]
+    unsafe fn cut(&mut self, ctx: Context) {
+        self.pacing.release();
+        // SAFETY: as the caller says.
+        unsafe {
+            if self.elsewhere() + self.whole > 0 {
+                self.write(ctx, self.whole);
+            }
+        }
+    }
+
+    /// Take what is gathered out of the buffer.
+    #[cold]
+    unsafe fn make_room(&mut self, ctx: Context) {
+        // SAFETY: as the caller says.
+        unsafe {
+            self.learn(ctx);
+            if self.buffer.len() >= self.room {
+                self.move_out(ctx, self.buffer.len());
+            }
+        }
+    }
+
+    /// Move bytes into the file or into the context's buffer.
+    unsafe fn move_out(&mut self, ctx: Context, len: usize) {
+        let bytes = self.buffer.get(..len).unwrap_or_default();
+        if self.reader == (Reader::Client { in_pieces: true }) {
+            self.file
+                .get_or_insert_with(MessageFile::create)
+                .append(bytes);
+        } else {
+            // SAFETY: as the caller says; the output buffer is the context's.
+            unsafe {
+                if self.moved == 0 {
+                    pg_sys::OutputPluginPrepareWrite(ctx, true);
+                }
+                let count = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+                pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), count);
+            }
+            self.moved += len;
+        }
+        self.take(len);
+    }
+
+    /// Forget the first bytes of the buffer, and the memory of many.
+    fn take(&mut self, len: usize) {
+        self.buffer.drain(..len);
+        if self.buffer.capacity() > 2 * self.room {
+            self.buffer.shrink_to(self.room);
+        }
+    }
+
+    /// Send what is elsewhere and the first bytes of the buffer as one message.
+    #[cold]
+    unsafe fn write(&mut self, ctx: Context, len: usize) {
+        // SAFETY: as the caller says. The context's buffer is its own, and nothing in it is needed after it was written.
+        unsafe {
+            self.learn(ctx);
+            if self.elsewhere() == 0 {
+                write_message(ctx, self.buffer.get(..len).unwrap_or_default(), true);
+                self.take(len);
+            } else {
+                self.move_out(ctx, len);
+                if let Some(file) = &self.file {
+                    pg_sys::OutputPluginPrepareWrite(ctx, true);
+                    bulk::write(ctx, Body::File(file), true);
+                    self.file = None;
+                } else {
+                    pg_sys::OutputPluginWrite(ctx, true);
+                    self.moved = 0;
+                }
+            }
+            let out = &mut *(*ctx).out;
+            if out.maxlen > KEPT_BYTES {
+                pg_sys::resetStringInfo(out);
+                let kept = pg_sys::Size::try_from(KEPT_BYTES).unwrap_or_default();
+                out.data = pg_sys::repalloc(out.data.cast(), kept).cast();
+                out.maxlen = KEPT_BYTES;
+            }
+        }
+    }
+
+    /// The message is whole, and a small one may wait for others to be sent.
+    ///
+    /// # Safety
+    /// `ctx` is valid, in a callback that may write.
+    #[inline]
+    pub(super) unsafe fn queue(&mut self, ctx: Context) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let queued = self.queued + self.buffer.len();
+            let is_small = queued <= QUEUED_BYTES && self.elsewhere() == 0;
+            if !is_small || !matches!(self.reader, Reader::Client { .. }) {
+                self.send(ctx);
+                return;
+            }
+            let position = (*ctx).write_location.to_be_bytes();
+            let now = pg_sys::GetCurrentTimestamp().to_be_bytes();
+            self.message.clear();
+            self.message.push(b'w');
+            for field in [position, position, now] {
+                self.message.extend_from_slice(&field);
+            }
+            self.message.extend_from_slice(&self.buffer);
+            ffi::pq_putmessage_noblock(b'd', &self.message);
+        }
+        self.pacing.hold();
+        self.queued += self.buffer.len();
+        self.buffer.clear();
+        self.whole = 0;
+    }
+
+    /// What a message that was just prepared looks like tells who reads it.
+    unsafe fn learn(&mut self, ctx: Context) {
+        if self.reader != Reader::Unknown {
+            return;
+        }
+        // SAFETY: as the caller of all methods says; nothing is in the context's buffer before this is known.
+        unsafe {
+            pg_sys::OutputPluginPrepareWrite(ctx, true);
+            self.reader = if bulk::is_for_client(ctx) {
+                let in_pieces = bulk::is_possible(ctx);
+                if in_pieces {
+                    self.room = GATHERED_BYTES;
+                }
+                Reader::Client { in_pieces }
+            } else {
+                Reader::Function
+            };
+        }
+    }
+
+    /// The message is whole: send it.
+    ///
+    /// # Safety
+    /// `ctx` is valid, in a callback that may write.
+    #[inline]
+    pub(super) unsafe fn send(&mut self, ctx: Context) {
+        // SAFETY: as the caller says.
+        unsafe {
+            self.queued = 0;
+            self.pacing.release();
+            if self.elsewhere() + self.buffer.len() > self.limit {
+                self.cut(ctx);
+            }
+            self.write(ctx, self.buffer.len());
+        }
+        self.whole = 0;
+    }
+}

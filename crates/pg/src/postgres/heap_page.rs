@@ -1,0 +1,192 @@
+//! Pages in shared buffers; and a row of one that is in hand: heap_fetch of src/backend/access/heap/heapam.c, 15 to 18, for a buffer that is pinned already.
+
+use std::cell::Cell;
+use std::ffi::c_char;
+
+use pgrx::pg_sys;
+
+use crate::postgres::compat::FileLocator;
+use crate::postgres::ffi::raw;
+
+/// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
+const UNLOCK: i32 = 0;
+pub(crate) const SHARE: i32 = 1;
+/// Size of a page's header without its items, and of an item's pointer: src/include/storage/bufpage.h.
+const HEADER: usize = 24;
+const ITEM: usize = 4;
+/// LP_NORMAL of src/include/storage/itemid.h.
+const NORMAL: u32 = 1;
+
+/// A place in a table: block, and item in it.
+pub(crate) type Place = (u32, u16);
+
+/// Turns a tuple identifier into a place, which can be compared and kept.
+pub(crate) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
+    let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
+    (block, tid.ip_posid)
+}
+
+/// Turns a place into a tuple identifier.
+pub(crate) fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
+    let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
+    let mut tid = pg_sys::ItemPointerData::default();
+    tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);
+    tid.ip_blkid.bi_lo = u16::from_be_bytes([lo1, lo0]);
+    tid.ip_posid = item;
+    tid
+}
+
+/// The page in a shared buffer.
+///
+/// # Safety
+/// The buffer is a shared one, which have positive numbers.
+pub(crate) unsafe fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
+    let before = usize::try_from(buffer - 1).unwrap_or(0);
+    // SAFETY: as the caller says: BufferGetBlock of src/include/storage/bufmgr.h.
+    unsafe { pg_sys::BufferBlocks.add(before * pg_sys::BLCKSZ as usize) }
+}
+
+/// How many items a page has: PageGetMaxOffsetNumber of src/include/storage/bufpage.h.
+///
+/// # Safety
+/// The page is pinned and locked.
+pub(crate) unsafe fn items(page: *mut c_char) -> usize {
+    // SAFETY: as the caller says.
+    let end = usize::from(unsafe { (*page.cast::<pg_sys::PageHeaderData>()).pd_lower });
+    end.saturating_sub(HEADER) / ITEM
+}
+
+/// Put the row version at `place` into `slot` if the snapshot sees it. The pin goes to the slot, or is given up.
+///
+/// # Safety
+/// Under a guard. The table is an open one of the heap access method that is not temporary; the place's block is in the buffer, which is
+/// pinned; the slot is one of the table's.
+pub(crate) unsafe fn fetch(
+    table: pg_sys::Relation,
+    buffer: pg_sys::Buffer,
+    place: Place,
+    snapshot: pg_sys::Snapshot,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> bool {
+    // SAFETY: as the caller says. The page is read while it is locked; of an item only what lies in the page is taken.
+    unsafe {
+        let (_, item) = place;
+        let tuple = &raw mut (*slot.cast::<pg_sys::BufferHeapTupleTableSlot>())
+            .base
+            .tupdata;
+        raw::LockBuffer(buffer, SHARE);
+        let page = page_of(buffer);
+        let pointer = match usize::from(item).checked_sub(1) {
+            Some(before) if before < items(page) => {
+                page.add(HEADER + before * ITEM).cast::<u32>().read()
+            }
+            _ => 0,
+        };
+        // ItemIdData: 15 bits for the place in the page, two for what it is, 15 for the length.
+        let is_visible = pointer >> 15 & 3 == NORMAL && {
+            (*tuple).t_data = page.add((pointer & 0x7FFF) as usize).cast();
+            (*tuple).t_len = pointer >> 17;
+            (*tuple).t_tableOid = (*table).rd_id;
+            (*tuple).t_self = tid_of(place);
+            raw::HeapTupleSatisfiesVisibility(tuple, snapshot, buffer)
+        };
+        raw::LockBuffer(buffer, UNLOCK);
+        if !is_visible {
+            raw::ReleaseBuffer(buffer);
+            return false;
+        }
+        raw::ExecStorePinnedBufferHeapTuple(tuple, slot, buffer);
+        (*slot).tts_tableOid = (*table).rd_id;
+        true
+    }
+}
+
+/// What the header of a row version says of the transactions that wrote and ended it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lifetime {
+    /// The transaction that wrote it; `None` if the version is frozen.
+    pub writer: Option<pg_sys::TransactionId>,
+    /// The transaction that replaced or deleted it, if that was one alone.
+    pub ended_by: Option<pg_sys::TransactionId>,
+}
+
+/// Reads who wrote and who ended the row version that is item `item` of a block of a table's file. `None` where there is no such block or version
+/// any more. Works outside of transactions too.
+///
+/// # Safety
+/// In a process that is attached to shared buffers; the file is one of a permanent table of the heap access method.
+pub(crate) unsafe fn lifetime(
+    file: FileLocator,
+    block: pg_sys::BlockNumber,
+    item: u16,
+) -> Option<Lifetime> {
+    let mut found = None;
+    // SAFETY: as the caller says. Nothing on the closure's stack has a destructor. A pin needs a resource owner: outside of a transaction that is one
+    // of the process's own. The page is read while it is pinned and locked, and nothing in between can raise an error.
+    unsafe {
+        let outer = pg_sys::CurrentResourceOwner;
+        if outer.is_null() {
+            pg_sys::CurrentResourceOwner = own_resource_owner();
+        }
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            let relation = raw::smgropen(file, NO_PROCESS);
+            if !raw::smgrexists(relation, MAIN_FORK)
+                || raw::smgrnblocks(relation, MAIN_FORK) <= block
+            {
+                return;
+            }
+            let buffer = raw::ReadBufferWithoutRelcache(
+                file,
+                MAIN_FORK,
+                block,
+                pg_sys::ReadBufferMode::RBM_NORMAL,
+                std::ptr::null_mut(),
+                true,
+            );
+            raw::LockBuffer(buffer, SHARE);
+            let page = page_of(buffer);
+            let pointer = match usize::from(item).checked_sub(1) {
+                Some(before) if before < items(page) => {
+                    page.add(HEADER + before * ITEM).cast::<u32>().read()
+                }
+                _ => 0,
+            };
+            if pointer >> 15 & 3 == NORMAL {
+                let header = page
+                    .add((pointer & 0x7FFF) as usize)
+                    .cast::<pg_sys::HeapTupleHeaderData>();
+                let mask = u32::from((*header).t_infomask);
+                let fields = (*header).t_choice.t_heap;
+                found = Some(Lifetime {
+                    writer: (mask & pg_sys::HEAP_XMIN_FROZEN != pg_sys::HEAP_XMIN_FROZEN)
+                        .then_some(fields.t_xmin),
+                    ended_by: (mask & pg_sys::HEAP_XMAX_IS_MULTI == 0).then_some(fields.t_xmax),
+                });
+            }
+            raw::LockBuffer(buffer, UNLOCK);
+            raw::ReleaseBuffer(buffer);
+        });
+        pg_sys::CurrentResourceOwner = outer;
+    }
+    found
+}
+
+/// InvalidBackendId, or INVALID_PROC_NUMBER, of src/include/storage: not a temporary table's.
+const NO_PROCESS: i32 = -1;
+const MAIN_FORK: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+
+/// A resource owner for what is done outside of transactions, made once in a process.
+fn own_resource_owner() -> pg_sys::ResourceOwner {
+    thread_local! {
+        static OWNER: Cell<pg_sys::ResourceOwner> = const { Cell::new(std::ptr::null_mut()) };
+    }
+    OWNER.with(|owner| {
+        if owner.get().is_null() {
+            // SAFETY: without a parent it lives as long as the process; the name is a constant.
+            owner.set(unsafe {
+                pg_sys::ResourceOwnerCreate(std::ptr::null_mut(), c"braid page".as_ptr())
+            });
+        }
+        owner.get()
+    })
+}

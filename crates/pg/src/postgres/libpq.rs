@@ -1,0 +1,1045 @@
+//! Connections to other servers, over libpq with all of its TLS and authentication.
+//!
+//! Used by the SQL functions (to look at a provider), the leader (to receive) and the copy workers. Nothing here blocks
+//! in libpq: every wait is a latch wait, so that a worker stops at once when asked and notices the death of the postmaster.
+//! Connection strings never appear in an error: libpq's message about a malformed one quotes it, and is left out.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::time::{Duration, Instant};
+
+use braid_bgworker::sql_text::quote_literal;
+use pgrx::pg_sys;
+
+use crate::postgres::error::PgError;
+use crate::postgres::latch::{Interest, Woken};
+use crate::postgres::rows::Rows;
+use crate::postgres::wait::Wait;
+
+#[repr(C)]
+struct PGconn {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct PGresult {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct PQconninfoOption {
+    keyword: *mut c_char,
+    envvar: *mut c_char,
+    compiled: *mut c_char,
+    val: *mut c_char,
+    label: *mut c_char,
+    dispchar: *mut c_char,
+    dispsize: c_int,
+}
+
+// libpq-fe.h, unchanged from PostgreSQL 9.1 to 18.
+const CONNECTION_OK: c_int = 0;
+const CONNECTION_BAD: c_int = 1;
+const PGRES_POLLING_FAILED: c_int = 0;
+const PGRES_POLLING_READING: c_int = 1;
+const PGRES_POLLING_OK: c_int = 3;
+const PGRES_EMPTY_QUERY: c_int = 0;
+const PGRES_COMMAND_OK: c_int = 1;
+const PGRES_TUPLES_OK: c_int = 2;
+const PGRES_COPY_OUT: c_int = 3;
+const PGRES_COPY_BOTH: c_int = 8;
+const PG_DIAG_SQLSTATE: c_int = b'C' as c_int;
+const PG_DIAG_MESSAGE_PRIMARY: c_int = b'M' as c_int;
+const PG_DIAG_MESSAGE_DETAIL: c_int = b'D' as c_int;
+const PG_DIAG_MESSAGE_HINT: c_int = b'H' as c_int;
+
+#[link(name = "pq")]
+unsafe extern "C" {
+    fn PQconnectStartParams(
+        keywords: *const *const c_char,
+        values: *const *const c_char,
+        expand_dbname: c_int,
+    ) -> *mut PGconn;
+    fn PQconnectPoll(conn: *mut PGconn) -> c_int;
+    fn PQstatus(conn: *const PGconn) -> c_int;
+    fn PQsocket(conn: *const PGconn) -> c_int;
+    fn PQhost(conn: *const PGconn) -> *const c_char;
+    fn PQhostaddr(conn: *const PGconn) -> *const c_char;
+    fn PQport(conn: *const PGconn) -> *const c_char;
+    fn PQerrorMessage(conn: *const PGconn) -> *const c_char;
+    fn PQfinish(conn: *mut PGconn);
+    fn PQsetnonblocking(conn: *mut PGconn, arg: c_int) -> c_int;
+    fn PQsendQuery(conn: *mut PGconn, query: *const c_char) -> c_int;
+    fn PQsendQueryParams(
+        conn: *mut PGconn,
+        command: *const c_char,
+        n_params: c_int,
+        param_types: *const std::ffi::c_uint,
+        param_values: *const *const c_char,
+        param_lengths: *const c_int,
+        param_formats: *const c_int,
+        result_format: c_int,
+    ) -> c_int;
+    fn PQconsumeInput(conn: *mut PGconn) -> c_int;
+    fn PQisBusy(conn: *mut PGconn) -> c_int;
+    fn PQgetResult(conn: *mut PGconn) -> *mut PGresult;
+    fn PQresultStatus(res: *const PGresult) -> c_int;
+    fn PQresultErrorField(res: *const PGresult, field: c_int) -> *const c_char;
+    fn PQntuples(res: *const PGresult) -> c_int;
+    fn PQnfields(res: *const PGresult) -> c_int;
+    fn PQgetvalue(res: *const PGresult, row: c_int, field: c_int) -> *const c_char;
+    fn PQgetisnull(res: *const PGresult, row: c_int, field: c_int) -> c_int;
+    fn PQgetlength(res: *const PGresult, row: c_int, field: c_int) -> c_int;
+    fn PQclear(res: *mut PGresult);
+    fn PQgetCopyData(conn: *mut PGconn, buffer: *mut *mut c_char, is_async: c_int) -> c_int;
+    fn PQputCopyData(conn: *mut PGconn, buffer: *const c_char, bytes: c_int) -> c_int;
+    fn PQflush(conn: *mut PGconn) -> c_int;
+    fn PQfreemem(ptr: *mut std::ffi::c_void);
+    fn PQconninfoParse(conninfo: *const c_char, errmsg: *mut *mut c_char) -> *mut PQconninfoOption;
+    fn PQconninfoFree(options: *mut PQconninfoOption);
+    fn PQconnectionUsedPassword(conn: *const PGconn) -> c_int;
+    fn PQserverVersion(conn: *const PGconn) -> c_int;
+}
+
+/// Why a peer could not be reached or did not do as asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The connection string can't be read. Says nothing of its content, which may hold a password.
+    #[error("connection string is malformed")]
+    MalformedConnectionString,
+    /// The connection string has an option that libpq does not know.
+    #[error("connection string is malformed: there is no option \"{0}\"")]
+    UnknownOption(String),
+    /// The connection could not be made or was lost.
+    #[error("{0}")]
+    Connection(String),
+    /// The peer reported an error.
+    #[error("{message}")]
+    Server {
+        /// Five characters.
+        sqlstate: String,
+        /// Primary message.
+        message: String,
+        /// Detail, if any.
+        detail: Option<String>,
+        /// Hint, if any.
+        hint: Option<String>,
+    },
+    /// The peer ended the stream in order.
+    #[error("the provider ended the stream")]
+    EndOfStream,
+    /// The peer did not answer in time.
+    #[error("timeout expired while waiting for an answer of the provider")]
+    Timeout,
+    /// Nothing came from the peer, which should have answered.
+    #[error("the provider has been silent for longer than wal_receiver_timeout")]
+    Silent,
+    /// The peer answered with something that was not asked for.
+    #[error("unexpected answer from the provider to {0}")]
+    Unexpected(&'static str),
+}
+
+impl Error {
+    /// SQLSTATE as the peer or the connection gives it; 08006 for a lost connection, 08P01 for a broken protocol.
+    #[must_use]
+    pub fn sqlstate(&self) -> &str {
+        match self {
+            Self::MalformedConnectionString | Self::UnknownOption(_) => "22023",
+            Self::Connection(_) | Self::EndOfStream | Self::Timeout | Self::Silent => "08006",
+            Self::Server { sqlstate, .. } => sqlstate,
+            Self::Unexpected(_) => "08P01",
+        }
+    }
+}
+
+impl From<Error> for PgError {
+    fn from(error: Error) -> Self {
+        let sqlstate = error.sqlstate().to_owned();
+        let message = error.to_string();
+        match error {
+            Error::Server { detail, hint, .. } => Self {
+                detail,
+                hint,
+                ..Self::new(&sqlstate, message)
+            },
+            _ => Self::new(&sqlstate, message),
+        }
+    }
+}
+
+/// Result of talking to a peer.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// How long to wait for a connection when the connection string does not say.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// `wal_receiver_timeout`; `None` when it is 0.
+#[must_use]
+pub fn receiver_timeout() -> Option<Duration> {
+    // SAFETY: a setting of the server, in milliseconds.
+    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    u64::try_from(milliseconds)
+        .ok()
+        .filter(|time| *time > 0)
+        .map(Duration::from_millis)
+}
+
+/// What came of looking for stream data.
+#[derive(Debug)]
+pub enum CopyData {
+    /// One message.
+    Message(CopyMessage),
+    /// Nothing there now.
+    Pending,
+    /// The peer ended the copy.
+    End,
+}
+
+/// A message's bytes, owned by libpq's allocator.
+#[derive(Debug)]
+pub struct CopyMessage {
+    bytes: *mut c_char,
+    len: usize,
+}
+
+impl std::ops::Deref for CopyMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: PQgetCopyData gave `len` bytes at `bytes`, which stay until `drop`.
+        unsafe { std::slice::from_raw_parts(self.bytes.cast::<u8>(), self.len) }
+    }
+}
+
+impl Drop for CopyMessage {
+    fn drop(&mut self) {
+        // SAFETY: allocated by libpq, freed once. No PostgreSQL code runs, so this is right while unwinding too.
+        unsafe { PQfreemem(self.bytes.cast()) }
+    }
+}
+
+/// What kind of connection to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Ordinary SQL.
+    Sql,
+    /// A walsender for logical replication, which also takes SQL.
+    Replication,
+}
+
+/// The event on its socket that a connection in the making waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// Data to read.
+    Read,
+    /// Room to write.
+    Write,
+}
+
+/// What becomes of a connection whose peer should say something, and says nothing for as long as `wal_receiver_timeout`. That the
+/// network acknowledges is no sign of life: something between the two may, or a process that has been stopped.
+#[derive(Debug)]
+enum Silence {
+    /// It is waited for, until somebody cancels.
+    Borne,
+    /// It is given up.
+    GivenUp,
+    /// The question may take the peer hours. Another connection looks whether it is at work on it.
+    LookedInto(Backend),
+}
+
+/// The process at the other end.
+#[derive(Debug)]
+struct Backend {
+    dsn: String,
+    pid: String,
+    /// When its server was started.
+    server_started: String,
+}
+
+impl Backend {
+    /// Whether it works on what it was asked, as far as can be told: one that is gone, idle, or waits for this side to read
+    /// has answered, and the answer will not come.
+    fn is_at_work(&self) -> bool {
+        let sql = format!(
+            "select pg_catalog.pg_postmaster_start_time() operator(pg_catalog.=) {} and exists ( \
+               select from pg_catalog.pg_stat_activity \
+                where pid operator(pg_catalog.=) {} and state in ('active', 'disabled') \
+                  and wait_event_type is distinct from 'Client')",
+            quote_literal(&self.server_started),
+            self.pid
+        );
+        let answer = Connection::open(&self.dsn, "braid", Mode::Sql).and_then(|mut other| {
+            other.give_up_when_silent();
+            other.query(&sql)
+        });
+        // Who can't ask, as there is no connection left there, knows nothing.
+        answer.map_or(true, |rows| rows.get(0, 0) == Some("t"))
+    }
+}
+
+/// A connection to another server.
+#[derive(Debug)]
+pub struct Connection {
+    raw: *mut PGconn,
+    silence: Silence,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from PQconnectStartParams and is finished once. libpq neither raises PostgreSQL errors nor
+        // needs PostgreSQL's state, so the socket is closed while unwinding too.
+        unsafe { PQfinish(self.raw) }
+    }
+}
+
+fn text(raw: *const c_char) -> Option<String> {
+    if raw.is_null() {
+        return None;
+    }
+    // SAFETY: libpq gives NUL-terminated strings that live as long as the object that gave them; copied at once.
+    Some(
+        unsafe { CStr::from_ptr(raw) }
+            .to_string_lossy()
+            .trim_end()
+            .to_owned(),
+    )
+}
+
+/// Check the form of a connection string, and that it does not set what Braid sets itself.
+///
+/// # Errors
+/// [`Error::MalformedConnectionString`].
+pub fn check_connection_string(dsn: &str) -> Result<()> {
+    let dsn = CString::new(dsn).map_err(|_| Error::MalformedConnectionString)?;
+    let mut message = std::ptr::null_mut();
+    // SAFETY: `dsn` is NUL-terminated and outlives the call; the result and the message are freed by libpq.
+    unsafe {
+        let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
+        let unknown = unknown_option(&dsn.to_string_lossy(), text(message).as_deref());
+        if !message.is_null() {
+            PQfreemem(message.cast());
+        }
+        if options.is_null() {
+            return Err(unknown.map_or(Error::MalformedConnectionString, Error::UnknownOption));
+        }
+        PQconninfoFree(options);
+    }
+    Ok(())
+}
+
+/// The option that libpq does not know, by its message. Nothing where it may be a part of a password: a value that should have been quoted is read as
+/// options, too.
+fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
+    let name = message?.split('"').nth(1)?;
+    let is_word = !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let before = dsn
+        .find(name)
+        .and_then(|at| dsn.get(..at))
+        .unwrap_or_default();
+    let is_keyword = dsn.contains(&format!("{name}="));
+    (is_word
+        && is_keyword
+        && !before.to_ascii_lowercase().contains("pass")
+        && !before.contains("://"))
+    .then(|| name.to_owned())
+}
+
+/// Value of one keyword of a connection string, if it is set there; never a password.
+#[must_use]
+pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
+    if keyword == "password" {
+        None
+    } else {
+        keyword_value(dsn, keyword)
+    }
+}
+
+/// Whether the connection string itself has a password that is not empty.
+#[must_use]
+pub fn has_password(dsn: &str) -> bool {
+    keyword_value(dsn, "password").is_some_and(|password| !password.is_empty())
+}
+
+fn keyword_value(dsn: &str, keyword: &str) -> Option<String> {
+    let dsn = CString::new(dsn).ok()?;
+    let mut message = std::ptr::null_mut();
+    let mut found = None;
+    // SAFETY: the array that PQconninfoParse returns ends with a null keyword; freed below.
+    unsafe {
+        let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
+        if !message.is_null() {
+            PQfreemem(message.cast());
+        }
+        if options.is_null() {
+            return None;
+        }
+        let mut option = options;
+        while !(*option).keyword.is_null() {
+            if text((*option).keyword).as_deref() == Some(keyword) {
+                found = text((*option).val);
+            }
+            option = option.add(1);
+        }
+        PQconninfoFree(options);
+    }
+    found
+}
+
+impl Connection {
+    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both servers' settings, and takes
+    /// off the limits that a role may have for sessions of people: a snapshot is held for as long as a copy takes.
+    ///
+    /// # Errors
+    /// [`Error::MalformedConnectionString`], [`Error::Connection`].
+    pub fn open(dsn: &str, application_name: &str, mode: Mode) -> Result<Self> {
+        Self::open_within(dsn, application_name, mode, Duration::MAX)
+    }
+
+    /// The same, in no more than this time.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn open_within(
+        dsn: &str,
+        application_name: &str,
+        mode: Mode,
+        most: Duration,
+    ) -> Result<Self> {
+        let connection = Self::start(dsn, application_name, mode, &[])?;
+        let timeout = connection_keyword(dsn, "connect_timeout")
+            .and_then(|seconds| seconds.trim().parse::<u64>().ok())
+            .filter(|seconds| *seconds > 0)
+            .map_or(CONNECT_TIMEOUT, Duration::from_secs)
+            .min(most);
+        connection.finish_connecting(timeout)?;
+        connection.be_nonblocking()?;
+        Ok(connection)
+    }
+
+    /// Starts to connect by SQL to the server at the other end of `live`, and does not wait. [`Connection::go_on_connecting`] goes on.
+    ///
+    /// Looks no name up: the address is that of `live`.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn start_beside(live: &Self, dsn: &str, application_name: &str) -> Result<(Self, Pending)> {
+        // SAFETY: `raw` is live.
+        let place = unsafe {
+            [
+                ("host", text(PQhost(live.raw))),
+                ("hostaddr", text(PQhostaddr(live.raw))),
+                ("port", text(PQport(live.raw))),
+            ]
+        };
+        let place: Vec<(&str, &str)> = place
+            .iter()
+            .filter_map(|(key, value)| Some((*key, value.as_deref()?)))
+            .filter(|(_, value)| !value.is_empty())
+            .collect();
+        let connection = Self::start(dsn, application_name, Mode::Sql, &place)?;
+        // SAFETY: `raw` is a live connection object.
+        if unsafe { PQstatus(connection.raw) } == CONNECTION_BAD {
+            return Err(connection.lost());
+        }
+        // libpq asks to assume this before the first poll.
+        Ok((connection, Pending::Write))
+    }
+
+    /// Takes the next step of [`Connection::start_beside`] if the socket is ready for it. `None`: the connection is established.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn go_on_connecting(&mut self, pending: Pending) -> Result<Option<Pending>> {
+        let mut ready = libc::pollfd {
+            fd: self.socket(),
+            events: match pending {
+                Pending::Read => libc::POLLIN,
+                Pending::Write => libc::POLLOUT,
+            },
+            revents: 0,
+        };
+        // SAFETY: one descriptor is passed; a timeout of 0 returns at once.
+        if unsafe { libc::poll(&raw mut ready, 1, 0) } <= 0 {
+            return Ok(Some(pending));
+        }
+        // SAFETY: `raw` is a live connection object, whose socket is ready.
+        match unsafe { PQconnectPoll(self.raw) } {
+            PGRES_POLLING_OK => {
+                self.be_nonblocking()?;
+                Ok(None)
+            }
+            PGRES_POLLING_FAILED => Err(self.lost()),
+            PGRES_POLLING_READING => Ok(Some(Pending::Read)),
+            _ => Ok(Some(Pending::Write)),
+        }
+    }
+
+    fn be_nonblocking(&self) -> Result<()> {
+        // SAFETY: the connection is established.
+        if unsafe { PQsetnonblocking(self.raw, 1) } != 0 {
+            return Err(self.lost());
+        }
+        Ok(())
+    }
+
+    /// Starts to connect. What is in `overriding` takes precedence over `dsn`.
+    fn start(
+        dsn: &str,
+        application_name: &str,
+        mode: Mode,
+        overriding: &[(&str, &str)],
+    ) -> Result<Self> {
+        check_connection_string(dsn)?;
+        // What the provider's database says of search_path counts for nobody here: it would choose the functions that are called.
+        let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
+                           -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
+                           -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0 \
+                           -c standard_conforming_strings=on -c quote_all_identifiers=off -c transform_null_equals=off -c array_nulls=on \
+                           -c xmloption=content -c default_transaction_isolation=read\\ committed \
+                           -c default_transaction_read_only=off -c default_transaction_deferrable=off";
+        let options = match connection_keyword(dsn, "options") {
+            Some(user) if !user.is_empty() => format!("{user} {own_options}"),
+            _ => own_options.to_owned(),
+        };
+        let mut pairs = vec![
+            // A provider behind a network that has gone silent is noticed within a minute, unless the string says otherwise: what
+            // comes later overrides.
+            ("keepalives_idle", "30"),
+            ("keepalives_interval", "10"),
+            ("keepalives_count", "3"),
+            ("dbname", dsn),
+            ("fallback_application_name", application_name),
+            ("application_name", application_name),
+            ("options", options.as_str()),
+        ];
+        if mode == Mode::Replication {
+            pairs.push(("replication", "database"));
+        }
+        pairs.extend(overriding);
+        let owned: Vec<(CString, CString)> = pairs
+            .into_iter()
+            .filter_map(|(key, value)| Some((CString::new(key).ok()?, CString::new(value).ok()?)))
+            .collect();
+        let mut keywords: Vec<*const c_char> = owned.iter().map(|(key, _)| key.as_ptr()).collect();
+        let mut values: Vec<*const c_char> =
+            owned.iter().map(|(_, value)| value.as_ptr()).collect();
+        keywords.push(std::ptr::null());
+        values.push(std::ptr::null());
+        // SAFETY: both arrays end with null and their strings outlive the call; libpq copies them.
+        let raw = unsafe { PQconnectStartParams(keywords.as_ptr(), values.as_ptr(), 1) };
+        if raw.is_null() {
+            return Err(Error::Connection("out of memory".to_owned()));
+        }
+        Ok(Self {
+            raw,
+            silence: Silence::Borne,
+        })
+    }
+
+    /// From now on a peer that says nothing for `wal_receiver_timeout` where it should answer is [`Error::Silent`].
+    pub fn give_up_when_silent(&mut self) {
+        self.silence = Silence::GivenUp;
+    }
+
+    /// The same, except as long as the peer works on what it was asked, which another connection to `dsn` finds out.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn look_into_silence(&mut self, dsn: &str) -> Result<()> {
+        self.silence = Silence::GivenUp;
+        let rows = self
+            .query("select pg_catalog.pg_backend_pid(), pg_catalog.pg_postmaster_start_time()")?;
+        let (Some(pid), Some(server_started)) = (rows.get(0, 0), rows.get(0, 1)) else {
+            return Err(Error::Unexpected("a query"));
+        };
+        // It becomes part of a query.
+        let pid: i32 = pid.parse().map_err(|_| Error::Unexpected("a query"))?;
+        self.silence = Silence::LookedInto(Backend {
+            dsn: dsn.to_owned(),
+            pid: pid.to_string(),
+            server_started: server_started.to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Wait for the peer, which has been silent since then, and take in what it says.
+    fn await_peer(&mut self, interest: Interest, since: &mut Instant) -> Result<()> {
+        let limit = match self.silence {
+            Silence::Borne => None,
+            _ => receiver_timeout(),
+        };
+        let left = limit.map(|limit| limit.saturating_sub(since.elapsed()));
+        let heard = if left.is_some_and(|left| left.is_zero()) {
+            let is_at_work = match &self.silence {
+                Silence::LookedInto(backend) => backend.is_at_work(),
+                _ => false,
+            };
+            // It may have said something just now.
+            if !is_at_work && !self.wait(interest, Some(Duration::from_millis(100))).socket {
+                return Err(Error::Silent);
+            }
+            true
+        } else {
+            self.wait(interest, left).socket
+        };
+        if heard {
+            *since = Instant::now();
+            self.consume()?;
+        }
+        Ok(())
+    }
+
+    fn finish_connecting(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let mut poll = 2; // PGRES_POLLING_WRITING: what libpq asks to assume before the first poll
+        loop {
+            // SAFETY: `raw` is a live connection object.
+            if unsafe { PQstatus(self.raw) } == CONNECTION_BAD {
+                return Err(self.lost());
+            }
+            match poll {
+                PGRES_POLLING_OK => return Ok(()),
+                PGRES_POLLING_FAILED => return Err(self.lost()),
+                _ => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Connection(
+                    "timeout expired while connecting".to_owned(),
+                ));
+            }
+            let interest = if poll == PGRES_POLLING_READING {
+                Interest::Read
+            } else {
+                Interest::Write
+            };
+            if self
+                .wait(interest, Some(left.min(Duration::from_secs(1))))
+                .socket
+            {
+                // SAFETY: as above.
+                poll = unsafe { PQconnectPoll(self.raw) };
+            }
+        }
+    }
+
+    /// Wait for the socket, this process's latch or the time to pass. The latch is reset when it was set, and interrupts
+    /// are processed.
+    pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Woken {
+        // SAFETY: `raw` is live.
+        let socket = unsafe { PQsocket(self.raw) };
+        crate::postgres::latch::wait_for_socket(socket, interest, timeout)
+    }
+
+    /// The socket, for waiting elsewhere.
+    #[must_use]
+    pub fn socket(&self) -> i32 {
+        // SAFETY: `raw` is live.
+        unsafe { PQsocket(self.raw) }
+    }
+
+    /// `server_version_num` of the peer.
+    #[must_use]
+    pub fn server_version(&self) -> i32 {
+        // SAFETY: `raw` is live.
+        unsafe { PQserverVersion(self.raw) }
+    }
+
+    /// Whether the peer asked for a password. One that did not let this server's operating system user in, or anybody.
+    #[must_use]
+    pub fn used_password(&self) -> bool {
+        // SAFETY: `raw` is live.
+        unsafe { PQconnectionUsedPassword(self.raw) != 0 }
+    }
+
+    fn lost(&self) -> Error {
+        // SAFETY: `raw` is live.
+        let message = text(unsafe { PQerrorMessage(self.raw) }).unwrap_or_default();
+        if message.is_empty() {
+            Error::Connection("connection to the provider was lost".to_owned())
+        } else {
+            Error::Connection(message)
+        }
+    }
+
+    fn send(&mut self, sql: &str) -> Result<()> {
+        let sql = CString::new(sql).map_err(|_| Error::Unexpected("a query with a zero byte"))?;
+        // SAFETY: `raw` is live, `sql` NUL-terminated; libpq copies it.
+        if unsafe { PQsendQuery(self.raw, sql.as_ptr()) } == 0 {
+            return Err(self.lost());
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut since = Instant::now();
+        loop {
+            // SAFETY: `raw` is live.
+            match unsafe { PQflush(self.raw) } {
+                0 => return Ok(()),
+                1 => self.await_peer(Interest::Both, &mut since)?,
+                _ => return Err(self.lost()),
+            }
+        }
+    }
+
+    fn consume(&mut self) -> Result<()> {
+        // SAFETY: `raw` is live.
+        if unsafe { PQconsumeInput(self.raw) } == 0 {
+            Err(self.lost())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn next_result(&mut self) -> Result<Option<ResultHandle>> {
+        let mut since = Instant::now();
+        // SAFETY: `raw` is live.
+        while unsafe { PQisBusy(self.raw) } != 0 {
+            self.await_peer(Interest::Read, &mut since)?;
+        }
+        // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
+        let raw = unsafe { PQgetResult(self.raw) };
+        Ok(if raw.is_null() {
+            None
+        } else {
+            Some(ResultHandle { raw })
+        })
+    }
+
+    /// Run SQL, or a replication command, and collect the last result's rows as text.
+    ///
+    /// # Errors
+    /// [`Error::Server`] with the peer's words, [`Error::Connection`].
+    pub fn query(&mut self, sql: &str) -> Result<Rows> {
+        self.send_query(sql)?;
+        self.finish_query()
+    }
+
+    /// Send SQL whose rows [`Connection::finish_query`] collects; nothing else may be asked before that.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn send_query(&mut self, sql: &str) -> Result<()> {
+        self.send(sql)
+    }
+
+    /// The rows of what was sent.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn finish_query(&mut self) -> Result<Rows> {
+        let mut rows = Rows::default();
+        let mut failed = None;
+        while let Some(result) = self.next_result()? {
+            match result.status() {
+                PGRES_TUPLES_OK => rows = result.rows(),
+                PGRES_COMMAND_OK | PGRES_EMPTY_QUERY => {}
+                PGRES_COPY_OUT | PGRES_COPY_BOTH => return Err(Error::Unexpected("a query")),
+                _ => {
+                    let error = self.server_error(&result);
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(rows),
+        }
+    }
+
+    /// Takes in what has come of the rows of what was sent, and does not wait. True once that is all.
+    ///
+    /// # Errors
+    /// As [`Connection::query`]. The connection is of no use then.
+    pub fn try_finish_query(&mut self, rows: &mut Rows) -> Result<bool> {
+        // SAFETY: `raw` is live and does not block.
+        if unsafe { PQflush(self.raw) } < 0 {
+            return Err(self.lost());
+        }
+        self.consume()?;
+        // SAFETY: `raw` is live.
+        while unsafe { PQisBusy(self.raw) } == 0 {
+            match self.next_result()? {
+                None => return Ok(true),
+                Some(result) if result.status() == PGRES_TUPLES_OK => *rows = result.rows(),
+                Some(result) => return Err(self.server_error(&result)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn server_error(&self, result: &ResultHandle) -> Error {
+        match result.field(PG_DIAG_SQLSTATE) {
+            Some(sqlstate) => Error::Server {
+                sqlstate,
+                message: result.field(PG_DIAG_MESSAGE_PRIMARY).unwrap_or_default(),
+                detail: result.field(PG_DIAG_MESSAGE_DETAIL),
+                hint: result.field(PG_DIAG_MESSAGE_HINT),
+            },
+            None => self.lost(),
+        }
+    }
+
+    /// Run one statement with parameters in text form, and collect its rows in binary form. With any error the connection is of no use
+    /// any more: an answer may still come.
+    ///
+    /// # Errors
+    /// [`Error::Server`] with the peer's words, [`Error::Connection`], [`Error::Timeout`] past `deadline`.
+    pub fn ask(
+        &mut self,
+        sql: &CStr,
+        parameters: &[CString],
+        deadline: Instant,
+        shown: Wait,
+    ) -> Result<Cells> {
+        let values: Vec<*const c_char> = parameters.iter().map(|value| value.as_ptr()).collect();
+        let count = c_int::try_from(values.len()).map_err(|_| Error::Unexpected("a query"))?;
+        // SAFETY: `raw` is live; the strings are NUL-terminated and copied by libpq. No types: the peer infers them. No lengths and
+        // formats: all is text. The result is to be binary.
+        let sent = unsafe {
+            PQsendQueryParams(
+                self.raw,
+                sql.as_ptr(),
+                count,
+                std::ptr::null(),
+                values.as_ptr(),
+                std::ptr::null(),
+                std::ptr::null(),
+                1,
+            )
+        };
+        if sent == 0 {
+            return Err(self.lost());
+        }
+        let mut cells = None;
+        loop {
+            // SAFETY: `raw` is live.
+            let unsent = unsafe { PQflush(self.raw) };
+            if unsent < 0 {
+                return Err(self.lost());
+            }
+            // SAFETY: as above.
+            if unsent == 0 && unsafe { PQisBusy(self.raw) } == 0 {
+                // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
+                let raw = unsafe { PQgetResult(self.raw) };
+                if raw.is_null() {
+                    return cells.ok_or(Error::Unexpected("a query"));
+                }
+                let result = ResultHandle { raw };
+                if result.status() != PGRES_TUPLES_OK {
+                    return Err(self.server_error(&result));
+                }
+                cells = Some(Cells(result));
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::Timeout);
+            }
+            let interest = if unsent == 0 {
+                Interest::Read
+            } else {
+                Interest::Both
+            };
+            if crate::postgres::latch::wait_for_socket_as(self.socket(), interest, left, shown)
+                .socket
+            {
+                self.consume()?;
+            }
+        }
+    }
+
+    /// Start a COPY ... TO STDOUT or START_REPLICATION.
+    ///
+    /// # Errors
+    /// [`Error::Server`], [`Error::Connection`].
+    pub fn start_copy(&mut self, command: &str) -> Result<()> {
+        self.send(command)?;
+        match self.next_result()? {
+            Some(result) => match result.status() {
+                PGRES_COPY_OUT | PGRES_COPY_BOTH => Ok(()),
+                PGRES_COMMAND_OK | PGRES_TUPLES_OK | PGRES_EMPTY_QUERY => {
+                    Err(Error::Unexpected("a copy command"))
+                }
+                _ => {
+                    let error = self.server_error(&result);
+                    drop(result);
+                    while self.next_result()?.is_some() {}
+                    Err(error)
+                }
+            },
+            None => Err(Error::Unexpected("a copy command")),
+        }
+    }
+
+    /// The next message of a running copy, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Server`] when the peer ended the copy with an error, [`Error::Connection`].
+    pub fn try_copy_data(&mut self) -> Result<CopyData> {
+        let mut bytes = std::ptr::null_mut();
+        // SAFETY: `raw` is live, `bytes` is an out parameter.
+        let mut count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+        if count == 0 {
+            self.consume()?;
+            // SAFETY: as above.
+            count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+        }
+        match usize::try_from(count) {
+            Ok(0) => Ok(CopyData::Pending),
+            Ok(len) => Ok(CopyData::Message(CopyMessage { bytes, len })),
+            Err(_) if count == -1 => {
+                // The copy is over; the results that follow say whether with success.
+                let mut failed = None;
+                while let Some(result) = self.next_result()? {
+                    match result.status() {
+                        PGRES_COMMAND_OK | PGRES_TUPLES_OK => {}
+                        PGRES_COPY_BOTH | PGRES_COPY_OUT => break,
+                        _ => {
+                            let error = self.server_error(&result);
+                            failed.get_or_insert(error);
+                        }
+                    }
+                }
+                match failed {
+                    Some(error) => Err(error),
+                    None => Ok(CopyData::End),
+                }
+            }
+            Err(_) => Err(self.lost()),
+        }
+    }
+
+    /// The next message of a running copy; waits for it. `None` at the end.
+    ///
+    /// # Errors
+    /// As [`Connection::try_copy_data`].
+    pub fn copy_data(&mut self) -> Result<Option<CopyMessage>> {
+        let mut since = Instant::now();
+        loop {
+            match self.try_copy_data()? {
+                CopyData::Message(message) => return Ok(Some(message)),
+                CopyData::End => return Ok(None),
+                CopyData::Pending => self.await_peer(Interest::Read, &mut since)?,
+            }
+        }
+    }
+
+    /// Send a message into a running CopyBoth.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn put_copy_data(&mut self, message: &[u8]) -> Result<()> {
+        self.put_copy_messages(&[message])
+    }
+
+    /// Send messages into a running CopyBoth, in one write as long as they are few.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn put_copy_messages(&mut self, messages: &[&[u8]]) -> Result<()> {
+        for message in messages {
+            let len = c_int::try_from(message.len()).map_err(|_| Error::Unexpected("a message"))?;
+            loop {
+                // SAFETY: `raw` is live; libpq copies `len` bytes.
+                match unsafe { PQputCopyData(self.raw, message.as_ptr().cast(), len) } {
+                    1 => break,
+                    0 => self.flush()?,
+                    _ => return Err(self.lost()),
+                }
+            }
+        }
+        self.flush()
+    }
+
+    /// Whether libpq still thinks that the connection stands.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        // SAFETY: `raw` is live.
+        unsafe { PQstatus(self.raw) == CONNECTION_OK }
+    }
+}
+
+/// Rows of a result in binary form.
+#[derive(Debug)]
+pub struct Cells(ResultHandle);
+
+impl Cells {
+    /// Number of rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        // SAFETY: the result is live.
+        usize::try_from(unsafe { PQntuples(self.0.raw) }).unwrap_or(0)
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of a cell; `None` when it is null or is not there.
+    #[must_use]
+    pub fn get(&self, row: usize, column: usize) -> Option<&[u8]> {
+        let (row, column) = (c_int::try_from(row).ok()?, c_int::try_from(column).ok()?);
+        // SAFETY: the result is live, the cell is within what PQntuples and PQnfields say, and its bytes stay as long as the result.
+        unsafe {
+            if row >= PQntuples(self.0.raw)
+                || column >= PQnfields(self.0.raw)
+                || PQgetisnull(self.0.raw, row, column) != 0
+            {
+                return None;
+            }
+            let length = usize::try_from(PQgetlength(self.0.raw, row, column)).ok()?;
+            let bytes = PQgetvalue(self.0.raw, row, column);
+            Some(std::slice::from_raw_parts(bytes.cast::<u8>(), length))
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ResultHandle {
+    raw: *mut PGresult,
+}
+
+impl Drop for ResultHandle {
+    fn drop(&mut self) {
+        // SAFETY: from PQgetResult, cleared once; pure libpq.
+        unsafe { PQclear(self.raw) }
+    }
+}
+
+impl ResultHandle {
+    fn status(&self) -> c_int {
+        // SAFETY: `raw` is live.
+        unsafe { PQresultStatus(self.raw) }
+    }
+
+    fn field(&self, field: c_int) -> Option<String> {
+        // SAFETY: `raw` is live.
+        text(unsafe { PQresultErrorField(self.raw, field) })
+    }
+
+    fn rows(&self) -> Rows {
+        // SAFETY: `raw` is live; indexes stay within what PQntuples and PQnfields say.
+        unsafe {
+            let (rows, columns) = (PQntuples(self.raw), PQnfields(self.raw));
+            let mut cells = Vec::new();
+            for row in 0..rows {
+                for column in 0..columns {
+                    cells.push(if PQgetisnull(self.raw, row, column) == 0 {
+                        let raw = PQgetvalue(self.raw, row, column);
+                        Some(CStr::from_ptr(raw).to_string_lossy().into_owned())
+                    } else {
+                        None
+                    });
+                }
+            }
+            Rows::new(usize::try_from(columns).unwrap_or(0), cells)
+        }
+    }
+}

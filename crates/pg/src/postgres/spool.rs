@@ -1,0 +1,332 @@
+//! Where the leader keeps what a transaction has sent so far, until it commits, and the collector of deletions what a large one has
+//! deleted: a temporary file of this server's.
+//!
+//! PostgreSQL's own temporary files count against `temp_file_limit`, lie in the default tablespace, and go
+//! with the process, or when the server starts again. Nothing in them is needed then: the provider sends all of a transaction again
+//! that is not confirmed. Another process of this server may read what was handed to the file ([`Spool::path`], [`Frames`]).
+//!
+//! A rolled back subtransaction takes with it whatever came since its first change: it was in hand all that time, or a
+//! subtransaction of its own that goes with it. So a place to go back to is all that is kept of it. Where another process reads the file, nothing
+//! is taken back: marks say where a subtransaction begins and that one is rolled back, and what does not count is passed over.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use pgrx::pg_sys;
+
+use crate::postgres::compat;
+use crate::postgres::error::{self, PgError};
+
+/// What does not fit into `temp_file_limit`.
+pub(crate) const NO_ROOM: &str = "a transaction does not fit into temporary files";
+
+/// What is gathered before it is handed to the file, and read from it at once.
+const CHUNK: usize = 128 * 1024;
+
+/// In the length of what was written at once: it is a mark, not records.
+const MARK: u32 = 1 << 31;
+const BEGINS: u32 = 0;
+const ROLLED_BACK: u32 = 1;
+
+/// A subtransaction.
+#[derive(Debug)]
+struct Begun {
+    xid: u32,
+    /// Where it begins.
+    place: u64,
+    /// Changes before it.
+    changes: u32,
+}
+
+/// The records of a transaction that has not ended.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    file: pg_sys::File,
+    /// What is yet to be handed to the file, which ends at `handed`.
+    buffer: Vec<u8>,
+    handed: u64,
+    /// Subtransactions in the order in which they began.
+    subtransactions: Vec<Begun>,
+    /// Where a subtransaction is in that list.
+    known: HashMap<u32, usize>,
+    /// Another process may read the file.
+    is_shared: bool,
+    /// From where to where it does not count, in order.
+    dead: Vec<(u64, u64)>,
+    /// Where it is read, and which of these comes next.
+    reading: u64,
+    next_dead: usize,
+}
+
+fn failed(what: &str) -> PgError {
+    let reason = std::io::Error::last_os_error();
+    PgError::new("58030", format!("could not {what} a temporary file"))
+        .with_detail(reason.to_string())
+}
+
+impl Spool {
+    /// An empty one.
+    pub(crate) fn create() -> Self {
+        Self {
+            // SAFETY: a file that is not bound to a transaction; errors unwind.
+            file: unsafe { pg_sys::OpenTemporaryFile(true) },
+            buffer: Vec::new(),
+            handed: 0,
+            subtransactions: Vec::new(),
+            known: HashMap::new(),
+            is_shared: false,
+            dead: Vec::new(),
+            reading: 0,
+            next_dead: 0,
+        }
+    }
+
+    /// Where the file is, for other processes of this server. From here on nothing that was handed to it changes.
+    pub(crate) fn path(&mut self) -> String {
+        self.is_shared = true;
+        // SAFETY: the file is open, and its name lives as long.
+        let path = unsafe { CStr::from_ptr(pg_sys::FilePathName(self.file)) };
+        path.to_string_lossy().into_owned()
+    }
+
+    fn place(&self) -> u64 {
+        self.handed + self.buffer.len() as u64
+    }
+
+    fn go_to(&mut self, place: u64) {
+        if let Some(kept) = place.checked_sub(self.handed) {
+            self.buffer
+                .truncate(usize::try_from(kept).unwrap_or(usize::MAX));
+        } else {
+            self.buffer.clear();
+            self.handed = place;
+        }
+    }
+
+    fn mark(&mut self, kind: u32, xid: u32) {
+        for number in [MARK | 8, kind, xid] {
+            self.buffer.extend_from_slice(&number.to_ne_bytes());
+        }
+    }
+
+    /// What is written next belongs to this subtransaction; so many changes came before.
+    pub(crate) fn subtransaction(&mut self, xid: u32, changes: u32) {
+        if self.known.contains_key(&xid) {
+            return;
+        }
+        let place = self.place();
+        self.known.insert(xid, self.subtransactions.len());
+        self.subtransactions.push(Begun {
+            xid,
+            place,
+            changes,
+        });
+        self.mark(BEGINS, xid);
+    }
+
+    /// Append whole records.
+    pub(crate) fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
+        let len = u32::try_from(records.len())
+            .ok()
+            .filter(|len| len & MARK == 0)
+            .ok_or_else(|| PgError::new("54000", "frame from the provider is too large"))?
+            .to_ne_bytes();
+        self.buffer.extend_from_slice(&len);
+        self.buffer.extend_from_slice(records);
+        if self.buffer.len() >= CHUNK {
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    /// Hand what was written to the file, for whoever reads it. How long it is then.
+    pub(crate) fn hand_over(&mut self) -> Result<u64, PgError> {
+        let mut rest = self.buffer.as_slice();
+        while !rest.is_empty() {
+            let (file, end) = (self.file, self.handed);
+            // PostgreSQL raises that it would be too large before it has done anything.
+            let written = error::catch(|| compat::file_write(file, rest, end))
+                .map_err(|error| match error.sqlstate.as_str() {
+                    "53400" => PgError::new("53400", NO_ROOM).with_detail(error.message),
+                    _ => error,
+                })?
+                .filter(|written| *written > 0)
+                .ok_or_else(|| failed("write"))?;
+            self.handed += written as u64;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        self.buffer.clear();
+        self.buffer.shrink_to(2 * CHUNK);
+        Ok(self.handed)
+    }
+
+    /// Forget what came since the first change of a subtransaction. How many changes are left, if there was any.
+    pub(crate) fn roll_back(&mut self, xid: u32) -> Option<u32> {
+        let index = *self.known.get(&xid)?;
+        let place = self.subtransactions.get(index)?.place;
+        let changes = self.subtransactions.get(index)?.changes;
+        for gone in self.subtransactions.drain(index..) {
+            self.known.remove(&gone.xid);
+        }
+        if self.is_shared {
+            self.mark(ROLLED_BACK, xid);
+            self.dead.retain(|(from, _)| *from < place);
+            self.dead.push((place, self.place()));
+        } else {
+            self.go_to(place);
+        }
+        Some(changes)
+    }
+
+    /// Read from the start. Nothing is written any more.
+    pub(crate) fn rewind(&mut self) -> Result<(), PgError> {
+        self.hand_over()?;
+        self.reading = 0;
+        self.next_dead = 0;
+        Ok(())
+    }
+
+    /// Append the records that were written at once to `records`. False at the end.
+    pub(crate) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
+        let len = loop {
+            if let Some((from, to)) = self.dead.get(self.next_dead)
+                && *from == self.reading
+            {
+                self.reading = *to;
+                self.next_dead += 1;
+                continue;
+            }
+            if self.reading >= self.handed {
+                return Ok(false);
+            }
+            let mut len = [0; 4];
+            self.fill(&mut len)?;
+            let len = u32::from_ne_bytes(len);
+            if len & MARK == 0 {
+                break len;
+            }
+            self.reading += u64::from(len & !MARK);
+        };
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let before = records.len();
+        records.resize(before.saturating_add(len), 0);
+        self.fill(records.get_mut(before..).unwrap_or_default())?;
+        Ok(true)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), PgError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let read =
+                compat::file_read(self.file, rest, self.reading).ok_or_else(|| failed("read"))?;
+            if read == 0 {
+                return Err(PgError::new("58030", "a temporary file is too short"));
+            }
+            self.reading += read as u64;
+            rest = rest.get_mut(read..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Spool {
+    /// After an error the process ends, and the file with it.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: the file is open, and is not used after this.
+            unsafe { pg_sys::FileClose(self.file) };
+        }
+    }
+}
+
+/// What was written at once.
+#[derive(Debug)]
+pub(crate) enum Frame<'a> {
+    /// Whole records.
+    Records(&'a [u8]),
+    /// What follows is part of a subtransaction that begins here.
+    Begins(u32),
+    /// This subtransaction and all that came since it began do not count.
+    RolledBack(u32),
+}
+
+/// What was written at once, read by another process while more is written.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    file: File,
+    chunk: Vec<u8>,
+    /// What of the chunk was taken.
+    taken: usize,
+    /// Where the chunk ends in the file.
+    at: u64,
+}
+
+impl Frames {
+    /// From the start of the file of a [`Spool`].
+    pub(crate) fn open(path: &str) -> Result<Self, PgError> {
+        let file = File::open(path)
+            .map_err(|error| PgError::new("58030", format!("could not open {path}: {error}")))?;
+        Ok(Self {
+            file,
+            chunk: Vec::new(),
+            taken: 0,
+            at: 0,
+        })
+    }
+
+    /// How far in the file what comes next is.
+    pub(crate) fn place(&self) -> u64 {
+        self.at - (self.chunk.len() - self.taken) as u64
+    }
+
+    /// The next records that were written at once; `None` where there are none before `end`, up to which the file was handed over.
+    pub(crate) fn next(&mut self, end: u64) -> Result<Option<Frame<'_>>, PgError> {
+        if self.place() >= end {
+            return Ok(None);
+        }
+        self.have(4, end)?;
+        let head = self.number(self.taken);
+        let len = usize::try_from(head & !MARK).unwrap_or(usize::MAX);
+        self.have(len.saturating_add(4), end)?;
+        let from = self.taken + 4;
+        self.taken = from + len;
+        if head & MARK == 0 {
+            return Ok(self.chunk.get(from..from + len).map(Frame::Records));
+        }
+        let xid = self.number(from + 4);
+        Ok(Some(match self.number(from) {
+            BEGINS => Frame::Begins(xid),
+            _ => Frame::RolledBack(xid),
+        }))
+    }
+
+    fn number(&self, at: usize) -> u32 {
+        let raw = self.chunk.get(at..).and_then(<[u8]>::first_chunk::<4>);
+        raw.map_or(0, |raw| u32::from_ne_bytes(*raw))
+    }
+
+    /// Have so many bytes in the chunk that were not taken.
+    fn have(&mut self, wanted: usize, end: u64) -> Result<(), PgError> {
+        if self.chunk.len() - self.taken >= wanted {
+            return Ok(());
+        }
+        self.chunk.drain(..self.taken);
+        self.taken = 0;
+        let left = usize::try_from(end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let before = self.chunk.len();
+        let more = CHUNK.max(wanted - before).min(left);
+        if before + more < wanted {
+            return Err(PgError::new("58030", "a temporary file is too short"));
+        }
+        self.chunk.resize(before + more, 0);
+        self.file
+            .read_exact_at(self.chunk.get_mut(before..).unwrap_or_default(), self.at)
+            .map_err(|error| {
+                PgError::new("58030", format!("could not read a temporary file: {error}"))
+            })?;
+        self.at += more as u64;
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! A part of the transaction in hand that can be undone by itself, as PL/pgSQL runs a block with exceptions.
+
+use pgrx::pg_sys;
+
+use crate::postgres::error::{self, PgError};
+
+/// One that has begun. It has to be ended, also after an error.
+#[derive(Debug)]
+pub struct Subtransaction {
+    context: pg_sys::MemoryContext,
+    owner: pg_sys::ResourceOwner,
+}
+
+impl Subtransaction {
+    /// Begin one, in a transaction.
+    #[must_use]
+    pub fn begin() -> Self {
+        // SAFETY: in a transaction; the caller's memory context stays the current one.
+        unsafe {
+            let context = pg_sys::CurrentMemoryContext;
+            let owner = pg_sys::CurrentResourceOwner;
+            pg_sys::CommandCounterIncrement();
+            pg_sys::BeginInternalSubTransaction(std::ptr::null());
+            pg_sys::MemoryContextSwitchTo(context);
+            Self { context, owner }
+        }
+    }
+
+    /// Whether it has written.
+    #[must_use]
+    pub fn has_written(&self) -> bool {
+        // SAFETY: reads the state of the current subtransaction, which is this one.
+        unsafe { pg_sys::GetCurrentTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+    }
+
+    /// End it; `keep` what it wrote, or undo it.
+    pub fn end(self, keep: bool) {
+        // SAFETY: it is ended once, whatever was opened in it; the caller's memory context and resource owner are put back.
+        unsafe {
+            pg_sys::MemoryContextSwitchTo(self.context);
+            if keep {
+                pg_sys::ReleaseCurrentSubTransaction();
+            } else {
+                pg_sys::RollbackAndReleaseCurrentSubTransaction();
+            }
+            pg_sys::MemoryContextSwitchTo(self.context);
+            pg_sys::CurrentResourceOwner = self.owner;
+        }
+    }
+}
+
+/// Do something in one. It says, beside what it gives, whether what it wrote stays; after an error it does not.
+///
+/// # Errors
+/// Its own.
+pub fn attempt<T>(work: impl FnOnce() -> Result<(T, bool), PgError>) -> Result<T, PgError> {
+    let subtransaction = Subtransaction::begin();
+    match error::catch(work).flatten() {
+        Ok((made, keep)) => {
+            subtransaction.end(keep);
+            Ok(made)
+        }
+        Err(error) => {
+            subtransaction.end(false);
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The leader applies a transaction itself: a small one that comes while nothing else is in hand, or few of them. To hand it to an applier, which
+//! sleeps then, takes as long as to apply it, and twice the processor time.
+//!
+//! The leader must not be kept from the stream. So here nothing is waited for: a lock is for [`LOCK_TIMEOUT_MS`] at most, and any other wait, and
+//! a conflict function, is an error (`latch::refuse_waits`). What ends in an error, whichever, is rolled back and goes to an applier, as if it had not been tried.
+//!
+//! States of the transaction, which the leader alone moves:
+//! complete -> published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back and all appliers woken. Of several, each is
+//! published when the one before is committed, or all are when one is not.
+//! An applier that happens to look takes it before the leader does: then it is that one's.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use super::{Applier, Trouble, prepare_settings};
+use crate::node::crash;
+use crate::node::group::Group;
+use crate::node::origin::{self, OriginId};
+use crate::node::registry::{ApplierEntry, SubscriptionEntry};
+use crate::node::subscription::Subscription;
+use crate::postgres::error::{self, PgError};
+use crate::postgres::latch;
+
+/// How long a lock is waited for.
+const LOCK_TIMEOUT_MS: i32 = 2;
+/// What takes longer than this is better done by appliers: the leader reads on meanwhile.
+const LONG: Duration = Duration::from_millis(2);
+/// After that, and after a failure, everything goes to appliers for so long.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The statistics collector hears of what was applied after this at the latest.
+const REPORT: Duration = Duration::from_secs(1);
+/// So many that come at once: more of them are done sooner by several.
+pub(crate) const TRANSACTIONS: u64 = 4;
+/// Changes, and bytes, that a transaction has at most.
+pub(crate) const CHANGES: u32 = 16;
+pub(crate) const BYTES: u64 = 32 * 1024;
+
+/// The applier within a leader.
+pub(crate) struct LeadersApplier {
+    applier: Applier,
+    /// Its origin while it is not used.
+    origin: OriginId,
+    /// Not before then.
+    not_before: Option<Instant>,
+    /// Transactions that the statistics collector has not heard of since then.
+    unreported: Option<Instant>,
+}
+
+/// What is otherwise in this process while a transaction is applied.
+struct Otherwise {
+    lock_timeout: i32,
+    synchronous_commit: i32,
+}
+
+impl Otherwise {
+    fn begin(origin: OriginId) -> Self {
+        origin::resume(origin);
+        latch::refuse_waits(true);
+        // SAFETY: variables of the process, of settings, that are read by what it does next; they get their values back below.
+        unsafe {
+            let before = Self {
+                lock_timeout: pg_sys::LockTimeout,
+                synchronous_commit: pg_sys::synchronous_commit,
+            };
+            pg_sys::LockTimeout = LOCK_TIMEOUT_MS;
+            // The leader waits for what the subscription asks for, once for many commits, before it confirms them.
+            pg_sys::synchronous_commit =
+                pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF.cast_signed();
+            before
+        }
+    }
+
+    fn end(self) -> OriginId {
+        // SAFETY: as above.
+        unsafe {
+            pg_sys::LockTimeout = self.lock_timeout;
+            pg_sys::synchronous_commit = self.synchronous_commit;
+        }
+        latch::refuse_waits(false);
+        origin::suspend()
+    }
+}
+
+impl LeadersApplier {
+    /// For a subscription that has so many other processes that apply. `None` where it is not to be.
+    ///
+    /// # Errors
+    /// Whatever SPI says.
+    pub(crate) fn new(
+        subscription: &Subscription,
+        local_node: &str,
+        entry: &'static SubscriptionEntry,
+        group: &Group,
+        others: usize,
+    ) -> Result<Option<Self>, PgError> {
+        let may = subscription.apply_mode == "parallel"
+            && !subscription.relaxed
+            && !subscription.parks
+            && !subscription.two_phase
+            && subscription.origin == "none";
+        if !may {
+            return Ok(None);
+        }
+        let has_room = error::transaction(|| {
+            origin::has_room(subscription.id, &subscription.provider, others)
+        })?;
+        if !has_room {
+            pgrx::log!(
+                "the leader of subscription \"{}\" leaves all transactions to appliers: there are too few replication origins",
+                subscription.name
+            );
+            return Ok(None);
+        }
+        prepare_settings();
+        // Of this process alone: what the leader applies is counted for the subscription.
+        let own: &'static ApplierEntry = Box::leak(Box::default());
+        let applier = Applier::new(
+            others,
+            group.view(),
+            subscription.clone(),
+            local_node.to_owned(),
+            entry,
+            own,
+        );
+        Ok(Some(Self {
+            applier,
+            origin: OriginId(0),
+            not_before: None,
+            unreported: None,
+        }))
+    }
+
+    /// Whether it is worth trying.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            return false;
+        }
+        self.not_before = None;
+        true
+    }
+
+    /// Apply the transaction that was published last, if all before it are committed and nobody has taken it. False: appliers are to be woken
+    /// for it.
+    pub(crate) fn apply(&mut self, group: &Group, sequence: u64) -> bool {
+        let ring = group.ring;
+        // What is parked holds its keys, also where nothing is parked any more.
+        match error::catch(|| self.applier.has_parked()) {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => return false,
+            Ok(Err(_)) | Err(_) => {
+                error::abort();
+                return false;
+            }
+        }
+        if !ring.take_last(sequence) {
+            return false;
+        }
+        let started = Instant::now();
+        let applier = &mut self.applier;
+        applier.group.follow(group);
+        applier.bulk = true;
+        applier.careful = false;
+        let mut transaction = ring.transaction(sequence);
+        super::note_in_hand(&transaction);
+        let otherwise = Otherwise::begin(self.origin);
+        let outcome = error::catch(|| applier.apply(&mut transaction));
+        let local_end = match outcome {
+            Ok(Ok(local_end)) => Some(local_end),
+            Ok(Err(Trouble::Error(error))) | Err(error) => {
+                error::abort();
+                pgrx::debug1!(
+                    "subscription \"{}\" leaves a transaction to an applier: {}",
+                    applier.subscription.name,
+                    error.message
+                );
+                None
+            }
+            Ok(Err(Trouble::InTheWay)) => {
+                error::abort();
+                None
+            }
+        };
+        self.origin = otherwise.end();
+        crash::done(sequence);
+        applier.pieces = None;
+        if local_end.is_none() || started.elapsed() > LONG {
+            self.not_before = Some(Instant::now() + PAUSE);
+        }
+        let Some(local_end) = local_end else {
+            if let Some(session) = applier.session.as_mut() {
+                session.forget_transaction();
+            }
+            super::set_latches(&ring.give_back_last(sequence));
+            return true;
+        };
+        applier.has_committed(sequence, local_end, 0);
+        applier
+            .entry
+            .schedule
+            .applied_by_leader
+            .fetch_add(1, Ordering::Relaxed);
+        self.unreported.get_or_insert(started);
+        true
+    }
+
+    /// To be called every now and then.
+    pub(crate) fn rest(&mut self) {
+        if self.unreported.is_none_or(|since| since.elapsed() < REPORT) {
+            return;
+        }
+        self.unreported = None;
+        // SAFETY: outside of a transaction.
+        unsafe { pg_sys::pgstat_report_stat(true) };
+        if let Some(session) = self.applier.session.as_mut() {
+            session.rest();
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A transaction that is committed in pieces (`split_transactions_above`). `braid_bgworker::split` says where one ends and what is passed
+//! over.
+//!
+//! All before it is committed when its first change is applied, and nothing after it is applied before its end is: it is a barrier for everything. So its pieces
+//! commit in the source's order, and the position where its commit record starts, which they carry, is true: all that ends up to there is
+//! committed, and it itself is sent again to whoever goes on from there.
+
+use std::sync::atomic::Ordering;
+
+use braid_bgworker::split::{Differs, Split};
+use braid_gir::{Begin, Change, Truncate, lsn_text};
+use pgrx::pg_sys;
+
+use super::{Applier, Trouble};
+use crate::node::split;
+use crate::postgres::error::{self, PgError};
+
+/// The transaction in hand, in pieces.
+pub(super) struct Pieces {
+    sequence: u64,
+    commit_lsn: u64,
+    split: Split,
+}
+
+impl Pieces {
+    /// Changes that are committed.
+    fn committed(&self) -> u64 {
+        self.split.committed().changes
+    }
+
+    /// Whether the next change belongs to another one.
+    pub(super) fn is_full(&self) -> bool {
+        self.split.is_full()
+    }
+
+    /// Say beside an error that a part of the transaction is here.
+    pub(super) fn explain(&self, error: &mut PgError) {
+        if self.committed() > 0 {
+            let part = format!(
+                "The first {} changes of the transaction are committed here.",
+                self.committed()
+            );
+            error.detail = Some(match error.detail.take() {
+                Some(detail) => format!("{detail} {part}"),
+                None => part,
+            });
+        }
+    }
+}
+
+/// A change, or what counts as one.
+pub(super) enum Part<'a> {
+    Change(&'a Change<'a>),
+    Truncate(&'a Truncate<'a>),
+}
+
+pub(super) fn differs(error: Differs) -> PgError {
+    PgError::new("55000", error.to_string())
+        .with_detail("The provider's publications, their tables, columns or filters, were changed meanwhile.")
+        .with_hint(
+            "Undo the change at the provider and run braid.enable_subscription, or leave the rest of this transaction out with \
+             braid.skip_transaction and copy its tables with braid.resync_table.",
+        )
+}
+
+impl Applier {
+    /// What is committed already of the transaction that begins. Outside of a transaction.
+    pub(super) fn resume(&mut self, sequence: u64, begin: &Begin<'_>) -> Result<(), PgError> {
+        let id = self.subscription.id;
+        let committed = error::transaction(|| split::read(id, begin.commit_lsn))?;
+        let here = (begin.commit_lsn, committed.changes);
+        if committed.changes > 0 && self.gone_on != here {
+            self.gone_on = here;
+            pgrx::log!(
+                "subscription \"{}\" goes on with the transaction that commits at {} after {} changes",
+                self.subscription.name,
+                lsn_text(begin.commit_lsn),
+                committed.changes
+            );
+        }
+        self.pieces = Some(Pieces {
+            sequence,
+            commit_lsn: begin.commit_lsn,
+            split: Split::new(u64::from(self.subscription.split_above), committed),
+        });
+        Ok(())
+    }
+
+    /// Whether a change of the transaction in hand is to be applied; false when it is here already. Commits a piece before it if that
+    /// is full.
+    pub(super) fn take(&mut self, part: &Part<'_>) -> Result<bool, Trouble> {
+        if self.pieces.as_ref().is_some_and(Pieces::is_full) {
+            self.commit_piece()?;
+        }
+        let (Some(pieces), Some(session)) = (self.pieces.as_mut(), self.session.as_ref()) else {
+            return Ok(true);
+        };
+        let content = match part {
+            Part::Change(change) => session.content(change)?,
+            Part::Truncate(truncate) => session.content_of_truncate(truncate)?,
+        };
+        Ok(pieces.split.take(content).map_err(differs)?)
+    }
+
+    fn commit_piece(&mut self) -> Result<(), Trouble> {
+        let entry = self.entry;
+        let (Some(pieces), Some(session)) = (self.pieces.as_mut(), self.session.as_mut()) else {
+            return Ok(());
+        };
+        pgrx::check_for_interrupts!();
+        if self.ring.stop_requested() {
+            return Err(PgError::new("57P01", "subscription is stopping").into());
+        }
+        if self.ring.committed() + 1 < pieces.sequence {
+            return Err(PgError::new("XX000", "a piece of a transaction is not due yet").into());
+        }
+        session.finish()?;
+        let counts = session.counts();
+        if !split::write(&self.subscription, pieces.commit_lsn, pieces.split.seen())? {
+            return Err(PgError::new(
+                "40001",
+                "the subscription was changed while a transaction was committed in pieces",
+            )
+            .into());
+        }
+        session.commit_piece(pieces.commit_lsn, entry)?;
+        pieces.split.commit();
+        entry.schedule.pieces.fetch_add(1, Ordering::Relaxed);
+        self.own
+            .changes
+            .fetch_add(counts.changes(), Ordering::Relaxed);
+        // Autovacuum goes by these counters, and has something to do between the pieces.
+        // SAFETY: outside of a transaction.
+        unsafe { pg_sys::pgstat_report_stat(false) };
+        session.go_on(self.entry.tables_version.load(Ordering::Acquire));
+        Ok(())
+    }
+
+    /// All of the transaction in hand is applied, and committed next.
+    pub(super) fn finish_pieces(&self) -> Result<(), PgError> {
+        let Some(pieces) = &self.pieces else {
+            return Ok(());
+        };
+        pieces.split.finish().map_err(differs)?;
+        if pieces.committed() > 0 {
+            split::finish(self.subscription.id)?;
+        }
+        Ok(())
+    }
+}

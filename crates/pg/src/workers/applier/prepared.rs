@@ -1,0 +1,362 @@
+//! Prepared transactions: applied as others are, and prepared here when it is their turn, under a name of this subscription's; later
+//! committed or rolled back, by whichever applier.
+//!
+//! All three carry the position of what they stand for, as a commit does, and so do their WAL records: a step that is durable here is never sent
+//! again (I1). The version of what is written is that of COMMIT PREPARED: its time, and the node.
+
+use std::ffi::{CStr, CString};
+use std::time::Duration;
+
+use braid_gir::{Prepared, Reader, Record, RollbackPrepared, Tag, lsn_text};
+use braid_ring::{ApplierState, FrameRead, Transaction};
+use pgrx::pg_sys;
+
+use super::{Applier, Trouble, set_latches};
+use crate::apply::is_in_the_way;
+use crate::node::{clock, origin, prepared, subscription, tombstone};
+use crate::postgres::error::{self, PgError};
+use crate::postgres::timestamp::EPOCH_DIFFERENCE;
+use crate::postgres::wait::Wait;
+use crate::postgres::{ffi, latch};
+
+/// What the transaction in hand is, if it is not an ordinary one.
+pub(super) enum Step {
+    /// It ends in PREPARE TRANSACTION.
+    Prepare(ToPrepare),
+    /// It is prepared here already.
+    IsPrepared,
+    /// What was prepared is committed.
+    Commit(Finish),
+    /// What was prepared, up to this position, at this time (Unix microseconds), is rolled back.
+    Rollback(Finish, u64, i64),
+}
+
+/// What becomes of a transaction that could not be applied.
+pub(super) enum Settled {
+    /// It is not one that can't be prepared.
+    No,
+    /// It is tried again when it is its turn.
+    AtItsTurn,
+    /// It comes whole once it has committed; or that could not be noted down.
+    Left(PgError),
+}
+
+/// A transaction that is to be prepared.
+pub(super) struct ToPrepare {
+    gid: CString,
+    /// Its id at the provider.
+    xid: u32,
+    /// Where its PREPARE ends there.
+    end_lsn: u64,
+    /// Unix microseconds.
+    timestamp: i64,
+}
+
+pub(super) struct Finish {
+    gid: CString,
+    end_lsn: u64,
+    timestamp: i64,
+}
+
+/// Whether it is here: its name, where its PREPARE ends at the provider, and when that was (Unix microseconds).
+fn is_here(gid: &CStr, end_lsn: u64, timestamp: i64) -> Result<bool, PgError> {
+    error::transaction(|| {
+        // SAFETY: in a transaction.
+        Ok(unsafe { ffi::lookup_gxact(gid, end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE)) })
+    })
+}
+
+impl Applier {
+    fn gid(&self, xid: u32) -> CString {
+        prepared::gid(self.subscription.id, xid)
+    }
+
+    /// A transaction begins that is to be prepared. Outside of a transaction. False if it is here.
+    pub(super) fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<bool, PgError> {
+        let gid = self.gid(prepared.begin.xid);
+        let there = is_here(&gid, prepared.end_lsn, prepared.begin.commit_timestamp)?;
+        self.step = Some(if there {
+            Step::IsPrepared
+        } else {
+            Step::Prepare(ToPrepare {
+                gid,
+                xid: prepared.begin.xid,
+                end_lsn: prepared.end_lsn,
+                timestamp: prepared.begin.commit_timestamp,
+            })
+        });
+        Ok(!there)
+    }
+
+    /// Take note of how a prepared transaction ends.
+    pub(super) fn end_prepared(
+        &mut self,
+        prepared: &Prepared<'_>,
+        rollback: Option<&RollbackPrepared<'_>>,
+    ) -> Result<(), PgError> {
+        self.use_origin_of(&prepared.begin)?;
+        let finish = Finish {
+            gid: self.gid(prepared.begin.xid),
+            end_lsn: prepared.end_lsn,
+            timestamp: prepared.begin.commit_timestamp,
+        };
+        self.step = Some(match rollback {
+            None => Step::Commit(finish),
+            Some(rollback) => {
+                Step::Rollback(finish, rollback.prepare_end_lsn, rollback.prepare_timestamp)
+            }
+        });
+        Ok(())
+    }
+
+    /// All of the transaction `sequence` has come, and is applied if there was something to apply. Returns up to where local WAL is to
+    /// be flushed.
+    pub(super) fn take_step(
+        &mut self,
+        step: &Step,
+        sequence: u64,
+        end_lsn: u64,
+    ) -> Result<u64, Trouble> {
+        match step {
+            Step::Prepare(to_prepare) => {
+                self.wait_for_turn(sequence)?;
+                if let Some(session) = self.session.as_mut() {
+                    session.prepare_transaction(&to_prepare.gid, end_lsn)?;
+                }
+            }
+            Step::IsPrepared => {}
+            Step::Commit(finish) => {
+                self.wait_for_turn(sequence)?;
+                // Before it becomes visible.
+                clock::seen(finish.timestamp.saturating_sub(EPOCH_DIFFERENCE));
+                tombstone::prepared_commits(finish.timestamp);
+                finish.run(true)?;
+            }
+            Step::Rollback(finish, prepare_end_lsn, prepare_timestamp) => {
+                self.wait_for_turn(sequence)?;
+                // What was prepared before this subscription was told of such transactions was not sent.
+                if is_here(&finish.gid, *prepare_end_lsn, *prepare_timestamp)? {
+                    finish.run(false)?;
+                }
+            }
+        }
+        Ok(prepared::flushed())
+    }
+}
+
+impl Applier {
+    /// Why the transaction that was rolled back, which was to be prepared, is to come again when it has committed; `None` if it is no such
+    /// one.
+    fn reason_to_wait(
+        &mut self,
+        error: &PgError,
+        is_parked: bool,
+    ) -> Option<(ToPrepare, &'static str)> {
+        let reason = self.session.as_mut()?.take_reason_to_wait();
+        let Some(Step::Prepare(to_prepare)) = self.step.take() else {
+            return None;
+        };
+        let reason = match reason {
+            Some(reason) => reason,
+            // The row in the way would have to leave before it is known whether this one comes.
+            None if is_in_the_way(&error.sqlstate) => "It meets another row under a unique key.",
+            // It, and what depends on it, is set aside by its commit.
+            None if is_parked => "It can't be applied.",
+            None => return None,
+        };
+        Some((to_prepare, reason))
+    }
+
+    /// What becomes of the transaction that was rolled back with this error, if it can't be prepared.
+    pub(super) fn wait_for_its_commit(
+        &mut self,
+        transaction: &Transaction,
+        error: &PgError,
+        alone: bool,
+    ) -> Settled {
+        let at_its_turn = alone || transaction.is_open();
+        let is_parked = self.parks(error);
+        match self.reason_to_wait(error, is_parked) {
+            None => Settled::No,
+            // Whatever is ahead may still change what it meets.
+            Some(_) if !at_its_turn => Settled::AtItsTurn,
+            Some((left, reason)) => Settled::Left(
+                self.leave_unprepared(&left, reason)
+                    .unwrap_or_else(|error| error),
+            ),
+        }
+    }
+
+    /// A transaction of those that are to be prepared, which has to follow a parked one: it comes whole once it has committed, and is parked then. What is
+    /// said to the leader; `None`: it is no such one, or time to end. Outside of a transaction.
+    pub(super) fn leave_held(&mut self, sequence: u64) -> Result<Option<PgError>, PgError> {
+        if !self.subscription.two_phase {
+            return Ok(None);
+        }
+        let mut found = None;
+        self.each_frame(sequence, |frame| {
+            let mut reader = Reader::new(frame);
+            while let Some((tag, body)) = reader.next_raw()? {
+                if tag == Tag::BeginPrepared
+                    && let Record::BeginPrepared(prepared) = Record::read(tag, body)?
+                {
+                    let begin = prepared.begin;
+                    found = Some((begin.xid, prepared.end_lsn, begin.commit_timestamp));
+                }
+            }
+            Ok(())
+        })?;
+        let Some((xid, end_lsn, timestamp)) = found else {
+            return Ok(None);
+        };
+        if !self.wait_for(sequence - 1, ApplierState::WaitingForTurn) {
+            return Err(PgError::new("57P01", "subscription is stopping"));
+        }
+        self.stamp_as_provider()?;
+        let left = ToPrepare {
+            gid: self.gid(xid),
+            xid,
+            end_lsn,
+            timestamp,
+        };
+        self.leave_unprepared(&left, "It has to follow a parked one.")
+            .map(Some)
+    }
+
+    /// Go past a transaction that can't be prepared, and note down that it is to come whole.
+    fn leave_unprepared(&self, left: &ToPrepare, reason: &str) -> Result<PgError, PgError> {
+        error::transaction(|| {
+            origin::stands_for(
+                left.end_lsn,
+                left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+            );
+            prepared::note(self.subscription.id, left.xid, left.end_lsn, reason)
+        })?;
+        let subscription = &self.subscription.name;
+        pgrx::log!(
+            "subscription \"{subscription}\" applies transaction {} of the provider once it has committed, instead of preparing it: {reason}",
+            left.xid
+        );
+        // The leader starts anew, and asks for it.
+        Ok(PgError::new("40001", prepared::TO_BE_SENT_WHOLE).with_detail(reason))
+    }
+
+    /// What a transaction that is to be skipped is, if it is prepared, or was.
+    fn skipped_step(&mut self, transaction: &mut Transaction) -> Result<Option<Step>, PgError> {
+        let mut assembled = Vec::new();
+        loop {
+            let frame = match transaction
+                .next_frame(&mut assembled, set_latches)
+                .map_err(|error| PgError::new("XX000", error.to_string()))?
+            {
+                FrameRead::Frame(frame) => frame,
+                FrameRead::Assembled => &assembled,
+                FrameRead::End | FrameRead::Pending => return Ok(self.step.take()),
+            };
+            let mut reader = Reader::new(frame);
+            while let Some(record) = reader.next_record()? {
+                match record {
+                    Record::BeginPrepared(prepared) => {
+                        self.use_origin_of(&prepared.begin)?;
+                        self.begin_prepared(&prepared)?;
+                    }
+                    Record::CommitPrepared(prepared) => self.end_prepared(&prepared, None)?,
+                    Record::RollbackPrepared(rollback) => {
+                        self.end_prepared(&rollback.prepared, Some(&rollback))?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Go past a prepared transaction, or its end, as was asked for: an empty one is prepared in its place, and what is prepared here is
+    /// rolled back. `None`: it is neither, or there is nothing to be done but to go on.
+    pub(super) fn pass_prepared(
+        &mut self,
+        transaction: &mut Transaction,
+    ) -> Result<Option<u64>, PgError> {
+        let Some(step) = self.skipped_step(transaction)? else {
+            return Ok(None);
+        };
+        while self.ring.committed() + 1 < transaction.sequence {
+            pgrx::check_for_interrupts!();
+            latch::wait_as(Wait::Turn, Duration::from_millis(5));
+        }
+        let id = i64::from(self.subscription.id);
+        // Not in the transaction that is prepared: it would be seen only when that commits. Whoever is killed in between is asked again.
+        let forget_request = || {
+            error::transaction(|| {
+                subscription::execute(
+                    "update braid.subscription set skip_lsn = null where subscription_id = $1",
+                    &[id.into()],
+                )
+            })
+        };
+        match &step {
+            Step::IsPrepared => return Ok(None),
+            Step::Prepare(to_prepare) => {
+                forget_request()?;
+                prepare_nothing(to_prepare)?;
+            }
+            Step::Commit(finish) | Step::Rollback(finish, ..) => match finish.run(false) {
+                Ok(()) => forget_request()?,
+                Err(error) if error.sqlstate == "42704" => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        }
+        pgrx::log!(
+            "subscription \"{}\" has skipped the transaction that ends at {}",
+            self.subscription.name,
+            lsn_text(transaction.end_lsn())
+        );
+        Ok(Some(prepared::flushed()))
+    }
+}
+
+/// Prepare an empty transaction in the place of one that is left out.
+fn prepare_nothing(left: &ToPrepare) -> Result<(), PgError> {
+    error::catch(|| {
+        // SAFETY: outside of a transaction; as in `Session::prepare_transaction`.
+        unsafe {
+            pg_sys::SetCurrentStatementStartTimestamp();
+            pg_sys::StartTransactionCommand();
+            pg_sys::BeginTransactionBlock();
+            pg_sys::CommitTransactionCommand();
+            origin::stands_for(
+                left.end_lsn,
+                left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+            );
+            pg_sys::PrepareTransactionBlock(left.gid.as_ptr());
+            pg_sys::CommitTransactionCommand();
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        }
+    })
+    .inspect_err(|_| error::abort())
+}
+
+impl Finish {
+    fn run(&self, commit: bool) -> Result<(), PgError> {
+        error::transaction(|| {
+            // For the exit of a process that is told to end before it has come to the record.
+            origin::stands_for(self.end_lsn, self.timestamp.saturating_sub(EPOCH_DIFFERENCE));
+            // SAFETY: in a transaction that does nothing else. The position is read by the record that is written, ahead of the commit.
+            unsafe {
+                pg_sys::replorigin_session_origin_lsn = self.end_lsn;
+                ffi::finish_prepared_transaction(&self.gid, commit);
+            }
+            Ok(())
+        })
+        .map_err(|error| {
+            if error.sqlstate != "42704" {
+                return error;
+            }
+            error
+                .with_detail("The provider has committed a transaction that is not, or not any more, prepared here.")
+                .with_hint(
+                    "If somebody has committed or rolled it back here by hand, go past it with braid.skip_transaction; where it was rolled back, \
+                     copy its tables anew with braid.resync_table.",
+                )
+        })
+    }
+}

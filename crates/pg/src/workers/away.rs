@@ -1,0 +1,166 @@
+//! Providers that stay away. Deletions, and versions that commits do not tell, are remembered as long as older changes may still arrive. A
+//! provider that is not heard of would have them kept for ever; past `braid.peer_away_limit` it is given up. Run by the manager.
+//!
+//! Its subscription stops before anything is forgotten: what is to come from it is older than what is remembered then. That it goes on nevertheless, or
+//! is made anew with a copy, is the user's to say.
+//!
+//! | `given_up_at` | the leader | deletions |
+//! |---|---|---|
+//! | null | may run | are kept for it |
+//! | set, by the manager, while the provider is not connected | is ended | are kept for it |
+//! | the same | has ended | are forgotten |
+//! | null again, by `enable_subscription` | may run | are kept for it from here on |
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pgrx::pg_sys;
+
+use crate::node::registry::{self, Activity};
+use crate::node::settings;
+use crate::node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
+use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
+
+/// For so long after the start of the server nobody is given up.
+const GRACE: Duration = Duration::from_secs(300);
+
+/// What a user can do about one that was given up.
+pub const HINT: &str = "Drop the subscription, create it again with copy_data => false, and copy its tables with braid.resync_table; or go on all the same with \
+    braid.enable_subscription(name, after_away => true) and look for differences with braid.compare.";
+
+/// Whom things are to be remembered for.
+#[derive(Debug)]
+pub struct Peers {
+    /// Subscriptions.
+    pub awaited: Vec<u32>,
+    /// When to look again, if that is soon.
+    pub again: Option<Duration>,
+}
+
+/// Note how far each provider was heard and that it is connected, and give up those that were away for too long. Outside of a transaction.
+#[must_use]
+pub fn peers(subscriptions: &[u32]) -> Peers {
+    error::transaction(|| look(subscriptions)).unwrap_or_else(|failure| {
+        // Somebody is changing a subscription, and has not committed yet: then all are waited for, and it is looked again later.
+        if failure.sqlstate != LOCK_NOT_AVAILABLE {
+            failure.log("could not look which providers are away");
+        }
+        Peers {
+            awaited: subscriptions.to_vec(),
+            again: None,
+        }
+    })
+}
+
+fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
+    limit_lock_waits()?;
+    for id in subscriptions {
+        execute_counting(
+            "update braid.subscription set caught_up_at = coalesce(to_timestamp($2::bigint / 1000000.0), caught_up_at), \
+             connected_at = case when $3::boolean then now() else connected_at end \
+             where subscription_id = $1 and ((caught_up_at < to_timestamp($2::bigint / 1000000.0) - interval '1 minute') is not false \
+             and $2::bigint is not null or $3::boolean and (connected_at < now() - interval '1 minute') is not false)",
+            &[
+                i64::from(*id).into(),
+                caught_up(*id).into(),
+                is_connected(*id).into(),
+            ],
+        )?;
+    }
+    let limit = settings::peer_away_limit();
+    let again = limit.and_then(grace);
+    if let (Some(limit), None) = (limit, again) {
+        let away: Vec<String> = subscriptions
+            .iter()
+            .filter(|id| !is_connected(**id))
+            .map(u32::to_string)
+            .collect();
+        let given_up = rows_written(
+            "update braid.subscription set given_up_at = now(), error_at = coalesce(error_at, now()), \
+             error_hint = case when error_sqlstate is null then $3 else error_hint end, \
+             error_message = coalesce(error_message, format('provider \"%s\" was away for longer than braid.peer_away_limit: \
+             what was deleted here since %s is no longer remembered for its sake', provider_name, date_trunc('second', coalesce(caught_up_at, created_at)))), \
+             error_sqlstate = coalesce(error_sqlstate, '55000') \
+             where given_up_at is null and phase = 'stream' and subscription_id::text = any (string_to_array($1, ',')) \
+             and coalesce(connected_at, created_at) < now() - make_interval(secs => $2) \
+             returning subscription_name::text, provider_name::text",
+            &[
+                away.join(",").as_str().into(),
+                i64::from(limit).into(),
+                HINT.into(),
+            ],
+        )?;
+        for row in given_up {
+            let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+            PgError::new(
+                "55000",
+                format!(
+                    "provider \"{}\" of subscription \"{}\" was away for longer than braid.peer_away_limit",
+                    text(1),
+                    text(0)
+                ),
+            )
+            .with_detail("The subscription has stopped. What was deleted here is no longer remembered for its sake.")
+            .with_hint(HINT)
+            .warn();
+        }
+    }
+    // Of this transaction's nothing is forgotten yet: their leaders may be about to connect.
+    let gone = rows(
+        "select subscription_id::text from braid.subscription where given_up_at < now()",
+        &[],
+    )?;
+    let gone: Vec<u32> = gone
+        .iter()
+        .filter_map(|row| row.first()?.as_ref()?.parse().ok())
+        .filter(|id| {
+            registry::subscription(*id)
+                .is_none_or(|entry| entry.leader_pid.load(Ordering::Acquire) <= 0)
+        })
+        .collect();
+    let awaited = subscriptions.iter().copied();
+    Ok(Peers {
+        awaited: awaited.filter(|id| !gone.contains(id)).collect(),
+        again,
+    })
+}
+
+/// How long a server that has just been started still waits for providers to be reached: it was away itself.
+fn grace(limit: i32) -> Option<Duration> {
+    let limit = Duration::from_secs(u64::try_from(limit).unwrap_or(0));
+    // SAFETY: reads a variable that is set when the server starts.
+    let runs = timestamp::now().saturating_sub(unsafe { pg_sys::PgStartTime });
+    let runs = Duration::from_micros(u64::try_from(runs).unwrap_or(0));
+    let left = limit.min(GRACE).checked_sub(runs)?;
+    (!left.is_zero()).then_some(left)
+}
+
+/// All had come from the provider that was committed there before this, microseconds since 1970-01-01 UTC; since the server started.
+fn caught_up(id: u32) -> Option<i64> {
+    let at = registry::subscription(id)?
+        .caught_up_at
+        .load(Ordering::Relaxed);
+    (at > 0).then(|| at.saturating_add(EPOCH_DIFFERENCE))
+}
+
+/// The same as it was noted before that.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn caught_up_before(id: u32) -> Result<Option<i64>, PgError> {
+    let found = rows(
+        "select floor(extract(epoch from caught_up_at) * 1000000)::bigint::text from braid.subscription where subscription_id = $1",
+        &[i64::from(id).into()],
+    )?;
+    Ok(found
+        .first()
+        .and_then(|row| row.first()?.as_ref()?.parse().ok()))
+}
+
+fn is_connected(id: u32) -> bool {
+    registry::subscription(id).is_some_and(|entry| match entry.activity() {
+        Activity::Copying | Activity::CatchingUp | Activity::Streaming | Activity::Paused => true,
+        Activity::Stopped | Activity::Starting | Activity::Retrying => false,
+    })
+}

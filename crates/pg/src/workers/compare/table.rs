@@ -1,0 +1,774 @@
+//! What is compared of a table, and the SQL that reads it, the same on both sides. Run by the session that compares.
+//!
+//! Rows are hashed as text, under settings that both sides share: the published columns that exist here, in the provider's order. Rows
+//! are found by a unique key that both sides have. Where both order that key alike, ranges of it are compared. Where they are known not to
+//! (another collation, or another version of it), each side is walked in its own order and the other is asked for the same keys.
+//!
+//! Should the orders differ all the same, ranges only cost more: one starts where the last one ends, from the first key to the last, so
+//! each row is in one of them in any order; and a row that is in different ranges of the two sides is looked for by its key.
+
+use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
+use braid_bgworker::copy_query::Published;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use pgrx::pg_sys;
+
+use crate::apply::row_version;
+use crate::node::subscription::Subscription;
+use crate::postgres::catalog::{self, Rights, with_rights};
+use crate::postgres::error::PgError;
+use crate::postgres::libpq::Connection;
+use crate::postgres::rows::Rows;
+use crate::workers::copy::source::published;
+
+/// How many rows are asked for by key in one statement.
+const ASKED: usize = 50;
+/// Columns of what is seen of a row.
+const SEEN: usize = 3;
+/// A list that is as long as this is not whole.
+const LIST_LIMIT: u64 = 20 * LISTED;
+
+/// Settings that both sides read under: values have one text then, and one process reads.
+pub const SETTINGS: [(&str, &str); 9] = [
+    ("max_parallel_workers_per_gather", "0"),
+    ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("timezone", "UTC"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("lc_monetary", "C"),
+    ("row_security", "off"),
+    ("xmlbinary", "base64"),
+];
+
+/// A column that is compared.
+#[derive(Debug, Clone)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// How it is shown in JSON: `n` as a number, `b` as a boolean, `j` as it is, anything else as text.
+    pub shown: String,
+}
+
+/// Which side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// This node.
+    Here,
+    /// The provider.
+    There,
+}
+
+/// What is seen of a row, and the texts of its columns.
+pub type Row = (Seen, Vec<Option<String>>);
+
+/// A table that is compared.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// Its owner here, with whose rights it is read and written.
+    owner: pg_sys::Oid,
+    /// Schema-qualified, quoted.
+    qualified: String,
+    /// Names of the key's columns.
+    pub key: Vec<String>,
+    /// All that is compared, the key's among them.
+    pub columns: Vec<Column>,
+    /// Published columns that are not here, and so not compared.
+    pub missing: Vec<String>,
+    /// Both sides order the key alike.
+    pub ordered: bool,
+    /// The table in FROM, here and there.
+    tables: [String; 2],
+    /// True for the rows that are published.
+    filter: String,
+    hash: String,
+    search_path: String,
+    /// Rows at the provider, by an estimate.
+    pub rows: Option<i64>,
+}
+
+/// A key as it may be used, and how its columns are ordered.
+#[derive(Debug, PartialEq, Eq)]
+struct UniqueKey {
+    columns: Vec<String>,
+}
+
+const UNIQUE_KEYS: &str = "select i.indexrelid, a.attname from pg_index i \
+      join pg_class x on x.oid = i.indexrelid join pg_am m on m.oid = x.relam \
+     cross join lateral unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) with ordinality k (number, place) \
+      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number \
+     where i.indrelid = $1::oid and i.indisunique and i.indimmediate and i.indisvalid and i.indpred is null \
+       and i.indexprs is null and m.amname = 'btree' \
+       and not exists (select from pg_attribute n where n.attrelid = i.indrelid \
+           and n.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]) and not n.attnotnull) \
+     order by i.indisprimary desc, i.indisreplident desc, i.indexrelid, k.place";
+
+/// How a column's values are ordered, in words that are equal where the order is, as far as that is known.
+const ORDER: &str = "select case \
+     when t.typtype = 'e' then (select 'enum ' || string_agg(quote_literal(e.enumlabel), ',' order by e.enumsortorder) \
+        from pg_enum e where e.enumtypid = t.oid) \
+     when t.oid in (20, 21, 23, 700, 701, 1700) then 'number' \
+     when a.attcollation = 0 then t.typname \
+     when l.provider = 'c' and l.locale in ('C', 'POSIX') or l.provider = 'b' then 'bytes ' || t.typname || ' ' || getdatabaseencoding() \
+     else concat_ws(' ', 'locale', t.typname, getdatabaseencoding(), l.provider, l.locale, c.collisdeterministic, l.version) end, \
+     n.nspname \
+   from unnest($2::name[]) with ordinality k (name, place) \
+   join pg_attribute a on a.attrelid = $1::oid and a.attname = k.name \
+   join pg_type s on s.oid = a.atttypid \
+   join pg_type t on t.oid = coalesce(nullif(s.typbasetype, 0), s.oid) \
+   join pg_namespace n on n.oid = t.typnamespace \
+   left join pg_collation c on c.oid = a.attcollation \
+   left join pg_database d on d.datname = current_database() \
+   left join lateral (select to_jsonb(c) as collation, to_jsonb(d) as database) j on true \
+   left join lateral (select case c.collprovider when 'd' then d.datlocprovider else c.collprovider end as provider, \
+       case c.collprovider when 'd' then pg_database_collation_actual_version(d.oid) else pg_collation_actual_version(c.oid) end as version, \
+       case when c.collprovider = 'd' \
+            then case d.datlocprovider when 'c' then d.datcollate else coalesce(j.database->>'datlocale', j.database->>'daticulocale') end \
+            else case c.collprovider when 'c' then c.collcollate else coalesce(j.collation->>'colllocale', j.collation->>'colliculocale') end \
+       end as locale) l on true \
+   order by k.place";
+
+fn unique_keys(rows: &Rows) -> Vec<UniqueKey> {
+    let mut keys: Vec<UniqueKey> = Vec::new();
+    let mut before = None;
+    for row in rows.iter() {
+        let (Some(index), Some(Some(column))) = (row.first(), row.get(1)) else {
+            continue;
+        };
+        if before != Some(index) {
+            keys.push(UniqueKey {
+                columns: Vec::new(),
+            });
+        }
+        before = Some(index);
+        if let Some(key) = keys.last_mut() {
+            key.columns.push(column.clone());
+        }
+    }
+    keys
+}
+
+/// SQL with `$1` and `$2` filled in, for a connection.
+fn filled(sql: &str, first: &str, second: &str) -> String {
+    sql.replace("$1", &quote_literal(first))
+        .replace("$2", &quote_literal(second))
+}
+
+/// Elements as the text form of an array.
+pub fn array(elements: &[Option<String>]) -> String {
+    let quoted: Vec<String> = elements
+        .iter()
+        .map(|element| match element {
+            Some(text) => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+            None => "NULL".to_owned(),
+        })
+        .collect();
+    format!("{{{}}}", quoted.join(","))
+}
+
+fn names(columns: &[String]) -> String {
+    array(&columns.iter().cloned().map(Some).collect::<Vec<_>>())
+}
+
+fn quoted(columns: &[String]) -> Vec<String> {
+    columns.iter().map(|name| quote_identifier(name)).collect()
+}
+
+/// The provider is asked under the same settings, and finds names in the same schemas.
+fn prepare(connection: &mut Connection, search_path: &str) -> Result<(), PgError> {
+    let mut sql = String::from("set statement_timeout = 0; set lock_timeout = 0; ");
+    for (name, value) in SETTINGS {
+        sql.push_str(&format!("set {name} = {}; ", quote_literal(value)));
+    }
+    sql.push_str("set client_encoding = 'UTF8'; set search_path = ");
+    sql.push_str(search_path);
+    connection.query(&sql)?;
+    Ok(())
+}
+
+impl Table {
+    /// Look at the table on both sides.
+    ///
+    /// # Errors
+    /// The provider's; 42P01 when it is not published; 55000 when there is no key to find rows by.
+    pub fn find(
+        subscription: &Subscription,
+        relation: u32,
+        connection: &mut Connection,
+    ) -> Result<Self, PgError> {
+        prepare(connection, "pg_catalog")?;
+        let oid = relation.to_string();
+        let facts = catalog::query(
+            "select n.nspname, c.relname, c.relkind, c.relowner::oid from pg_class c \
+               join pg_namespace n on n.oid = c.relnamespace where c.oid = $1::oid",
+            &[Some(&oid)],
+        );
+        let (Some(namespace), Some(name)) = (facts.get(0, 0), facts.get(0, 1)) else {
+            return Err(PgError::new("42P01", "table does not exist any more")
+                .with_hint("Create it and run braid.refresh_subscription."));
+        };
+        let owner = facts
+            .get(0, 3)
+            .and_then(|oid| oid.parse().ok())
+            .unwrap_or(0);
+        let there = published(
+            connection,
+            &subscription.publications,
+            namespace,
+            name,
+            None,
+        )?;
+        let (columns, missing) = common_columns(&there, &oid);
+        let key = common_key(connection, &columns, &oid, namespace, name)?;
+        let orders = orders(connection, &key, &oid, namespace, name)?;
+        let qualified = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+        // Tables that inherit from an ordinary one are replicated on their own.
+        let only = |partitioned: bool| if partitioned { "" } else { "only " };
+        let tables = [facts.get(0, 2) == Some("p"), there.partitioned]
+            .map(|partitioned| format!("{}{qualified}", only(partitioned)));
+        prepare(connection, &orders.search_path)?;
+        let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
+        Ok(Self {
+            owner: pg_sys::Oid::from(owner),
+            qualified,
+            key,
+            tables,
+            filter: there.filter().unwrap_or_else(|| "true".to_owned()),
+            hash: hash_expression(connection, &names)?,
+            columns,
+            missing,
+            ordered: orders.alike,
+            search_path: orders.search_path,
+            rows: there.rows,
+        })
+    }
+
+    /// Run SQL on one side. Here, with no more rights than the table's owner has: the filters come from the provider.
+    fn run(&self, at: At, connection: &mut Connection, sql: &str) -> Result<Rows, PgError> {
+        match at {
+            At::There => Ok(connection.query(sql)?),
+            At::Here => Ok(self.run_here(sql)),
+        }
+    }
+
+    /// Run SQL here.
+    pub fn run_here(&self, sql: &str) -> Rows {
+        let path = [("search_path", self.search_path.as_str())];
+        let outcome: Result<Rows, PgError> = catalog::with_settings(&path, || {
+            Ok(with_rights(Rights::Confined(self.owner), || {
+                catalog::query(sql, &[])
+            }))
+        });
+        outcome.unwrap_or_default()
+    }
+
+    fn from(&self, at: At) -> String {
+        let [here, there] = &self.tables;
+        let table = match at {
+            At::Here => here,
+            At::There => there,
+        };
+        format!("from {table} where {}", self.filter)
+    }
+
+    /// The key's columns, quoted.
+    fn key_list(&self) -> String {
+        quoted(&self.key).join(", ")
+    }
+
+    fn condition(&self, range: &Range) -> String {
+        let key = format!("({})", self.key_list());
+        let values = |values: &Key| {
+            let quoted: Vec<String> = values.iter().map(|value| quote_literal(value)).collect();
+            format!("({})", quoted.join(", "))
+        };
+        let mut condition = String::new();
+        if let Some(after) = &range.after {
+            condition.push_str(&format!(" and {key} > {}", values(after)));
+        }
+        if let Some(upto) = &range.upto {
+            condition.push_str(&format!(" and {key} <= {}", values(upto)));
+        }
+        condition
+    }
+
+    /// The key of row number `rows` of a range, if it has as many: from the index alone, where that is possible.
+    pub fn bound_sql(&self, at: At, range: &Range, rows: u64) -> String {
+        let keys = self.key_list();
+        format!(
+            "select {keys} {}{} order by {keys} offset {} limit 1",
+            self.from(at),
+            self.condition(range),
+            rows.saturating_sub(1)
+        )
+    }
+
+    /// The answer to [`Table::bound_sql`].
+    pub fn bound(rows: &Rows) -> Option<Key> {
+        rows.iter().next()?.iter().cloned().collect()
+    }
+
+    /// How many rows a range has, the first so many of them with `limit`, and the sum of their hashes.
+    pub fn sum_sql(&self, at: At, range: &Range, limit: Option<u64>) -> String {
+        let limit = limit.map_or_else(String::new, |limit| {
+            format!(" order by {} limit {limit}", self.key_list())
+        });
+        format!(
+            "select count(*), coalesce(sum(r.h), 0) from (select {} as h {}{}{limit}) r",
+            self.hash,
+            self.from(at),
+            self.condition(range),
+        )
+    }
+
+    /// The answer to [`Table::sum_sql`].
+    pub fn sum(rows: &Rows) -> Sum {
+        Sum {
+            rows: rows
+                .get(0, 0)
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0),
+            hash: rows.get(0, 1).unwrap_or_default().to_owned(),
+            last: None,
+        }
+    }
+
+    /// Keys and hashes of a range's rows; `None` when they are too many by now.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn list(
+        &self,
+        at: At,
+        range: &Range,
+        connection: &mut Connection,
+    ) -> Result<Option<Vec<(Key, String)>>, PgError> {
+        let sql = format!(
+            "select {}, {} {}{} limit {LIST_LIMIT}",
+            self.hash,
+            self.key_list(),
+            self.from(at),
+            self.condition(range)
+        );
+        let rows = listed(&self.run(at, connection, &sql)?);
+        Ok((rows.len() as u64 != LIST_LIMIT).then_some(rows))
+    }
+
+    /// Keys and hashes of the first rows behind a key, in this side's own order.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn walk(
+        &self,
+        at: At,
+        after: Option<&Key>,
+        limit: u64,
+        connection: &mut Connection,
+    ) -> Result<Vec<(Key, String)>, PgError> {
+        let range = Range {
+            after: after.cloned(),
+            ..Range::default()
+        };
+        let sql = format!(
+            "select {}, {} {}{} order by {} limit {limit}",
+            self.hash,
+            self.key_list(),
+            self.from(at),
+            self.condition(&range),
+            self.key_list()
+        );
+        Ok(listed(&self.run(at, connection, &sql)?))
+    }
+
+    /// Keys and hashes of the rows with these keys.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn with_keys(
+        &self,
+        at: At,
+        keys: &[Key],
+        connection: &mut Connection,
+    ) -> Result<Vec<(Key, String)>, PgError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<String> = keys
+            .iter()
+            .map(|key| {
+                let values: Vec<String> = key.iter().map(|value| quote_literal(value)).collect();
+                format!("({})", values.join(", "))
+            })
+            .collect();
+        let sql = format!(
+            "select {}, {} {} and ({}) in ({})",
+            self.hash,
+            self.key_list(),
+            self.from(at),
+            self.key_list(),
+            keys.join(", ")
+        );
+        Ok(listed(&self.run(at, connection, &sql)?))
+    }
+
+    /// Condition for the row with a key.
+    pub fn is(&self, key: &Key) -> String {
+        let equal: Vec<String> = quoted(&self.key)
+            .iter()
+            .zip(key)
+            .map(|(name, value)| format!("{name} = {}", quote_literal(value)))
+            .collect();
+        equal.join(" and ")
+    }
+
+    /// What one side has under each of these keys.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn look(
+        &self,
+        at: At,
+        keys: &[&Key],
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Seen>>, PgError> {
+        let rows = self.rows(at, keys, "", connection)?;
+        Ok(rows
+            .into_iter()
+            .map(|row| row.map(|(seen, _)| seen))
+            .collect())
+    }
+
+    /// The same with the rows as they are.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn whole(
+        &self,
+        at: At,
+        keys: &[&Key],
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Row>>, PgError> {
+        let columns: Vec<String> = self
+            .columns
+            .iter()
+            .map(|column| quote_identifier(&column.name))
+            .collect();
+        self.rows(at, keys, &format!(", {}", columns.join(", ")), connection)
+    }
+
+    fn rows(
+        &self,
+        at: At,
+        keys: &[&Key],
+        columns: &str,
+        connection: &mut Connection,
+    ) -> Result<Vec<Option<Row>>, PgError> {
+        let mut found: Vec<Option<Row>> = vec![None; keys.len()];
+        for (part, keys) in keys.chunks(ASKED).enumerate() {
+            let branches: Vec<String> = keys
+                .iter()
+                .enumerate()
+                .map(|(index, key)| {
+                    format!(
+                        "(select {}, {}{columns} {} and {})",
+                        part * ASKED + index,
+                        self.seen(at),
+                        self.from(at),
+                        self.is(key)
+                    )
+                })
+                .collect();
+            let rows = self.run(at, connection, &branches.join(" union all "))?;
+            for row in rows.iter() {
+                let index = row
+                    .first()
+                    .and_then(|text| text.as_deref()?.parse::<usize>().ok());
+                if let Some(place) = index.and_then(|index| found.get_mut(index)) {
+                    let values = row.get(1 + SEEN..).unwrap_or_default().to_vec();
+                    let seen = self.as_seen(at, row.get(1..).unwrap_or_default())?;
+                    *place = Some((seen, values));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// What [`Table::as_seen`] reads, [`SEEN`] columns. A row's version is not always that of the transaction that wrote it (batches, copies),
+    /// so it is asked for by the row's place: of the provider with the row, here afterwards, since that takes more rights than the
+    /// table's owner may have.
+    fn seen(&self, at: At) -> String {
+        let version = match at {
+            At::There => {
+                "(select (extract(epoch from v.committed_at) * 1000000)::bigint::text || ' ' || v.node \
+                 from braid.row_version(tableoid, ctid) v)"
+            }
+            At::Here => "tableoid::oid::text || ' ' || ctid::text",
+        };
+        format!("xmin::text, {}, {version}", self.hash)
+    }
+
+    fn as_seen(&self, at: At, row: &[Option<String>]) -> Result<Seen, PgError> {
+        let text = |index: usize| row.get(index).cloned().flatten();
+        let version = match (at, text(2)) {
+            (_, None) => None,
+            (At::There, Some(version)) => read_version(&version),
+            (At::Here, Some(row)) => match row.split_once(' ') {
+                Some((relation, place)) => self.version_at(relation, place)?,
+                None => None,
+            },
+        };
+        Ok(Seen {
+            xid: text(0).unwrap_or_default(),
+            hash: text(1).unwrap_or_default(),
+            version,
+        })
+    }
+
+    /// The version of the row that is at a place here.
+    fn version_at(&self, relation: &str, place: &str) -> Result<Option<(i64, String)>, PgError> {
+        let (Ok(relation), Some(place)) = (relation.parse::<u32>(), read_place(place)) else {
+            return Ok(None);
+        };
+        let found = with_rights(Rights::ExtensionOwner, || {
+            // SAFETY: in a transaction; an error leaves the snapshot to the abort. That of the statement in hand may be older than the row.
+            unsafe {
+                pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+                let found = row_version(relation.into(), place, self.owner);
+                pg_sys::PopActiveSnapshot();
+                found
+            }
+        })?;
+        Ok(found.map(|version| (version.timestamp, version.node)))
+    }
+
+    /// The row here with a key, locked until the transaction ends.
+    ///
+    /// # Errors
+    /// Whatever looking for its version raises.
+    pub fn lock(&self, key: &Key) -> Result<Option<Row>, PgError> {
+        let columns: Vec<String> = self
+            .columns
+            .iter()
+            .map(|column| quote_identifier(&column.name))
+            .collect();
+        let rows = self.run_here(&format!(
+            "select {}, {} {} and {} for update",
+            self.seen(At::Here),
+            columns.join(", "),
+            self.from(At::Here),
+            self.is(key),
+        ));
+        let Some(row) = rows.iter().next() else {
+            return Ok(None);
+        };
+        let values = row.get(SEEN..).unwrap_or_default().to_vec();
+        Ok(Some((self.as_seen(At::Here, row)?, values)))
+    }
+
+    /// Insert a row here, delete or change the one with a key.
+    pub fn insert_sql(&self, values: &[Option<String>]) -> String {
+        let columns: Vec<String> = self
+            .columns
+            .iter()
+            .map(|column| quote_identifier(&column.name))
+            .collect();
+        let values: Vec<String> = values.iter().map(literal).collect();
+        format!(
+            "insert into {} ({}) overriding system value values ({})",
+            self.qualified,
+            columns.join(", "),
+            values.join(", ")
+        )
+    }
+
+    /// See [`Table::insert_sql`].
+    pub fn delete_sql(&self, key: &Key) -> String {
+        format!("delete {} and {}", self.from(At::Here), self.is(key))
+    }
+
+    /// See [`Table::insert_sql`]. Only columns that differ are written.
+    pub fn update_sql(
+        &self,
+        key: &Key,
+        here: &[Option<String>],
+        there: &[Option<String>],
+    ) -> Option<String> {
+        let changed: Vec<String> = self
+            .columns
+            .iter()
+            .zip(here.iter().zip(there))
+            .filter(|(_, (here, there))| here != there)
+            .map(|(column, (_, there))| {
+                format!("{} = {}", quote_identifier(&column.name), literal(there))
+            })
+            .collect();
+        let [table, _] = &self.tables;
+        (!changed.is_empty()).then(|| {
+            format!(
+                "update {table} set {} where {} and {}",
+                changed.join(", "),
+                self.filter,
+                self.is(key)
+            )
+        })
+    }
+}
+
+/// Of a time in microseconds and a node's name.
+fn read_version(text: &str) -> Option<(i64, String)> {
+    let (timestamp, node) = text.split_once(' ')?;
+    Some((timestamp.parse().ok()?, node.to_owned()))
+}
+
+/// Of the text `(block,number)`.
+pub(super) fn read_place(text: &str) -> Option<pg_sys::ItemPointerData> {
+    let (block, number) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+    let mut place = pg_sys::ItemPointerData::default();
+    pgrx::itemptr::item_pointer_set_all(&mut place, block.parse().ok()?, number.parse().ok()?);
+    Some(place)
+}
+
+fn literal(value: &Option<String>) -> String {
+    value
+        .as_deref()
+        .map_or_else(|| "null".to_owned(), quote_literal)
+}
+
+/// Rows of a hash and a key.
+fn listed(rows: &Rows) -> Vec<(Key, String)> {
+    rows.iter()
+        .filter_map(|row| {
+            let hash = row.first()?.clone()?;
+            let key: Option<Key> = row.get(1..)?.iter().cloned().collect();
+            Some((key?, hash))
+        })
+        .collect()
+}
+
+/// What is published, exists here and is not computed here.
+fn common_columns(there: &Published, oid: &str) -> (Vec<Column>, Vec<String>) {
+    let here = catalog::query(
+        "select a.attname, case when b.oid in (20, 21, 23, 700, 701, 1700) then 'n' when b.oid = 16 then 'b' \
+                when b.oid = 3802 then 'j' else 's' end, a.attgenerated <> '' \
+           from pg_attribute a join pg_type t on t.oid = a.atttypid \
+           join pg_type b on b.oid = coalesce(nullif(t.typbasetype, 0), t.oid) \
+          where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped",
+        &[Some(oid)],
+    );
+    let (mut common, mut missing) = (Vec::new(), Vec::new());
+    for name in &there.columns {
+        let found = here
+            .iter()
+            .find(|row| row.first().and_then(Option::as_ref) == Some(name));
+        match found {
+            None => missing.push(name.clone()),
+            Some(row) if row.get(2).and_then(Option::as_deref) == Some("t") => {}
+            Some(row) => common.push(Column {
+                name: name.clone(),
+                shown: row.get(1).cloned().flatten().unwrap_or_default(),
+            }),
+        }
+    }
+    (common, missing)
+}
+
+/// A unique key of columns that are compared, which both sides have.
+fn common_key(
+    connection: &mut Connection,
+    columns: &[Column],
+    oid: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<Vec<String>, PgError> {
+    let here = unique_keys(&catalog::query(UNIQUE_KEYS, &[Some(oid)]));
+    let sql = UNIQUE_KEYS.replace("$1::oid", &remote_oid(namespace, name));
+    let there = unique_keys(&connection.query(&sql)?);
+    let sorted = |key: &UniqueKey| {
+        let mut columns = key.columns.clone();
+        columns.sort();
+        columns
+    };
+    here.into_iter()
+        .find(|key| {
+            key.columns
+                .iter()
+                .all(|name| columns.iter().any(|column| column.name == *name))
+                && there.iter().any(|other| sorted(other) == sorted(key))
+        })
+        .map(|key| key.columns)
+        .ok_or_else(|| {
+            PgError::new(
+                "55000",
+                format!("table \"{namespace}.{name}\" has no unique key by which its rows can be compared"),
+            )
+            .with_detail("It needs a primary key, or a unique index over columns that are not null and published, on both nodes.")
+            .with_hint("Add a primary key on both nodes.")
+        })
+}
+
+fn remote_oid(namespace: &str, name: &str) -> String {
+    format!(
+        "(select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = {} and c.relname = {})",
+        quote_literal(namespace),
+        quote_literal(name)
+    )
+}
+
+/// What is known of how the sides order a key.
+struct Orders {
+    alike: bool,
+    search_path: String,
+}
+
+fn orders(
+    connection: &mut Connection,
+    key: &[String],
+    oid: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<Orders, PgError> {
+    let here = catalog::query(ORDER, &[Some(oid), Some(&names(key))]);
+    let sql = filled(
+        &ORDER.replace("$1::oid", &remote_oid(namespace, name)),
+        "",
+        &names(key),
+    );
+    let there = connection.query(&sql)?;
+    let words = |rows: &Rows| -> Option<Vec<String>> {
+        rows.iter()
+            .map(|row| row.first().cloned().flatten())
+            .collect()
+    };
+    let alike = match (words(&here), words(&there)) {
+        (Some(here), Some(there)) => here == there && here.len() == key.len(),
+        _ => false,
+    };
+    // Operators of an extension's types are where these are.
+    let mut search_path = "pg_catalog".to_owned();
+    for row in here.iter().chain(there.iter()) {
+        if let Some(schema) = row.get(1).and_then(Option::as_deref)
+            && schema != "pg_catalog"
+        {
+            search_path.push_str(", ");
+            search_path.push_str(&quote_identifier(schema));
+        }
+    }
+    Ok(Orders { alike, search_path })
+}
+
+/// A 64-bit hash of a row's columns that both servers compute alike.
+fn hash_expression(connection: &mut Connection, columns: &[String]) -> Result<String, PgError> {
+    const PROBE: &str = "select hashtextextended(md5('braid'), 7), getdatabaseencoding()";
+    let (here, there) = (catalog::query(PROBE, &[]), connection.query(PROBE)?);
+    let row = format!("row({})::text", quoted(columns).join(", "));
+    let text = if here.get(0, 1) == there.get(0, 1) {
+        row
+    } else {
+        format!("encode(convert_to({row}, 'UTF8'), 'hex')")
+    };
+    Ok(if here.get(0, 0) == there.get(0, 0) {
+        format!("hashtextextended({text} collate \"C\", 7)")
+    } else {
+        // Servers of other byte orders.
+        format!("('x' || left(md5({text}), 16))::bit(64)::bigint")
+    })
+}

@@ -1,0 +1,394 @@
+//! The copy of a table of which versions don't tell what is here already, where others than the provider write to it too: a table without a key by which
+//! rows are found, one with columns that add up or are written on their own, one whose conflicts a function decides.
+//!
+//! So it must be known of each transaction of each node whether the copy has it.
+//! That is so at a moment when nobody writes to the table, neither here nor at the provider: positions say all. So the table is held
+//! here, from before anything is looked at until the copy is committed, and at the provider for as long as it takes to read positions and to
+//! export a snapshot:
+//!
+//! | step | here | there |
+//! |---|---|---|
+//! | 1 | writers wait | |
+//! | 2 | how far each node's transactions are applied | until they are applied that far, and this node's own too |
+//! | 3 | | writers wait: how far each node's are applied, the snapshot; writers go on |
+//! | 4 | what came from those nodes goes, what was copied comes, and what is known of positions | |
+//!
+//! So the table here is what it is there, as of those positions. Whoever applies another node's changes here leaves out what is before its
+//! position (`Route` in `apply`), having waited for the lock, and goes on from there.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::copy_query::Published;
+use braid_gir::parse_lsn;
+
+use super::load::Target;
+use super::source::Source;
+use super::versions;
+use super::worker::Task;
+use crate::apply::meanwhile;
+use crate::node::subscription::{Subscription, execute_counting, rows};
+use crate::node::tombstone::waiting;
+use crate::postgres::error::{LOCK_NOT_AVAILABLE, PgError};
+use crate::postgres::latch;
+use crate::postgres::libpq::{Connection, Mode};
+
+/// How long the provider may take to apply what is applied here.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Writers at the provider wait behind this lock, so it is not waited for longer.
+const LOCK_TIMEOUT: &str = "2s";
+
+/// How far the transactions of a node are applied at another one, to a table.
+#[derive(Debug, Clone)]
+struct Applied {
+    node_id: String,
+    node: String,
+    position: String,
+    beyond: String,
+    missing: String,
+    forwards: String,
+    is_ready: bool,
+    in_pieces: bool,
+    is_stopped: bool,
+    last: String,
+}
+
+const POSITIONS: &str = "select node_id::text, node::text, \"position\"::text, array_to_string(beyond, ','), array_to_string(missing, ','), \
+     forwards::text, is_ready::text, in_pieces::text, is_stopped::text, last_lsn::text from braid.applied_positions(";
+
+fn positions_of(table: u32) -> String {
+    format!("{POSITIONS}{table}) order by 1")
+}
+
+impl Applied {
+    fn parse(row: &[Option<String>]) -> Option<Self> {
+        let [
+            node_id,
+            node,
+            position,
+            beyond,
+            missing,
+            forwards,
+            is_ready,
+            in_pieces,
+            is_stopped,
+            last,
+        ] = <&[_; 10]>::try_from(row).ok()?;
+        let is = |value: &Option<String>| value.as_deref() == Some("true");
+        Some(Self {
+            node_id: node_id.clone()?,
+            node: node.clone()?,
+            position: position.clone()?,
+            beyond: beyond.clone()?,
+            missing: missing.clone()?,
+            forwards: forwards.clone()?,
+            is_ready: is(is_ready),
+            in_pieces: is(in_pieces),
+            is_stopped: is(is_stopped),
+            last: last.clone()?,
+        })
+    }
+
+    /// Where the last of them ends that has written anything.
+    fn last(&self) -> u64 {
+        let beyond = self.beyond.split(',').filter_map(parse_lsn);
+        beyond.chain(parse_lsn(&self.last)).max().unwrap_or(0)
+    }
+}
+
+/// What of other nodes is in a copy.
+#[derive(Debug)]
+pub struct Contents {
+    /// Of the nodes but this one.
+    there: Vec<Applied>,
+    /// The provider has what was written here.
+    has_mine: bool,
+}
+
+/// Who this node is.
+fn my_id() -> Result<String, PgError> {
+    let found = rows("select node_id::text from braid.node where is_local", &[])?;
+    Ok(found
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next().flatten())
+        .unwrap_or_default())
+}
+
+/// Whether the connecting role may ask the provider for positions, and hold its tables.
+///
+/// # Errors
+/// The provider's.
+pub fn may_ask(connection: &mut Connection) -> Result<bool, PgError> {
+    let rows = connection.query(
+        "select count(*) = 2 and bool_and(has_function_privilege(oid, 'execute')) and has_schema_privilege('braid', 'usage') \
+         and has_table_privilege(to_regclass('braid.column_rules'), 'select') and has_table_privilege(to_regclass('braid.conflict_resolutions'), 'select') \
+         from pg_proc where oid in (to_regprocedure('braid.hold_table(oid)'), to_regprocedure('braid.applied_positions(oid)'))",
+    )?;
+    Ok(rows.get(0, 0) == Some("t"))
+}
+
+/// Whether a table here has rules by which changes of a row are merged.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn has_rules(table: u32) -> Result<bool, PgError> {
+    let found = rows(
+        "with tables as (select $1::oid as oid union select relid from pg_partition_tree($1::oid) union select relid from pg_partition_ancestors($1::oid)) \
+         select 1::text from braid.column_rule r join tables on tables.oid = r.relation::oid where r.rule is not null \
+         union all select 1::text from braid.conflict_rule r left join tables on tables.oid = r.relation::oid \
+         where r.resolution = 'function' and (r.relation is null or tables.oid is not null) limit 1",
+        &[i64::from(table).into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// The same of the provider, where rules may be that are still to be set here.
+///
+/// # Errors
+/// The provider's.
+pub fn has_rules_there(connection: &mut Connection, table: u32) -> Result<bool, PgError> {
+    let found = connection.query(&format!(
+        "select 1 from braid.column_rules where relation = {table} \
+         union all select 1 from braid.conflict_resolutions where resolution = 'function' and (relation is null or relation = {table}) limit 1"
+    ))?;
+    Ok(!found.is_empty())
+}
+
+/// Say what follows where it may not.
+pub fn warn() {
+    PgError::new(
+        "01000",
+        "changes that come with a copy may count a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
+    )
+    .with_hint("Grant braid_monitor to it there.")
+    .warn();
+}
+
+/// Wait until the provider has applied what is here: of this node's own, and of each other node that both hear of. That is all of the table while it is
+/// locked against writers here, by the transaction in hand, and almost all before; `there` is its OID at the provider. Returns a connection to it.
+///
+/// # Errors
+/// The provider's; 40001 where it takes too long.
+pub fn await_provider(
+    task: &Task,
+    subscription: &Subscription,
+    there: u32,
+    patience: Duration,
+) -> Result<Connection, PgError> {
+    let application_name = format!("{} copy", subscription.name);
+    let mut connection = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
+    connection.look_into_silence(&subscription.dsn)?;
+    connection.query("set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set search_path = pg_catalog")?;
+    let here = applied_here(task)?;
+    let me = my_id()?;
+    let mine = rows(
+        "select pg_logical_emit_message(false, 'braid.sync_event', '')::text",
+        &[],
+    )?;
+    let mine = mine
+        .first()
+        .and_then(|row| parse_lsn(row.first()?.as_deref()?))
+        .unwrap_or(0);
+    crate::postgres::catalog::flush_wal(mine);
+
+    let deadline = Instant::now() + patience;
+    while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
+        if late.is_stopped || Instant::now() > deadline {
+            return Err(PgError::new(
+                "40001",
+                format!(
+                    "the provider has not yet applied what node \"{}\" has written, and is here",
+                    late.node
+                ),
+            )
+            .with_hint("Its view braid.subscription_status says how far it is, and why. The table is copied again by itself."));
+        }
+        latch::wait(Some(PAUSE));
+    }
+    Ok(connection)
+}
+
+/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here, by the transaction in hand; `published` is of the
+/// same table, as of an earlier time.
+///
+/// # Errors
+/// The provider's; 40001 where it has not yet what is here, or is in the middle of something.
+pub fn take(
+    task: &Task,
+    subscription: &Subscription,
+    published: &Published,
+) -> Result<(Contents, Source), PgError> {
+    let mut there = await_provider(task, subscription, published.oid, PATIENCE)?;
+    there.query("begin isolation level read committed")?;
+    there.query(&format!("set local lock_timeout = '{LOCK_TIMEOUT}'"))?;
+    there
+        .query(&format!("select braid.hold_table({})", published.oid))
+        .map_err(|error| {
+            let error = PgError::from(error);
+            if error.sqlstate != LOCK_NOT_AVAILABLE {
+                return error;
+            }
+            PgError::new("40001", "the table is written to at the provider by a transaction that does not end")
+                .with_hint("A transaction that is prepared there counts, too. The table is copied again by itself.")
+        })?;
+    // What sessions there have taken out is to be seen under the snapshot.
+    let found = there.query("select pg_current_wal_insert_lsn()")?;
+    let lsn = found.get(0, 0).and_then(parse_lsn).unwrap_or(0);
+    versions::wait_for_collector(&mut there, lsn)?;
+    // From here on what is read is as the lock has it.
+    let found = there.query("select pg_export_snapshot(), pg_current_wal_insert_lsn()")?;
+    let lsn = found.get(0, 1).and_then(parse_lsn);
+    let (Some(snapshot), Some(lsn)) = (found.get(0, 0), lsn) else {
+        return Err(PgError::new("08P01", "unexpected answer from the provider"));
+    };
+    let mut positions = applied_there(&mut there, published.oid)?;
+    // What is set aside without the table is passed by the position, so it is asked for after that.
+    let later = applied_there(&mut there, published.oid)?;
+    for node in &mut positions {
+        if let Some(same) = later.iter().find(|same| same.node_id == node.node_id) {
+            node.missing.clone_from(&same.missing);
+        }
+    }
+    let source = Source::open(subscription, snapshot, lsn)?;
+    there.query("rollback")?;
+    for node in &positions {
+        if !node.is_ready || node.in_pieces {
+            return Err(PgError::new(
+                "40001",
+                format!(
+                    "the provider is in the middle of what node \"{}\" has written to the table",
+                    node.node
+                ),
+            )
+            .with_detail(if node.is_ready {
+                "A transaction is being committed in pieces."
+            } else {
+                "The table is being copied there."
+            })
+            .with_hint("The table is copied again by itself."));
+        }
+    }
+    let me = my_id()?;
+    let (mine, there): (Vec<_>, Vec<_>) =
+        positions.into_iter().partition(|node| node.node_id == me);
+    let contents = Contents {
+        there,
+        has_mine: !mine.is_empty(),
+    };
+    Ok((contents, source))
+}
+
+/// How far other nodes' transactions are applied here.
+fn applied_here(task: &Task) -> Result<Vec<Applied>, PgError> {
+    let found = rows(
+        &format!(
+            "{POSITIONS}$1::oid) where node_id <> (select provider_id from braid.subscription where subscription_id = $2)"
+        ),
+        &[
+            i64::from(task.relation).into(),
+            i64::from(task.subscription).into(),
+        ],
+    )?;
+    let here: Vec<Applied> = found.iter().filter_map(|row| Applied::parse(row)).collect();
+    match here.iter().find(|node| node.in_pieces) {
+        Some(node) => Err(PgError::new(
+            "40001",
+            format!(
+                "a transaction of node \"{}\" is being committed in pieces",
+                node.node
+            ),
+        )
+        .with_hint("The table is copied again by itself.")),
+        None => Ok(here),
+    }
+}
+
+fn applied_there(connection: &mut Connection, table: u32) -> Result<Vec<Applied>, PgError> {
+    let rows = connection.query(&positions_of(table))?;
+    Ok(rows.iter().filter_map(Applied::parse).collect())
+}
+
+/// A node of which there is something here that the provider should have, and does not have yet.
+fn late(
+    connection: &mut Connection,
+    table: u32,
+    here: &[Applied],
+    (me, mine): (&str, u64),
+) -> Result<Option<Applied>, PgError> {
+    let there = applied_there(connection, table)?;
+    Ok(there.into_iter().find(|node| {
+        let wanted = if node.node_id == me {
+            mine
+        } else {
+            let same = here.iter().find(|same| same.node_id == node.node_id);
+            same.map_or(0, Applied::last)
+        };
+        parse_lsn(&node.position).unwrap_or(0) < wanted
+    }))
+}
+
+impl Contents {
+    /// Remove what the copy brings once more, or has seen leave.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn make_room(&self, target: &Target) -> Result<(), PgError> {
+        let ids: Vec<&str> = self.there.iter().map(|node| &*node.node_id).collect();
+        let found = rows(
+            "select o.origin_id::text from braid.origin o join braid.subscription s using (subscription_id) \
+             where s.provider_id = any ($1::uuid[])",
+            &[format!("{{{}}}", ids.join(",")).into()],
+        )?;
+        let origins = found.iter().flatten().flatten();
+        let origins: HashSet<_> = origins.filter_map(|origin| origin.parse().ok()).collect();
+        for leaf in target.leaves()? {
+            meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
+        }
+        // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
+        if self.has_mine && !waiting::wait_past(crate::postgres::catalog::flush_all()) {
+            return Err(PgError::new(
+                "40001",
+                "what sessions of this node have taken out of the table is not known yet",
+            )
+            .with_hint("The view braid.deletions says how far the collector of deletions is. The table is copied again by itself."));
+        }
+        execute_counting(
+            "delete from braid.taken_row where ($2 or removed_by <> 0 and written_by <> 0) \
+             and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",
+            &[i64::from(target.oid()).into(), self.has_mine.into()],
+        )?;
+        execute_counting(
+            "delete from braid.tombstone where ($2 or origin_id <> 0) \
+             and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",
+            &[i64::from(target.oid()).into(), self.has_mine.into()],
+        )?;
+        Ok(())
+    }
+
+    /// Remember how much of other nodes the table has, in the transaction that fills it.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn remember(&self, task: &Task) -> Result<(), PgError> {
+        // Two subscriptions of the provider's may have the table from one node: what both have has surely come.
+        for node in &self.there {
+            execute_counting(
+                "insert into braid.copied_position (relation, node_id, \"position\", beyond, missing, forwards) \
+                 values ($1::oid, $2::uuid, $3::pg_lsn, string_to_array($4, ',')::pg_lsn[], string_to_array($5, ',')::pg_lsn[], $6::boolean) \
+                 on conflict (relation, node_id) do update set \"position\" = least(copied_position.\"position\", excluded.\"position\")",
+                &[
+                    i64::from(task.relation).into(),
+                    node.node_id.as_str().into(),
+                    node.position.as_str().into(),
+                    node.beyond.as_str().into(),
+                    node.missing.as_str().into(),
+                    node.forwards.as_str().into(),
+                ],
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! The initial copy: every table of a subscription as it was at one position of the provider's WAL, from which on its changes are
+//! applied.
+//!
+//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is what such a worker runs. A table that
+//! was there when the slot was created is copied under the slot's own snapshot, for as long as the leader keeps that open; any
+//! other, and one that has to start again after that, under a snapshot that its worker takes, at a later position.
+//!
+//! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit, so a copy happens once,
+//! whatever dies and whenever; two workers never copy the same table (each holds a lock that stands for it); what a copy writes
+//! carries the origin `COPIED`, so it is neither sent on nor taken for a change made here.
+//!
+//! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's position, and holds back those
+//! that come while it is not ready.
+
+mod coordinator;
+mod held;
+mod load;
+pub(crate) mod source;
+mod versions;
+mod worker;
+
+pub use coordinator::{Coordinator, Progress, Readiness};
+pub use worker::worker_main;
+
+use braid_bgworker::policy::{self, Policy};
+use pgrx::pg_sys;
+
+use crate::postgres::error::PgError;
+
+/// The worker's exported function.
+pub const WORKER_FUNCTION: &str = "braid_copy_main";
+/// Shown as `backend_type` of the worker.
+pub const WORKER_KIND: &str = "braid copy";
+
+// PostgreSQL's own advisory locks have 1 and 2 here (src/backend/utils/adt/lockfuncs.c).
+const LOCK_CLASS: u16 = 0xb41d;
+// src/include/storage/lock.h, 15 to 18.
+const USER_LOCKMETHOD: u8 = 2;
+
+/// Take the lock that stands for the copy of a table, without waiting: until this process ends, or until its transaction does. False
+/// when another process has it.
+fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: crate::postgres::process::my_database(),
+        locktag_field2: subscription,
+        locktag_field3: relation,
+        locktag_field4: LOCK_CLASS,
+        locktag_type: u8::try_from(pg_sys::LockTagType::LOCKTAG_ADVISORY).unwrap_or(10),
+        locktag_lockmethodid: USER_LOCKMETHOD,
+    };
+    let mode = i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7);
+    // SAFETY: in a transaction; the tag is copied.
+    let got = unsafe { pg_sys::LockAcquire(&raw const tag, mode, for_session, true) };
+    got != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Whether a table has no rows, and whether none of its keys finds them. Until the transaction ends, nobody else writes to the table.
+///
+/// # Errors
+/// 42P01 when it was dropped, 42809 when it is not a table, 55P03 when its lock is not to be had in time.
+pub(crate) fn look_into(relation: u32) -> Result<(bool, bool), PgError> {
+    let target = load::Target::lock(relation, load::Purpose::CheckEmpty)?;
+    Ok((target.is_empty()?, target.is_keyless()?))
+}
+
+/// Whether other nodes, or sources, send changes besides a subscription.
+///
+/// # Errors
+/// Whatever reading the catalog raises.
+pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
+    versions::others_write(subscription)
+}
+
+/// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see everything but lost connections.
+fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
+    let sqlstate = error.sqlstate.as_str();
+    let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
+    // What arrived broken was sent broken.
+    if sqlstate == "08P01" {
+        return true;
+    }
+    let connection = here == Policy::Reconnect || there == Policy::Reconnect;
+    !connection && (here != Policy::Retry || disable_on_error)
+}

@@ -1,0 +1,315 @@
+//! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
+
+use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
+use braid_bgworker::provider_snapshot;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::parse_lsn;
+use pgrx::pg_sys;
+
+use crate::node::subscription::{Subscription, publication_literals};
+use crate::postgres::error::PgError;
+use crate::postgres::libpq::{self, Connection, Mode};
+use crate::postgres::rows::Rows;
+
+/// A connection to the provider in a transaction that sees the database as it was at `lsn`.
+#[derive(Debug)]
+pub struct Source {
+    /// In the middle of the transaction.
+    pub connection: Connection,
+    /// Transactions whose commit lies before this are seen, later ones not.
+    pub lsn: u64,
+    /// The same, as the text of a `pg_snapshot`.
+    pub snapshot: String,
+}
+
+/// The message of a table that the provider does not have.
+pub(super) const GONE: &str = "the provider has no such table any more";
+
+/// Tables of at most this many bytes are counted.
+const COUNTED: i64 = 1024 * 1024;
+
+const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
+     set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
+
+impl Source {
+    /// Connect, and import `snapshot`, or take a new one when it is empty.
+    ///
+    /// # Errors
+    /// The provider's, or 08006. A snapshot that is gone is 57P01: another attempt takes a new one.
+    pub fn open(subscription: &Subscription, snapshot: &str, lsn: u64) -> Result<Self, PgError> {
+        let mode = if snapshot.is_empty() {
+            Mode::Replication
+        } else {
+            Mode::Sql
+        };
+        let mut connection = connect(subscription, mode)?;
+        let lsn = if snapshot.is_empty() {
+            take_snapshot(&mut connection)?
+        } else {
+            let import = format!("set transaction snapshot {}", quote_literal(snapshot));
+            connection.query(&import).map_err(|error| {
+                let error = PgError::from(error);
+                if error.sqlstate.starts_with("08") {
+                    return error;
+                }
+                PgError::new(
+                    "57P01",
+                    "the provider no longer has the snapshot of the copy",
+                )
+                .with_detail(error.message)
+            })?;
+            lsn
+        };
+        Self::of(connection, lsn)
+    }
+
+    /// Connect, and see the database as it is now, at no position: to look at what there is.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn look(subscription: &Subscription) -> Result<Self, PgError> {
+        Self::of(connect(subscription, Mode::Sql)?, 0)
+    }
+
+    fn of(mut connection: Connection, lsn: u64) -> Result<Self, PgError> {
+        let snapshot = connection
+            .query("select pg_catalog.pg_current_snapshot()")?
+            .get(0, 0)
+            .map(provider_snapshot::ordered)
+            .unwrap_or_default();
+        Ok(Self {
+            connection,
+            lsn,
+            snapshot,
+        })
+    }
+
+    /// What the subscription's publications publish of a table, without this node's own rows.
+    ///
+    /// # Errors
+    /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
+    pub fn published(
+        &mut self,
+        publications: &[String],
+        namespace: &str,
+        name: &str,
+        own: Option<OwnRows>,
+    ) -> Result<Published, PgError> {
+        published(&mut self.connection, publications, namespace, name, own)
+    }
+
+    /// Let the rows come.
+    ///
+    /// # Errors
+    /// The provider's, with a hint.
+    pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
+        self.connection
+            .start_copy(&published.command(columns, &local_encoding()))
+            .map_err(unreadable)
+    }
+}
+
+fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgError> {
+    let application_name = format!("{} copy", subscription.name);
+    let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
+    connection.look_into_silence(&subscription.dsn)?;
+    connection.query(SETTINGS)?;
+    if connection.server_version() >= 170_000 {
+        connection.query("set transaction_timeout = 0")?;
+    }
+    connection.query("begin isolation level repeatable read read only")?;
+    Ok(connection)
+}
+
+/// What publications publish of a table, without the rows that are `own`.
+///
+/// # Errors
+/// As [`Source::published`].
+pub(crate) fn published(
+    connection: &mut Connection,
+    publications: &[String],
+    namespace: &str,
+    name: &str,
+    own: Option<OwnRows>,
+) -> Result<Published, PgError> {
+    let table = format!("{namespace}.{name}");
+    let rows = connection.query(&format!(
+        "select c.oid, c.relkind, t.attnames::text, t.rowfilter \
+           from pg_publication_tables t \
+           join pg_namespace n on n.nspname = t.schemaname \
+           join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
+          where t.pubname in ({}) and t.schemaname = {} and t.tablename = {} order by t.pubname",
+        publication_literals(publications),
+        quote_literal(namespace),
+        quote_literal(name)
+    ))?;
+    // The view has no names, and not an empty list of them, for a table without columns.
+    let no_names = "{}";
+    let (Some(oid), names) = (rows.get(0, 0), rows.get(0, 2).unwrap_or(no_names)) else {
+        return Err(unpublished(connection, publications, namespace, name)?);
+    };
+    if rows
+        .iter()
+        .any(|row| row.get(2).and_then(Option::as_deref).unwrap_or(no_names) != names)
+    {
+        return Err(PgError::new(
+            "0A000",
+            format!(
+                "cannot use different column lists for table \"{table}\" in different publications"
+            ),
+        )
+        .with_hint(
+            "Give the table the same column list in all publications of the subscription.",
+        ));
+    }
+    let filters = filters(&rows);
+    let partitioned = rows.get(0, 1) == Some("p");
+    let (oid, names) = (oid.to_owned(), names.to_owned());
+    // Before 18, generated columns are listed in some cases but never sent.
+    let sent = if connection.server_version() < 180_000 {
+        "and attgenerated = ''"
+    } else {
+        ""
+    };
+    let columns = connection.query(&format!(
+        "select attname, attgenerated <> '', exists (select from pg_index i where i.indrelid = attrelid \
+                and (i.indisprimary or i.indisreplident) and attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])) \
+           from pg_attribute \
+          where attrelid = {oid} and attnum > 0 and not attisdropped {sent} and attname = any ({}::name[]) \
+          order by attnum",
+        quote_literal(&names)
+    ))?;
+    let is_true = |row: &[Option<String>], place: usize| {
+        row.get(place).and_then(Option::as_deref) == Some("t")
+    };
+    let mut published = Published {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        columns: columns
+            .iter()
+            .filter_map(|row| row.first().cloned().flatten())
+            .collect(),
+        keys: columns
+            .iter()
+            .filter(|row| is_true(row, 2))
+            .filter_map(|row| row.first().cloned().flatten())
+            .collect(),
+        filters,
+        partitioned,
+        oid: oid.parse().unwrap_or(0),
+        own,
+        generated: columns.iter().any(|row| is_true(row, 1)),
+        rows: None,
+        bytes: None,
+    };
+    measure(connection, &oid, &mut published).map_err(unreadable)?;
+    Ok(published)
+}
+
+/// Why nothing is published of a table. The transaction sees the catalog as of its snapshot, functions see it as it is now.
+fn unpublished(
+    connection: &mut Connection,
+    publications: &[String],
+    namespace: &str,
+    name: &str,
+) -> Result<PgError, PgError> {
+    let table = format!("{namespace}.{name}");
+    let quoted = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+    let now = format!("to_regclass({})", quote_literal(&quoted));
+    let found = connection.query(&format!(
+        "select {now} is not null, exists (select from pg_publication p, pg_get_publication_tables(p.pubname::text) g \
+         where p.pubname in ({}) and g.relid = {now})",
+        publication_literals(publications)
+    ))?;
+    if found.get(0, 0) != Some("t") {
+        return Ok(PgError::new("42P01", GONE).with_detail(format!("The table is \"{table}\".")));
+    }
+    if found.get(0, 1) == Some("t") {
+        return Ok(PgError::new(
+            "40001",
+            format!("table \"{table}\" was made anew at the provider"),
+        )
+        .with_hint("The table is copied again by itself."));
+    }
+    Ok(PgError::new("42P01", format!("the provider does not publish table \"{table}\"")).with_hint(
+        "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
+         braid.enable_subscription.",
+    ))
+}
+
+/// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
+/// size and filters also when it was never analyzed.
+fn measure(connection: &mut Connection, oid: &str, published: &mut Published) -> libpq::Result<()> {
+    let sizes = connection.query(&format!(
+        "select sum(pg_table_size(oid))::bigint, sum(pg_relation_size(oid))::bigint from pg_class \
+          where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
+    ))?;
+    let number = |column| sizes.get(0, column).and_then(|text| text.parse().ok());
+    published.bytes = number(0);
+    let rows = published.rows_clause();
+    published.rows = if number(1).unwrap_or(0) <= COUNTED {
+        let count = connection.query(&format!("select count(*) {rows}"))?;
+        count.get(0, 0).and_then(|text| text.parse().ok())
+    } else {
+        let plan = connection.query(&format!("explain select {rows}"))?;
+        plan.get(0, 0).and_then(planned_rows)
+    };
+    Ok(())
+}
+
+fn unreadable(error: libpq::Error) -> PgError {
+    let error = PgError::from(error);
+    match error.sqlstate.as_str() {
+        "42501" => error.with_hint(
+            "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
+             table has row-level security; then run braid.enable_subscription.",
+        ),
+        // The next attempt finds out whether it was made anew.
+        "42P01" => PgError::new("40001", "a table was dropped at the provider while it was copied")
+            .with_detail(error.message)
+            .with_hint("The table is copied again by itself."),
+        _ => error,
+    }
+}
+
+/// A temporary slot is only made for the snapshot that comes with it, and for the position that belongs to that.
+fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
+    // SAFETY: reads shared state that is set when the server starts.
+    let system = unsafe { pg_sys::GetSystemIdentifier() };
+    // Many nodes may copy from one provider.
+    let slot = quote_identifier(&format!(
+        "braid_tmp_{system:x}_{}",
+        crate::postgres::process::my_pid()
+    ));
+    let rows = connection.query(&format!(
+        "CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"
+    ))?;
+    let lsn = rows.get(0, 1).and_then(parse_lsn).ok_or_else(|| {
+        PgError::new(
+            "08P01",
+            "unexpected answer from the provider to CREATE_REPLICATION_SLOT",
+        )
+    })?;
+    // The transaction keeps the snapshot; the slot would only keep WAL.
+    connection.query(&format!("DROP_REPLICATION_SLOT {slot}"))?;
+    Ok(lsn)
+}
+
+/// A publication without a filter publishes all rows, whatever the others filter.
+fn filters(rows: &Rows) -> Vec<String> {
+    let all: Option<Vec<String>> = rows
+        .iter()
+        .map(|row| row.get(3).cloned().flatten())
+        .collect();
+    let mut filters = all.unwrap_or_default();
+    filters.sort();
+    filters.dedup();
+    filters
+}
+
+fn local_encoding() -> String {
+    // SAFETY: a static string of PostgreSQL's.
+    unsafe { std::ffi::CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) }
+        .to_string_lossy()
+        .into_owned()
+}

@@ -1,0 +1,165 @@
+//! Up to where this subscription has confirmed, as `braid.confirmed` has it: the durable side of [`braid_bgworker::lease`]. Run by the leader, also while it
+//! ends.
+//!
+//! Invariant: nothing beyond `up_to` is ever reported as flushed. So a slot that begins beyond it was not moved there by this end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use braid_bgworker::lease::leaves_a_gap;
+use braid_gir::{lsn_text, parse_lsn};
+use pgrx::pg_sys;
+
+use super::End;
+use super::provider::Provider;
+use crate::node::standing;
+use crate::node::subscription::{self, Subscription, execute_counting, rows, rows_written};
+use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use crate::postgres::ffi;
+use crate::postgres::libpq::Connection;
+
+/// What this process has reported as flushed, or found confirmed; 0: not known.
+static REPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// Compare where the slot begins with what is here: all up to `start`, and what was confirmed. Returns up to where may be confirmed from now on.
+///
+/// # Errors
+/// The subscription stops where something is missing in between.
+pub(super) fn check_slot(
+    connection: &mut Connection,
+    subscription: &Subscription,
+    provider: &Provider,
+    start: u64,
+) -> Result<u64, End> {
+    let id = i64::from(subscription.id);
+    let begins = provider.slot_begins;
+    let known = error::transaction(|| {
+        let found = rows(
+            "select coalesce(c.up_to, s.start_lsn)::text from braid.subscription s left join braid.confirmed c using (subscription_id) \
+             where s.subscription_id = $1",
+            &[id.into()],
+        )?;
+        Ok(found
+            .first()
+            .and_then(|row| parse_lsn(row.first()?.as_deref()?)))
+    })?;
+    let reached = known.unwrap_or(begins).max(start);
+    if begins > reached && leaves_a_gap(begins, reached, &moves(connection)?) {
+        let copied = error::transaction(|| {
+            rows(
+                "select 1::text from braid.subscription_table where subscription_id = $1 and (copy_lsn < $2::pg_lsn) is not false limit 1",
+                &[id.into(), lsn_text(begins).into()],
+            )
+            .map(|found| found.is_empty())
+        })?;
+        if !copied {
+            return Err(End::Permanent(gap(subscription, begins, reached), 0));
+        }
+    }
+    let up_to = reached.max(begins);
+    error::transaction(|| raise(subscription.id, up_to))?;
+    REPORTED.store(begins, Ordering::Relaxed);
+    Ok(up_to)
+}
+
+fn gap(subscription: &Subscription, begins: u64, reached: u64) -> PgError {
+    PgError::new(
+        "55000",
+        format!(
+            "replication slot \"{}\" at the provider begins at {}, after {}, up to where its transactions are applied or passed over here",
+            subscription.slot,
+            lsn_text(begins),
+            lsn_text(reached)
+        ),
+    )
+    .with_detail("The slot was made anew or moved on by somebody else. What the provider committed in between would not be sent.")
+    .with_hint(
+        "Copy each table of the subscription anew with braid.resync_table, then run braid.enable_subscription. Or drop the subscription and create it again; \
+         with copy_data => false, braid.compare finds what is missing.",
+    )
+}
+
+/// Positions between which the provider has nothing for its peers, as it was moved by `pg_upgrade`.
+fn moves(connection: &mut Connection) -> Result<Vec<(u64, u64)>, End> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.upgrades()') \
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
+    )?;
+    if may.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = connection.query("SELECT from_lsn, to_lsn FROM braid.upgrades()")?;
+    Ok((0..found.len())
+        .filter_map(|row| {
+            Some((
+                parse_lsn(found.get(row, 0)?)?,
+                parse_lsn(found.get(row, 1)?)?,
+            ))
+        })
+        .collect())
+}
+
+/// Have the bound be durable. In a transaction of the caller's. False where the subscription is gone.
+fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
+    subscription::limit_lock_waits()?;
+    let (id, up_to) = (i64::from(id), lsn_text(up_to));
+    // SAFETY: sets a flag of the transaction that is open: the bound has to be on disk when it is used.
+    unsafe { pg_sys::ForceSyncCommit() };
+    let raised = execute_counting(
+        "update braid.confirmed set up_to = greatest(up_to, $2::pg_lsn) where subscription_id = $1",
+        &[id.into(), up_to.as_str().into()],
+    )?;
+    if raised > 0 {
+        return Ok(true);
+    }
+    execute_counting(
+        "insert into braid.confirmed select subscription_id, $2::pg_lsn from braid.subscription where subscription_id = $1",
+        &[id.into(), up_to.as_str().into()],
+    )
+    .map(|inserted| inserted > 0)
+}
+
+/// Have `up_to` be confirmed from now on. False where that is to be tried again: somebody is changing the subscription.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub(super) fn extend(id: u32, up_to: u64) -> Result<bool, PgError> {
+    match error::transaction(|| raise(id, up_to)) {
+        Err(failure) if failure.sqlstate == LOCK_NOT_AVAILABLE => Ok(false),
+        outcome => outcome,
+    }
+}
+
+/// So far is now reported.
+pub(super) fn reported(flushed: u64) {
+    REPORTED.fetch_max(flushed, Ordering::Relaxed);
+}
+
+/// The process ends: lower the bound to what was reported. Whoever holds a lock is not waited for; the bound is too high then, and tells less.
+pub(super) fn settle(id: u32) {
+    let reported = REPORTED.swap(0, Ordering::Relaxed);
+    // SAFETY: looks at the postmaster. Without it nobody might let go of the locks that a transaction takes.
+    if reported == 0 || !unsafe { ffi::PostmasterIsAliveInternal() } {
+        return;
+    }
+    error::abort();
+    let settled = error::transaction(|| {
+        if !standing::has_extension() {
+            return Ok(0);
+        }
+        let id = i64::from(id);
+        let mine = rows_written(
+            "select 1::text from braid.confirmed where subscription_id = $1 for update skip locked",
+            &[id.into()],
+        )?;
+        if mine.is_empty() {
+            return Ok(0);
+        }
+        execute_counting(
+            "update braid.confirmed set up_to = $2::pg_lsn where subscription_id = $1 and up_to > $2::pg_lsn",
+            &[id.into(), lsn_text(reported).into()],
+        )
+    });
+    if let Err(failure) = settled {
+        failure.log("could not note up to where was confirmed");
+    }
+}

@@ -1,0 +1,506 @@
+//! Which table of this database a relation's changes go to, and what it needs before they do. Run by the leader when the first change of a relation
+//! comes, and again after the local table was altered.
+//!
+//! `braid_bgworker::membership` decides; this module reads the facts and carries the verdict out, in one transaction. The transaction in hand is
+//! handed out afterwards, so appliers find the outcome in the catalog. Where the subscription has to stop, an applier says so: the
+//! transaction may be skipped then.
+//!
+//! Not for: tables that are created after the slot, of a publication FOR ALL TABLES (`Stream::adopt_table`).
+
+use std::sync::atomic::Ordering;
+
+use braid_bgworker::membership::{self, Here, KnownAs, Successor, Verdict};
+use braid_bgworker::sql_text::quote_literal;
+use braid_gir::lsn_text;
+
+use super::stream::Stream;
+use super::{End, out_of_order};
+use crate::apply;
+use crate::node::subscription::{self, InitialCopy, execute, rows};
+use crate::postgres::error::{self, PgError};
+use crate::postgres::libpq::{Connection, Mode};
+use crate::postgres::names;
+use crate::workers::copy;
+
+/// Rows that are looked at to find out who filled a table.
+const LOOKED_AT: u32 = 1000;
+
+/// A relation of the stream.
+struct Relation {
+    /// OID at the provider.
+    number: u32,
+    namespace: String,
+    name: String,
+    /// Names that it had earlier in this stream.
+    former: Vec<(String, String)>,
+}
+
+impl Relation {
+    fn shown(&self) -> String {
+        format!("{}.{}", self.namespace, self.name)
+    }
+}
+
+/// What the provider has of a relation now.
+enum There {
+    /// Nothing.
+    Gone,
+    /// It is not published.
+    Unpublished,
+    /// It is published under this name.
+    Named(String, String),
+}
+
+/// The relation that has the name.
+fn look_here(namespace: &str, name: &str) -> Result<(Here, u32), PgError> {
+    Ok(match names::find_table(namespace, name)? {
+        None => (Here::Absent, 0),
+        Some(oid) if apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
+        Some(oid) => (Here::Other, oid.to_u32()),
+    })
+}
+
+impl Stream {
+    fn relation(&self, schema: u32) -> Result<Relation, End> {
+        let place = usize::try_from(schema).map_err(|_| out_of_order())?;
+        let (namespace, name) = self.schemas.get(place).cloned().ok_or_else(out_of_order)?;
+        let number = self.relations.get(place).copied().unwrap_or(0);
+        let former = self.schemas.iter().zip(&self.relations);
+        let former = former
+            .filter(|(names, other)| {
+                **other == number && **names != (namespace.clone(), name.clone())
+            })
+            .map(|(names, _)| names.clone())
+            .collect();
+        Ok(Relation {
+            number,
+            namespace,
+            name,
+            former,
+        })
+    }
+
+    /// Whether a relation's table is known to be the subscription's under its name. How its changes are ordered is looked up
+    /// along with that, in the transaction that this needs anyway.
+    pub(super) fn is_plain_member(&mut self, schema: u32) -> Result<bool, End> {
+        let place = usize::try_from(schema).map_err(|_| out_of_order())?;
+        let (namespace, name) = self.schemas.get(place).ok_or_else(out_of_order)?;
+        let (coordinator, orders) = (&self.coordinator, &mut self.orders);
+        Ok(error::transaction(|| {
+            let (here, oid) = look_here(namespace, name)?;
+            let is_member = here == Here::Table && coordinator.is_member(oid, namespace, name);
+            if is_member {
+                orders.look(schema)?;
+            }
+            Ok(is_member)
+        })?)
+    }
+
+    /// Makes sure that the changes of a relation are applied, or are known to be left out, unless the subscription has to stop at them.
+    ///
+    /// # Errors
+    /// Those of the connection to the provider, and what reading the catalog raises.
+    pub(super) fn look_at_table(&mut self, schema: u32) -> Result<(), End> {
+        if self.is_plain_member(schema)? {
+            return Ok(());
+        }
+        let relation = self.relation(schema)?;
+        let id = self.subscription.id;
+        let all_tables = self.all_tables;
+        let (name, copy_data) = (self.subscription.name.clone(), self.subscription.copy_data);
+        let verdict = self.without_blocking(|| {
+            let facts = Facts::read(id, &relation)?;
+            let verdict =
+                membership::decide(facts.here, facts.known_as, all_tables, facts.successor);
+            facts.carry_out(id, &name, &relation, verdict)?;
+            Ok(verdict)
+        })?;
+        match verdict {
+            Verdict::Join => self.adopt_table(&relation.namespace, &relation.name)?,
+            Verdict::Ask => self.ask_for(&relation, copy_data)?,
+            Verdict::Member | Verdict::Stop => {}
+            _ => {
+                pgrx::log!(
+                    "subscription \"{}\": table \"{}\" {}",
+                    self.subscription.name,
+                    relation.shown(),
+                    said(verdict)
+                );
+            }
+        }
+        if verdict != Verdict::Member {
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Why the rows of a table are not passed over that has another name at the provider by now.
+    fn has_other_name(
+        &self,
+        relation: &Relation,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PgError, PgError> {
+        let error = PgError::new(
+            "42P01",
+            format!("table \"{}\" does not exist here", relation.shown()),
+        )
+        .with_detail(format!(
+            "At the provider its name is \"{namespace}.{name}\" by now."
+        ));
+        let subscription = quote_literal(&self.subscription.name);
+        let found = error::transaction(|| {
+            rows(
+                "select quote_ident(n.nspname) || '.' || quote_ident(c.relname), \
+                 exists (select from pg_catalog.pg_index i where i.indrelid = c.oid and i.indisprimary)::text \
+                 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+                 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')",
+                &[namespace.into(), name.into()],
+            )
+        })?;
+        let cell = |place: usize| {
+            found
+                .first()
+                .and_then(|row| row.get(place).cloned().flatten())
+        };
+        let (here, is_keyed) = (cell(0).map(|here| quote_literal(&here)), cell(1));
+        let create = |name: &str| format!("Create table {name} as it is at the provider");
+        Ok(error.with_hint(match here {
+            // Two nodes that copy a table from each other would wait for each other.
+            Some(here) if is_keyed.as_deref() == Some("true") => format!(
+                "{}, and run braid.enable_subscription({subscription}). Once it streams, run braid.compare({subscription}, {here}) and \
+                 braid.repair({subscription}, {here}, side => 'provider').",
+                create(&relation.shown())
+            ),
+            Some(here) => format!(
+                "Run braid.refresh_subscription({subscription}, copy_data => false), braid.resync_table({subscription}, {here}) and then \
+                 braid.enable_subscription({subscription})."
+            ),
+            None => format!(
+                "{}, then run braid.refresh_subscription({subscription}) and braid.enable_subscription({subscription}).",
+                create(&format!("{namespace}.{name}"))
+            ),
+        }))
+    }
+
+    /// Nothing has the name here. What the provider does not have or publish any more either is passed over: nobody is to have it.
+    fn ask_for(&mut self, relation: &Relation, copy_data: bool) -> Result<(), End> {
+        let id = self.subscription.id;
+        let names = (&*relation.namespace, &*relation.name);
+        let left_out = || subscription::is_left_out(id, names.0, names.1, relation.number);
+        if error::transaction(left_out)? {
+            return Ok(());
+        }
+        self.hand_out();
+        let reason = match ask(self, relation)? {
+            There::Gone => "gone",
+            There::Unpublished => "not published",
+            There::Named(namespace, name) if (&*namespace, &*name) != names => {
+                let position = self
+                    .in_hand
+                    .as_ref()
+                    .map_or(0, |in_hand| in_hand.begin_commit_lsn);
+                let comes = self.without_blocking(|| {
+                    comes_renamed(id, (&namespace, &name), position, copy_data)
+                })?;
+                // Who parks what can't be applied is not to be stopped.
+                if !comes && self.subscription.parks {
+                    return Ok(());
+                }
+                if !comes {
+                    let error = self.has_other_name(relation, &namespace, &name)?;
+                    return Err(End::Permanent(error, position));
+                }
+                "renamed"
+            }
+            There::Named(..) => return Ok(()),
+        };
+        error::transaction(|| subscription::leave_out(id, names, Some(relation.number), reason))?;
+        pgrx::log!(
+            "subscription \"{}\" passes over changes of table \"{}\", which does not exist here: at the provider it is {reason}",
+            self.subscription.name,
+            relation.shown()
+        );
+        Ok(())
+    }
+}
+
+/// A table that changed its name there, and is not here under the former one: whether its rows, as of the commit at `position`, come with a copy of the
+/// table of its new name.
+fn comes_renamed(
+    id: u32,
+    (namespace, name): (&str, &str),
+    position: u64,
+    copy_data: bool,
+) -> Result<bool, PgError> {
+    if subscription::has_table(id, namespace, name)? {
+        let copied = rows(
+            "select 1::text from braid.subscription_table where subscription_id = $1 and schema_name = $2 and table_name = $3 \
+             and not unless_filled and (state <> 'ready' or copy_lsn > $4::pg_lsn)",
+            &[
+                i64::from(id).into(),
+                namespace.into(),
+                name.into(),
+                lsn_text(position).into(),
+            ],
+        )?;
+        return Ok(!copied.is_empty());
+    }
+    Ok(copy_data
+        && subscription::is_empty(namespace, name)?
+        && subscription::add_table(id, namespace, name, InitialCopy::Yes)?)
+}
+
+/// Ask the provider what has become of a relation.
+fn ask(stream: &Stream, relation: &Relation) -> Result<There, End> {
+    let subscription = &stream.subscription;
+    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    connection.give_up_when_silent();
+    let publications = subscription::publication_literals(&subscription.publications);
+    let found = connection.query(&format!(
+        "SELECT n.nspname, c.relname, EXISTS (SELECT FROM pg_catalog.pg_publication_tables p \
+           WHERE p.pubname IN ({publications}) AND p.schemaname = n.nspname AND p.tablename = c.relname) \
+         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {}",
+        relation.number
+    ))?;
+    let (Some(namespace), Some(name)) = (found.get(0, 0), found.get(0, 1)) else {
+        return Ok(There::Gone);
+    };
+    if found.get(0, 2) != Some("t") {
+        return Ok(There::Unpublished);
+    }
+    Ok(There::Named(namespace.to_owned(), name.to_owned()))
+}
+
+/// What is found in this database about a relation.
+struct Facts {
+    here: Here,
+    oid: u32,
+    known_as: KnownAs,
+    successor: Option<Successor>,
+    /// When the table got its name, if that is known.
+    named_at: Option<String>,
+    /// Its name, quoted.
+    quoted: String,
+}
+
+impl Facts {
+    fn read(id: u32, relation: &Relation) -> Result<Self, PgError> {
+        let (here, oid) = look_here(&relation.namespace, &relation.name)?;
+        let found = rows(
+            "select (relation = $2::oid)::text, (schema_name = $3 and table_name = $4)::text, state, schema_name::text, table_name::text \
+             from braid.subscription_table \
+             where subscription_id = $1 and (relation = $2::oid or (schema_name = $3 and table_name = $4))",
+            &[
+                i64::from(id).into(),
+                i64::from(oid).into(),
+                (&*relation.namespace).into(),
+                (&*relation.name).into(),
+            ],
+        )?;
+        let mut facts = Self {
+            here,
+            oid,
+            known_as: KnownAs::Unknown,
+            successor: None,
+            named_at: None,
+            quoted: String::new(),
+        };
+        let mut former = None;
+        for row in found {
+            let cell = |place: usize| row.get(place).and_then(Option::as_deref);
+            match (cell(0) == Some("true"), cell(1) == Some("true")) {
+                (true, true) => facts.known_as = KnownAs::ThisName,
+                (true, false) => {
+                    let names = (
+                        cell(3).unwrap_or_default().to_owned(),
+                        cell(4).unwrap_or_default().to_owned(),
+                    );
+                    let renamed_there = relation.former.contains(&names);
+                    facts.known_as = KnownAs::OtherName { renamed_there };
+                }
+                (false, _) => former = Some(cell(2) == Some("ready")),
+            }
+        }
+        if here == Here::Table
+            && facts.known_as != KnownAs::ThisName
+            && let Some(was_ready) = former
+        {
+            facts.look_at_successor(id, was_ready)?;
+        }
+        Ok(facts)
+    }
+
+    /// What tells whether the table has what the former one had.
+    fn look_at_successor(&mut self, id: u32, was_ready: bool) -> Result<(), PgError> {
+        let (is_empty, is_keyless) = copy::look_into(self.oid)?;
+        // The row of a system column is never updated; that of the row type is when the table is renamed.
+        let made = rows(
+            "select a.xmin::text, y.xmin::text, \
+             case when y.xmin::text::bigint >= 3 then pg_catalog.pg_xact_commit_timestamp(y.xmin)::text end, \
+             quote_ident(n.nspname) || '.' || quote_ident(c.relname) \
+             from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+             join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = -1 \
+             join pg_catalog.pg_type y on y.oid = c.reltype where c.oid = $1::oid",
+            &[i64::from(self.oid).into()],
+        )?;
+        let cell = |place: usize| {
+            made.first()
+                .and_then(|row| row.get(place).cloned().flatten())
+        };
+        let made_by = cell(0);
+        let made_with_name = made_by.is_some() && made_by == cell(1);
+        let filled_when_made = match (&made_by, cell(3)) {
+            (Some(xid), Some(name)) if made_with_name && !is_empty => {
+                // The snapshot of the transaction is older than the lock.
+                // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
+                unsafe { pgrx::pg_sys::PushActiveSnapshot(pgrx::pg_sys::GetLatestSnapshot()) };
+                let found = rows(
+                    &format!(
+                        "select 1::text from (select xmin as writer from {name} limit {LOOKED_AT}) r where writer = {}::xid limit 1",
+                        quote_literal(xid)
+                    ),
+                    &[],
+                )?;
+                // SAFETY: as above.
+                unsafe { pgrx::pg_sys::PopActiveSnapshot() };
+                !found.is_empty()
+            }
+            _ => false,
+        };
+        self.named_at = cell(2);
+        self.quoted = cell(3).unwrap_or_default();
+        self.successor = Some(Successor {
+            was_ready,
+            is_empty,
+            made_with_name,
+            filled_when_made,
+            is_keyed: !is_keyless,
+            others_write: copy::others_write(id)?,
+        });
+        Ok(())
+    }
+
+    /// Write a verdict down, in the transaction that has read the facts.
+    fn carry_out(
+        &self,
+        id: u32,
+        subscription: &str,
+        relation: &Relation,
+        verdict: Verdict,
+    ) -> Result<(), PgError> {
+        let key = || {
+            [
+                i64::from(id).into(),
+                i64::from(self.oid).into(),
+                (&*relation.namespace).into(),
+                (&*relation.name).into(),
+            ]
+        };
+        match verdict {
+            Verdict::Member | Verdict::Join | Verdict::Ask => Ok(()),
+            Verdict::LeaveOut => {
+                let names = (&*relation.namespace, &*relation.name);
+                subscription::leave_out(id, names, None, "not refreshed")
+            }
+            Verdict::Rename => {
+                // Where the names of two tables were exchanged, the other one has this one's former name.
+                execute(
+                    "update braid.subscription_table t set schema_name = n.nspname, table_name = c.relname \
+                     from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+                     where c.oid = t.relation::oid and t.subscription_id = $1 and t.relation <> $2::oid \
+                     and t.schema_name = $3 and t.table_name = $4",
+                    &key(),
+                )?;
+                execute(
+                    "delete from braid.subscription_table where subscription_id = $1 and relation <> $2::oid \
+                     and schema_name = $3 and table_name = $4",
+                    &key(),
+                )?;
+                execute(
+                    "update braid.subscription_table set schema_name = $3, table_name = $4, replaced_by = null \
+                     where subscription_id = $1 and relation = $2::oid",
+                    &key(),
+                )
+            }
+            Verdict::CarryOn => {
+                execute(
+                    "update braid.copied_position p set relation = $2::oid from braid.subscription_table t \
+                     where t.subscription_id = $1 and t.schema_name = $3 and t.table_name = $4 and p.relation = t.relation::oid",
+                    &key(),
+                )?;
+                execute(
+                    "update braid.subscription_table set relation = $2::oid, replaced_by = null, copy_error = null, copy_error_sqlstate = null, \
+                     copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
+                     where subscription_id = $1 and schema_name = $3 and table_name = $4",
+                    &key(),
+                )
+            }
+            Verdict::Copy { unless_filled } => {
+                // The table was empty when it got its name: rows that this node has written since then stay.
+                let is_empty = self.successor.is_some_and(|table| table.is_empty);
+                let since = self.named_at.as_deref().filter(|_| !is_empty);
+                let [subscription, oid, namespace, name] = key();
+                execute(
+                    "delete from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
+                    &[i64::from(id).into(), i64::from(self.oid).into()],
+                )?;
+                execute(
+                    "update braid.subscription_table set relation = $2::oid, state = 'waiting', copy_lsn = null, copy_snapshot = null, \
+                     copy_began_at = case when not $6 then coalesce($5::timestamptz, clock_timestamp()) end, rows_copied = null, bytes_copied = null, \
+                     rows_total = null, bytes_total = null, truncate_first = false, unless_filled = $6, made_anew = not $6, copy_error = null, copy_error_sqlstate = null, \
+                     copy_error_detail = null, copy_error_hint = null, copy_error_context = null, ready_at = null, replaced_by = null \
+                     where subscription_id = $1 and schema_name = $3 and table_name = $4",
+                    &[
+                        subscription,
+                        oid,
+                        namespace,
+                        name,
+                        since.into(),
+                        unless_filled.into(),
+                    ],
+                )
+            }
+            Verdict::Stop => {
+                if self.here != Here::Table {
+                    return Ok(());
+                }
+                let [number, oid, namespace, name] = key();
+                let table = quote_literal(&self.quoted);
+                let subscription = quote_literal(subscription);
+                let message = format!(
+                    "table \"{}\" has taken the place of another one and may lack rows of the provider",
+                    relation.shown()
+                );
+                // Two nodes that copy a table from each other would wait for each other.
+                let hint = if self.successor.is_some_and(|table| table.is_keyed) {
+                    format!(
+                        "Run braid.refresh_subscription({subscription}, copy_data => false) and braid.enable_subscription({subscription}). Once it \
+                         streams, run braid.compare({subscription}, {table}) and braid.repair({subscription}, {table}, side => 'provider')."
+                    )
+                } else {
+                    format!(
+                        "Run braid.refresh_subscription({subscription}, copy_data => false), braid.resync_table({subscription}, {table}) and then \
+                         braid.enable_subscription({subscription})."
+                    )
+                };
+                execute(
+                    "update braid.subscription_table set replaced_by = $2::oid, copy_error = $5, copy_error_sqlstate = '55000', copy_error_detail = null, \
+                     copy_error_hint = $6, copy_error_context = null where subscription_id = $1 and schema_name = $3 and table_name = $4",
+                    &[number, oid, namespace, name, message.into(), hint.into()],
+                )
+            }
+        }
+    }
+}
+
+fn said(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Rename => "is known under its new name",
+        Verdict::LeaveOut => "is left out until braid.refresh_subscription brings it in",
+        Verdict::CarryOn => "was rebuilt here; its changes are applied to the new table",
+        Verdict::Copy { .. } => "was made anew here and is copied",
+        Verdict::Member | Verdict::Join | Verdict::Stop | Verdict::Ask => "is known",
+    }
+}

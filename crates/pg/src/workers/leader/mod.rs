@@ -1,0 +1,397 @@
+//! The leader process of a subscription: receives the stream, schedules its transactions, confirms what is durable.
+//!
+//! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then stream (phase `stream`) until
+//! something ends it. It ends after any failure: what is broken for good is recorded in the catalog, and the subscription
+//! stops; everything else is left to the manager, which starts a new leader after a pause. Nothing is carried over but what
+//! is durable, so a restart is the one way of recovering.
+//!
+//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed out whole or, when it is too
+//! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
+
+mod confirm;
+mod confirmed;
+mod membership;
+mod prepared;
+mod provider;
+mod provider_end;
+mod receive;
+pub(crate) mod running;
+mod schedule;
+mod segments;
+mod skew;
+mod spread;
+mod stream;
+mod untangle;
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use braid_bgworker::policy::{self, AfterStop, Policy};
+use braid_bgworker::running::COMES_AGAIN;
+use braid_gir::lsn_text;
+use pgrx::pg_sys;
+
+use crate::apply::take_rule;
+use crate::node::registry::{self, Activity, SubscriptionEntry};
+use crate::node::subscription::{self, InitialCopy};
+use crate::node::{crash, owners, prepared as local, settings, standing};
+use crate::postgres::error::{self, PgError};
+use crate::postgres::libpq::{self, Connection, Mode};
+use crate::postgres::wait::{self, Wait};
+use crate::postgres::{latch, process, spool, timestamp, worker};
+use crate::workers::copy::Coordinator;
+use provider::{create_slot, published_tables, rules_for_all_nodes};
+use stream::Stream;
+
+/// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
+/// the two may not understand each other.
+const GARBLED_ATTEMPTS: u32 = 8;
+/// The same of WAL that the provider has removed.
+const REMOVED_ATTEMPTS: u32 = 3;
+
+/// The subscription that this process leads, for its exit callback.
+static LEADING: AtomicU32 = AtomicU32::new(0);
+
+/// How a leader ends.
+enum End {
+    /// Asked to, or there is nothing to do.
+    Quiet,
+    /// The manager may try again; the position is where the transaction that failed ends, 0 for none.
+    Transient(PgError, u64),
+    /// A person has to look; the position as above.
+    Permanent(PgError, u64),
+    /// A table could not be copied, and somebody has to look.
+    Copy(PgError),
+}
+
+impl From<PgError> for End {
+    fn from(error: PgError) -> Self {
+        match policy::for_apply(&error.sqlstate) {
+            Policy::Stop => Self::Permanent(error, 0),
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error, 0),
+        }
+    }
+}
+
+impl From<braid_gir::Error> for End {
+    fn from(error: braid_gir::Error) -> Self {
+        // `finish` makes it permanent when it comes again and again.
+        Self::Transient(error.into(), 0)
+    }
+}
+
+impl From<libpq::Error> for End {
+    fn from(error: libpq::Error) -> Self {
+        let garbled = matches!(error, libpq::Error::Unexpected(_));
+        let mut error = PgError::from(error);
+        if garbled {
+            // As what the records' reader refuses.
+            error.message = format!("connection to the provider: {}", error.message);
+            return Self::Transient(error, 0);
+        }
+        match policy::for_provider(&error.sqlstate) {
+            Policy::Stop => {
+                if error.hint.is_none() {
+                    let hint = policy::provider_hint(&error.sqlstate, &error.message);
+                    error = error.with_hint(hint);
+                }
+                let may_pass = policy::is_wal_removed(&error.sqlstate, &error.message);
+                error.message = format!("the provider reported: {}", error.message);
+                if may_pass {
+                    Self::Transient(error, 0)
+                } else {
+                    Self::Permanent(error, 0)
+                }
+            }
+            Policy::Retry | Policy::Reconnect | Policy::Conflict => {
+                error.message = format!("connection to the provider: {}", error.message);
+                Self::Transient(error, 0)
+            }
+        }
+    }
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    let id = u32::try_from(worker::Extra::mine().word(0)).unwrap_or(0);
+    worker::connect(database);
+    let Some(entry) = registry::subscription(id) else {
+        return;
+    };
+    entry.leader_pid.store(process::my_pid(), Ordering::Release);
+    entry
+        .leader_latch
+        .store(process::my_latch(), Ordering::Release);
+    entry.started_at.store(timestamp::now(), Ordering::Relaxed);
+    entry.starts.fetch_add(1, Ordering::Relaxed);
+    entry.leader_wait.store(0, Ordering::Relaxed);
+    wait::show_in(&entry.leader_wait);
+    entry.set_activity(Activity::Starting);
+    LEADING.store(id, Ordering::Relaxed);
+    // SAFETY: the callback only touches shared memory, which outlives the process.
+    unsafe { pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null()) };
+    let end = match error::catch(|| lead(id, entry)) {
+        Ok(Ok(())) => End::Quiet,
+        Ok(Err(end)) => end,
+        Err(error) => {
+            error::abort();
+            error.into()
+        }
+    };
+    finish(id, entry, end);
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
+    if let Some(entry) = registry::subscription(LEADING.load(Ordering::Relaxed)) {
+        // However this process ends, its appliers end too.
+        for applier in &entry.appliers {
+            worker::terminate_pid(applier.pid.load(Ordering::Acquire));
+        }
+        confirmed::settle(LEADING.load(Ordering::Relaxed));
+        entry.leader_latch.store(0, Ordering::Release);
+        entry.leader_pid.store(0, Ordering::Release);
+    }
+}
+
+/// Write down how it ended, for people and for the manager.
+fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
+    // What was met in a transaction, or by a copy, this node's tables can be the cause of.
+    let (error, lsn, permanent, is_own) = match end {
+        End::Quiet => return,
+        End::Transient(error, lsn) => (error, lsn, false, false),
+        End::Permanent(error, lsn) => (error, lsn, true, lsn != 0),
+        End::Copy(error) => (error, 0, true, true),
+    };
+    let mut error = error;
+    let failures = entry.failures.load(Ordering::Acquire);
+    let mut permanent = permanent
+        || (error.sqlstate == "08P01" && failures >= GARBLED_ATTEMPTS)
+        || (policy::is_wal_removed(&error.sqlstate, &error.message)
+            && failures >= REMOVED_ATTEMPTS);
+    let recorded = error::transaction(|| {
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(String::new());
+        };
+        if subscription.disable_on_error && !permanent {
+            permanent = true;
+            error.hint.get_or_insert_with(|| {
+                "Remove the cause and run braid.enable_subscription.".into()
+            });
+        }
+        if permanent {
+            let may_be_cured = is_own && policy::after_stop(&error.sqlstate) == AfterStop::TryAgain;
+            let pause = settings::stopped_retry_interval()
+                .filter(|_| may_be_cured && !subscription.disable_on_error);
+            subscription::set_error(id, &error, lsn, pause)?;
+        }
+        Ok(subscription.name)
+    });
+    if !permanent && error.hint.is_none() {
+        error.hint = Some(policy::transient_hint(&error.sqlstate).to_owned());
+    }
+    entry.set_failure(&error, lsn);
+    match recorded {
+        Ok(name) if permanent => {
+            error.log_as_error(&format!("subscription \"{name}\" has stopped"));
+        }
+        Ok(name) => error.log(&format!("subscription \"{name}\" will be tried again")),
+        Err(failure) => failure.log("could not record the error of a subscription"),
+    }
+}
+
+fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
+    // SAFETY: reads a setting.
+    if !unsafe { pg_sys::track_commit_timestamp } {
+        let error = PgError::new("55000", "track_commit_timestamp must be on")
+            .with_detail("Commit timestamps are the versions that conflicts are resolved by: nothing is applied without them.")
+            .with_hint("Set track_commit_timestamp = on in postgresql.conf and restart the server.");
+        return Err(End::Transient(error, 0));
+    }
+    wait_for_old_appliers(entry)?;
+    let loaded = error::transaction(|| {
+        if standing::refusal()?.is_some() {
+            return Ok(None);
+        }
+        let Some(subscription) = subscription::load(id)? else {
+            return Ok(None);
+        };
+        let node = subscription::local_node()?
+            .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
+        Ok(Some((subscription, node)))
+    })?;
+    let Some((mut subscription, local_node)) = loaded else {
+        return Ok(());
+    };
+    check_owner(&subscription)?;
+    worker::report_activity(&format!("subscription {}", subscription.name));
+    crash::look_back(id, &subscription.name).map_err(|(error, lsn)| End::Permanent(error, lsn))?;
+    crash::enter(id, None);
+    let mut coordinator = Coordinator::new(&subscription);
+    if subscription.phase == "slot" {
+        let mut connection =
+            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+        connection.look_into_silence(&subscription.dsn)?;
+        let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
+        // Tables that were published between the look at the provider and the slot would be in neither.
+        let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+        asked.give_up_when_silent();
+        let published = published_tables(&mut asked, &subscription)?;
+        let rules = rules_for_all_nodes(&mut asked, &subscription)?;
+        drop(asked);
+        let copy = if subscription.copy_data {
+            InitialCopy::Yes
+        } else {
+            InitialCopy::No
+        };
+        error::transaction(|| {
+            for (content, concerned) in &rules {
+                take_rule(content, *concerned)?;
+            }
+            for (namespace, name) in &published {
+                subscription::add_table(id, namespace, name, copy)?;
+            }
+            subscription::set_phase(id, "copy", Some(lsn))
+        })?;
+        "copy".clone_into(&mut subscription.phase);
+        subscription.start_lsn = lsn;
+        coordinator.adopt(connection, snapshot, lsn);
+    }
+    let copied = copy_tables(&mut coordinator, entry);
+    if copied.is_err() {
+        coordinator.stop();
+    }
+    let catalog_version = copied?;
+    if subscription.phase == "copy" {
+        error::transaction(|| subscription::set_phase(id, "stream", None))?;
+        "stream".clone_into(&mut subscription.phase);
+    }
+    let mut stream = Stream::open(
+        &subscription,
+        local_node,
+        entry,
+        (coordinator, catalog_version),
+    )?;
+    // Also when it unwinds: appliers end through the exit callback then.
+    let outcome = stream.run();
+    if let Err(End::Transient(error, _)) = &outcome
+        && (error.sqlstate.starts_with("08") || error.sqlstate.starts_with("57P"))
+        && stream.commits.last_end() > 0
+    {
+        // The connection broke, but not before something came through: the first failure of a row.
+        entry.failures.store(0, Ordering::Release);
+    }
+    stream.stop_appliers();
+    if let Err(End::Transient(error, _)) = &outcome
+        && [local::TO_BE_SENT_WHOLE, COMES_AGAIN].contains(&error.message.as_str())
+    {
+        // Nothing has failed: the provider is to be asked in another way.
+        entry.failures.store(0, Ordering::Release);
+        entry.at_once.store(1, Ordering::Release);
+        return Ok(());
+    }
+    if let Err(End::Transient(error, _) | End::Permanent(error, _)) = &outcome
+        && error.message == spool::NO_ROOM
+    {
+        pgrx::log!(
+            "subscription \"{}\" asks for large transactions once they have committed: {}",
+            subscription.name,
+            error.detail.as_deref().unwrap_or_default()
+        );
+        entry.anew.whole.store(1, Ordering::Release);
+        entry.failures.store(0, Ordering::Release);
+        entry.at_once.store(1, Ordering::Release);
+        return Ok(());
+    }
+    outcome
+}
+
+/// A subscription whose owner was dropped stops.
+fn check_owner(subscription: &subscription::Subscription) -> Result<(), End> {
+    if !error::transaction(|| Ok(owners::exists(subscription.owner)))? {
+        let error = PgError::new(
+            "42704",
+            format!("the owner of subscription \"{}\" does not exist", subscription.name),
+        )
+        .with_hint("Give it another one with braid.set_subscription_owner, then run braid.enable_subscription.");
+        return Err(End::Permanent(error, 0));
+    }
+    Ok(())
+}
+
+/// A leader that was killed may have left appliers that are still ending; they hold origins.
+/// They might still commit, which must not happen after the look at how far they came.
+fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
+    // One that starts just now says that it is there, and then looks which leader is: with `leader_pid`, written before, and
+    // this fence, one of the two sees the other.
+    fence(Ordering::SeqCst);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let alive = entry.applier_pids();
+        if alive.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let error = PgError::new("55006", "appliers of an earlier leader have not ended yet");
+            return Err(End::Transient(error, 0));
+        }
+        for pid in alive {
+            worker::terminate_pid(pid);
+        }
+        latch::wait(Some(Duration::from_millis(20)));
+    }
+}
+
+/// Has every table that waits copied, before anything is streamed. Returns the `catalog_version` that the coordinator's knowledge is as of.
+fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<u32, End> {
+    let mut seen = entry.catalog_version.load(Ordering::Acquire);
+    loop {
+        let catalog_version = entry.catalog_version.load(Ordering::Acquire);
+        if catalog_version != seen {
+            seen = catalog_version;
+            coordinator.rescan();
+        }
+        let progress = coordinator.poll().map_err(End::Copy)?;
+        if progress.changed {
+            entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        if progress.waiting == 0 && progress.copying == 0 {
+            return Ok(seen);
+        }
+        entry.set_activity(Activity::Copying);
+        latch::wait_as(
+            Wait::Tables,
+            progress.next.unwrap_or(Duration::from_secs(1)),
+        );
+        worker::reload_settings();
+    }
+}
+
+/// A transaction that comes after a later one.
+fn late(commit_lsn: u64, after: u64) -> End {
+    End::Permanent(
+        PgError::new(
+            "08P01",
+            format!(
+                "the provider sent the transaction at {} after one that ends at {}",
+                lsn_text(commit_lsn),
+                lsn_text(after)
+            ),
+        )
+        .with_detail("It was not applied. Once a later one is, it is not asked for again.")
+        .with_hint(
+            "Something is wrong at the provider. After braid.enable_subscription, find what is missing with braid.compare.",
+        ),
+        0,
+    )
+}
+
+fn out_of_order() -> End {
+    End::Transient(
+        PgError::new("08P01", "records from the provider are out of order")
+            .with_hint("If it comes again, the provider runs a version of braid that this one does not understand."),
+        0,
+    )
+}

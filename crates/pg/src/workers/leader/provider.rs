@@ -1,0 +1,290 @@
+//! What the leader asks of the provider before it streams: a slot, which tables are published, whether all is as it should be.
+
+use braid_bgworker::policy;
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_gir::{lsn_text, parse_lsn};
+use pgrx::pg_sys;
+
+use super::End;
+use crate::node::subscription::{self, Subscription};
+use crate::postgres::error::{self, PgError};
+use crate::postgres::libpq::{self, Connection};
+
+/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
+/// before the catalog knew: that there was none before it is noted down ahead of each attempt.
+pub(super) fn create_slot(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<(u64, String), End> {
+    let slot = quote_identifier(&subscription.slot);
+    let taken = || {
+        let error = PgError::new(
+            "42710",
+            format!(
+                "replication slot \"{}\" at the provider is not this subscription's",
+                subscription.slot
+            ),
+        );
+        End::Permanent(
+            error
+                .with_detail("Somebody else created it after this subscription had chosen the name.")
+                .with_hint(
+                    "Drop the subscription and create it with another slot_name, or, if nobody needs the slot, drop it at the \
+                     provider and run braid.enable_subscription.",
+                ),
+            0,
+        )
+    };
+    let there = !connection
+        .query(&format!(
+            "SELECT 1 FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+            quote_literal(&subscription.slot)
+        ))?
+        .is_empty();
+    if there && !subscription.slot_attempted {
+        return Err(taken());
+    }
+    if there {
+        connection.query(&format!("DROP_REPLICATION_SLOT {slot} WAIT"))?;
+    }
+    let noted = error::transaction(|| {
+        // Without synchronous_commit a crash could forget it, and keep the slot.
+        // SAFETY: sets a flag of the transaction that is open.
+        unsafe { pg_sys::ForceSyncCommit() };
+        subscription::set_slot_attempted(subscription.id, true)
+    })?;
+    if !noted {
+        return Err(End::Quiet);
+    }
+    let two_phase = if subscription.two_phase {
+        ", TWO_PHASE"
+    } else {
+        ""
+    };
+    let create =
+        format!("CREATE_REPLICATION_SLOT {slot} LOGICAL braid (SNAPSHOT 'export'{two_phase})");
+    let rows = match connection.query(&create) {
+        Ok(rows) => rows,
+        Err(error) => {
+            // A connection that broke, or a server that stops, may have created it; whatever else it says, it has not.
+            if !["08", "57"]
+                .iter()
+                .any(|class| error.sqlstate().starts_with(class))
+            {
+                error::transaction(|| subscription::set_slot_attempted(subscription.id, false))?;
+            }
+            return Err(if error.sqlstate() == "42710" {
+                taken()
+            } else {
+                error.into()
+            });
+        }
+    };
+    let lsn = rows.get(0, 1).and_then(parse_lsn);
+    let snapshot = rows.get(0, 2).map(str::to_owned);
+    match (lsn, snapshot) {
+        (Some(lsn), Some(snapshot)) => Ok((lsn, snapshot)),
+        _ => Err(libpq::Error::Unexpected("CREATE_REPLICATION_SLOT").into()),
+    }
+}
+
+/// What the publications publish now.
+pub(super) fn published_tables(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<Vec<(String, String)>, End> {
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
+           JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
+           JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
+         WHERE t.pubname IN ({names}) AND t.schemaname <> 'braid' AND {}",
+        subscription::is_not_sent_as_root("c.oid", &subscription.publications)
+    ))?;
+    Ok((0..rows.len())
+        .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
+        .collect())
+}
+
+/// The rules for conflicts, and for columns, that count on all nodes, as the provider knows them, and whether each is about what comes from there: what was
+/// set before the slot is not in the stream. Asked for when there is a slot; what is set meanwhile comes twice, which does no harm.
+pub(super) fn rules_for_all_nodes(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<Vec<(String, bool)>, End> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = to_regprocedure('braid.rules_for_all_nodes()') \
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
+    )?;
+    if may.is_empty() {
+        PgError::new(
+            "01000",
+            "rules that were set on all nodes before now do not come along: the role that connects to the provider may not ask for them",
+        )
+        .with_hint("Grant braid_monitor to it there, or set here what braid.conflict_resolutions and braid.column_rules show at the provider.")
+        .warn();
+        return Ok(Vec::new());
+    }
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT r.content, EXISTS (SELECT FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n, pg_catalog.pg_publication_tables p \
+           WHERE c.oid = r.relation AND n.oid = c.relnamespace AND p.schemaname = n.nspname AND p.tablename = c.relname AND p.pubname IN ({names})) \
+         FROM braid.rules_for_all_nodes() WITH ORDINALITY r (relation, kind, column_name, content, place) ORDER BY r.place"
+    ))?;
+    Ok((0..rows.len())
+        .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1) == Some("t"))))
+        .collect())
+}
+
+/// What is known of a provider before it streams.
+pub(super) struct Provider {
+    /// One of the publications is FOR ALL TABLES.
+    pub(super) all_tables: bool,
+    /// The end of its WAL.
+    pub(super) end: u64,
+    /// Where the slot begins: what was committed before is not sent.
+    pub(super) slot_begins: u64,
+    /// It is a standby.
+    in_recovery: bool,
+}
+
+impl Provider {
+    /// That its WAL comes as far as what is applied here, up to `start`. Where it was put back to what it was before, as from a backup, it writes anew
+    /// what has positions up to `start`, and START_REPLICATION would leave that out. Once it has come past `start` again nothing tells.
+    ///
+    /// # Errors
+    /// The subscription stops; where the provider is a standby it may only be on its way there.
+    pub(super) fn check_reaches(&self, start: u64) -> Result<(), End> {
+        if self.end >= start {
+            return Ok(());
+        }
+        let error = PgError::new(
+            "55000",
+            format!(
+                "the provider's WAL ends at {}, before {}, up to where its transactions are applied here",
+                lsn_text(self.end),
+                lsn_text(start)
+            ),
+        )
+        .with_detail("It was put back to an earlier state, or another server has taken its place that does not have all of its WAL. What it commits up to that position would not be sent.")
+        .with_hint(
+            "Drop the subscription and create it again with copy_data => false. What the provider has lost is still here: braid.compare finds it. Run it and \
+             braid.repair there, where the provider subscribes to this node, or here with side => 'provider'.",
+        );
+        Err(if self.in_recovery {
+            End::Transient(error, 0)
+        } else {
+            End::Permanent(error, 0)
+        })
+    }
+}
+
+/// That the provider is the node that its catalog names, as far as the role may ask. A node that `pg_upgrade` has moved is not, until somebody has made it
+/// whole: its slots are made anew then. So this is waited for.
+fn check_standing(connection: &mut Connection) -> Result<(), End> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.node_standing()') \
+         AND has_function_privilege(oid, 'execute') AND has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
+    )?;
+    if may.is_empty() {
+        return Ok(());
+    }
+    let rows = connection
+        .query("SELECT message, detail, hint FROM braid.node_standing() WHERE NOT holds")?;
+    let Some(message) = rows.get(0, 0) else {
+        return Ok(());
+    };
+    let mut error = PgError::new("55000", format!("the provider reported: {message}"));
+    error.detail = rows.get(0, 1).map(str::to_owned);
+    error.hint = rows
+        .get(0, 2)
+        .map(|hint| format!("At the provider: {hint}"));
+    Err(End::Transient(error, 0))
+}
+
+/// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
+pub(super) fn check_provider(
+    connection: &mut Connection,
+    subscription: &Subscription,
+) -> Result<Provider, End> {
+    check_standing(connection)?;
+    let rows = connection.query(&format!(
+        "SELECT plugin, wal_status, \
+         CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
+         pg_catalog.pg_is_in_recovery(), confirmed_flush_lsn, pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason' \
+         FROM pg_catalog.pg_replication_slots s WHERE slot_name = {}",
+        quote_literal(&subscription.slot)
+    ))?;
+    let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
+    let in_recovery = rows.get(0, 3) == Some("t");
+    let slot_begins = rows.get(0, 4).and_then(parse_lsn).unwrap_or(0);
+    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<Provider, End> {
+        Err(End::Permanent(
+            PgError::new(sqlstate, message).with_hint(hint),
+            0,
+        ))
+    };
+    if rows.is_empty() {
+        return permanent(
+            "42704",
+            format!(
+                "replication slot \"{}\" does not exist at the provider",
+                subscription.slot
+            ),
+            policy::provider_hint("42704", "replication slot"),
+        );
+    }
+    if rows.get(0, 0) != Some("braid") {
+        return permanent(
+            "55000",
+            format!(
+                "replication slot \"{}\" at the provider is not braid's",
+                subscription.slot
+            ),
+            "Drop the subscription and create it with another slot_name.",
+        );
+    }
+    if let Some(reason) = rows.get(0, 5)
+        && let Some((what, hint)) = policy::invalidated(reason)
+    {
+        return permanent(
+            "55000",
+            format!(
+                "the provider has invalidated slot \"{}\": {what}",
+                subscription.slot
+            ),
+            hint,
+        );
+    }
+    if rows.get(0, 1) == Some("lost") {
+        return permanent(
+            "55000",
+            format!(
+                "the provider has removed WAL that slot \"{}\" needs",
+                subscription.slot
+            ),
+            policy::provider_hint("55000", "removed"),
+        );
+    }
+    let names = subscription::publication_literals(&subscription.publications);
+    let rows = connection.query(&format!(
+        "SELECT p FROM unnest(ARRAY[{names}]::text[]) p \
+         WHERE p NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"
+    ))?;
+    if let Some(missing) = rows.get(0, 0) {
+        return permanent(
+            "42704",
+            format!("publication \"{missing}\" does not exist at the provider"),
+            policy::provider_hint("42704", "publication"),
+        );
+    }
+    let rows = connection.query(&format!(
+        "SELECT 1 FROM pg_catalog.pg_publication WHERE puballtables AND pubname IN ({names})"
+    ))?;
+    Ok(Provider {
+        all_tables: !rows.is_empty(),
+        end,
+        slot_begins,
+        in_recovery,
+    })
+}

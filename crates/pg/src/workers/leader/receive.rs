@@ -1,0 +1,593 @@
+//! Frames from the provider, taken apart into transactions: each record is looked at for what scheduling wants to know, its bytes are
+//! stored as they are.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::commit_sequence::Arrival;
+use braid_bgworker::table_order::TableOrder;
+use braid_decoder::POSITION_PREFIX;
+use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
+use braid_ring::{Complete, EDGES};
+
+use super::confirm::FLUSH_INTERVAL;
+use super::provider_end;
+use super::schedule::Barrier;
+use super::stream::{InHand, Stream};
+use super::{End, late, out_of_order};
+use crate::apply::is_rule;
+use crate::node::subscription::{self, InitialCopy};
+use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use crate::postgres::wait::Wait;
+use crate::postgres::{latch, process};
+use crate::workers::applier::here;
+use crate::workers::copy::Readiness;
+
+/// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
+/// page headers add to it.
+const MAX_COMMIT_RECORD: u64 = 1 << 31;
+
+/// Say where to look, if the error is that the provider's bytes are wrong.
+fn located(end: End, position: &Position, read: u64) -> End {
+    match end {
+        End::Transient(mut error, lsn) if error.sqlstate == "08P01" => {
+            let read = lsn_text(read);
+            error.detail.get_or_insert_with(|| {
+                format!("In {position} of the frame that was sent at {read}.")
+            });
+            End::Transient(error, lsn)
+        }
+        end => end,
+    }
+}
+
+impl Stream {
+    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
+    pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
+        let mut reader = Reader::new(frame);
+        self.records(frame, read, &mut reader)
+            .map_err(|end| located(end, &reader.position(), read))
+    }
+
+    fn records<'a>(
+        &mut self,
+        frame: &'a [u8],
+        read: u64,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), End> {
+        // Where the records that belong to the transaction in hand start in this frame.
+        let mut start = 0;
+        let mut at = 0;
+        while let Some((tag, body)) = reader.next_raw()? {
+            let record_start = at;
+            at += 5 + body.len();
+            match tag {
+                Tag::StreamHeader => {
+                    self.header(frame.get(record_start..at).unwrap_or_default())?
+                }
+                Tag::Schema => {
+                    self.schema(body, frame.get(record_start..at).unwrap_or_default())?;
+                }
+                Tag::Begin => {
+                    let Record::Begin(begin) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    start = record_start;
+                    self.begin(&begin)?;
+                }
+                Tag::Subtransaction | Tag::SegmentStop => {
+                    self.keep(frame.get(start..record_start).unwrap_or_default())?;
+                    self.segment_record(tag, body)?;
+                    start = at;
+                }
+                Tag::SegmentStart | Tag::Abort | Tag::StreamedCommit | Tag::StreamedPrepare => {
+                    self.segment_record(tag, body)?;
+                    start = at;
+                }
+                Tag::BeginPrepared => {
+                    let Record::BeginPrepared(prepared) = Record::read(tag, body)? else {
+                        continue;
+                    };
+                    start = record_start;
+                    self.begin_prepared(&prepared)?;
+                }
+                Tag::CommitPrepared | Tag::RollbackPrepared => {
+                    let record = frame.get(record_start..at).unwrap_or_default();
+                    self.finish_prepared(&Record::read(tag, body)?, record)?;
+                    start = at;
+                }
+                Tag::Insert | Tag::Update | Tag::Delete if self.segments.is_open() => {
+                    self.rows = self.rows.wrapping_add(1);
+                    self.running_change(body)?;
+                }
+                Tag::Truncate | Tag::Message if self.segments.is_open() => {
+                    if let Some(content) = self.segments.content() {
+                        content.leave("It is more than changes of rows.");
+                    }
+                }
+                Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
+                Tag::Truncate => self.truncate(tag, body)?,
+                Tag::Message if self.in_hand.is_some() => self.transactional_message(tag, body)?,
+                Tag::Message => {
+                    if let Record::Message(message) = Record::read(tag, body)?
+                        && !message.transactional
+                    {
+                        // What is confirmed is never sent again: nothing beyond what was read can have been sent.
+                        if message.lsn > read {
+                            return Err(out_of_order());
+                        }
+                        self.received(message.lsn);
+                        if message.prefix == POSITION_PREFIX {
+                            provider_end::told(self.entry, message.lsn, self.sent_at);
+                        }
+                    }
+                }
+                Tag::Commit | Tag::Prepare => {
+                    let (Record::Commit(commit) | Record::Prepare(commit)) =
+                        Record::read(tag, body)?
+                    else {
+                        continue;
+                    };
+                    self.store(frame.get(start..at).unwrap_or_default())?;
+                    self.commit(&commit)?;
+                    start = at;
+                }
+            }
+        }
+        let rest = frame.get(start..at).unwrap_or_default();
+        if self.in_hand.is_some() {
+            self.store(rest)?;
+        } else if self.segments.is_open() {
+            self.keep(rest)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn header(&mut self, record: &[u8]) -> Result<(), End> {
+        if self.header_seen {
+            return Err(out_of_order());
+        }
+        let mut reader = Reader::new(record);
+        let Some(Record::StreamHeader(header)) = reader.next_record()? else {
+            return Err(out_of_order());
+        };
+        if !header.node_name.is_empty() && header.node_name != self.subscription.provider {
+            return Err(End::Permanent(
+                PgError::new(
+                    "55000",
+                    format!(
+                        "the provider is node \"{}\", but the subscription was made for \"{}\"",
+                        header.node_name, self.subscription.provider
+                    ),
+                )
+                .with_hint("Correct the connection string with braid.alter_subscription."),
+                0,
+            ));
+        }
+        self.header_seen = true;
+        Ok(self.group.append(record)?)
+    }
+
+    pub(super) fn schema(&mut self, body: &[u8], record: &[u8]) -> Result<(), End> {
+        if !self.header_seen {
+            return Err(out_of_order());
+        }
+        let Record::Schema(schema) = Record::read(Tag::Schema, body)? else {
+            return Err(out_of_order());
+        };
+        if schema.number.0 as usize != self.schemas.len() {
+            return Err(out_of_order());
+        }
+        self.schemas
+            .push((schema.namespace.to_owned(), schema.name.to_owned()));
+        self.relations.push(schema.relation_oid);
+        self.orders.learn(&schema);
+        if self.all_tables && self.segments.is_open() {
+            self.segments.tentative.insert(schema.number.0);
+        } else if self.all_tables && !self.coordinator.knows(schema.namespace, schema.name) {
+            // Of one that is known, the first change shows whether it is still the same (`look_at_table`).
+            self.adopt_table(schema.namespace, schema.name)?;
+        }
+        Ok(self.group.append(record)?)
+    }
+
+    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its changes are in the stream from the
+    /// first one on, so it belongs to the subscription; where it has rows here, without a copy. Of a publication with a list, a table that is added may
+    /// have rows already: braid.refresh_subscription copies them.
+    pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
+        let id = self.subscription.id;
+        let copy_data = self.subscription.copy_data;
+        let passes = self.passes_unknown();
+        let added = self.without_blocking(|| {
+            if subscription::has_table(id, namespace, name)? {
+                return Ok(false);
+            }
+            // One that is empty here may have been dropped and made anew while the provider's was not.
+            let copy = if !copy_data || !subscription::is_empty(namespace, name)? {
+                InitialCopy::No
+            } else if passes {
+                InitialCopy::Yes
+            } else {
+                InitialCopy::UnlessFilled
+            };
+            subscription::add_table(id, namespace, name, copy)
+        })?;
+        if added {
+            pgrx::log!(
+                "table \"{namespace}.{name}\" is now part of subscription \"{}\"",
+                self.subscription.name
+            );
+            self.coordinator.rescan();
+            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// A transaction of the leader's own that looks into users' tables. Somebody may have locked one, or wait for it in front of the leader: as
+    /// long as that takes, what is to be done from time to time is done. It may be what ends the lock: what is prepared here holds its locks until
+    /// the leader has read its end, or has given it up.
+    pub(super) fn without_blocking<T>(
+        &mut self,
+        mut work: impl FnMut() -> Result<T, PgError>,
+    ) -> Result<T, End> {
+        self.hand_out();
+        loop {
+            let outcome = error::transaction(|| {
+                subscription::limit_lock_waits()?;
+                work()
+            });
+            match outcome {
+                Err(failure) if failure.sqlstate == LOCK_NOT_AVAILABLE => {}
+                outcome => return Ok(outcome?),
+            }
+            self.last_message = Instant::now();
+            self.report_while_held();
+            self.tend()?;
+        }
+    }
+
+    pub(super) fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
+        if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
+            return Err(out_of_order());
+        }
+        self.expect_rest(begin.commit_lsn)?;
+        let skip = self.subscription.skip_lsn;
+        let skip = skip != 0 && begin.commit_lsn == skip;
+        // A change never goes back to where it came from (I8), whatever a provider sends.
+        // Nor is what an earlier leader's appliers have committed before others (I1).
+        let discard = begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn);
+        if !skip && !discard {
+            self.wait_for_its_time(begin)?;
+        }
+        let half_applied = self
+            .half_applied
+            .take_if(|(lsn, _)| *lsn == begin.commit_lsn);
+        while !self.producer.has_descriptor() {
+            let tail = self.group.ring.tail();
+            self.wait_for_commits(tail)?;
+        }
+        self.orders.refresh();
+        self.tracker
+            .begin(self.producer.sequence(), self.group.ring.committed());
+        self.in_hand = Some(InHand {
+            begin_commit_lsn: begin.commit_lsn,
+            commit_timestamp: begin.commit_timestamp,
+            changes: 0,
+            discard,
+            skip,
+            split: half_applied.is_some(),
+            streamed: false,
+            two_phase: None,
+            has_rule: false,
+            is_plain: true,
+            elsewhere: false,
+            blocked_on: HashSet::new(),
+        });
+        Ok(())
+    }
+
+    /// The relation of a schema that came in a segment is there after all.
+    fn settle(&mut self, schema: u32) -> Result<(), End> {
+        if !self.segments.tentative.remove(&schema) {
+            return Ok(());
+        }
+        let Some((namespace, name)) = self.schemas.get(schema as usize).cloned() else {
+            return Err(out_of_order());
+        };
+        self.adopt_table(&namespace, &name)
+    }
+
+    /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a copy.
+    pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
+        if !self.segments.tentative.is_empty() {
+            self.settle(schema)?;
+        }
+        let is_wanted = self
+            .in_hand
+            .as_ref()
+            .is_some_and(|in_hand| !in_hand.discard && !in_hand.skip);
+        if is_wanted && !self.orders.is_known(schema) {
+            self.look_at_table(schema)?;
+        }
+        let Some((namespace, name)) = self.schemas.get(schema as usize) else {
+            return Err(out_of_order());
+        };
+        Ok(match self.coordinator.readiness(namespace, name) {
+            Readiness::Ready => false,
+            Readiness::Waiting => true,
+            Readiness::Unknown => !self.passes_unknown(),
+        })
+    }
+
+    /// Whether the transaction in hand leaves a table alone that it brings into the subscription. One that is prepared can't wait for the copy:
+    /// that can't begin before the transaction has ended.
+    fn passes_unknown(&self) -> bool {
+        self.in_hand
+            .as_ref()
+            .is_some_and(|in_hand| in_hand.two_phase.is_some())
+    }
+
+    pub(super) fn change(&mut self, body: &[u8]) -> Result<(), End> {
+        let header = Record::read_change_header(body)?;
+        self.rows = self.rows.wrapping_add(1);
+        let waits = self.has_to_wait(header.schema.0)?;
+        let Some(in_hand) = self.in_hand.as_mut() else {
+            return Err(out_of_order());
+        };
+        if in_hand.discard {
+            // Its number is used again: it must leave no trace in the tracker.
+            return Ok(());
+        }
+        in_hand.changes = in_hand.changes.saturating_add(1);
+        if waits {
+            in_hand.blocked_on.insert(header.schema.0);
+        }
+        in_hand.is_plain &= !waits && !header.barrier;
+        let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
+        match order {
+            TableOrder::Keys if !header.barrier => {}
+            TableOrder::Keys => {
+                self.schedule.saw(Barrier::Unkeyed);
+                self.tracker.barrier(table);
+            }
+            TableOrder::Table { .. } => {
+                in_hand.is_plain = false;
+                self.schedule.saw(Barrier::Index);
+                self.tracker.barrier(table);
+            }
+            TableOrder::Everything { .. } => {
+                in_hand.is_plain = false;
+                self.schedule.saw(Barrier::Trigger);
+                self.tracker.barrier_for_all();
+            }
+        }
+        self.tracker.change(table, header.writeset.hashes());
+        Ok(())
+    }
+
+    pub(super) fn truncate(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        let Record::Truncate(truncate) = Record::read(tag, body)? else {
+            return Err(out_of_order());
+        };
+        if self.in_hand.as_ref().is_some_and(|in_hand| in_hand.discard) {
+            return Ok(());
+        }
+        for schema in truncate.schemas() {
+            let waits = self.has_to_wait(schema.0)?;
+            let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
+            self.schedule.saw(Barrier::Truncate);
+            match order {
+                TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
+                TableOrder::Everything { .. } => {
+                    self.schedule.saw(Barrier::Trigger);
+                    self.tracker.barrier_for_all();
+                }
+            }
+            let Some(in_hand) = self.in_hand.as_mut() else {
+                return Err(out_of_order());
+            };
+            in_hand.is_plain = false;
+            in_hand.changes = in_hand.changes.saturating_add(1);
+            if waits {
+                in_hand.blocked_on.insert(schema.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// A rule for conflicts counts for what comes after it, and for nothing before.
+    pub(super) fn transactional_message(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
+        let Record::Message(message) = Record::read(tag, body)? else {
+            return Err(out_of_order());
+        };
+        if let Some(in_hand) = self.in_hand.as_mut()
+            && is_rule(&message)
+            && !in_hand.discard
+        {
+            in_hand.has_rule = true;
+            self.tracker.barrier_for_all();
+        }
+        Ok(())
+    }
+
+    /// Hold the stream until the tables that the transaction in hand touches are copied.
+    pub(super) fn wait_for_tables(&mut self) -> Result<(), End> {
+        while self.is_blocked() {
+            self.tend()?;
+            // Where the states of tables had only to be read again, there is nothing to wait for.
+            if self.is_blocked() {
+                latch::wait_as(Wait::Tables, Duration::from_millis(50));
+            }
+            // As in `wait_for_commits`: nobody looks at the socket meanwhile.
+            self.last_message = Instant::now();
+        }
+        if let Some(in_hand) = self.in_hand.as_mut() {
+            in_hand.blocked_on.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether the transaction in hand touches a table that is yet to be copied.
+    fn is_blocked(&self) -> bool {
+        self.in_hand.as_ref().is_some_and(|in_hand| {
+            in_hand.blocked_on.iter().any(|schema| {
+                self.schemas
+                    .get(*schema as usize)
+                    .is_some_and(|(namespace, name)| {
+                        self.coordinator.readiness(namespace, name) != Readiness::Ready
+                    })
+            })
+        })
+    }
+
+    /// Store records of the transaction in hand, in as many pieces as it takes.
+    pub(super) fn store(&mut self, records: &[u8]) -> Result<(), End> {
+        // What is to be skipped is passed without its content: a large one would else be applied as it comes.
+        if self
+            .in_hand
+            .as_ref()
+            .is_none_or(|in_hand| in_hand.discard || in_hand.skip)
+            || records.is_empty()
+        {
+            return Ok(());
+        }
+        let piece = self.producer.piece();
+        let mut rest = records;
+        let mut first = true;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(piece));
+            loop {
+                let tail = self.group.ring.tail();
+                if self.producer.store(now, first, later.is_empty()) {
+                    break;
+                }
+                self.wait_for_commits(tail)?;
+            }
+            first = false;
+            rest = later;
+            if self.producer.should_open() {
+                // Too large to be held whole: it is applied as it comes, alone.
+                self.hand_out();
+                self.wait_for_tables()?;
+                self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
+                self.tracker.too_large();
+                if let Some(in_hand) = self.in_hand.as_mut() {
+                    in_hand.split |=
+                        self.subscription.split_above > 0 && in_hand.two_phase.is_none();
+                    self.producer
+                        .publish_open(in_hand.begin_commit_lsn, in_hand.split);
+                }
+            }
+            if self.producer.is_open() {
+                self.producer.extend();
+                for latch in self.group.ring.all_appliers().iter() {
+                    process::set_latch(latch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ring is full: wait until appliers have committed something since it was last collected, or released room since
+    /// `tail` was read; and keep the connection alive meanwhile.
+    pub(super) fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
+        self.hand_out();
+        // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
+        // known, and be slept on.
+        // A wake-up for half of what is there: one for each commit would cost more than the commit.
+        let last = self.group.ring.published();
+        self.group
+            .ring
+            .leader_will_wait(self.collected + last.saturating_sub(self.collected).div_ceil(2));
+        if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
+            latch::wait_as(Wait::Appliers, FLUSH_INTERVAL);
+        }
+        self.tend()?;
+        // What the provider sends lies in the socket: it is alive as far as anybody can tell.
+        self.last_message = Instant::now();
+        Ok(())
+    }
+
+    pub(super) fn commit(&mut self, commit: &Commit) -> Result<(), End> {
+        if self.in_hand.is_none() {
+            return Err(out_of_order());
+        }
+        self.wait_for_tables()?;
+        self.store_outline()?;
+        let Some(in_hand) = self.in_hand.take() else {
+            return Err(out_of_order());
+        };
+        // Everything before an end that is committed here counts as received, and is never asked for again.
+        if in_hand.begin_commit_lsn != commit.commit_lsn
+            || in_hand.commit_timestamp != commit.commit_timestamp
+            || commit.end_lsn <= commit.commit_lsn
+            || commit.end_lsn - commit.commit_lsn > MAX_COMMIT_RECORD
+        {
+            return Err(out_of_order());
+        }
+        match self.commits.arrive(commit.commit_lsn, commit.end_lsn) {
+            Arrival::Next => {}
+            Arrival::Again => return Err(out_of_order()),
+            Arrival::Late(after) => return Err(late(commit.commit_lsn, after)),
+        }
+        if in_hand.discard {
+            self.tracker.abandon();
+            self.schedule.abandoned();
+            self.producer.discard();
+        } else {
+            let most = self.subscription.split_above;
+            let split = in_hand.split
+                || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
+            if split {
+                // Its pieces are to follow all before them, and all after it the last piece.
+                self.tracker.too_large();
+            }
+            let edges = self.tracker.finish().at_most(EDGES);
+            self.schedule.entered(&self.entry.schedule);
+            let mut single = [0; EDGES];
+            for (place, edge) in single.iter_mut().zip(edges.all) {
+                *place = *edge;
+            }
+            let skip = in_hand.skip
+                || (self.subscription.skip_lsn != 0
+                    && self.subscription.skip_lsn == commit.end_lsn);
+            let open = self.producer.is_open();
+            let changes = in_hand.changes;
+            let may_be_here = in_hand.is_plain
+                && in_hand.changes <= here::CHANGES
+                && self.producer.pending_bytes() <= here::BYTES
+                && !skip
+                && !split
+                && !in_hand.streamed
+                && in_hand.two_phase.is_none()
+                && !in_hand.has_rule
+                && !in_hand.elsewhere;
+            let sequence = self.producer.complete(&Complete {
+                depends_on: edges.latest,
+                through: edges.through,
+                edges: single,
+                commit_lsn: commit.commit_lsn,
+                end_lsn: commit.end_lsn,
+                commit_timestamp: commit.commit_timestamp,
+                changes: in_hand.changes,
+                skip,
+                split,
+                wide: in_hand.streamed,
+                alone: in_hand.two_phase.is_some() || in_hand.has_rule || in_hand.elsewhere,
+                elsewhere: in_hand.elsewhere,
+            });
+            if open {
+                // Its reader waits for more of it, or for this.
+                for latch in self.group.ring.all_appliers().iter() {
+                    process::set_latch(latch);
+                }
+            } else {
+                self.is_complete(sequence, may_be_here, changes);
+            }
+        }
+        self.watch.newest = self.watch.newest.max(commit.commit_timestamp);
+        self.received(commit.end_lsn);
+        Ok(())
+    }
+}

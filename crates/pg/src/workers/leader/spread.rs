@@ -1,0 +1,98 @@
+//! Whether the transactions go to one applier or to all: what the rule (`braid_bgworker::breadth`) is told, and what comes of it.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::breadth::{Breadth, Chooser, Look, Rule};
+
+use super::stream::Stream;
+use crate::node::settings::{self, ParallelApply};
+use crate::postgres::process;
+use crate::workers::applier;
+
+/// Not looked at more often: the counters are written by the appliers, and reading them has a price for these too.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// What is remembered from look to look.
+#[derive(Debug)]
+pub(super) struct Spread {
+    /// `None` where commits do not wait for each other.
+    chooser: Option<Chooser>,
+    began: Instant,
+    looked: Duration,
+    /// What was found; `None` where there is nothing to choose, and all take what there is, small transactions in runs.
+    breadth: Option<Breadth>,
+    /// Appliers that there were.
+    appliers: usize,
+}
+
+impl Spread {
+    pub(super) fn new(relaxed: bool) -> Self {
+        Self {
+            chooser: (!relaxed).then(|| Chooser::new(Rule::default())),
+            began: Instant::now(),
+            looked: Duration::ZERO,
+            breadth: None,
+            appliers: 0,
+        }
+    }
+}
+
+impl Stream {
+    /// Have one applier take transactions, or all, whichever is faster.
+    pub(super) fn spread_transactions(&mut self) {
+        let at = self.spread.began.elapsed();
+        if at.saturating_sub(self.spread.looked) < INTERVAL {
+            return;
+        }
+        self.spread.looked = at;
+        let breadth = self.choose_breadth(at);
+        if breadth == self.spread.breadth {
+            return;
+        }
+        self.spread.breadth = breadth;
+        // All together are faster only where a transaction takes long against a hand-over: then also where it is small.
+        let singly = breadth == Some(Breadth::All);
+        self.grain = applier::grain(&self.subscription, singly);
+        let ring = self.group.ring;
+        ring.set_singly(singly);
+        ring.set_taking(match breadth {
+            Some(Breadth::One) => 1,
+            Some(Breadth::All) | None => usize::MAX,
+        });
+        // Some have something to take now; and what was left for one that is to wait is for another.
+        for latch in ring.all_appliers().iter() {
+            process::set_latch(latch);
+        }
+    }
+
+    fn choose_breadth(&mut self, at: Duration) -> Option<Breadth> {
+        let ring = self.group.ring;
+        let appliers = ring.active_appliers();
+        let before = std::mem::replace(&mut self.spread.appliers, appliers);
+        if appliers < 2 || settings::parallel_apply() != ParallelApply::Auto {
+            return None;
+        }
+        let chooser = self.spread.chooser.as_mut()?;
+        if appliers != before {
+            chooser.forget();
+        }
+        let transactions = ring.committed();
+        let counters = &self.entry.schedule;
+        let breadth = chooser.look(Look {
+            at,
+            transactions,
+            commits: counters.commits_of(transactions),
+            work: transactions.wrapping_add(self.entry.rows()),
+            in_flight: ring.published().saturating_sub(transactions),
+        });
+        let rates = chooser.rates();
+        for (counter, rate) in [
+            (&counters.rate_one, rates.map(|rates| rates.one)),
+            (&counters.rate_all, rates.map(|rates| rates.all)),
+        ] {
+            counter.store(rate.map_or(0, f64::to_bits), Ordering::Relaxed);
+        }
+        Some(breadth)
+    }
+}

@@ -1,0 +1,71 @@
+//! A transaction that is prepared here can be what those wait for that come before its end (`braid_bgworker::lock_circle`). It is given up then.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::End;
+use super::stream::Stream;
+use crate::node::prepared;
+use crate::postgres::error::{self, PgError};
+
+/// How long nothing is committed before it is looked, and between two looks, both of which have to find it.
+const INTERVAL: Duration = Duration::from_secs(1);
+const REASON: &str = "What comes before its end waits for rows, or tables, that it has locked.";
+
+pub(super) struct Tangle {
+    looked_at: Instant,
+    /// Transactions that were committed then.
+    committed: u64,
+    /// What was found then.
+    found: BTreeSet<u32>,
+}
+
+impl Tangle {
+    pub(super) fn new() -> Self {
+        Self {
+            looked_at: Instant::now(),
+            committed: 0,
+            found: BTreeSet::new(),
+        }
+    }
+}
+
+impl Stream {
+    /// Give up what is prepared and is waited for by what comes before its end.
+    pub(super) fn untangle(&mut self) -> Result<(), End> {
+        if !self.subscription.two_phase
+            || !self.in_flight()
+            || self.tangle.looked_at.elapsed() < INTERVAL
+        {
+            return Ok(());
+        }
+        self.tangle.looked_at = Instant::now();
+        let committed = self.group.ring.committed();
+        if committed != self.tangle.committed {
+            self.tangle.committed = committed;
+            self.tangle.found.clear();
+            return Ok(());
+        }
+        let id = self.subscription.id;
+        let found = error::transaction(|| prepared::in_a_circle(id))?;
+        let both: Vec<u32> = found.intersection(&self.tangle.found).copied().collect();
+        self.tangle.found = found;
+        if both.is_empty() {
+            return Ok(());
+        }
+        error::transaction(|| {
+            both.iter()
+                .try_for_each(|xid| prepared::note(id, *xid, 0, REASON))
+        })?;
+        for xid in &both {
+            pgrx::log!(
+                "subscription \"{}\" rolls back transaction {xid} of the provider, which is prepared here, and applies it once it has committed: {REASON}",
+                self.subscription.name
+            );
+        }
+        Err(End::Transient(
+            PgError::new("40001", prepared::TO_BE_SENT_WHOLE).with_detail(REASON),
+            0,
+        ))
+    }
+}

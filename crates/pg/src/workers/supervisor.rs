@@ -1,0 +1,213 @@
+//! The supervisor process: one for the server, started by `shared_preload_libraries`. It sees to it that each database that has
+//! the extension has a manager. It is connected to no database.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::postgres::error::{self, PgError};
+use crate::postgres::{latch, process, worker};
+
+/// Databases are looked at again after this, in case nobody said that something changed.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// A manager that ended is not started again sooner.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A manager that has not found out by then whether its database has the extension holds up no other: it may wait for a lock.
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Register the supervisor. Called while the postmaster loads its libraries.
+pub fn register() {
+    worker::register_static(&worker::Worker {
+        name: "braid supervisor",
+        kind: "braid supervisor",
+        function: "braid_supervisor_main",
+        argument: 0,
+        extra: worker::Extra::pack(&[]),
+    });
+}
+
+struct Manager {
+    handle: worker::Handle,
+    started: Instant,
+}
+
+/// The process's main function.
+pub fn main(_argument: pg_sys::Datum) {
+    worker::initialize();
+    // SAFETY: once, at the start; no database: only shared catalogs can be read.
+    unsafe {
+        pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0);
+    }
+    registry::register_supervisor();
+    let mut managers: HashMap<u32, Manager> = HashMap::new();
+    // Databases whose manager has ended by itself: they do not have the extension.
+    let mut without: HashSet<u32> = HashSet::new();
+    loop {
+        worker::reload_settings();
+        let wait = match error::catch(databases) {
+            Ok(Ok(databases)) => tend(&databases, &mut managers, &mut without),
+            Ok(Err(failure)) | Err(failure) => {
+                error::abort();
+                failure.log("braid supervisor");
+                PAUSE
+            }
+        };
+        latch::wait(Some(wait));
+    }
+}
+
+/// Start managers that are missing. Returns how long to wait.
+///
+/// Whether a database has the extension only a process that is connected to it can tell, so each is given a manager to find out. One
+/// after the other: all of a server's databases at once would take the worker processes that others need. Where somebody has asked,
+/// nothing is waited for.
+fn tend(
+    databases: &[u32],
+    managers: &mut HashMap<u32, Manager>,
+    without: &mut HashSet<u32>,
+) -> Duration {
+    let mut wait = INTERVAL;
+    without.retain(|database| databases.contains(database));
+    let mut is_probing = managers.iter().any(is_finding_out);
+    for database in databases {
+        let poked = registry::find_manager(*database)
+            .is_some_and(|entry| entry.poked.swap(0, Ordering::SeqCst) != 0);
+        let keep_poked = || {
+            if poked && let Some(entry) = registry::find_manager(*database) {
+                entry.poked.store(1, Ordering::SeqCst);
+            }
+        };
+        if let Some(manager) = managers.get(database) {
+            if manager.handle.status() != worker::Status::Ended {
+                if poked {
+                    // Somebody asked while it was about to end, or before it listened.
+                    if let Some(entry) = registry::find_manager(*database) {
+                        process::set_latch(entry.latch.load(Ordering::Acquire));
+                    }
+                }
+                continue;
+            }
+            let left = registry::find_manager(*database)
+                .is_some_and(|entry| entry.pid.load(Ordering::SeqCst) == NO_EXTENSION);
+            if !left && manager.started.elapsed() < PAUSE {
+                keep_poked();
+                wait = wait.min(PAUSE);
+                continue;
+            }
+            managers.remove(database);
+            if left {
+                without.insert(*database);
+                keep_poked();
+                registry::release_manager(*database);
+            }
+        }
+        if let Some(entry) = registry::find_manager(*database)
+            && entry.pid.load(Ordering::SeqCst) > 0
+        {
+            // Of a supervisor before this one; nobody says when it ends.
+            if poked {
+                process::set_latch(entry.latch.load(Ordering::Acquire));
+            }
+            wait = wait.min(PAUSE);
+            continue;
+        }
+        if (is_probing || without.contains(database)) && !poked {
+            continue;
+        }
+        without.remove(database);
+        let Some(entry) = registry::manager(*database) else {
+            PgError::new(
+                "53400",
+                format!(
+                    "more than {} databases of this server have the extension",
+                    registry::MAX_DATABASES
+                ),
+            )
+            .with_hint("Drop it where it is not used.")
+            .log("braid supervisor");
+            break;
+        };
+        entry.pid.store(0, Ordering::SeqCst);
+        match start(*database) {
+            Some(handle) => {
+                is_probing = true;
+                managers.insert(
+                    *database,
+                    Manager {
+                        handle,
+                        started: Instant::now(),
+                    },
+                );
+            }
+            None => {
+                keep_poked();
+                PgError::new("53400", "no background worker is free for a manager")
+                    .with_hint("Increase max_worker_processes and restart the server.")
+                    .log("braid supervisor");
+                wait = wait.min(Duration::from_secs(10));
+                break;
+            }
+        }
+    }
+    // One whose database can't be connected to any more may still run: it is not to be given a second.
+    managers.retain(|database, manager| {
+        databases.contains(database) || manager.handle.status() != worker::Status::Ended
+    });
+    registry::release_databases(databases);
+    if is_probing {
+        wait = wait.min(PROBE_LIMIT);
+    }
+    wait
+}
+
+/// A manager sets its process id once it has found the extension.
+fn is_finding_out((database, manager): (&u32, &Manager)) -> bool {
+    manager.started.elapsed() < PROBE_LIMIT
+        && manager.handle.status() != worker::Status::Ended
+        && registry::find_manager(*database)
+            .is_none_or(|entry| entry.pid.load(Ordering::SeqCst) == 0)
+}
+
+fn start(database: u32) -> Option<worker::Handle> {
+    worker::start(&worker::Worker {
+        name: &format!("braid manager of database {database}"),
+        kind: "braid manager",
+        function: "braid_manager_main",
+        argument: database,
+        extra: worker::Extra::pack(&[]),
+    })
+}
+
+/// What a manager leaves as its process id when it ends because its database lacks the extension.
+pub const NO_EXTENSION: i32 = -1;
+
+/// OIDs of the databases that can be connected to.
+fn databases() -> Result<Vec<u32>, PgError> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of pg_database as the autovacuum launcher does it (src/backend/postmaster/autovacuum.c, 15 to 18), in a
+    // transaction of its own; each tuple is read before the next is fetched.
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        let _ = pg_sys::GetTransactionSnapshot();
+        let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
+        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
+            if (*form).datallowconn && (*form).datconnlimit != -2 {
+                found.push((*form).oid.to_u32());
+            }
+        }
+        pg_sys::heap_endscan(scan);
+        pg_sys::table_close(relation, lock);
+        pg_sys::CommitTransactionCommand();
+    }
+    Ok(found)
+}

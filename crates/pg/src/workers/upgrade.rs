@@ -1,0 +1,49 @@
+//! What moves a node to another server by `pg_upgrade`, beside SQL. Run by the sessions that call `braid.prepare_upgrade` and `braid.finish_upgrade`.
+//!
+//! `pg_upgrade` carries tables along, and transaction ids, and the numbers of tables, types and roles. It leaves behind replication origins with their
+//! positions, commit timestamps, the numbers of functions and, before PostgreSQL 17, slots; and the server gets another system identifier. So the node
+//! writes these down before, and has them made again afterwards, under the same numbers: rows of Braid's tables refer to them.
+
+use std::sync::atomic::Ordering;
+
+use pgrx::pg_sys;
+
+use crate::node::registry;
+use crate::node::tombstone::waiting;
+use crate::postgres::process;
+
+pub use crate::node::origin::{Remade, remake as remake_origin};
+pub use crate::workers::keep_commits::keep_all as keep_commits;
+pub use crate::workers::manager::arrived_for_all;
+
+/// Whether this server was started by `pg_upgrade`.
+#[must_use]
+pub fn is_under_way() -> bool {
+    // SAFETY: a variable that is set before libraries are loaded.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
+/// What of this database's workers still runs; `None` when all have ended and the collector's slot is gone.
+#[must_use]
+pub fn still_running() -> Option<&'static str> {
+    let database = process::my_database();
+    let works = registry::subscriptions().iter().any(|entry| {
+        entry.subscription_id.load(Ordering::Acquire) != 0
+            && entry.database.load(Ordering::Acquire) == database
+            && (entry.leader_pid.load(Ordering::Acquire) > 0 || !entry.applier_pids().is_empty())
+    });
+    if works {
+        return Some("Workers of subscriptions still run.");
+    }
+    waiting::has_slot().then_some("The collector of deletions has not let go of its slot.")
+}
+
+/// Whether the collector has all that was deleted here before a position in WAL. It is asked to go on.
+#[must_use]
+pub fn is_collected(position: u64) -> bool {
+    if !registry::remembers_deletions() {
+        return true;
+    }
+    let (collected, _) = registry::ask_collector();
+    collected >= position
+}
