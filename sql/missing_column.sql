@@ -1,5 +1,6 @@
 -- braid.set_missing_column_rule: its arguments, its errors, and the view of the rules.
 set client_min_messages = warning;
+drop extension if exists braid cascade;
 create extension braid;
 create table item (id int primary key);
 create table day (id int, at date) partition by range (at);
