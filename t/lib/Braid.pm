@@ -122,8 +122,37 @@ sub caught_up
 {
 	my ($subscriber, $provider) = @_;
 	my $name = $subscription{ $subscriber->name }{ $provider->name };
-	my $ok = eval { $provider->wait_for_catchup($name, 'replay', end_of_commits($provider)); 1 };
+	my $ok = eval { wait_for_position($provider, $name, end_of_commits($provider)); 1 };
 	BAIL_OUT_of_test("$name has not caught up: $@") unless $ok;
+	return;
+}
+
+# One session that waits at the server, as sessions that ask again and again cost most of the time of a test. Each look is a
+# transaction of its own.
+sub wait_for_position
+{
+	my ($provider, $name, $lsn) = @_;
+	my $seconds = $PostgreSQL::Test::Utils::timeout_default;
+	$provider->safe_psql('postgres', qq[
+		do \$\$
+		declare
+			started timestamptz := clock_timestamp();
+			seen text;
+		begin
+			loop
+				perform pg_stat_clear_snapshot();
+				select string_agg(concat_ws(' ', application_name, state, replay_lsn), ', ') into seen
+				  from pg_stat_replication where application_name in ('$name', 'walreceiver');
+				exit when exists (select from pg_stat_replication
+					where application_name in ('$name', 'walreceiver') and state = 'streaming' and replay_lsn >= '$lsn');
+				if clock_timestamp() > started + interval '$seconds s' then
+					raise exception '$name has not come to $lsn: %', seen;
+				end if;
+				commit;
+				perform pg_sleep(0.03);
+			end loop;
+		end \$\$;
+	]);
 	return;
 }
 
@@ -253,7 +282,7 @@ sub wait_until
 		return 1 if $condition->();
 		return 0 if time > $end;
 		sleep $pause;
-		$pause = $pause * 1.2 > 0.3 ? 0.3 : $pause * 1.2;
+		$pause = $pause * 1.3 > 0.4 ? 0.4 : $pause * 1.3;
 	}
 }
 
