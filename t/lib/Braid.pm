@@ -22,6 +22,17 @@ our @EXPORT = qw(
   wait_until attempt restart_crashed write_by_hand
 );
 
+# The time that a session's query may take is not what the session may last.
+{
+	no warnings 'redefine';
+	my $background_psql = \&PostgreSQL::Test::Cluster::background_psql;
+	*PostgreSQL::Test::Cluster::background_psql = sub {
+		my $session = $background_psql->(@_);
+		$session->set_query_timer_restart;
+		return $session;
+	};
+}
+
 # Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
 my @nodes;
 my %subscription;

@@ -160,6 +160,9 @@ unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
     // SAFETY: the argument is the place of a watch that has not ended; the error in hand is copied
     // into a context that is not reset with it.
     unsafe {
+        if is_critical() {
+            return;
+        }
         let data = copy_error();
         if (*data).elevel == ERROR {
             store(seen.cast(), data);
@@ -173,6 +176,13 @@ unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
 unsafe fn store(seen: *mut RefCell<Option<Box<Fields>>>, data: *mut pg_sys::ErrorData) {
     // SAFETY: as the caller says.
     unsafe { (*seen).replace(Some(Box::new(Fields::of(&*data)))) };
+}
+
+/// Whether nothing may be allocated. From 18 on a read of a damaged page logs that in a critical
+/// section. No error can be caught there: it ends the server.
+fn is_critical() -> bool {
+    // SAFETY: reads a variable of this process.
+    unsafe { pg_sys::CritSectionCount != 0 }
 }
 
 /// A copy of the error in hand, to be freed.
@@ -394,7 +404,7 @@ fn pass(data: *mut pg_sys::ErrorData) {
 /// it off the list.
 unsafe extern "C-unwind" fn complete(_: *mut c_void) {
     let passing = PASSING.get();
-    if passing.is_null() {
+    if passing.is_null() || is_critical() {
         return;
     }
     // SAFETY: in an error context callback; what passes was allocated by `allocate`.
