@@ -1,5 +1,5 @@
-//! What a subscription's replication slot is called at the provider when its creator names none, and
-//! the name of the collector's own.
+//! Names of replication slots: a subscription's slot at the provider, unless its creator names it,
+//! and the collector's own.
 //!
 //! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription differ, for all nodes that read from a
 //! provider share one list of slots, and a node may drop a left-over slot of its own name.

@@ -148,14 +148,15 @@ sub wait_for_position
 		do \$\$
 		declare
 			started timestamptz := clock_timestamp();
+			is_there bool;
 			seen text;
 		begin
 			loop
 				perform pg_stat_clear_snapshot();
-				select string_agg(concat_ws(' ', application_name, state, replay_lsn), ', ') into seen
+				select bool_or(state = 'streaming' and replay_lsn >= '$lsn'),
+					string_agg(concat_ws(' ', application_name, state, replay_lsn), ', ') into is_there, seen
 				  from pg_stat_replication where application_name in ('$name', 'walreceiver');
-				exit when exists (select from pg_stat_replication
-					where application_name in ('$name', 'walreceiver') and state = 'streaming' and replay_lsn >= '$lsn');
+				exit when is_there;
 				if clock_timestamp() > started + interval '$seconds s' then
 					raise exception '$name has not come to $lsn: %', seen;
 				end if;
