@@ -99,6 +99,7 @@ select braid.set_foreign_key_rule('found', null, 'record');
 select braid.set_foreign_key_rule(null, null, 'record');
 select braid.set_foreign_key_rule('person', null, 'record');
 select braid.set_foreign_key_rule('person', 'person_boss', 'delete');
+select braid.set_foreign_key_rule('person', 'person_zip', 'restore');
 select * from braid.foreign_key_rules;
 select braid.set_foreign_key_rule('person', null, null);
 select count(*) from braid.foreign_key_rules;

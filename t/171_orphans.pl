@@ -1,5 +1,5 @@
 # Rows whose referenced row lost a conflict, or was deleted meanwhile at another node: found on all nodes, recorded or deleted where a rule says
-# so, with the same outcome everywhere. A referenced row that is only late is waited for.
+# so, with the same outcome everywhere, or the referenced row is put back. A referenced row that is only late is waited for.
 
 use strict;
 use warnings;
@@ -21,7 +21,16 @@ on_all(q[
 	grant select, insert on orders, fired to clerk;
 	alter table line owner to clerk;
 	alter table note owner to clerk;
+	create table place (id bigint generated always as identity primary key, v text);
+	create table moment (at timestamptz primary key, place bigint constraint moment_place references place on delete cascade, n numeric, tags int[] default '{1}',
+		doc json, made int generated always as (7) stored, upper_v text) partition by range (at);
+	create table moment_all partition of moment (doc, upper_v, n, at not null, tags, place) default;
+	create table visit (id int primary key, at timestamptz constraint visit_at references moment on delete cascade);
+	create function shout() returns trigger language plpgsql as $$ begin new.upper_v := 'by the trigger'; return new; end $$;
+	create trigger shout before insert on moment for each row execute function shout();
+	alter table place owner to clerk;
 ], @nodes);
+$osaka->safe_psql('postgres', q[alter database postgres set timezone = 'Asia/Tokyo']);
 for my $subscriber (@nodes) { for my $provider (@nodes) { subscribe($subscriber, $provider) if $subscriber != $provider } }
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
@@ -88,6 +97,87 @@ is(sql($tokyo, 'select count(*) from note'), '0', 'what refers to them follows')
 is(sql($osaka, 'select string_agg(line || by_whom, $$,$$ order by line) from fired where line > 1'), '10clerk,20clerk', 'triggers fire as the owner');
 is(sql($osaka, q[select string_agg(concat_ws(' ', local_row ->> 'v', resolution, winner), ', ' order by local_row ->> 'v') from braid.conflict_history where kind = 'foreign_key' and resolution = 'delete']),
 	'late delete none, loser delete none', 'what is deleted is recorded');
+
+# The referenced row is put back. Not where no node has an image of it: the rule is newer than the deletion.
+sql($osaka, q[select braid.set_foreign_key_rule('line', null, null)]);
+links('disable', @links);
+sql($tokyo, q[insert into line values (40, 2, 'no image')]);
+sql($paris, q[delete from line where id = 2; delete from orders where id = 2]);
+links('enable', @links);
+converged(@nodes);
+on_all(q[
+	select braid.set_foreign_key_rule('line', 'line_orders', 'restore');
+	select braid.set_foreign_key_rule('moment', 'moment_place', 'restore');
+	select braid.set_foreign_key_rule('visit', null, 'restore');
+], @nodes);
+sub why { my ($line) = @_; return qq[select coalesce(string_agg(resolution || ' ' || winner || ' ' || reason, ', '), '-') from braid.conflict_history where kind = 'foreign_key' and local_row ->> 'id' = '$line' and resolution <> 'delete']; }
+
+for my $mode (qw(parallel batch))
+{
+	my ($order, $taken, $late_line, $at) = $mode eq 'parallel' ? (100, 110, 120, '2026-01-01 12:00Z') : (200, 210, 220, '2026-01-02 12:00Z');
+	sql($_->[0], "select braid.alter_subscription('$_->[1]', apply_mode => '$mode')") for @links;
+	sql($tokyo, qq[insert into orders select i, 'n' || i from generate_series($order, $order + 4) i; insert into orders values ($late_line, 'late$mode');
+		insert into line values ($late_line, $late_line, 'goes');
+		insert into place overriding system value values ($order, 'here');
+		insert into moment (at, place, n, tags, doc) values ('$at', $order, 1.50, '[0:1]={5,6}', '{"b": 1, "a": "x"}');
+		update moment set upper_v = 'later' where place = $order;]);
+	converged(@nodes);
+	my $before = on_each(qq[select * from moment, place where place.id = $order and place = $order]);
+	links('disable', @links);
+	# Four orders, and a place whose moment goes with it, in transactions of their own.
+	sql($paris, qq[delete from orders where id = $_]) for $order .. $order + 3;
+	sql($paris, qq[delete from place where id = $order]);
+	sql($tokyo, qq[insert into line select i, i, 'stays' from generate_series($order, $order + 1) i; insert into line values ($order + 50, $order, 'too'), ($taken, $order + 2, 'taken')]);
+	sql($tokyo, qq[insert into visit select $order + 60, at from moment where place = $order]);
+	# An order that loses under its number, and can't come back.
+	sql($tokyo, qq[insert into orders values ($taken + 1, '$mode'); insert into line values ($taken + 1, $taken + 1, 'loser')]);
+	sql($paris, qq[insert into orders values ($taken + 2, '$mode')]);
+	links('enable', @links);
+	converged(@nodes);
+	my $helpless = join ',', $taken + 1, $mode eq 'parallel' ? 40 : ();
+	ok(wait_until(sub { on_each($orphans) eq join ' / ', ($helpless) x 3 }, 60), "$mode: no other orphan is left") or diag(on_each('select string_agg(o::text, $$,$$) from braid.orphans() o'));
+	ok(wait_until(sub { on_each('select count(*) from visit v left join moment m using (at) left join place p on p.id = m.place where p.id is null') eq '0 / 0 / 0' }, 60),
+		"$mode: nor one further up");
+	converged(@nodes);
+	is(on_each(qq[select string_agg(id || number, ',' order by id) from orders where id between $order and $order + 4]),
+		join(' / ', (join ',', map { $_ . 'n' . $_ } $order .. $order + 2, $order + 4) x 3), "$mode: what is referred to is back, and nothing else");
+	is(on_each(qq[select * from moment, place where place.id = $order and place = $order]), $before, "$mode: to the letter, with what it refers to itself");
+	same_tables(\@nodes, qw(orders line place));
+	like(on_each(why($order)), qr/restore local the referenced row was put back in public.orders \{"id": $order\}/, "$mode: recorded where it was done");
+
+	# An order and its line are deleted, and the line's deletion is late: nothing is put back.
+	links('disable', $late);
+	sql($tokyo, qq[delete from line where id = $late_line]);
+	caught_up($paris, $tokyo);
+	sql($paris, qq[delete from orders where id = $late_line]);
+	caught_up($osaka, $paris);
+	like(sql($osaka, $orphans), qr/\b$late_line\b/, "$mode: the line is still there");
+	sleep 1;
+	like(sql($osaka, $orphans), qr/\b$late_line\b/, "$mode: its deletion is waited for");
+	links('enable', $late);
+	converged(@nodes);
+	is(on_each(qq[select count(*) from orders where id = $late_line]), '0 / 0 / 0', "$mode: the order stays deleted");
+
+	ok(wait_until(sub { on_each(why($taken + 1)) =~ m{^(record local the referenced row is missing in public.orders \{"id": \d+\}, and can't be put back: [^/]+( / |$)){3}$} }, 60), "$mode: a row that lost under a unique key is recorded")
+	  or diag(on_each(why($taken + 1)));
+	is(on_each($orphans), join(' / ', ($helpless) x 3), "$mode: it stays");
+	my $no_image = q[record local the referenced row is missing in public.orders {"id": 2}, and can't be put back: no image of it is here];
+	ok(wait_until(sub { on_each(why(40)) eq join ' / ', ($no_image) x 3 }, 60), "$mode: a row without an image, too") or diag(on_each(why(40)));
+	sql($tokyo, qq[delete from line where id in (40, $taken + 1)]);
+	converged(@nodes);
+}
+
+# A truncate keeps a line that is newer, and goes by row there.
+on_all('alter table line owner to current_user; alter table note owner to current_user', @nodes);
+links('disable', @links);
+sql($paris, q[truncate orders, line, note]);
+sql($tokyo, q[insert into line values (300, 204, 'newer')]);
+links('enable', @links);
+converged(@nodes);
+ok(wait_until(sub { on_each('select string_agg(id || number, $$,$$) from orders') eq join ' / ', ('204n204') x 3 }, 60), 'after a truncate the order is back')
+  or diag(on_each('select string_agg(id || number, $$,$$) from orders'));
+converged(@nodes);
+same_tables(\@nodes, qw(orders line));
 
 $_->stop for @nodes;
 done_testing();

@@ -617,10 +617,28 @@ comment on table braid.conflict_rule is 'what is done about conflicts, by table 
 create table braid.foreign_key_rule (
     relation regclass not null,
     constraint_name name not null,
-    rule text not null check (rule in ('record', 'delete')),
+    rule text not null check (rule in ('record', 'delete', 'restore')),
     primary key (relation, constraint_name)
 );
+create index foreign_key_rule_constraint_name on braid.foreign_key_rule (constraint_name);
 comment on table braid.foreign_key_rule is 'what is done about rows whose referenced row is missing, by foreign key';
+
+-- Rows that appliers have deleted from tables that a foreign key with the rule "restore" refers to. The newest image of a row is put back.
+-- "key_hash" is as in braid.tombstone, null where the table has no key. The commit timestamp of "xmin" is the deletion's. Purged as
+-- braid.tombstone.
+create table braid.deleted_parent (
+    image_id bigint generated always as identity primary key,
+    relation oid not null,
+    key_hash bigint,
+    written_at timestamptz not null default clock_timestamp(),
+    "row" jsonb not null,
+    -- Columns whose values are too large to stand in the row.
+    large_names text[],
+    large_values text[]
+);
+create index deleted_parent_row on braid.deleted_parent using gin ("row" jsonb_path_ops);
+create index deleted_parent_written_at on braid.deleted_parent using brin (written_at) with (pages_per_range = 16, autosummarize = on);
+comment on table braid.deleted_parent is 'rows that were deleted and may be put back, as rows may refer to them';
 
 -- Whether published columns that a table does not have here are left out, whatever the subscription says.
 create table braid.missing_column_rule (
@@ -741,7 +759,7 @@ comment on table braid.repair_entry is 'what repairs did, with both rows as they
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.upgrade, braid.upgrade_origin, braid.upgrade_slot, braid.upgrade_function, braid.subscription,
-    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.column_rule, braid.conflict_value,
+    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
 
@@ -1043,7 +1061,7 @@ create function braid.set_foreign_key_rule(relation regclass, constraint_name na
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_foreign_key_rule_wrapper';
 comment on function braid.set_foreign_key_rule is
-    'what this node does about rows of a table whose referenced row is missing: record or delete them; under one foreign key or, with null, all of the table; with null as before';
+    'what this node does about rows of a table whose referenced row is missing: record or delete them, or restore the referenced row; under one foreign key or, with null, all of the table; with null as before';
 
 create view braid.foreign_key_rules as
 select f.relation, f.constraint_name, c.confrelid::regclass as referenced, f.rule

@@ -6,7 +6,7 @@ use braid_pg::postgres::catalog::{query, utf8_string};
 use braid_pg::postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
-use super::conflict::check_table;
+use super::conflict::{announce, check_table};
 use super::failure::{Failure, Outcome};
 use super::{required, run, text};
 
@@ -23,12 +23,12 @@ fn set_foreign_key_rule(
         let name = constraint_name.map(utf8_string);
         let rule = text(rule);
         let rule = rule.as_deref();
-        if rule.is_some_and(|rule| !matches!(rule, "record" | "delete")) {
+        if rule.is_some_and(|rule| !matches!(rule, "record" | "delete" | "restore")) {
             return Err(Failure::parameter(format!(
                 "unknown rule \"{}\" for a foreign key",
                 rule.unwrap_or_default()
             ))
-            .hint("Rules are record and delete; null removes the rule."));
+            .hint("Rules are record, delete and restore; null removes the rule."));
         }
         let names = constraints(&relation, name.as_deref())?;
         for name in names {
@@ -44,7 +44,7 @@ fn set_foreign_key_rule(
                 &arguments,
             );
         }
-        Ok(())
+        announce()
     });
 }
 

@@ -38,6 +38,7 @@ impl Session {
         version: (i64, pg_sys::RepOriginId),
         slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
     ) -> Result<(), PgError> {
+        self.keep_deleted(key, &slot)?;
         if !self.remembers(key) {
             return Ok(());
         }

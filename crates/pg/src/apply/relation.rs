@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 use super::column_rules::{self, ColumnRules};
 use super::copied;
 use super::decode::ColumnDecoder;
+use super::deleted_parent;
 use super::doing;
 use super::key_hash::{Equality, RowHash};
 use super::missing::{self, MissingColumn};
@@ -183,6 +184,8 @@ pub struct LocalRelation {
     pub column_rules: ColumnRules,
     /// Where the hashes of its rows begin ([`RowHash`]).
     pub row_hash: u64,
+    /// Rows that are deleted from it may have to be put back for a foreign key.
+    pub keeps_deleted: bool,
     /// From where rows were copied whose versions, or deletions, are remembered.
     pub copied_from: Vec<copied::From>,
     /// For what the columns' decoders keep.
@@ -447,6 +450,7 @@ impl LocalRelation {
                 rules: rules.with_merged_rows(column_rules.were_set),
                 column_rules,
                 row_hash: RowHash::of_table(relation),
+                keeps_deleted: deleted_parent::is_wanted((*relation).rd_id)?,
                 copied_from: copied::tables((*relation).rd_id)?,
                 _memory: memory,
             })

@@ -20,7 +20,7 @@ use super::deletion::session_origin;
 use super::key_hash::{RowHash, key_hash, row_hash_by};
 use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
-use super::table::RowValues;
+use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
 use super::{Current, Session};
 use crate::node::registry;
@@ -328,6 +328,7 @@ impl Session {
         if self.open(key)?.delete()? == super::write::Written::Changed {
             return Ok(Live::Changed);
         }
+        self.keep_deleted(key, OpenTable::local_slot)?;
         self.count(key, |counts| counts.deletes += 1);
         Ok(Live::Gone(self.author(key, current, stamp)?))
     }
@@ -572,7 +573,7 @@ impl Session {
     }
 
     /// After a statement of this process's own.
-    fn after_statement(&mut self, key: Key) {
+    pub(super) fn after_statement(&mut self, key: Key) {
         self.work_as_owner_of(key);
         // SAFETY: the context lives as long as the process.
         unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };

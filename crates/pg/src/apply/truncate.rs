@@ -15,6 +15,7 @@ use super::change::{Key, version};
 use super::doing::Step;
 use super::lookup::{Found, writer};
 use super::relation::{self, RemoteRelation};
+use super::table::OpenTable;
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
 use crate::node::registry;
@@ -247,6 +248,7 @@ impl Session {
                     pg_sys::simple_heap_delete(table.relation, &raw mut place);
                 }
                 session.note_gone(key, current);
+                session.keep_deleted(key, OpenTable::local_slot)?;
             }
             Ok(true)
         })?;

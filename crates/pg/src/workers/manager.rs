@@ -275,7 +275,12 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.taken_row where ctid = any (array(select ctid from braid.taken_row where removed_at < $1 and removed_at <> 0 limit 10000))",
         &[before.into()],
     )?;
-    let more = [forgotten, copied, columns, taken]
+    let images = execute_counting(
+        "delete from braid.deleted_parent where ctid = any (array(select ctid from braid.deleted_parent \
+         where written_at < 'epoch'::timestamptz + $1 * interval '1 microsecond' limit 10000))",
+        &[before.into()],
+    )?;
+    let more = [forgotten, copied, columns, taken, images]
         .into_iter()
         .any(|some| some >= PURGE_BATCH);
     let more = more.then_some(BREATH);

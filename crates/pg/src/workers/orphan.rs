@@ -1,5 +1,5 @@
 //! Rows whose referenced row is missing under a foreign key: looked for in tables for which a rule was set with
-//! `braid.set_foreign_key_rule`, recorded in the history, and deleted if the rule says so. Run by a process of its own, which the manager
+//! `braid.set_foreign_key_rule`, recorded in the history, and deleted if the rule says so; or the referenced row is put back (`parent.rs`). Run by a process of its own, which the manager
 //! starts every `braid.orphan_check_interval` and which ends when it has looked at each table once.
 //!
 //! Appliers check no foreign keys, so a row may stay whose referenced row lost a conflict, or was deleted at another node at the same time.
@@ -9,8 +9,11 @@
 //! A deletion is one of this node's own: it goes to all nodes and is judged by versions, as any other. So nodes agree whoever
 //! deletes, and however many do. Statements run as the table's owner and may do no more than that role may.
 
+mod parent;
+
 use pgrx::pg_sys;
 
+use crate::apply::with_fixed_settings;
 use crate::node::clock;
 use crate::node::settings::{self, ConflictHistory};
 use crate::node::subscription::{execute, execute_counting, rows, rows_written};
@@ -22,11 +25,30 @@ use crate::workers::manager;
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.
 const MARGIN_MICROS: i64 = 1_000_000;
 
+/// What is done about rows whose referenced row is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    Record,
+    Delete,
+    Restore,
+}
+
+impl Rule {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "record" => Some(Self::Record),
+            "delete" => Some(Self::Delete),
+            "restore" => Some(Self::Restore),
+            _ => None,
+        }
+    }
+}
+
 /// A foreign key for which there is a rule, in a table whose rows it is about.
 struct Watched {
     relation: u32,
     constraint: u32,
-    deletes: bool,
+    rule: Rule,
     owner: pg_sys::Oid,
     name: String,
 }
@@ -88,7 +110,7 @@ fn watched() -> Result<Vec<Watched>, PgError> {
             Some(Watched {
                 relation: number(relation)?,
                 constraint: number(constraint)?,
-                deletes: rule.as_deref() == Some("delete"),
+                rule: Rule::named(rule.as_deref()?)?,
                 owner: pg_sys::Oid::from_u32(number(owner)?),
                 name: name?,
             })
@@ -98,23 +120,16 @@ fn watched() -> Result<Vec<Watched>, PgError> {
 
 /// In a transaction, which it may leave with something written.
 fn settle_one(watched: &Watched, before: i64) -> Result<(), PgError> {
-    let (relation, constraint) = (i64::from(watched.relation), i64::from(watched.constraint));
-    let query = rows(
-        "select braid.orphan_query($1::oid, $2::oid, $3)",
-        &[relation.into(), constraint.into(), watched.deletes.into()],
-    )?;
-    let Some(query) = query
-        .into_iter()
-        .next()
-        .and_then(|row| row.into_iter().next()?)
-    else {
+    let locks = watched.rule != Rule::Record;
+    let Some(query) = orphan_query(watched, locks)? else {
         return Ok(());
     };
     let confined = Rights::Confined(watched.owner);
     let query = format!(
         "select q.relation::oid::text, q.place, q.key::text, q.referenced_key::text, q.row::text from ({query} limit 1000) q"
     );
-    let found = with_rights(confined, || rows_written(&query, &[]))?;
+    // So that a key is written as it is in an image of the referenced row.
+    let found = with_fixed_settings(|| with_rights(confined, || rows_written(&query, &[])))?;
     let mut orphans = Vec::new();
     for row in found {
         let [
@@ -138,28 +153,53 @@ fn settle_one(watched: &Watched, before: i64) -> Result<(), PgError> {
             orphans.push(orphan);
         }
     }
-    for orphan in &orphans {
-        record(watched, orphan)?;
-        if watched.deletes {
-            let table = rows(
-                "select $1::oid::regclass::text",
-                &[orphan.relation.as_str().into()],
-            )?;
-            let Some(Some(table)) = table
-                .into_iter()
-                .next()
-                .and_then(|row| row.into_iter().next())
-            else {
-                continue;
-            };
-            let place = orphan.place.as_str();
-            with_rights(confined, || {
-                let delete = format!("delete from only {table} where ctid = $1::pg_catalog.tid");
-                execute_counting(&delete, &[place.into()])
-            })?;
+    match watched.rule {
+        Rule::Record => {
+            for orphan in &orphans {
+                record(watched, orphan, &STAYS)?;
+            }
+            Ok(())
         }
+        Rule::Delete => delete(watched, &orphans),
+        Rule::Restore => parent::put_back(watched, &orphans, before),
     }
-    if watched.deletes && !orphans.is_empty() {
+}
+
+/// The query that finds the rows, and locks them if it is to.
+fn orphan_query(watched: &Watched, locks: bool) -> Result<Option<String>, PgError> {
+    let (relation, constraint) = (i64::from(watched.relation), i64::from(watched.constraint));
+    let query = rows(
+        "select braid.orphan_query($1::oid, $2::oid, $3)",
+        &[relation.into(), constraint.into(), locks.into()],
+    )?;
+    Ok(query
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next()?))
+}
+
+fn delete(watched: &Watched, orphans: &[Orphan]) -> Result<(), PgError> {
+    let confined = Rights::Confined(watched.owner);
+    for orphan in orphans {
+        record(watched, orphan, &IS_DELETED)?;
+        let table = rows(
+            "select $1::oid::regclass::text",
+            &[orphan.relation.as_str().into()],
+        )?;
+        let Some(Some(table)) = table
+            .into_iter()
+            .next()
+            .and_then(|row| row.into_iter().next())
+        else {
+            continue;
+        };
+        let place = orphan.place.as_str();
+        with_rights(confined, || {
+            let delete = format!("delete from only {table} where ctid = $1::pg_catalog.tid");
+            execute_counting(&delete, &[place.into()])
+        })?;
+    }
+    if !orphans.is_empty() {
         pgrx::log!(
             "deleted {} rows under {} whose referenced rows are missing",
             orphans.len(),
@@ -184,14 +224,34 @@ fn is_settled(orphan: &Orphan, before: i64) -> Result<bool, PgError> {
     Ok(!found.is_empty())
 }
 
+/// What the history says of a row.
+struct Verdict<'a> {
+    resolution: &'a str,
+    winner: &'a str,
+    /// Before the referenced row's table and key, and after them.
+    words: (&'a str, &'a str),
+}
+
+const MISSING: &str = "the referenced row is missing in";
+const STAYS: Verdict<'_> = Verdict {
+    resolution: "record",
+    winner: "local",
+    words: (MISSING, ""),
+};
+const IS_DELETED: Verdict<'_> = Verdict {
+    resolution: "delete",
+    winner: "none",
+    words: (MISSING, ""),
+};
+
 /// Once for each row, as it is.
-fn record(watched: &Watched, orphan: &Orphan) -> Result<(), PgError> {
+fn record(watched: &Watched, orphan: &Orphan, verdict: &Verdict<'_>) -> Result<(), PgError> {
     if settings::conflict_history() == ConflictHistory::Off {
         return Ok(());
     }
     execute(
         "insert into braid.conflict_record (relation, table_name, kind, resolution, winner, reason, key, local_row, constraint_name, columns) \
-         select $1::oid::regclass, $1::oid::regclass::text, 'foreign_key', $2, $3, $4 || ' ' || c.confrelid::regclass::text || ' ' || $5, \
+         select $1::oid::regclass, $1::oid::regclass::text, 'foreign_key', $2, $3, $4 || ' ' || c.confrelid::regclass::text || ' ' || $5 || $9, \
          $6::jsonb, $7::jsonb, c.conname, \
          (select array_agg(a.attname order by u.position) from unnest(c.conkey) with ordinality u (number, position) \
           join pg_catalog.pg_attribute a on a.attrelid = c.conrelid and a.attnum = u.number) \
@@ -200,13 +260,14 @@ fn record(watched: &Watched, orphan: &Orphan) -> Result<(), PgError> {
           and r.constraint_name = c.conname and r.key is not distinct from $6::jsonb and r.local_row = $7::jsonb)",
         &[
             orphan.relation.as_str().into(),
-            if watched.deletes { "delete" } else { "record" }.into(),
-            if watched.deletes { "none" } else { "local" }.into(),
-            "the referenced row is missing in".into(),
+            verdict.resolution.into(),
+            verdict.winner.into(),
+            verdict.words.0.into(),
             orphan.referenced_key.as_str().into(),
             orphan.key.as_deref().into(),
             orphan.row.as_str().into(),
             i64::from(watched.constraint).into(),
+            verdict.words.1.into(),
         ],
     )
 }

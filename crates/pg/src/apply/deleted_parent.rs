@@ -1,0 +1,148 @@
+//! Images of deleted rows, in `braid.deleted_parent`: kept where a foreign key with the rule
+//! `restore` refers to the table, for `workers/orphan/parent.rs`, which puts rows back. Run by the
+//! appliers.
+//!
+//! Invariant: an image is written in the transaction that deletes its row. So the commit timestamp
+//! of the image is that of the deletion.
+//!
+//! Not for: rows that sessions of this node delete, and tables that are truncated whole.
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+
+use pgrx::PgOid;
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
+use pgrx::spi::OwnedPreparedStatement;
+
+use super::change::Key;
+use super::image::{Image, to_jsonb, with_fixed_settings};
+use super::key_hash::key_hashes_as;
+use super::table::OpenTable;
+use super::{Session, Target};
+use crate::postgres::error::PgError;
+use crate::postgres::kept_plan;
+use crate::postgres::names::own_table;
+use crate::postgres::table_scan::{Sees, has_any};
+
+/// Foreign keys with the rule that refer to a table, or to a partitioned table above it. They are
+/// found by their triggers: `pg_constraint` has no index on referenced tables.
+const WANTED: &str = "\
+    select 1::text from (select relid::oid from pg_catalog.pg_partition_ancestors($1::oid) p (relid) union select $1::oid) a (oid) \
+    join pg_catalog.pg_trigger t on t.tgrelid = a.oid \
+    join pg_catalog.pg_constraint n on n.oid = t.tgconstraint and n.contype = 'f' and n.confrelid = a.oid \
+    join braid.foreign_key_rule f on f.constraint_name = n.conname and f.rule = 'restore' \
+     and coalesce(pg_catalog.pg_partition_root(f.relation), f.relation)::oid = coalesce(pg_catalog.pg_partition_root(n.conrelid::regclass), n.conrelid::regclass)::oid \
+    limit 1";
+
+/// The first argument of the image.
+const IMAGE: usize = 5;
+
+thread_local! {
+    /// Never dropped: at the process's end there is no server any more that could free plans.
+    static INSERT: RefCell<Option<ManuallyDrop<OwnedPreparedStatement>>> = const { RefCell::new(None) };
+}
+
+/// Whether rows that are deleted from a table are to be kept. In a transaction, with the process's
+/// own rights.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub(super) fn is_wanted(table: pg_sys::Oid) -> Result<bool, PgError> {
+    let rules = own_table("foreign_key_rule")?;
+    // SAFETY: in a transaction.
+    if !unsafe { has_any(rules, pg_sys::InvalidOid, &[], Sees::Committed) } {
+        return Ok(false);
+    }
+    Ok(!kept_plan::rows(WANTED, &[table.into()])?.is_empty())
+}
+
+impl Session {
+    /// Keeps an image of the row in a slot, which was just deleted, if the table's plan wants that.
+    pub(super) fn keep_deleted(
+        &mut self,
+        key: Key,
+        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+    ) -> Result<(), PgError> {
+        let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = self.targets.get(&key)
+        else {
+            return Ok(());
+        };
+        if !plan.keeps_deleted {
+            return Ok(());
+        }
+        let (oid, slot) = (plan.oid.to_u32(), slot(table));
+        let hash = plan.key.is_some().then(|| {
+            // SAFETY: the slot holds a row of the table.
+            unsafe { key_hashes_as(oid, plan, slot) }.each().next()
+        });
+        self.user.restore();
+        // SAFETY: as above.
+        let stored = with_fixed_settings(|| unsafe { store(oid, hash.flatten(), slot) });
+        self.after_statement(key);
+        stored
+    }
+}
+
+/// # Safety
+/// The slot holds a row of the table. In a transaction.
+unsafe fn store(
+    table: u32,
+    hash: Option<u64>,
+    slot: *mut pg_sys::TupleTableSlot,
+) -> Result<(), PgError> {
+    // SAFETY: as the caller says.
+    let image = unsafe { Image::of_slot(slot, |_| false) };
+    let [row, absent, names, values] = image.arguments();
+    // One plan serves all tables, whose rows have different types. A composite value names its own.
+    let row = match row.datum() {
+        // SAFETY: a composite value, which lives as long as the image.
+        Some(row) => unsafe { DatumWithOid::new(row.sans_lifetime(), pg_sys::RECORDOID) },
+        None => return Ok(()),
+    };
+    let [large_names, large_values] = image.large().unwrap_or_else(|| {
+        [
+            DatumWithOid::null_oid(pg_sys::TEXTARRAYOID),
+            DatumWithOid::null_oid(pg_sys::TEXTARRAYOID),
+        ]
+    });
+    let arguments = [
+        DatumWithOid::from(i64::from(table)),
+        DatumWithOid::from(hash.map(u64::cast_signed)),
+        large_names,
+        large_values,
+        row,
+        absent,
+        names,
+        values,
+    ];
+    pgrx::Spi::connect_mut(|client| {
+        INSERT.with_borrow_mut(|kept| {
+            let plan = match kept {
+                Some(plan) => plan,
+                None => {
+                    let sql = format!(
+                        "insert into braid.deleted_parent (relation, key_hash, large_names, large_values, \"row\") \
+                         select $1::oid, $2, $3, $4, {}",
+                        to_jsonb(IMAGE)
+                    );
+                    let types: Vec<PgOid> = arguments
+                        .iter()
+                        .map(|argument| PgOid::from(argument.oid()))
+                        .collect();
+                    kept.insert(ManuallyDrop::new(
+                        client.prepare_mut(sql.as_str(), &types)?.keep(),
+                    ))
+                }
+            };
+            client.update(&**plan, None, &arguments).map(|_| ())
+        })
+    })
+    .map_err(|error: pgrx::spi::SpiError| {
+        PgError::new("XX000", format!("could not keep a deleted row: {error}"))
+    })
+}
