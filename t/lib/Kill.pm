@@ -192,7 +192,7 @@ sub every_kind
 }
 
 # kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until there were `at_least` so many, which is tested, and
-# `enough` is true, but for no more than four times as long. `kinds` are lists of a node and of kinds of process, or 'postmaster', one of
+# `enough` is true, with more time between kills and for no more than two minutes or four times as long. `kinds` are lists of a node and of kinds of process, or 'postmaster', one of
 # which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
 sub kill_processes
 {
@@ -203,12 +203,14 @@ sub kill_processes
 		[ $subscriber, 'postmaster' ], [ $subscriber, 'braid applier' ], [ $provider, 'postmaster' ]
 	];
 	my $seconds = $opt{seconds} // 86400;
-	my ($end, $limit) = (time + $seconds, time + 4 * $seconds);
+	my ($end, $limit) = (time + $seconds, time + List::Util::max(120, 4 * $seconds));
 	my $rounds = $opt{rounds} // 1_000_000;
 	my $enough = $opt{enough} // sub { 1 };
 	my ($round, $all, $missed, %killed, @next) = (0, 0, 0);
 	while ($round < $rounds && (time < $end || (time < $limit && ($all < ($opt{at_least} // 0) || !$enough->()))))
 	{
+		# On a slow machine kills can leave too little time for what is to be seen, and each takes counters along.
+		last if time >= $end && $all >= ($opt{at_least} // 0) && wait_until(sub { look($opt{tally}) if $opt{tally}; $enough->() }, 5);
 		$round++;
 		sleep 0.2 + rand 0.8;
 		@next = shuffle @$kinds if !@next;

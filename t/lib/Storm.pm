@@ -412,43 +412,42 @@ sub end_prepared
 }
 
 # Wait until every node has what every other one has committed, and what that made it commit in turn, which a chain of rows that lose to
-# one another can do more than once: until a round of it changes nothing. Returns why it is not so.
+# one another can do more than once: until a round of it changes nothing. A round may take so many seconds; a slow machine needs longer for
+# all of them, so that changes without end are known by the number of rounds. Returns why it is not so.
 sub settle
 {
 	my ($self, $seconds) = @_;
-	my $end = time + $seconds;
 	my ($before, $rounds) = ('', 0);
 	while (1)
 	{
-		if (my $why = $self->round($end)) { return $why; }
+		if (my $why = $self->round(time + $seconds)) { return "round @{[ $rounds + 1 ]}: $why"; }
 		$rounds++;
 		my $now = join ' ', map { my $node = $_; map { digest($node, $_) } @{ $self->{tables} } } @{ $self->{members} };
 		last if $rounds > 2 && $now eq $before;
-		return 'the nodes go on changing' if time > $end;
+		return "the nodes go on changing after $rounds rounds" if $rounds == 20;
 		$before = $now;
 	}
 	note("settled in $rounds rounds");
 	return '';
 }
 
+# Wait until each node has what all others have written by now.
 sub round
 {
 	my ($self, $end) = @_;
-	for my $provider (@{ $self->{members} })
+	my %lsn = map { $_->name => $_->safe_psql('postgres', 'select pg_current_wal_insert_lsn()') } @{ $self->{members} };
+	for my $link (@{ $self->{links} })
 	{
-		my $lsn = $provider->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
-		for my $link (grep { $_->{from} == $provider } @{ $self->{links} })
+		my $provider = $link->{from};
+		while (1)
 		{
-			while (1)
-			{
-				my ($status, $there) = attempt($provider,
-					"select coalesce(bool_or(replay_lsn >= '$lsn'), false) from pg_stat_replication where application_name = '$link->{name}'");
-				last if $status == 0 && $there eq 't';
-				my $state = eval { status($link->{to}, $link->{name}) } // {};
-				return "$link->{name}: $state->{state}: $state->{last_error}" if ($state->{state} // '') eq 'error';
-				return "$link->{name} has not caught up: " . ($state->{state} // 'unknown') . ', ' . ($state->{last_error} // '') if time > $end;
-				sleep 0.1;
-			}
+			my ($status, $there) = attempt($provider,
+				"select coalesce(bool_or(replay_lsn >= '$lsn{$provider->name}'), false) from pg_stat_replication where application_name = '$link->{name}'");
+			last if $status == 0 && $there eq 't';
+			my $state = eval { status($link->{to}, $link->{name}) } // {};
+			return "$link->{name}: $state->{state}: $state->{last_error}" if ($state->{state} // '') eq 'error';
+			return "$link->{name} has not caught up: " . ($state->{state} // 'unknown') . ', ' . ($state->{last_error} // '') if time > $end;
+			sleep 0.2;
 		}
 	}
 	return '';
