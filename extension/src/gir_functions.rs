@@ -1,7 +1,7 @@
 //! SQL functions that show what is in GIR frames.
 
 use braid_gir::{Detail, Schemas, render_frame};
-use braid_pg::postgres::encoding::Text;
+use braid_postgres::encoding::Text;
 use pgrx::prelude::*;
 
 /// The records of frames, one line each, without what differs from run to run. Frames of a stream may be strung together:

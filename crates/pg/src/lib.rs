@@ -1,8 +1,7 @@
-//! The one safe layer over PostgreSQL's C interfaces. All `unsafe` of the project lives here and in `crates/ring`.
+//! A node's state, its output plugin, applying, and its processes, over `crates/postgres`.
 #![allow(unsafe_code)]
 
 pub mod apply;
 pub mod node;
 pub mod plugin;
-pub mod postgres;
 pub mod workers;

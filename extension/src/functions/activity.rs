@@ -7,9 +7,9 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use braid_pg::node::{clock, readers, registry};
-use braid_pg::postgres::encoding::Text;
-use braid_pg::postgres::process;
-use braid_pg::postgres::wait::Wait;
+use braid_postgres::encoding::Text;
+use braid_postgres::process;
+use braid_postgres::wait::Wait;
 use pgrx::iter::{SetOfIterator, TableIterator};
 use pgrx::name;
 use pgrx::prelude::*;

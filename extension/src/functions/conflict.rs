@@ -2,8 +2,8 @@
 
 use braid_bgworker::conflict::Kind;
 use braid_bgworker::resolution::Resolution;
-use braid_pg::postgres::catalog::{current_role, query};
-use braid_pg::postgres::encoding::Text;
+use braid_postgres::catalog::{current_role, query};
+use braid_postgres::encoding::Text;
 use pgrx::datum::AnyElement;
 use pgrx::{FromDatum, PgSqlErrorCode, pg_extern, pg_sys};
 

@@ -4,8 +4,8 @@
 //! PostgreSQL calls it before DROP EXTENSION and DROP OWNED, of whatever; all but ours pass at once. DROP SCHEMA braid needs no guard:
 //! PostgreSQL refuses it, the schema being the extension's.
 
-use braid_pg::postgres::catalog::query;
-use braid_pg::postgres::drop_command::{DropCommand, from_event_trigger};
+use braid_postgres::catalog::query;
+use braid_postgres::drop_command::{DropCommand, from_event_trigger};
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};

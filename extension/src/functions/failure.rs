@@ -1,7 +1,7 @@
 //! Errors of the SQL functions: an SQLSTATE, a message, and a hint for whatever a user can cause.
 
-use braid_pg::postgres::error::PgError;
-use braid_pg::postgres::libpq;
+use braid_postgres::error::PgError;
+use braid_postgres::libpq;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 

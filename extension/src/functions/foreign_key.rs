@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 
-use braid_pg::postgres::catalog::{query, utf8_string};
-use braid_pg::postgres::encoding::Text;
+use braid_postgres::catalog::{query, utf8_string};
+use braid_postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::conflict::{announce, check_table};

@@ -1,6 +1,6 @@
 //! Keeping writers from a table for a moment, for a copy at another node.
 
-use braid_pg::postgres::catalog::{current_role, query};
+use braid_postgres::catalog::{current_role, query};
 use pgrx::pg_extern;
 use pgrx::pg_sys;
 use pgrx::prelude::PgSqlErrorCode;

@@ -21,7 +21,7 @@ fn ingest(
         let node = local::require_node()?;
         server::check_for_subscription()?;
         let gir = required(gir, "gir")?;
-        let origin = origin.map(braid_pg::postgres::catalog::utf8_string);
+        let origin = origin.map(braid_postgres::catalog::utf8_string);
         if let Some(origin) = &origin {
             check_name(origin, "origin")?;
         }

@@ -1,8 +1,8 @@
 //! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
 
 use braid_pg::node::connection_string::{self, DSN};
-use braid_pg::postgres::catalog::query;
-use braid_pg::postgres::rows::Rows;
+use braid_postgres::catalog::query;
+use braid_postgres::rows::Rows;
 
 use super::failure::{Failure, Outcome};
 

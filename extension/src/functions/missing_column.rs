@@ -1,7 +1,7 @@
 //! Whether published columns that a table does not have here are an error or left out.
 
-use braid_pg::postgres::catalog::query;
-use braid_pg::postgres::encoding::Text;
+use braid_postgres::catalog::query;
+use braid_postgres::encoding::Text;
 use pgrx::{pg_extern, pg_sys};
 
 use super::conflict::{announce, check_table};

@@ -34,9 +34,9 @@ mod waiting;
 
 use std::ffi::CStr;
 
-use braid_pg::postgres::catalog::{Rights, utf8_string, with_rights};
-use braid_pg::postgres::encoding::Text;
-use braid_pg::postgres::error::pass_on;
+use braid_postgres::catalog::{Rights, utf8_string, with_rights};
+use braid_postgres::encoding::Text;
+use braid_postgres::error::pass_on;
 
 use failure::{Failure, Outcome};
 

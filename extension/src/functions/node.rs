@@ -4,9 +4,9 @@ use std::ffi::CStr;
 
 use braid_bgworker::slot_name;
 use braid_pg::node::{connection_string, secrecy};
-use braid_pg::postgres::catalog::query;
-use braid_pg::postgres::encoding::Text;
-use braid_pg::postgres::libpq;
+use braid_postgres::catalog::query;
+use braid_postgres::encoding::Text;
+use braid_postgres::libpq;
 use pgrx::pg_extern;
 
 use super::failure::{Failure, Outcome, notice};

@@ -1,6 +1,6 @@
 //! The options of a subscription that create_subscription and alter_subscription have in common, and what they may be.
 
-use braid_pg::postgres::encoding::Text;
+use braid_postgres::encoding::Text;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Outcome};

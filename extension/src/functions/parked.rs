@@ -7,9 +7,9 @@ use std::ffi::CStr;
 use std::time::Duration;
 
 use braid_pg::node::parked::{RETRY_LOCK, Request, records_as_json};
-use braid_pg::postgres::catalog::{query, sees_new_commits};
-use braid_pg::postgres::encoding::Text;
-use braid_pg::postgres::latch;
+use braid_postgres::catalog::{query, sees_new_commits};
+use braid_postgres::encoding::Text;
+use braid_postgres::latch;
 use pgrx::PgSqlErrorCode;
 use pgrx::iter::TableIterator;
 use pgrx::prelude::*;

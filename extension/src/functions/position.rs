@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use braid_gir::lsn_text;
-use braid_pg::postgres::catalog::{flush_wal, query};
+use braid_postgres::catalog::{flush_wal, query};
 use pgrx::datum::Interval;
 use pgrx::pg_extern;
 

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::quote_literal;
 use braid_pg::node::connection_string;
 use braid_pg::node::subscription::{is_not_sent_as_root, publication_literals};
-use braid_pg::postgres::catalog::is_superuser;
-use braid_pg::postgres::latch;
-use braid_pg::postgres::libpq::{Connection, Error, Mode, has_password};
-use braid_pg::postgres::rows::Rows;
+use braid_postgres::catalog::is_superuser;
+use braid_postgres::latch;
+use braid_postgres::libpq::{Connection, Error, Mode, has_password};
+use braid_postgres::rows::Rows;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::failure::{Failure, Outcome};
@@ -50,7 +50,7 @@ pub type PublishedTables = BTreeMap<(String, String), Vec<PublishedColumn>>;
 /// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's operating system user, as whom workers
 /// connect, may be let in where the caller would not be.
 pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
-    braid_pg::postgres::libpq::check_connection_string(dsn)
+    braid_postgres::libpq::check_connection_string(dsn)
         .map_err(|error| Failure::malformed_dsn(&error))?;
     let password_required = !is_superuser(caller);
     let refused = |detail: &str, hint: &str| {
@@ -157,7 +157,7 @@ impl Provider {
                 "Nodes need different names: drop one of the two and create it with another name.",
             ));
         }
-        let known = braid_pg::postgres::catalog::query(
+        let known = braid_postgres::catalog::query(
             "select node_name, node_id from braid.node where node_name = $1::name or node_id = $2::uuid",
             &[Some(&self.name), Some(&self.id)],
         );
@@ -203,14 +203,14 @@ impl Provider {
             Some(self.system_identifier.as_str()),
             Some(self.database_oid.as_str()),
         ];
-        let updated = braid_pg::postgres::catalog::query(
+        let updated = braid_postgres::catalog::query(
             "update braid.node set connection_id = $2::bigint, system_identifier = $3, database_oid = $4::oid \
               where node_name = $1::name returning 1",
             &known,
         );
         if updated.is_empty() {
             let [name, connection, system_identifier, database_oid] = known;
-            braid_pg::postgres::catalog::query(
+            braid_postgres::catalog::query(
                 "insert into braid.node (node_name, node_id, is_local, connection_id, system_identifier, database_oid) \
                  values ($1::name, $2::uuid, false, $3::bigint, $4, $5::oid)",
                 &[

@@ -1,7 +1,7 @@
 //! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
 
 use braid_pg::node::registry;
-use braid_pg::postgres::catalog::query;
+use braid_postgres::catalog::query;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Outcome};

@@ -1,7 +1,7 @@
 //! Which replication slot a new subscription reads.
 
 use braid_bgworker::slot_name;
-use braid_pg::postgres::catalog::query;
+use braid_postgres::catalog::query;
 
 use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode};

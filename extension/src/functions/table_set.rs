@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use braid_bgworker::sql_text::quote_identifier;
 use braid_pg::apply::{self, MISSING_COLUMN_RULE};
-use braid_pg::postgres::catalog::{Rights, query, with_rights};
+use braid_postgres::catalog::{Rights, query, with_rights};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
@@ -202,7 +202,7 @@ fn qualify(schema: &str, table: &str) -> String {
     format!("{}.{}", quote_identifier(schema), quote_identifier(table))
 }
 
-fn resolve(schema: &str, table: &str) -> braid_pg::postgres::rows::Rows {
+fn resolve(schema: &str, table: &str) -> braid_postgres::rows::Rows {
     query(
         "select c.oid, c.relkind, c.relowner::oid from pg_class c where c.oid = to_regclass($1)",
         &[Some(&qualify(schema, table))],

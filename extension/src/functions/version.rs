@@ -2,9 +2,9 @@
 
 use braid_pg::apply::{has_merged_rows as has_merged, row_version as version_of};
 use braid_pg::node::local_version;
-use braid_pg::postgres::catalog::{Rights, current_role, with_rights};
-use braid_pg::postgres::encoding::Text;
-use braid_pg::postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::catalog::{Rights, current_role, with_rights};
+use braid_postgres::encoding::Text;
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;

@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
-use braid_pg::postgres::catalog::{query, sees_new_commits};
-use braid_pg::postgres::latch;
+use braid_postgres::catalog::{query, sees_new_commits};
+use braid_postgres::latch;
 use pgrx::datum::Interval;
 use pgrx::{PgSqlErrorCode, pg_extern};
 

@@ -7,13 +7,13 @@
 use std::sync::atomic::Ordering;
 
 use braid_gir::{Change, Image, Operation};
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::lookup::Purpose;
 use super::relation::{LocalColumn, fill_row};
 use super::table::{OpenTable, RowValues};
 use super::{GENERATION, Session};
-use crate::postgres::error::PgError;
 
 type Key = (u32, u32);
 

@@ -6,10 +6,10 @@
 use std::sync::atomic::Ordering;
 
 use braid_gir::Begin;
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::{GENERATION, Session};
-use crate::postgres::error::PgError;
 
 pub use super::batch::Versions;
 

@@ -18,15 +18,15 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, By, Sees};
+use braid_postgres::xid::full;
 use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
 use crate::node::registry;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{self, By, Sees};
-use crate::postgres::xid::full;
 
 /// Batches whose versions are remembered by a process.
 const REMEMBERED: usize = 64;
@@ -349,7 +349,7 @@ fn lock(mode: u32) -> i32 {
 /// In a transaction.
 unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     let index =
-        crate::postgres::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
+        braid_postgres::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
     let by = xid.map(|xid| By {
         index,
         value: i64::try_from(xid).unwrap_or(i64::MAX),

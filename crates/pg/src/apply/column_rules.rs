@@ -13,6 +13,10 @@ use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merg
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
 use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Operation, ReplicaIdentity};
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{Is, Sees, has_any};
+use braid_postgres::{compat, encoding, ffi, kept_plan};
 use pgrx::{FromDatum, pg_sys};
 
 use super::change::{Incoming, Key, version};
@@ -25,10 +29,6 @@ use super::write::Written;
 use super::{Current, Session, Target};
 use crate::node::column_write::{self, ColumnWrite};
 use crate::node::settings::{self, RememberDeletions};
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{Is, Sees, has_any};
-use crate::postgres::{compat, encoding, ffi, kept_plan};
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const NUMERIC_ADD: u32 = 1724;

@@ -13,6 +13,7 @@ use braid_bgworker::consolidate::{
     group_by_table,
 };
 use braid_gir::{Begin, Change, Image, Operation, Truncate, Value};
+use braid_postgres::error::PgError;
 
 use super::Session;
 use super::change::{Key, version};
@@ -21,7 +22,6 @@ use super::lookup::{Found, Purpose};
 use super::number_map::NumberMap;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
-use crate::postgres::error::PgError;
 
 /// Changes that are joined at most: of a batch all.
 const LIMIT: u32 = 1 << 20;

@@ -7,12 +7,12 @@
 //! A deferrable constraint is left to `deferred`: what it forbids may be so until the transaction ends. PostgreSQL's own triggers for
 //! that do not fire for what is replicated.
 
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::eviction::slot_for;
 use super::lookup::{IndexLookup, LockedRows};
 use super::table::OpenTable;
-use crate::postgres::error::PgError;
 
 /// `INDEX_MAX_KEYS` of src/include/pg_config_manual.h.
 const INDEX_MAX_KEYS: usize = 32;

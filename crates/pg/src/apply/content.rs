@@ -5,9 +5,9 @@
 
 use braid_decoder::KeyHasher;
 use braid_gir::{Change, Image, Operation, Truncate};
+use braid_postgres::error::PgError;
 
 use super::Session;
-use crate::postgres::error::PgError;
 
 fn feed(hasher: &mut KeyHasher, image: Option<&Image<'_>>) {
     let Some(image) = image else {

@@ -11,6 +11,11 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, Is, Sees, low};
+use braid_postgres::xid::full;
+use braid_postgres::{compat, latch};
 use pgrx::pg_sys;
 
 use super::batch::{self, Batches};
@@ -27,11 +32,6 @@ use crate::apply::identity_key;
 use crate::node::subscription::local_node;
 use crate::node::taken_row::Author;
 use crate::node::tombstone::{self, CopiedVersion};
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{self, Is, Sees, low};
-use crate::postgres::xid::full;
-use crate::postgres::{compat, latch};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

@@ -7,11 +7,10 @@
 use std::ffi::CString;
 
 use braid_gir::{DateTime, DateTimeKind, Value};
+use braid_postgres::catalog;
+use braid_postgres::error::PgError;
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
-
-use crate::postgres::catalog;
-use crate::postgres::error::PgError;
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
 
 const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
 

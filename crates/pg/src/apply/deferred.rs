@@ -7,6 +7,7 @@
 //!
 //! What is noted takes 8 bytes for each row that met another, 24 at the end. Of what is committed in pieces, each ends with a check.
 
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::Session;
@@ -16,7 +17,6 @@ use super::in_the_way::{UNIQUE_VIOLATION, Way, drop_rows};
 use super::lookup::LockedRows;
 use super::relation::RemoteRelation;
 use super::table::OpenTable;
-use crate::postgres::error::PgError;
 
 impl Session {
     /// All of the transaction is written: whether it ends with what deferrable constraints forbid.

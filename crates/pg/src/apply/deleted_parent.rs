@@ -10,6 +10,10 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
+use braid_postgres::error::PgError;
+use braid_postgres::kept_plan;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::PgOid;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -20,10 +24,6 @@ use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::key_hash::key_hashes_as;
 use super::table::OpenTable;
 use super::{Session, Target};
-use crate::postgres::error::PgError;
-use crate::postgres::kept_plan;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{Sees, has_any};
 
 /// Foreign keys with the rule that refer to a table, or to a partitioned table above it. They are
 /// found by their triggers: `pg_constraint` has no index on referenced tables.

@@ -2,6 +2,7 @@
 //! the appliers.
 
 use braid_bgworker::conflict::Version;
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
@@ -13,7 +14,6 @@ use super::version::{Stamp, known};
 use super::{Current, Session, Target};
 use crate::node::tombstone::{self, Seen, Tombstone};
 use crate::node::{registry, taken_row};
-use crate::postgres::error::PgError;
 
 /// Tombstones of one transaction that are held back until it ends.
 const HELD: usize = 1000;

@@ -19,6 +19,8 @@
 //! the row leaves as a deletion of this node.
 
 use braid_bgworker::conflict::Decision;
+use braid_postgres::compat;
+use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows};
@@ -31,8 +33,6 @@ use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::{Current, Session, Target};
 use crate::node::subscription::{execute, execute_counting};
-use crate::postgres::compat;
-use crate::postgres::error::{self, PgError};
 
 /// Largest column, in bytes, that is told beside the key: what a row filter may look at.
 const TOLD_BYTES: usize = 1024;

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use braid_bgworker::conflict::Version;
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::change::version;
@@ -17,7 +18,6 @@ use super::version::{Stamp, stamp_of};
 use super::{Current, Session, scan};
 use crate::node::taken_row::{self, Author, Place, TakenRow};
 use crate::node::tombstone::Seen;
-use crate::postgres::error::PgError;
 
 /// Rows that are here, by their hashes: where each is, and who wrote it.
 type Here = HashMap<u64, Vec<(pg_sys::ItemPointerData, Option<Author>)>>;

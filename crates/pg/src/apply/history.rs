@@ -8,6 +8,8 @@ use std::mem::ManuallyDrop;
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::resolution::Resolution;
+use braid_postgres::encoding;
+use braid_postgres::error::PgError;
 use pgrx::PgOid;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
@@ -18,8 +20,6 @@ use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
 use crate::node::subscription::execute;
-use crate::postgres::encoding;
-use crate::postgres::error::PgError;
 
 /// What is known of a conflict besides its rows.
 #[derive(Debug)]

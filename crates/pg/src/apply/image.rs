@@ -9,11 +9,10 @@
 
 use std::ffi::{CStr, c_char};
 
+use braid_postgres::compat;
+use braid_postgres::error::PgError;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
-
-use crate::postgres::compat;
-use crate::postgres::error::PgError;
 
 /// Bytes of a row's values that go into its jsonb at most. Their text may be twice as much.
 const ROOM: usize = 64 * 1024 * 1024;

@@ -13,6 +13,7 @@
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, decide_in_the_way};
 use braid_bgworker::merge::Answer;
 use braid_bgworker::resolution::Resolution;
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::change::{Key, Rows, refused, version};
@@ -25,7 +26,6 @@ use super::merge::Meeting;
 use super::relation::RemoteRelation;
 use super::version::Stamp;
 use super::{Current, Session};
-use crate::postgres::error::PgError;
 
 /// SQLSTATE unique_violation.
 pub(super) const UNIQUE_VIOLATION: &str = "23505";

@@ -19,12 +19,12 @@
 //! A row of a table without a key is remembered by all of its values ([`RowHash`]).
 
 use braid_decoder::KeyHasher;
+use braid_postgres::compat;
+use braid_postgres::encoding::from_server;
 use pgrx::pg_sys;
 
 use super::relation::LocalRelation;
 use super::table::RowValues;
-use crate::postgres::compat;
-use crate::postgres::encoding::from_server;
 
 /// Types and collations below this OID come with PostgreSQL, and have it at every node.
 const FIRST_OTHER_OID: u32 = 10_000;

@@ -145,7 +145,7 @@ pub unsafe fn is_empty_between(
                 bound,
             );
         }
-        let scan = crate::postgres::compat::index_beginscan(table, index, super::any_snapshot(), 2);
+        let scan = braid_postgres::compat::index_beginscan(table, index, super::any_snapshot(), 2);
         // What is marked as dead counts: it tells of a deletion.
         (*scan).ignore_killed_tuples = false;
         pg_sys::index_rescan(scan, keys.as_mut_ptr(), 2, std::ptr::null_mut(), 0);

@@ -5,6 +5,11 @@
 //! again with a fresh ordinary snapshot. Dead row versions that VACUUM has not taken yet tell who deleted a row.
 
 use braid_decoder::KeyHasher;
+use braid_postgres::compat;
+use braid_postgres::error::PgError;
+use braid_postgres::ffi::raw;
+use braid_postgres::heap_page::{self, Place, place_of, tid_of};
+use braid_postgres::index_end::IndexEnd;
 use pgrx::pg_sys;
 
 use super::key_hash::feed;
@@ -12,11 +17,6 @@ use super::places::{Hint, Places};
 use super::relation::{Key, KeyColumn};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
-use crate::postgres::compat;
-use crate::postgres::error::PgError;
-use crate::postgres::ffi::raw;
-use crate::postgres::heap_page::{self, Place, place_of, tid_of};
-use crate::postgres::index_end::IndexEnd;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

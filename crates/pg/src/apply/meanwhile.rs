@@ -15,6 +15,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 
 use braid_bgworker::compare::as_version;
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::copied::{self, From, hasher, version_in, with_table};
@@ -24,7 +25,6 @@ use super::scan;
 use super::version::OriginNames;
 use crate::node::local_version::commit_data;
 use crate::node::tombstone;
-use crate::postgres::error::PgError;
 
 /// Rows of a table that are to leave, by their places.
 #[derive(Debug, Default)]

@@ -8,6 +8,9 @@
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::merge::{Answer, Deed, sees, settle};
 use braid_bgworker::resolution::{Function, Resolution};
+use braid_postgres::error::PgError;
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::{compat, encoding, ffi};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -22,9 +25,6 @@ use super::table::{OpenTable, RowValues};
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, Target};
 use crate::node::subscription::{execute, rows, rows_written};
-use crate::postgres::error::PgError;
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
-use crate::postgres::{compat, encoding, ffi};
 
 /// Attributes of type braid.conflict.
 const INFO_COLUMNS: usize = 8;

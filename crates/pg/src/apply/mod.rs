@@ -63,6 +63,8 @@ use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::parked::Touch;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
+use braid_postgres::error::PgError;
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
 
 use crate::node::origin::{self, OriginId};
@@ -70,8 +72,6 @@ use crate::node::registry::{self, SubscriptionEntry, TableEntry};
 use crate::node::taken_row::TakenRow;
 use crate::node::tombstone::Tombstone;
 use crate::node::{clock, crash};
-use crate::postgres::error::PgError;
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
 use batch::Batches;
 use bulk::Bulk;
 use constraint::Unchecked;

@@ -1,9 +1,9 @@
 //! Finding the partition that a row belongs to. Run by the appliers.
 
+use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
 use super::table::make_node;
-use crate::postgres::{compat, ffi};
 
 /// A relation, and the partitioned tables that it is a partition of.
 ///

@@ -8,12 +8,11 @@ use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_postgres::encoding;
+use braid_postgres::error::PgError;
+use braid_postgres::libpq::{Cells, Connection, Mode};
+use braid_postgres::wait::Wait;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
-use crate::postgres::error::PgError;
-use crate::postgres::libpq::{Cells, Connection, Mode};
-use crate::postgres::wait::Wait;
 
 /// A connection that was not used for so long is closed.
 const KEPT: Duration = Duration::from_secs(60);

@@ -4,9 +4,8 @@
 //! An entry is a hint. Whoever follows one checks that a row with that very key is alive there, and looks in the index if not: so entries are
 //! neither removed nor corrected when a transaction is rolled back or the row goes elsewhere.
 
+use braid_postgres::heap_page::Place;
 use pgrx::pg_sys;
-
-use crate::postgres::heap_page::Place;
 
 /// How many keys are remembered of a table; of two that share an entry, the one seen last.
 const ENTRIES: usize = 1024;

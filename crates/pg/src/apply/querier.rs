@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::conflict::{Action, Decision, completes};
 use braid_bgworker::resolution::Resolution;
+use braid_postgres::error::PgError;
+use braid_postgres::wait::Wait;
+use braid_postgres::{compat, latch};
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
@@ -33,9 +36,6 @@ use super::{Current, NO_SUBSCRIPTION, Session, rules};
 use crate::node::connection_string::{self, DSN};
 use crate::node::settings;
 use crate::node::subscription::{self, execute, rows_written};
-use crate::postgres::error::PgError;
-use crate::postgres::wait::Wait;
-use crate::postgres::{compat, latch};
 
 /// Pause before a node is asked again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);

@@ -4,6 +4,9 @@
 use braid_bgworker::resolution::Rules;
 use braid_bgworker::table_order::HashedKey;
 use braid_gir::{Image, ReplicaIdentity, Schema, Value};
+use braid_postgres::error::PgError;
+use braid_postgres::names::find_table;
+use braid_postgres::{compat, encoding, ffi};
 use pgrx::pg_sys;
 
 use super::column_rules::{self, ColumnRules};
@@ -16,9 +19,6 @@ use super::missing::{self, MissingColumn};
 use super::rules;
 use super::table::RowValues;
 use crate::node::table_order;
-use crate::postgres::error::PgError;
-use crate::postgres::names::find_table;
-use crate::postgres::{compat, encoding, ffi};
 
 /// A column of the stream.
 #[derive(Debug, Clone)]

@@ -13,6 +13,7 @@
 
 use braid_bgworker::conflict::{Action, Decision, Version, decide_insert};
 use braid_bgworker::keyless::{self, Taken, handed_on, hands_up_to};
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
@@ -27,7 +28,6 @@ use crate::node::registry;
 use crate::node::subscription::execute_counting;
 use crate::node::taken_row::{self, Author, Place, TakenRow};
 use crate::node::tombstone::{self, Seen, waiting};
-use crate::postgres::error::PgError;
 
 /// Words of 64 bits by which rows are known that a transaction has added.
 const ADDED_WORDS: usize = 1024;
@@ -296,7 +296,7 @@ impl Session {
 
     /// What sessions of this node have taken out of tables without a key is written down when this returns, as far as it was there to be seen.
     pub(super) fn wait_for_sessions(&mut self) -> Result<(), PgError> {
-        if waiting::wait_past(crate::postgres::catalog::flush_all()) {
+        if waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Ok(());
         }
         Err(waiting::not_yet(

@@ -12,16 +12,16 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::copied_position::CopiedPosition;
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_postgres::error::PgError;
+use braid_postgres::names::{self, own_table};
+use braid_postgres::table_scan::{self, Is, Sees};
+use braid_postgres::{encoding, kept_plan};
 use pgrx::pg_sys;
 
 use super::partition::with_ancestors;
 use super::relation::{self, RemoteRelation};
 use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
 use crate::node::subscription;
-use crate::postgres::error::PgError;
-use crate::postgres::names::{self, own_table};
-use crate::postgres::table_scan::{self, Is, Sees};
-use crate::postgres::{encoding, kept_plan};
 
 // Columns of braid.subscription_table, from 1.
 const SCHEMA_NAME: usize = 3;

@@ -4,14 +4,14 @@
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use braid_decoder::RULE_PREFIX;
 use braid_gir::Message;
+use braid_postgres::error::PgError;
+use braid_postgres::kept_plan;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::pg_sys;
 
 use super::Session;
 use crate::node::subscription::execute;
-use crate::postgres::error::PgError;
-use crate::postgres::kept_plan;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{Sees, has_any};
 
 /// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all. Each half finds its rules by an
 /// index: there may be as many rules as tables.
@@ -110,7 +110,7 @@ pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
 /// # Errors
 /// 42P01 without the table of rules.
 pub fn announce() -> Result<(), PgError> {
-    let Some(oid) = crate::postgres::names::find_table("braid", "conflict_rule")? else {
+    let Some(oid) = braid_postgres::names::find_table("braid", "conflict_rule")? else {
         return Err(PgError::new(
             "42P01",
             "table braid.conflict_rule does not exist",

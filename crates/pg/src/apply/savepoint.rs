@@ -13,9 +13,10 @@
 //! | counts, of the transaction and each table | copied | put back |
 //! | versions of merged rows | none, or gives up | as well |
 
+use braid_postgres::error::PgError;
+use braid_postgres::subtransaction::Subtransaction;
+
 use super::{Counts, Session};
-use crate::postgres::error::PgError;
-use crate::postgres::subtransaction::Subtransaction;
 
 /// A place to go back to.
 #[derive(Debug)]

@@ -7,14 +7,14 @@
 //! where the type's own equality says so; those of a type without one (json, point, xml, arrays and
 //! rows of these), if they have the same text. Columns that only this node has are not looked at.
 
+use braid_postgres::compat;
+use braid_postgres::error::PgError;
+use braid_postgres::heap_page::{Place, place_of};
 use pgrx::pg_sys;
 
 use super::lookup::lock_row;
 use super::table::RowValues;
 use super::version::Stamp;
-use crate::postgres::compat;
-use crate::postgres::error::PgError;
-use crate::postgres::heap_page::{Place, place_of};
 
 /// When a row is the one that is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

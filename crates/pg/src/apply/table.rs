@@ -8,6 +8,10 @@
 //! write: no trigger that fires here, no CHECK, no generated column or default, no partition bound, no expression. What
 //! those prepare may refer to the transaction that they were prepared in; such a table is set up for each transaction.
 
+use braid_postgres::compat;
+use braid_postgres::error::PgError;
+use braid_postgres::ffi::raw;
+use braid_postgres::heap_page::{self, Place};
 use pgrx::pg_sys;
 
 use super::constraint::Unchecked;
@@ -15,10 +19,6 @@ use super::lookup::{Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
 use super::relation::LocalRelation;
 use super::scan::{self, Likeness};
-use crate::postgres::compat;
-use crate::postgres::error::PgError;
-use crate::postgres::ffi::raw;
-use crate::postgres::heap_page::{self, Place};
 
 /// A table, open for writing.
 #[derive(Debug)]

@@ -9,6 +9,8 @@ use std::rc::Rc;
 
 use braid_bgworker::conflict::{Action, Decision, decide_delete, decide_truncated};
 use braid_gir::Truncate;
+use braid_postgres::error::PgError;
+use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
 use super::change::{Key, version};
@@ -19,8 +21,6 @@ use super::table::OpenTable;
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
 use crate::node::registry;
-use crate::postgres::error::PgError;
-use crate::postgres::{compat, ffi};
 
 /// A table that is to be truncated, locked and open.
 pub(super) struct Emptied {

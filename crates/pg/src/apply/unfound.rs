@@ -9,6 +9,8 @@
 //! What is known here already, or older than that, is not passed on: who is told of what it knows is silent, so nothing goes round (I8).
 
 use braid_bgworker::conflict::Local;
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
 use pgrx::datum::IntoDatum;
 use pgrx::pg_sys;
 
@@ -17,8 +19,6 @@ use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session};
 use crate::node::readers;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
 
 impl Session {
     /// The row that a deletion was for, with these values, is not here, which is written down already: so the transaction has an id.

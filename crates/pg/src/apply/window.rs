@@ -7,13 +7,13 @@
 
 use std::collections::HashMap;
 
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use crate::node::local_version::commit_data;
 use crate::node::origin::COPIED;
 use crate::node::registry;
 use crate::node::tombstone::waiting;
-use crate::postgres::error::PgError;
 
 /// What was waited for.
 #[derive(Debug, Default)]

@@ -4,14 +4,14 @@
 //! them, without locking a row first that is then written anyway. Into others through the executor's own functions:
 //! triggers, generated columns, constraints.
 
+use braid_postgres::error::PgError;
+use braid_postgres::ffi::{self, raw};
+use braid_postgres::{compat, encoding};
 use pgrx::pg_sys;
 
 use super::relation::LocalRelation;
 use super::table::{OpenTable, RowValues};
 use super::user;
-use crate::postgres::error::PgError;
-use crate::postgres::ffi::{self, raw};
-use crate::postgres::{compat, encoding};
 
 /// What became of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

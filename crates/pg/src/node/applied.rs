@@ -6,12 +6,12 @@
 
 use braid_bgworker::applied::{Applied, AppliedAhead, Range};
 use braid_gir::parse_lsn;
+use braid_postgres::compat;
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
 use pgrx::pg_sys;
 
 use crate::node::subscription::{execute, rows};
-use crate::postgres::compat;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
 
 /// F_INT4EQ of src/include/utils/fmgroids.h.
 const INT4_EQUAL: u32 = 65;

@@ -7,9 +7,8 @@
 use std::ffi::c_char;
 
 use braid_bgworker::table_order::{ColumnType, KeyColumn, LocalKey};
+use braid_postgres::encoding;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
 
 /// F_OIDEQ of src/include/utils/fmgroids.h, 15 to 18.
 const OID_EQUAL: u32 = 184;

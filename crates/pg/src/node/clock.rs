@@ -18,18 +18,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use braid_postgres::error::{PgError, pass_on};
+use braid_postgres::ffi::raw;
+use braid_postgres::names::{find_table, own_table};
+use braid_postgres::table_scan::{self, Sees, low};
+use braid_postgres::wait::Wait;
+use braid_postgres::{latch, process, timestamp, worker, xid};
 use pgrx::pg_sys;
 
 use crate::node::local_version;
 use crate::node::registry::{self, ManagerEntry};
 use crate::node::settings::{self, BehindAction};
 use crate::node::subscription::rows;
-use crate::postgres::error::{PgError, pass_on};
-use crate::postgres::ffi::raw;
-use crate::postgres::names::{find_table, own_table};
-use crate::postgres::table_scan::{self, Sees, low};
-use crate::postgres::wait::Wait;
-use crate::postgres::{latch, process, timestamp, worker, xid};
 
 /// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
 /// all write the same place.

@@ -15,13 +15,13 @@
 
 use std::ops::ControlFlow;
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, By, Sees, int8, low};
 use pgrx::{FromDatum, IntoDatum, pg_sys};
 
 use crate::node::registry;
 use crate::node::tombstone::waiting;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{self, By, Sees, int8, low};
 
 /// Columns of `braid.column_write`.
 const COLUMNS: usize = 5;

@@ -9,12 +9,11 @@
 
 use std::ffi::CString;
 
+use braid_postgres::catalog::query;
+use braid_postgres::encoding;
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
 use pgrx::pg_sys;
-
-use crate::postgres::catalog::query;
-use crate::postgres::encoding;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
 
 /// An expression for the connection string of a row `s` that has a `connection_id`. Null if the row of `braid.connection` is gone.
 pub const DSN: &str =

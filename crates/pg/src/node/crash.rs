@@ -30,12 +30,12 @@ use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 use braid_bgworker::crash::{Head, InHand, PLACE, Place, Slot, State};
 use braid_gir::lsn_text;
+use braid_postgres::error::PgError;
+use braid_postgres::{catalog, compat, process};
 use braid_ring::MAX_APPLIERS;
 use pgrx::pg_sys;
 
 use crate::node::{registry, settings};
-use crate::postgres::error::PgError;
-use crate::postgres::{catalog, compat, process};
 
 /// Below the data directory, in which PostgreSQL's processes work.
 const DIRECTORY: &str = "pg_stat_tmp";
@@ -191,7 +191,7 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<(), (PgEr
 /// Names the work in hand for people, and says in a sentence what is known of it.
 fn describe(at: InHand) -> (String, String) {
     let relation = at.relation.to_string();
-    let table = crate::postgres::error::transaction(|| {
+    let table = braid_postgres::error::transaction(|| {
         let found = catalog::query(
             "select n.nspname || '.' || c.relname from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
              where c.oid = $1::oid",

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use braid_ring::{Geometry, Ring};
 use pgrx::pg_sys;
 
-use crate::postgres::error::PgError;
 use braid_bgworker::running::Running;
+use braid_postgres::error::PgError;
 
 const LOG_SEGMENTS: usize = 24;
 const FIRST_LOG_SEGMENT: usize = 64 * 1024;

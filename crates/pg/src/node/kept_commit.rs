@@ -24,12 +24,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use braid_postgres::names::find_table;
+use braid_postgres::table_scan::{self, By, Sees};
+use braid_postgres::xid;
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::names::find_table;
-use crate::postgres::table_scan::{self, By, Sees};
-use crate::postgres::xid;
 
 /// Columns of `braid.kept_commit`.
 const COLUMNS: usize = 3;

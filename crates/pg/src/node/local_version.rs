@@ -25,15 +25,15 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::find_table;
+use braid_postgres::table_scan::{self, By, Sees, int8};
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::xid::{full, still_known};
 use pgrx::pg_sys;
 
 use crate::node::kept_commit;
 use crate::node::registry::{self, ManagerEntry};
-use crate::postgres::error::PgError;
-use crate::postgres::names::find_table;
-use crate::postgres::table_scan::{self, By, Sees, int8};
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
-use crate::postgres::xid::{full, still_known};
 
 const UNKNOWN: u32 = 0;
 const NONE: u32 = 1;

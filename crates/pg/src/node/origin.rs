@@ -8,11 +8,11 @@ use std::cell::Cell;
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use braid_postgres::compat;
+use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
 
 use crate::node::subscription::{execute, rows, rows_written};
-use crate::postgres::compat;
-use crate::postgres::error::{self, PgError};
 
 /// An origin's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,9 +208,9 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
 fn name_of(node: &str, number: &str) -> Result<CString, PgError> {
     let name = format!(
         "braid/{node}/{}{number:0>4}",
-        crate::postgres::process::my_database()
+        braid_postgres::process::my_database()
     );
-    CString::new(crate::postgres::encoding::statement(&name).into_bytes())
+    CString::new(braid_postgres::encoding::statement(&name).into_bytes())
         .map_err(|_| PgError::new("22023", "node name has a zero byte"))
 }
 

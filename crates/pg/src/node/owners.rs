@@ -3,11 +3,10 @@
 //!
 //! Invariant: the dependencies are those of privileges on `braid.subscription`, which nobody is granted. PostgreSQL removes them with the table.
 
+use braid_postgres::catalog::query;
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
 use pgrx::pg_sys;
-
-use crate::postgres::catalog::query;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
 
 fn roles(sql: &str, table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     let found = query(sql, &[Some(&table.to_u32().to_string())]);

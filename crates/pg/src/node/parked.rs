@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::parked::{Parked, Touch};
 use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag, lsn_text, parse_lsn};
+use braid_postgres::encoding::{self, json_in_ascii};
+use braid_postgres::error::PgError;
+use braid_postgres::process::{self, blocking_pids};
 
 use crate::node::subscription::{Subscription, execute, execute_counting, rows};
 use crate::node::{registry, settings};
-use crate::postgres::encoding::{self, json_in_ascii};
-use crate::postgres::error::PgError;
-use crate::postgres::process::{self, blocking_pids};
 
 /// A part has at most so many bytes: a larger frame is stored in several.
 const PART: usize = 1 << 20;

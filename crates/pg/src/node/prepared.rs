@@ -16,13 +16,13 @@ use std::ffi::CString;
 use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use braid_gir::lsn_text;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::libpq::Connection;
+use braid_postgres::{ffi, process};
 use pgrx::pg_sys;
 
 use crate::node::registry;
 use crate::node::subscription::{Subscription, execute, rows};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::libpq::Connection;
-use crate::postgres::{ffi, process};
 
 /// The message by which an applier has the leader start anew, and ask for what was noted down.
 pub(crate) const TO_BE_SENT_WHOLE: &str =

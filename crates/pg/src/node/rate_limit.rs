@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use braid_bgworker::rate::Price;
+use braid_postgres::latch;
+use braid_postgres::timestamp::{self, monotonic_nanoseconds};
+use braid_postgres::wait::Wait;
 
 use crate::node::registry::{self, SubscriptionEntry};
-use crate::postgres::latch;
-use crate::postgres::timestamp::{self, monotonic_nanoseconds};
-use crate::postgres::wait::Wait;
 
 /// Nobody sleeps longer than this before looking whether the limits are still the same.
 const LOOK: Duration = Duration::from_millis(100);

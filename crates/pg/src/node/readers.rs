@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 pub(crate) use braid_bgworker::reader::Reader;
 use braid_bgworker::reader::word;
 use braid_bgworker::slot_name;
+use braid_postgres::process;
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::process;
 
 /// The bytes of a name up to its end.
 fn text(name: &pg_sys::NameData) -> Vec<u8> {

@@ -14,11 +14,13 @@ use std::sync::atomic::{
 };
 
 use braid_bgworker::busy_time::BusyTime;
+use braid_postgres::error::PgError;
+use braid_postgres::process::{my_database, my_latch, my_pid, set_latch};
+use braid_postgres::timestamp::now;
 use braid_ring::{ApplierState, MAX_APPLIERS};
 use pgrx::pg_sys;
 
 use crate::node::settings;
-use crate::postgres::error::PgError;
 
 mod decisions;
 mod last_failure;
@@ -28,8 +30,6 @@ mod rate_limit;
 mod schedule;
 mod text;
 
-use crate::postgres::process::{my_database, my_latch, my_pid, set_latch};
-use crate::postgres::timestamp::now;
 use decisions::Decisions;
 pub use decisions::RecordedDecision;
 use last_failure::LastFailure;
@@ -159,7 +159,7 @@ pub struct ApplierEntry {
     pub pid: AtomicI32,
     /// [`ApplierState::as_u32`] of what it is doing.
     pub state: AtomicU32,
-    /// [`crate::postgres::wait::Wait`] that it sleeps in.
+    /// [`braid_postgres::wait::Wait`] that it sleeps in.
     pub wait: AtomicU32,
     /// Commit of the transaction in hand, at the provider; the first of a batch's.
     pub commit_lsn: AtomicU64,
@@ -298,7 +298,7 @@ pub struct SubscriptionEntry {
     pub leader_pid: AtomicI32,
     /// Address of the leader's latch; 0: none.
     pub leader_latch: AtomicUsize,
-    /// [`crate::postgres::wait::Wait`] that the leader sleeps in.
+    /// [`braid_postgres::wait::Wait`] that the leader sleeps in.
     pub leader_wait: AtomicU32,
     /// Received up to here.
     pub received_lsn: AtomicU64,

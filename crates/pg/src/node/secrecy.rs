@@ -53,7 +53,7 @@ unsafe extern "C-unwind" fn hide_statement(error: *mut pg_sys::ErrorData) {
             (*error).hide_stmt = true;
             (*error).hide_ctx = true;
         }
-        crate::postgres::worker::calm(&mut *error);
+        braid_postgres::worker::calm(&mut *error);
         if let Some(Some(previous)) = PREVIOUS.get() {
             previous(error);
         }

@@ -4,11 +4,11 @@
 //! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So has a node after `pg_upgrade`, but not its replication
 //! origins, nor its commit timestamps. The SQL function `braid.node_standing` decides, and says what to do; this module asks it.
 
+use braid_postgres::catalog::{Rights, with_rights};
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
 use crate::node::subscription::rows;
-use crate::postgres::catalog::{Rights, with_rights};
-use crate::postgres::error::PgError;
 
 /// Whether this database has the extension. In a transaction.
 #[must_use]

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
 use braid_gir::{lsn_text, parse_lsn};
+use braid_postgres::error::PgError;
+use braid_postgres::{catalog, encoding, kept_plan};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
 use crate::node::connection_string::{self, DSN};
-use crate::postgres::error::PgError;
-use crate::postgres::{catalog, encoding, kept_plan};
 
 /// A row of `braid.subscription`, as its workers need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,7 +215,7 @@ pub fn local_node() -> Result<Option<String>, PgError> {
     )
 }
 
-/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`crate::postgres::error::LOCK_NOT_AVAILABLE`].
+/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`braid_postgres::error::LOCK_NOT_AVAILABLE`].
 ///
 /// # Errors
 /// As [`execute`].

@@ -12,11 +12,11 @@ use braid_bgworker::table_order::{
     ColumnType, HashedKey, KeyColumn, LocalTable, TableOrder, Trigger,
 };
 use braid_gir::Schema;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::kept_plan;
 use pgrx::pg_sys;
 
 use crate::node::catalog_key;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::kept_plan;
 
 /// More relations than this altered at a time mean all.
 const NOTES: usize = 64;
@@ -243,7 +243,7 @@ unsafe fn facts(oid: pg_sys::Oid) -> (bool, bool) {
 
 /// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
 pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
-    let Some(oid) = crate::postgres::names::find_table(namespace, name)? else {
+    let Some(oid) = braid_postgres::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };
     let text = |cell: Option<&Option<String>>| cell.cloned().flatten();

@@ -11,13 +11,13 @@
 
 use std::ops::ControlFlow;
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, By, Row, int8, low};
 use pgrx::pg_sys;
 
 use crate::node::subscription::execute_counting;
 use crate::node::tombstone::{AT_COMMIT, Seen, committed_at};
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{self, By, Row, int8, low};
 
 /// Columns of `braid.taken_row`.
 const COLUMNS: usize = 6;

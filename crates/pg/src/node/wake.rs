@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use braid_postgres::process;
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::process;
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 static REGISTERED: AtomicBool = AtomicBool::new(false);

@@ -2,9 +2,8 @@
 
 use std::ffi::c_char;
 
+use braid_postgres::encoding;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
 
 /// The options of the decoding context.
 ///

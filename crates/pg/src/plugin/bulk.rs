@@ -17,13 +17,13 @@
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
+use braid_postgres::error::{self, PgError};
+use braid_postgres::ffi::{self, Written};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::format::Context;
 use super::message_file::MessageFile;
 use super::report;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::ffi::{self, Written};
 
 /// From how many bytes on a message is sent in pieces.
 pub(super) const LARGE_BYTES: usize = 1 << 20;

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use braid_decoder::{OriginPolicy, Request};
+use braid_postgres::{compat, encoding, process};
 use pgrx::pg_sys;
 
 use super::arguments::{given_options, split_identifiers};
@@ -13,7 +14,6 @@ use super::turn::Turn;
 use super::{held, invalidation};
 use crate::node::readers::{self, Reader};
 use crate::node::{registry, standing};
-use crate::postgres::{compat, encoding, process};
 
 /// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
 /// format wants them (`startup`).

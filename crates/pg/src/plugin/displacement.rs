@@ -1,8 +1,7 @@
 //! Rows of `braid.displacement`: deletions that this node tells the others of (`crate::apply`, `eviction`), with versions of their own.
 
+use braid_postgres::encoding;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
 
 /// The columns of `braid.displacement`.
 const COLUMNS: usize = 4;

@@ -13,15 +13,15 @@ use braid_bgworker::sql_text::quote_identifier;
 use braid_gir::{
     Change, Column, Image, Reader, Record, ReplicaIdentity, Schema, SchemaNumber, Value, Writer,
 };
+use braid_postgres::encoding;
+use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::worker::{self, Extra, Worker};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::{Encoder, Tools, varlena_at};
 use super::report;
 use super::session::Session;
 use super::type_facts::TypeFacts;
-use crate::postgres::encoding;
-use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::worker::{self, Extra, Worker};
 
 /// Bytes of each queue. Longer messages go through in pieces.
 const QUEUE_BYTES: usize = 64 * 1024;

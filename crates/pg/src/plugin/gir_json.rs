@@ -14,6 +14,7 @@ use braid_decoder::JsonRequest;
 use braid_gir::{
     Change, JsonOptions, JsonWriter, Reader, Record, SchemaDetail, SchemaNumber, Tag, Value,
 };
+use braid_postgres::encoding;
 use pgrx::pg_sys;
 
 use super::fetch::Fetcher;
@@ -22,7 +23,6 @@ use super::report::or_raise;
 use super::running::Unwatched;
 use super::scratch::Scratch;
 use super::stream::{Delivery, in_transaction, small_context, write_message};
-use crate::postgres::encoding;
 
 /// Frames as JSON.
 pub(super) struct GirJson {

@@ -93,7 +93,7 @@ impl Table {
         // SAFETY: both relations are valid; the context is a new one.
         unsafe {
             let form = &*(*ancestor).rd_rel;
-            let (schema, table) = crate::postgres::encoding::of_relation(ancestor);
+            let (schema, table) = braid_postgres::encoding::of_relation(ancestor);
             let wanted = if own_table::is_own(relation) || own_table::is_own(ancestor) {
                 options.wants_own_table(&schema, &table)
             } else {

@@ -1,13 +1,13 @@
 //! Hashes a key's columns in their canonical form: values that are equal under the index have the same.
 
 use braid_decoder::{Fed, KeyHasher, KeyValues, Numeric};
+use braid_postgres::encoding;
 use pgrx::pg_sys;
 
 use super::column::{self, Tools};
 use super::running::Unwatched;
 use super::tuple::{Field, Row};
 use super::type_facts::TypeFacts;
-use crate::postgres::encoding;
 
 /// Operator families that compare characters bytewise whatever the collation.
 const PATTERN_FAMILIES: [pg_sys::Oid; 2] = [

@@ -2,10 +2,9 @@
 //!
 //! It counts against `temp_file_limit`, is not bound to a transaction, and goes with this value, or with the process.
 
+use braid_postgres::compat;
+use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
-
-use crate::postgres::compat;
-use crate::postgres::error::{self, PgError};
 
 /// What was written of a message.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! Who this node is, for the stream's header.
 
 use braid_gir::StreamHeader;
+use braid_postgres::encoding;
 use pgrx::pg_sys;
 
 use super::column;
 use super::relation;
 use super::stream::in_transaction;
 use super::tuple::{Field, Row};
-use crate::postgres::encoding;
 
 /// The facts of a stream header.
 #[derive(Debug, Default)]

@@ -9,6 +9,7 @@
 //! pieces (`bulk`): its memory does not grow with a message. An SQL function returns a message as one value, so there it is gathered in the
 //! context's buffer.
 
+use braid_postgres::ffi;
 use pgrx::pg_sys;
 
 use super::bulk::{self, Body};
@@ -16,7 +17,6 @@ use super::format::Context;
 use super::message_file::MessageFile;
 use super::paced::Pacing;
 use super::stream::write_message;
-use crate::postgres::ffi;
 
 /// How much is kept in the buffer before it goes to the context's own.
 const MOVED_BYTES: usize = 64 << 10;

@@ -2,9 +2,8 @@
 
 use std::ffi::CStr;
 
+use braid_postgres::encoding;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
 
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,12 +13,12 @@
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use braid_postgres::ffi;
 use pgrx::pg_sys;
 
 use super::format::Context;
 use super::page_read::{PageRead, Wanted, is_long};
 use crate::plugin::callbacks::state;
-use crate::postgres::ffi;
 
 /// Flushes wait.
 static WAITING: AtomicBool = AtomicBool::new(false);

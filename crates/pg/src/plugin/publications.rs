@@ -3,9 +3,8 @@
 use std::ffi::CStr;
 
 use braid_decoder::{Actions, Catalog, Error, GeneratedColumns, Publication, Result};
+use braid_postgres::{compat, encoding, ffi};
 use pgrx::pg_sys;
-
-use crate::postgres::{compat, encoding, ffi};
 
 /// Attribute numbers of pg_publication_rel (src/include/catalog/pg_publication_rel.h, 15 to 18).
 const ANUM_PRQUAL: i16 = 4;

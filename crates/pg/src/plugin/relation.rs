@@ -8,6 +8,7 @@ use braid_decoder::{
     UniqueKey, publishing,
 };
 use braid_gir::{ColumnFlags, ReplicaIdentity};
+use braid_postgres::{compat, encoding};
 use pgrx::pg_sys;
 
 use super::column::{self, Encoder};
@@ -19,7 +20,6 @@ use super::running::Unwatched;
 use super::scratch;
 use super::tuple::Attribute;
 use super::type_facts::TypeFacts;
-use crate::postgres::{compat, encoding};
 
 /// A column that is sent.
 #[derive(Debug)]

@@ -3,12 +3,12 @@
 use std::ffi::CString;
 
 use braid_decoder::{Filter, Publishing};
+use braid_postgres::compat;
 use pgrx::pg_sys;
 
 use super::column;
 use super::scratch;
 use super::tuple::{Field, Row};
-use crate::postgres::compat;
 
 /// The filters of one relation, compiled. All memory is in the relation's context, which goes with it.
 #[derive(Debug)]

@@ -13,6 +13,8 @@ use braid_decoder::{
     SchemaBook, Shape, Source, classify, to_unix_micros,
 };
 use braid_gir::{Message, Operation, SchemaNumber};
+use braid_postgres::table_scan::{self, Sees, low};
+use braid_postgres::{compat, encoding};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::bulk::{self, Body, LARGE_BYTES};
@@ -32,8 +34,6 @@ use super::session::{ServerEncoding, Session};
 use super::tuple::Row;
 use super::unfound::{self, Unfound};
 use super::{publications, version};
-use crate::postgres::table_scan::{self, Sees, low};
-use crate::postgres::{compat, encoding};
 
 /// How many relations are remembered. Beyond it all are forgotten and compiled anew when they come, which costs a schema
 /// record each.

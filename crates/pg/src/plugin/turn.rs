@@ -20,6 +20,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use braid_postgres::ffi;
 use pgrx::pg_sys;
 
 use super::bulk;
@@ -27,7 +28,6 @@ use super::format::Context;
 use super::paced::flushes_wait;
 use super::page_read::readable_end;
 use crate::plugin::callbacks::turn;
-use crate::postgres::ffi;
 
 /// How long records are read without a look at the socket.
 const TURN: Duration = Duration::from_millis(1);

@@ -1,8 +1,7 @@
 //! What a type's catalog row says, as far as encoders want to know.
 
+use braid_postgres::encoding;
 use pgrx::pg_sys;
-
-use crate::postgres::encoding;
 
 /// Types below this OID have the same OID in every database of every version. (Those from here to 16383 get theirs when a
 /// cluster is made.)

@@ -8,13 +8,13 @@
 
 use std::mem::offset_of;
 
+use braid_postgres::names::find_table;
+use braid_postgres::{compat, xid};
 use pgrx::pg_sys;
 
 use super::format::Context;
 use super::stream::{in_transaction, no_origin};
 use crate::node::local_version;
-use crate::postgres::names::find_table;
-use crate::postgres::{compat, xid};
 
 /// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of its commit is its version.
 ///

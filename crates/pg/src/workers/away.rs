@@ -14,13 +14,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use pgrx::pg_sys;
 
 use crate::node::registry::{self, Activity};
 use crate::node::settings;
 use crate::node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
-use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
 
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);

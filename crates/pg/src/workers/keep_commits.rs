@@ -4,15 +4,15 @@
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::xid;
 use pgrx::{IntoDatum, pg_sys};
 
 use crate::node::kept_commit::stored;
 use crate::node::registry::{self, ManagerEntry};
 use crate::node::subscription::{execute, execute_counting, rows};
 use crate::node::{local_version, settings};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
-use crate::postgres::xid;
 
 /// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
 const BLOCKS_AT_ONCE: u64 = 64;

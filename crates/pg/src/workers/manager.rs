@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::{policy, slot_name};
 use braid_gir::lsn_text;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
+use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
 
 use crate::apply::KEEP_MERGED;
@@ -18,9 +21,6 @@ use crate::node::registry::{self, Activity, ManagerEntry};
 use crate::node::settings::RememberDeletions;
 use crate::node::subscription::{execute_counting, rows};
 use crate::node::{clock, crash, local_version, owners, settings, standing, tombstone};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
-use crate::postgres::{latch, process, worker};
 use crate::workers::away::Peers;
 use crate::workers::{away, collector, keep_commits, supervisor};
 

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_postgres::error::{self, PgError};
+use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::{latch, process, worker};
 
 /// Databases are looked at again after this, in case nobody said that something changed.
 const INTERVAL: Duration = Duration::from_secs(30);

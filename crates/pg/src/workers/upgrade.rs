@@ -6,11 +6,11 @@
 
 use std::sync::atomic::Ordering;
 
+use braid_postgres::process;
 use pgrx::pg_sys;
 
 use crate::node::registry;
 use crate::node::tombstone::waiting;
-use crate::postgres::process;
 
 pub use crate::node::origin::{Remade, remake as remake_origin};
 pub use crate::workers::keep_commits::keep_all as keep_commits;

@@ -4,9 +4,10 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use braid_postgres::timestamp::now;
+
 use super::locked;
 use super::text::Text;
-use crate::postgres::timestamp::now;
 
 /// Decisions that are kept of each subscription.
 const KEPT: usize = 32;

@@ -5,12 +5,12 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use braid_postgres::error::PgError;
+use braid_postgres::timestamp::now;
 use braid_ring::with_last_line;
 
 use super::locked;
 use super::text::Text;
-use crate::postgres::error::PgError;
-use crate::postgres::timestamp::now;
 
 /// Bytes of a context.
 const CONTEXT: usize = 512;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 
-use crate::postgres::timestamp::now;
+use braid_postgres::timestamp::now;
 
 /// In shared memory. Written by the leader; stays when that ends. All zeros: not measured.
 #[repr(C)]

@@ -5,8 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use braid_bgworker::rate::Bucket;
-
-use crate::postgres::timestamp::{monotonic_nanoseconds, now};
+use braid_postgres::timestamp::{monotonic_nanoseconds, now};
 
 /// How long a limit that held something back is shown as holding it.
 const RECENT_MICROS: i64 = 1_000_000;

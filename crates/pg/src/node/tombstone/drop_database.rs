@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
+use braid_postgres::{error, latch, worker};
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::{error, latch, worker};
 
 /// How long the collector is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);

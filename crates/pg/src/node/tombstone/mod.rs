@@ -19,15 +19,15 @@ pub mod waiting;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, By, Row, Sees, int8, low};
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
 
 use crate::node::local_version::commit_data;
 use crate::node::registry;
 use crate::node::subscription::execute;
-use crate::postgres::error::PgError;
-use crate::postgres::names::own_table;
-use crate::postgres::table_scan::{self, By, Row, Sees, int8, low};
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;

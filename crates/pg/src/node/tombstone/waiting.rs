@@ -7,11 +7,11 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::slot_name;
+use braid_postgres::error::PgError;
+use braid_postgres::{latch, process};
 use pgrx::pg_sys;
 
 use crate::node::registry;
-use crate::postgres::error::PgError;
-use crate::postgres::{latch, process};
 
 /// Between two looks at how far the collector has come.
 const LOOK: Duration = Duration::from_millis(2);

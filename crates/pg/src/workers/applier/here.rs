@@ -12,6 +12,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_postgres::error::{self, PgError};
+use braid_postgres::latch;
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, prepare_settings};
@@ -20,8 +22,6 @@ use crate::node::group::Group;
 use crate::node::origin::{self, OriginId};
 use crate::node::registry::{ApplierEntry, SubscriptionEntry};
 use crate::node::subscription::Subscription;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::latch;
 
 /// How long a lock is waited for.
 const LOCK_TIMEOUT_MS: i32 = 2;

@@ -21,6 +21,9 @@ use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::split::{Progress, Split};
 use braid_gir::{Reader, Record, Tag, lsn_text};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::wait::Wait;
+use braid_postgres::{latch, process};
 use braid_ring::{ApplierState, FrameRead, Run, Transaction};
 use pgrx::pg_sys;
 
@@ -30,9 +33,6 @@ use crate::apply::{Session, is_in_the_way};
 use crate::node::group::LogPlace;
 use crate::node::parked::{self, Known, Note, Why};
 use crate::node::{crash, origin, split};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::wait::Wait;
-use crate::postgres::{latch, process};
 
 /// What is said when there is no room for another one.
 const FULL: &str = "53400";

@@ -8,16 +8,16 @@ use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 use braid_gir::{Prepared, Reader, Record, RollbackPrepared, Tag, lsn_text};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::wait::Wait;
+use braid_postgres::{ffi, latch};
 use braid_ring::{ApplierState, FrameRead, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, set_latches};
 use crate::apply::is_in_the_way;
 use crate::node::{clock, origin, prepared, subscription, tombstone};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
-use crate::postgres::wait::Wait;
-use crate::postgres::{ffi, latch};
 
 /// What the transaction in hand is, if it is not an ordinary one.
 pub(super) enum Step {

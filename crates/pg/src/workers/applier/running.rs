@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
 use braid_gir::{Begin, Reader, Record, Tag};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::spool::{Frame, Frames};
+use braid_postgres::wait::Wait;
+use braid_postgres::{latch, process, worker};
 use braid_ring::{ApplierState, Run, Transaction};
 use pgrx::pg_sys;
 
@@ -19,10 +23,6 @@ use super::{Applier, Trouble, fail};
 use crate::apply::{Item, Savepoint, Session};
 use crate::node::registry::SubscriptionEntry;
 use crate::node::subscription;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::spool::{Frame, Frames};
-use crate::postgres::wait::Wait;
-use crate::postgres::{latch, process, worker};
 
 /// How long it waits for what others have locked.
 const LOCK_TIMEOUT: &str = "200ms";

@@ -10,6 +10,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use braid_bgworker::column_rule::ColumnRule;
+use braid_postgres::error::PgError;
+use braid_postgres::spool::Spool;
+use braid_postgres::table_scan::low;
+use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::{compat, ffi};
 use pgrx::{FromDatum, pg_sys};
 
 use super::taken_rows::Removal;
@@ -19,11 +24,6 @@ use crate::node::tombstone::Tombstone;
 use crate::plugin::{
     self, Change, Context, Format, LogicalMessage, Truncation, is_elsewhere, oids, version_of,
 };
-use crate::postgres::error::PgError;
-use crate::postgres::spool::Spool;
-use crate::postgres::table_scan::low;
-use crate::postgres::timestamp::EPOCH_DIFFERENCE;
-use crate::postgres::{compat, ffi};
 
 thread_local! {
     static GATHERED: RefCell<Option<Gathered>> = const { RefCell::new(None) };

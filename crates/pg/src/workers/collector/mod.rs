@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::slot_name;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::names::find_table;
+use braid_postgres::{compat, ffi, latch, process, worker};
 use pgrx::pg_sys;
 
 use crate::node::column_write;
@@ -29,9 +32,6 @@ use crate::node::registry::{self, ManagerEntry};
 use crate::node::subscription::rows;
 use crate::node::tombstone::store;
 use crate::plugin::page_read;
-use crate::postgres::error::{self, PgError};
-use crate::postgres::names::find_table;
-use crate::postgres::{compat, ffi, latch, process, worker};
 use deletions::{Taken, Wanted};
 use taken_rows::{Collection, Removal};
 

@@ -9,14 +9,14 @@ use std::mem::size_of;
 use std::ptr;
 
 use braid_gir::{lsn_text, parse_lsn};
+use braid_postgres::error::PgError;
+use braid_postgres::subtransaction::attempt;
+use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
 use crate::apply::DeadRows;
 use crate::node::subscription::{execute_counting, rows};
 use crate::node::taken_row::{TakenRow, store};
-use crate::postgres::error::PgError;
-use crate::postgres::subtransaction::attempt;
-use crate::postgres::{compat, ffi};
 
 /// XLOG_HEAP_OPMASK of src/include/access/heapam_xlog.h, 15 to 18.
 const HEAP_OPERATION: u32 = 0x70;

@@ -7,6 +7,11 @@
 use std::cell::RefCell;
 
 use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
+use braid_postgres::catalog::{query, with_settings};
+use braid_postgres::error::PgError;
+use braid_postgres::libpq::Connection;
+use braid_postgres::rows::Rows;
+use braid_postgres::subtransaction;
 use pgrx::pg_sys;
 
 use super::explained;
@@ -15,11 +20,6 @@ use crate::apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
 use crate::node::origin;
 use crate::node::subscription::Subscription;
 use crate::node::tombstone::{self, Seen};
-use crate::postgres::catalog::{query, with_settings};
-use crate::postgres::error::PgError;
-use crate::postgres::libpq::Connection;
-use crate::postgres::rows::Rows;
-use crate::postgres::subtransaction;
 use crate::workers::ingest::stamp;
 
 /// Rows of a step.

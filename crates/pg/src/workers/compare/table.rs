@@ -10,14 +10,14 @@
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_postgres::catalog::{self, Rights, with_rights};
+use braid_postgres::error::PgError;
+use braid_postgres::libpq::Connection;
+use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
 use crate::apply::row_version;
 use crate::node::subscription::Subscription;
-use crate::postgres::catalog::{self, Rights, with_rights};
-use crate::postgres::error::PgError;
-use crate::postgres::libpq::Connection;
-use crate::postgres::rows::Rows;
 use crate::workers::copy::source::published;
 
 /// How many rows are asked for by key in one statement.

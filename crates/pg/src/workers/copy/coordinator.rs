@@ -6,16 +6,16 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::libpq::Connection;
+use braid_postgres::process;
+use braid_postgres::worker::{self, Handle, Status, Worker};
 use pgrx::pg_sys;
 
 use super::worker::Task;
 use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
 use crate::node::settings;
 use crate::node::subscription::{self, Subscription};
-use crate::postgres::error::{self, PgError};
-use crate::postgres::libpq::Connection;
-use crate::postgres::process;
-use crate::postgres::worker::{self, Handle, Status, Worker};
 
 /// Workers are not asked after more often than this.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::copy_query::Published;
 use braid_gir::parse_lsn;
+use braid_postgres::error::{LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::latch;
+use braid_postgres::libpq::{Connection, Mode};
 
 use super::load::Target;
 use super::source::Source;
@@ -29,9 +32,6 @@ use super::worker::Task;
 use crate::apply::meanwhile;
 use crate::node::subscription::{Subscription, execute_counting, rows};
 use crate::node::tombstone::waiting;
-use crate::postgres::error::{LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::latch;
-use crate::postgres::libpq::{Connection, Mode};
 
 /// How long the provider may take to apply what is applied here.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -192,7 +192,7 @@ pub fn await_provider(
         .first()
         .and_then(|row| parse_lsn(row.first()?.as_deref()?))
         .unwrap_or(0);
-    crate::postgres::catalog::flush_wal(mine);
+    braid_postgres::catalog::flush_wal(mine);
 
     let deadline = Instant::now() + patience;
     while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
@@ -348,7 +348,7 @@ impl Contents {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
         // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
-        if self.has_mine && !waiting::wait_past(crate::postgres::catalog::flush_all()) {
+        if self.has_mine && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Err(PgError::new(
                 "40001",
                 "what sessions of this node have taken out of the table is not known yet",

@@ -7,6 +7,10 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_postgres::compat;
+use braid_postgres::encoding::from_server;
+use braid_postgres::error::PgError;
+use braid_postgres::libpq::{CopyData, CopyMessage};
 use pgrx::pg_sys;
 
 use super::source::Source;
@@ -19,10 +23,6 @@ use crate::apply::{
 use crate::node::rate_limit::Limiter;
 use crate::node::registry::TableEntry;
 use crate::node::subscription::{self, Subscription};
-use crate::postgres::compat;
-use crate::postgres::encoding::from_server;
-use crate::postgres::error::PgError;
-use crate::postgres::libpq::{CopyData, CopyMessage};
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";

@@ -23,9 +23,8 @@ pub use coordinator::{Coordinator, Progress, Readiness};
 pub use worker::worker_main;
 
 use braid_bgworker::policy::{self, Policy};
+use braid_postgres::error::PgError;
 use pgrx::pg_sys;
-
-use crate::postgres::error::PgError;
 
 /// The worker's exported function.
 pub const WORKER_FUNCTION: &str = "braid_copy_main";
@@ -41,7 +40,7 @@ const USER_LOCKMETHOD: u8 = 2;
 /// when another process has it.
 fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
     let tag = pg_sys::LOCKTAG {
-        locktag_field1: crate::postgres::process::my_database(),
+        locktag_field1: braid_postgres::process::my_database(),
         locktag_field2: subscription,
         locktag_field3: relation,
         locktag_field4: LOCK_CLASS,

@@ -4,12 +4,12 @@ use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
 use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::parse_lsn;
+use braid_postgres::error::PgError;
+use braid_postgres::libpq::{self, Connection, Mode};
+use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
 use crate::node::subscription::{Subscription, publication_literals};
-use crate::postgres::error::PgError;
-use crate::postgres::libpq::{self, Connection, Mode};
-use crate::postgres::rows::Rows;
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
 #[derive(Debug)]
@@ -279,7 +279,7 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     // Many nodes may copy from one provider.
     let slot = quote_identifier(&format!(
         "braid_tmp_{system:x}_{}",
-        crate::postgres::process::my_pid()
+        braid_postgres::process::my_pid()
     ));
     let rows = connection.query(&format!(
         "CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"

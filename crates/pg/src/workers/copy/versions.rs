@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::copy_query::{Published, parse_taken_row, parse_version, parse_written};
 use braid_gir::lsn_text;
+use braid_postgres::error::PgError;
+use braid_postgres::latch;
+use braid_postgres::libpq::Connection;
+use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use pgrx::pg_sys;
 
 use super::source::Source;
@@ -19,10 +23,6 @@ use crate::node::origin;
 use crate::node::subscription::{self, execute_counting, rows};
 use crate::node::taken_row::{self, TakenRow};
 use crate::node::tombstone::{self, Tombstone};
-use crate::postgres::error::PgError;
-use crate::postgres::latch;
-use crate::postgres::libpq::Connection;
-use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use crate::workers::manager::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.

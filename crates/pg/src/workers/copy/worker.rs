@@ -8,6 +8,8 @@ use std::time::Duration;
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
 use braid_gir::{lsn_text, parse_lsn};
+use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::worker::{self, Extra};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
@@ -20,8 +22,6 @@ use crate::node::rate_limit::Limiter;
 use crate::node::registry::{self, TableEntry};
 use crate::node::subscription::{self, Subscription};
 use crate::node::{crash, tombstone};
-use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::worker::{self, Extra};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

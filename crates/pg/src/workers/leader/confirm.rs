@@ -4,6 +4,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::publishing::Unpublished;
+use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
+use braid_postgres::wait::Wait;
+use braid_postgres::{error, libpq};
 use pgrx::pg_sys;
 
 use super::provider_end::SIGN_OF_LIFE;
@@ -11,9 +14,6 @@ use super::stream::Stream;
 use super::{End, confirmed};
 use crate::node::registry::Activity;
 use crate::node::{settings, subscription};
-use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
-use crate::postgres::wait::Wait;
-use crate::postgres::{error, libpq};
 use crate::workers::durability::Durability;
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be

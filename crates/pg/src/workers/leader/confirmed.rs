@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use braid_bgworker::lease::leaves_a_gap;
 use braid_gir::{lsn_text, parse_lsn};
+use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::ffi;
+use braid_postgres::libpq::Connection;
 use pgrx::pg_sys;
 
 use super::End;
 use super::provider::Provider;
 use crate::node::standing;
 use crate::node::subscription::{self, Subscription, execute_counting, rows, rows_written};
-use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::ffi;
-use crate::postgres::libpq::Connection;
 
 /// What this process has reported as flushed, or found confirmed; 0: not known.
 static REPORTED: AtomicU64 = AtomicU64::new(0);

@@ -9,6 +9,9 @@ use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::POSITION_PREFIX;
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
+use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::wait::Wait;
+use braid_postgres::{latch, process};
 use braid_ring::{Complete, EDGES};
 
 use super::confirm::FLUSH_INTERVAL;
@@ -18,9 +21,6 @@ use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
 use crate::apply::is_rule;
 use crate::node::subscription::{self, InitialCopy};
-use crate::postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::wait::Wait;
-use crate::postgres::{latch, process};
 use crate::workers::applier::here;
 use crate::workers::copy::Readiness;
 

@@ -9,12 +9,12 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use braid_gir::{Prepared, Reader, Record, StreamedCommit, Tag, Writer};
+use braid_postgres::error::PgError;
+use braid_postgres::spool::Spool;
 
 use super::running::Content;
 use super::stream::Stream;
 use super::{End, out_of_order};
-use crate::postgres::error::PgError;
-use crate::postgres::spool::Spool;
 
 /// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
 const READ_BACK: usize = 256 * 1024;

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::skew::{Alarm, Burst, Exchange, Say, Skew};
 use braid_gir::Begin;
+use braid_postgres::error::PgError;
+use braid_postgres::latch;
+use braid_postgres::libpq::{self, Connection};
+use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
+use braid_postgres::wait::Wait;
 
 use super::End;
 use super::stream::Stream;
 use crate::node::registry::{Activity, SubscriptionEntry};
 use crate::node::settings::{self, SkewAction};
-use crate::postgres::error::PgError;
-use crate::postgres::latch;
-use crate::postgres::libpq::{self, Connection};
-use crate::postgres::timestamp::{self, EPOCH_DIFFERENCE};
-use crate::postgres::wait::Wait;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
 const QUESTIONS: usize = 3;

@@ -2,8 +2,8 @@
 
 use pgrx::pg_sys;
 
-use crate::postgres::encoding;
-use crate::postgres::error::PgError;
+use crate::encoding;
+use crate::error::PgError;
 
 /// OID of a relation by name; `None` when it does not exist.
 ///

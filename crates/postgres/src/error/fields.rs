@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use pgrx::pg_sys;
 
 use super::{PgError, sqlstate_code};
-use crate::postgres::ffi::raw;
+use crate::ffi::raw;
 
 /// ERROR of src/include/utils/elog.h, 15 to 18.
 pub(super) const ERROR: c_int = pgrx::PgLogLevel::ERROR as c_int;

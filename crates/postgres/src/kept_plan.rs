@@ -12,8 +12,8 @@ use std::ptr::NonNull;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use crate::postgres::error::PgError;
-use crate::postgres::{catalog, encoding};
+use crate::error::PgError;
+use crate::{catalog, encoding};
 
 /// Settings under which these queries are planned. Without statistics, as right after many tables were made, the planner would
 /// join whole catalogs by hash, for each table anew.

@@ -6,9 +6,9 @@
 
 use pgrx::pg_sys;
 
-use crate::postgres::compat;
-use crate::postgres::ffi::{ScanInsert, raw};
-use crate::postgres::heap_page::{self, SHARE};
+use crate::compat;
+use crate::ffi::{ScanInsert, raw};
+use crate::heap_page::{self, SHARE};
 
 /// SK_ISNULL of src/include/access/skey.h.
 const IS_NULL: i32 = 1;
@@ -30,7 +30,7 @@ struct PageOpaque {
 
 /// What is known of the end of an index.
 #[derive(Debug)]
-pub(crate) struct IndexEnd {
+pub struct IndexEnd {
     /// Made at the first look.
     key: *mut ScanInsert,
     /// Block and buffer that the last page was in.
@@ -58,7 +58,7 @@ impl IndexEnd {
     ///
     /// # Safety
     /// The index is open and locked; the values are of its columns' types. The current memory context lives as long as this.
-    pub(crate) unsafe fn is_before(
+    pub unsafe fn is_before(
         &mut self,
         index: pg_sys::Relation,
         keys: &[pg_sys::ScanKeyData],

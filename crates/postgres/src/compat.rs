@@ -22,7 +22,7 @@ pub(crate) fn wait_event(name: &std::ffi::CStr) -> u32 {
 /// # Safety
 /// `descriptor` is valid and has more than `index` attributes.
 #[allow(non_snake_case)]
-pub(crate) unsafe fn TupleDescAttr(
+pub unsafe fn TupleDescAttr(
     descriptor: pg_sys::TupleDesc,
     index: usize,
 ) -> *mut pg_sys::FormData_pg_attribute {
@@ -52,7 +52,7 @@ pub(crate) type ChangeTuple = *mut pg_sys::ReorderBufferTupleBuf;
 pub(crate) type ChangeTuple = pg_sys::HeapTuple;
 
 /// The file of a block that a WAL record names: another name from 16 on.
-pub(crate) fn block_file(block: &pg_sys::DecodedBkpBlock) -> FileLocator {
+pub fn block_file(block: &pg_sys::DecodedBkpBlock) -> FileLocator {
     #[cfg(feature = "pg15")]
     {
         block.rnode
@@ -67,7 +67,7 @@ pub(crate) fn block_file(block: &pg_sys::DecodedBkpBlock) -> FileLocator {
 ///
 /// # Safety
 /// `tuple` is null or valid.
-pub(crate) unsafe fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
+pub unsafe fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     {
         if tuple.is_null() {
@@ -85,7 +85,7 @@ pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindg
 
 /// Write to a file at an offset: how many bytes were, `None` for an error, of which errno tells. Up to 16 `FileWrite` and `FileRead` are
 /// functions, from 17 on wrappers of others.
-pub(crate) fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize> {
+pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize> {
     let offset = pg_sys::off_t::try_from(offset).ok()?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_WRITE;
     #[cfg(feature = "pg15")]
@@ -111,7 +111,7 @@ pub(crate) fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Optio
 }
 
 /// Read from a file at an offset, as [`file_write`]. 0 at its end.
-pub(crate) fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<usize> {
+pub fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<usize> {
     let offset = pg_sys::off_t::try_from(offset).ok()?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_READ;
     #[cfg(feature = "pg15")]
@@ -137,7 +137,7 @@ pub(crate) fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Op
 }
 
 /// Number of the file that a decoded change was made in.
-pub(crate) fn change_file(tuples: &ChangedTuples) -> u32 {
+pub fn change_file(tuples: &ChangedTuples) -> u32 {
     #[cfg(feature = "pg15")]
     let file = tuples.relnode.relNode;
     #[cfg(not(feature = "pg15"))]
@@ -147,16 +147,16 @@ pub(crate) fn change_file(tuples: &ChangedTuples) -> u32 {
 
 /// Where a relation's file is.
 #[cfg(feature = "pg15")]
-pub(crate) type FileLocator = pg_sys::RelFileNode;
+pub type FileLocator = pg_sys::RelFileNode;
 /// Where a relation's file is.
 #[cfg(not(feature = "pg15"))]
-pub(crate) type FileLocator = pg_sys::RelFileLocator;
+pub type FileLocator = pg_sys::RelFileLocator;
 
 /// Where a relation's file is.
 ///
 /// # Safety
 /// `relation` is open.
-pub(crate) unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
+pub unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
     // SAFETY: as the caller says.
     unsafe {
         #[cfg(feature = "pg15")]
@@ -171,7 +171,7 @@ pub(crate) unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
 ///
 /// # Safety
 /// `relation` is open.
-pub(crate) unsafe fn is_in_file(relation: pg_sys::Relation, file: &FileLocator) -> bool {
+pub unsafe fn is_in_file(relation: pg_sys::Relation, file: &FileLocator) -> bool {
     #[cfg(feature = "pg15")]
     let number = file.relNode;
     #[cfg(not(feature = "pg15"))]
@@ -184,7 +184,7 @@ pub(crate) unsafe fn is_in_file(relation: pg_sys::Relation, file: &FileLocator) 
 ///
 /// # Safety
 /// `relation` is open.
-pub(crate) unsafe fn relation_file(relation: pg_sys::Relation) -> u32 {
+pub unsafe fn relation_file(relation: pg_sys::Relation) -> u32 {
     // SAFETY: as the caller says.
     unsafe {
         #[cfg(feature = "pg15")]
@@ -199,7 +199,7 @@ pub(crate) unsafe fn relation_file(relation: pg_sys::Relation) -> u32 {
 ///
 /// # Safety
 /// `publication` is valid.
-pub(crate) unsafe fn publishes_generated(publication: *const pg_sys::Publication) -> bool {
+pub unsafe fn publishes_generated(publication: *const pg_sys::Publication) -> bool {
     #[cfg(feature = "pg18")]
     // SAFETY: valid as the caller says.
     unsafe {
@@ -216,7 +216,7 @@ pub(crate) unsafe fn publishes_generated(publication: *const pg_sys::Publication
 ///
 /// # Safety
 /// `node` is an expression over `relation`, in the current memory context.
-pub(crate) unsafe fn expand_generated_columns(
+pub unsafe fn expand_generated_columns(
     node: *mut pg_sys::Node,
     relation: pg_sys::Relation,
 ) -> *mut pg_sys::Node {
@@ -233,13 +233,13 @@ pub(crate) unsafe fn expand_generated_columns(
 }
 
 /// Whether the reorder buffer itself reports progress within a large transaction of which nothing is sent (since 16).
-pub(crate) const REPORTS_PROGRESS: bool = cfg!(not(feature = "pg15"));
+pub const REPORTS_PROGRESS: bool = cfg!(not(feature = "pg15"));
 
 /// `index_beginscan`: 18 added instrumentation.
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn index_beginscan(
+pub unsafe fn index_beginscan(
     table: pg_sys::Relation,
     index: pg_sys::Relation,
     snapshot: pg_sys::Snapshot,
@@ -261,10 +261,7 @@ pub(crate) unsafe fn index_beginscan(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn eval_plan_qual_init(
-    state: *mut pg_sys::EPQState,
-    estate: *mut pg_sys::EState,
-) {
+pub unsafe fn eval_plan_qual_init(state: *mut pg_sys::EPQState, estate: *mut pg_sys::EState) {
     #[cfg(feature = "pg15")]
     // SAFETY: as the caller says.
     unsafe {
@@ -296,7 +293,7 @@ pub(crate) unsafe fn eval_plan_qual_init(
 ///
 /// # Safety
 /// `entry` is a range table entry in the executor state's memory context, which is the current one.
-pub(crate) unsafe fn init_range_table(
+pub unsafe fn init_range_table(
     estate: *mut pg_sys::EState,
     entry: *mut pg_sys::RangeTblEntry,
     attributes: impl Iterator<Item = i32>,
@@ -334,7 +331,7 @@ pub(crate) unsafe fn init_range_table(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn execute_truncate(
+pub unsafe fn execute_truncate(
     relations: *mut pg_sys::List,
     oids: *mut pg_sys::List,
     logged: *mut pg_sys::List,
@@ -365,7 +362,7 @@ pub(crate) unsafe fn execute_truncate(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
+pub unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
     #[cfg(feature = "pg15")]
     // SAFETY: as the caller says.
     unsafe {
@@ -382,7 +379,7 @@ pub(crate) unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
 ///
 /// # Safety
 /// `list` is null or a List of OIDs with more than `position` elements.
-pub(crate) unsafe fn list_oid(list: *const pg_sys::List, position: usize) -> pg_sys::Oid {
+pub unsafe fn list_oid(list: *const pg_sys::List, position: usize) -> pg_sys::Oid {
     // SAFETY: as the caller says.
     unsafe { (*(*list).elements.add(position)).oid_value }
 }
@@ -391,7 +388,7 @@ pub(crate) unsafe fn list_oid(list: *const pg_sys::List, position: usize) -> pg_
 ///
 /// # Safety
 /// `list` is null or a List.
-pub(crate) unsafe fn list_length(list: *const pg_sys::List) -> usize {
+pub unsafe fn list_length(list: *const pg_sys::List) -> usize {
     if list.is_null() {
         return 0;
     }
@@ -403,7 +400,7 @@ pub(crate) unsafe fn list_length(list: *const pg_sys::List) -> usize {
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
+pub unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
     #[cfg(not(feature = "pg18"))]
     // SAFETY: as the caller says.
     unsafe {
@@ -417,14 +414,14 @@ pub(crate) unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
 }
 
 /// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's owner.
-pub(crate) const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");
+pub const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");
 
 /// The call of a table access method's `tuple_update` and of `ExecInsertIndexTuples` after it, as
 /// `ExecSimpleRelationUpdate` makes them (src/backend/executor/execReplication.c): 16 tells which indexes need an entry.
 ///
 /// # Safety
 /// Under a guard; all arguments belong together, and the table has an access method.
-pub(crate) unsafe fn update_tuple_and_indexes(
+pub unsafe fn update_tuple_and_indexes(
     relation: pg_sys::Relation,
     target: *mut pg_sys::ResultRelInfo,
     estate: *mut pg_sys::EState,
@@ -469,11 +466,36 @@ pub(crate) unsafe fn update_tuple_and_indexes(
     }
 }
 
+unsafe extern "C-unwind" {
+    // src/include/executor/executor.h.
+    #[cfg(feature = "pg15")]
+    fn ExecInsertIndexTuples(
+        target: *mut pg_sys::ResultRelInfo,
+        slot: *mut pg_sys::TupleTableSlot,
+        estate: *mut pg_sys::EState,
+        update: bool,
+        no_dup_error: bool,
+        spec_conflict: *mut bool,
+        arbiters: *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
+    #[cfg(not(feature = "pg15"))]
+    fn ExecInsertIndexTuples(
+        target: *mut pg_sys::ResultRelInfo,
+        slot: *mut pg_sys::TupleTableSlot,
+        estate: *mut pg_sys::EState,
+        update: bool,
+        no_dup_error: bool,
+        spec_conflict: *mut bool,
+        arbiters: *mut pg_sys::List,
+        only_summarizing: bool,
+    ) -> *mut pg_sys::List;
+}
+
 /// `ExecInsertIndexTuples`, for a table whose unique indexes are all immediate: 16 added indexes that only summarize.
 ///
 /// # Safety
 /// Under a guard; as the PostgreSQL function.
-pub(crate) unsafe fn insert_index_tuples(
+pub unsafe fn insert_index_tuples(
     target: *mut pg_sys::ResultRelInfo,
     slot: *mut pg_sys::TupleTableSlot,
     estate: *mut pg_sys::EState,
@@ -488,7 +510,7 @@ pub(crate) unsafe fn insert_index_tuples(
         #[cfg(feature = "pg15")]
         {
             let _ = summarizing;
-            crate::postgres::ffi::raw::ExecInsertIndexTuples(
+            ExecInsertIndexTuples(
                 target,
                 slot,
                 estate,
@@ -499,7 +521,7 @@ pub(crate) unsafe fn insert_index_tuples(
             );
         }
         #[cfg(not(feature = "pg15"))]
-        crate::postgres::ffi::raw::ExecInsertIndexTuples(
+        ExecInsertIndexTuples(
             target,
             slot,
             estate,
@@ -516,7 +538,7 @@ pub(crate) unsafe fn insert_index_tuples(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn primary_key_index(relation: pg_sys::Relation) -> pg_sys::Oid {
+pub unsafe fn primary_key_index(relation: pg_sys::Relation) -> pg_sys::Oid {
     #[cfg(not(feature = "pg18"))]
     // SAFETY: as the caller says.
     unsafe {
@@ -550,7 +572,7 @@ pub(crate) unsafe fn create_wait_event_set(events: i32) -> *mut pg_sys::WaitEven
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn acquire_slot(name: &std::ffi::CStr) {
+pub unsafe fn acquire_slot(name: &std::ffi::CStr) {
     #[cfg(not(feature = "pg18"))]
     // SAFETY: as the caller says.
     unsafe {

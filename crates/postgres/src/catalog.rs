@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 
-use crate::postgres::encoding;
-use crate::postgres::rows::Rows;
+use crate::encoding;
+use crate::rows::Rows;
 
 /// Which rights a piece of work has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
 ///
 /// # Safety
 /// SPI is connected and `SPI_tuptable` is not null.
-pub(crate) unsafe fn collect() -> Rows {
+pub unsafe fn collect() -> Rows {
     // SAFETY: SPI says that `vals` has SPI_processed tuples of the shape `tupdesc`.
     unsafe {
         let table = pg_sys::SPI_tuptable;

@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::postgres::compat;
+use crate::compat;
 
 /// What a process waits for. Each is set by the process itself while it sleeps; none is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Wait {
 }
 
 /// The waits of this process are shown there from here on.
-pub(crate) fn show_in(place: &'static AtomicU32) {
+pub fn show_in(place: &'static AtomicU32) {
     SHOWN.store(std::ptr::from_ref(place).cast_mut(), Ordering::Relaxed);
 }
 

@@ -16,11 +16,11 @@ use std::os::unix::fs::FileExt;
 
 use pgrx::pg_sys;
 
-use crate::postgres::compat;
-use crate::postgres::error::{self, PgError};
+use crate::compat;
+use crate::error::{self, PgError};
 
 /// What does not fit into `temp_file_limit`.
-pub(crate) const NO_ROOM: &str = "a transaction does not fit into temporary files";
+pub const NO_ROOM: &str = "a transaction does not fit into temporary files";
 
 /// What is gathered before it is handed to the file, and read from it at once.
 const CHUNK: usize = 128 * 1024;
@@ -42,7 +42,7 @@ struct Begun {
 
 /// The records of a transaction that has not ended.
 #[derive(Debug)]
-pub(crate) struct Spool {
+pub struct Spool {
     file: pg_sys::File,
     /// What is yet to be handed to the file, which ends at `handed`.
     buffer: Vec<u8>,
@@ -68,7 +68,7 @@ fn failed(what: &str) -> PgError {
 
 impl Spool {
     /// An empty one.
-    pub(crate) fn create() -> Self {
+    pub fn create() -> Self {
         Self {
             // SAFETY: a file that is not bound to a transaction; errors unwind.
             file: unsafe { pg_sys::OpenTemporaryFile(true) },
@@ -84,7 +84,7 @@ impl Spool {
     }
 
     /// Where the file is, for other processes of this server. From here on nothing that was handed to it changes.
-    pub(crate) fn path(&mut self) -> String {
+    pub fn path(&mut self) -> String {
         self.is_shared = true;
         // SAFETY: the file is open, and its name lives as long.
         let path = unsafe { CStr::from_ptr(pg_sys::FilePathName(self.file)) };
@@ -112,7 +112,7 @@ impl Spool {
     }
 
     /// What is written next belongs to this subtransaction; so many changes came before.
-    pub(crate) fn subtransaction(&mut self, xid: u32, changes: u32) {
+    pub fn subtransaction(&mut self, xid: u32, changes: u32) {
         if self.known.contains_key(&xid) {
             return;
         }
@@ -127,7 +127,10 @@ impl Spool {
     }
 
     /// Append whole records.
-    pub(crate) fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
+    ///
+    /// # Errors
+    /// 54000 for records of 2 GB and more; what [`Self::hand_over`] returns.
+    pub fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
         let len = u32::try_from(records.len())
             .ok()
             .filter(|len| len & MARK == 0)
@@ -142,7 +145,10 @@ impl Spool {
     }
 
     /// Hand what was written to the file, for whoever reads it. How long it is then.
-    pub(crate) fn hand_over(&mut self) -> Result<u64, PgError> {
+    ///
+    /// # Errors
+    /// 53400 beyond `temp_file_limit`; 58030 if the file can't be written; what PostgreSQL raises.
+    pub fn hand_over(&mut self) -> Result<u64, PgError> {
         let mut rest = self.buffer.as_slice();
         while !rest.is_empty() {
             let (file, end) = (self.file, self.handed);
@@ -163,7 +169,7 @@ impl Spool {
     }
 
     /// Forget what came since the first change of a subtransaction. How many changes are left, if there was any.
-    pub(crate) fn roll_back(&mut self, xid: u32) -> Option<u32> {
+    pub fn roll_back(&mut self, xid: u32) -> Option<u32> {
         let index = *self.known.get(&xid)?;
         let place = self.subtransactions.get(index)?.place;
         let changes = self.subtransactions.get(index)?.changes;
@@ -181,7 +187,10 @@ impl Spool {
     }
 
     /// Read from the start. Nothing is written any more.
-    pub(crate) fn rewind(&mut self) -> Result<(), PgError> {
+    ///
+    /// # Errors
+    /// What [`Self::hand_over`] returns.
+    pub fn rewind(&mut self) -> Result<(), PgError> {
         self.hand_over()?;
         self.reading = 0;
         self.next_dead = 0;
@@ -189,7 +198,10 @@ impl Spool {
     }
 
     /// Append the records that were written at once to `records`. False at the end.
-    pub(crate) fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
+    ///
+    /// # Errors
+    /// 58030 if the file can't be read, or is shorter than what was written.
+    pub fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
         let len = loop {
             if let Some((from, to)) = self.dead.get(self.next_dead)
                 && *from == self.reading
@@ -243,7 +255,7 @@ impl Drop for Spool {
 
 /// What was written at once.
 #[derive(Debug)]
-pub(crate) enum Frame<'a> {
+pub enum Frame<'a> {
     /// Whole records.
     Records(&'a [u8]),
     /// What follows is part of a subtransaction that begins here.
@@ -254,7 +266,7 @@ pub(crate) enum Frame<'a> {
 
 /// What was written at once, read by another process while more is written.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub struct Frames {
     file: File,
     chunk: Vec<u8>,
     /// What of the chunk was taken.
@@ -265,7 +277,10 @@ pub(crate) struct Frames {
 
 impl Frames {
     /// From the start of the file of a [`Spool`].
-    pub(crate) fn open(path: &str) -> Result<Self, PgError> {
+    ///
+    /// # Errors
+    /// 58030 if the file can't be opened.
+    pub fn open(path: &str) -> Result<Self, PgError> {
         let file = File::open(path)
             .map_err(|error| PgError::new("58030", format!("could not open {path}: {error}")))?;
         Ok(Self {
@@ -277,12 +292,15 @@ impl Frames {
     }
 
     /// How far in the file what comes next is.
-    pub(crate) fn place(&self) -> u64 {
+    pub fn place(&self) -> u64 {
         self.at - (self.chunk.len() - self.taken) as u64
     }
 
     /// The next records that were written at once; `None` where there are none before `end`, up to which the file was handed over.
-    pub(crate) fn next(&mut self, end: u64) -> Result<Option<Frame<'_>>, PgError> {
+    ///
+    /// # Errors
+    /// 58030 if the file can't be read, or ends before `end`.
+    pub fn next(&mut self, end: u64) -> Result<Option<Frame<'_>>, PgError> {
         if self.place() >= end {
             return Ok(None);
         }

@@ -5,8 +5,8 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys;
 
-use crate::postgres::compat::FileLocator;
-use crate::postgres::ffi::raw;
+use crate::compat::FileLocator;
+use crate::ffi::raw;
 
 /// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
 const UNLOCK: i32 = 0;
@@ -18,16 +18,16 @@ const ITEM: usize = 4;
 const NORMAL: u32 = 1;
 
 /// A place in a table: block, and item in it.
-pub(crate) type Place = (u32, u16);
+pub type Place = (u32, u16);
 
 /// Turns a tuple identifier into a place, which can be compared and kept.
-pub(crate) fn place_of(tid: pg_sys::ItemPointerData) -> Place {
+pub fn place_of(tid: pg_sys::ItemPointerData) -> Place {
     let block = u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo);
     (block, tid.ip_posid)
 }
 
 /// Turns a place into a tuple identifier.
-pub(crate) fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
+pub fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
     let [hi1, hi0, lo1, lo0] = block.to_be_bytes();
     let mut tid = pg_sys::ItemPointerData::default();
     tid.ip_blkid.bi_hi = u16::from_be_bytes([hi1, hi0]);
@@ -61,7 +61,7 @@ pub(crate) unsafe fn items(page: *mut c_char) -> usize {
 /// # Safety
 /// Under a guard. The table is an open one of the heap access method that is not temporary; the place's block is in the buffer, which is
 /// pinned; the slot is one of the table's.
-pub(crate) unsafe fn fetch(
+pub unsafe fn fetch(
     table: pg_sys::Relation,
     buffer: pg_sys::Buffer,
     place: Place,
@@ -115,7 +115,7 @@ pub struct Lifetime {
 ///
 /// # Safety
 /// In a process that is attached to shared buffers; the file is one of a permanent table of the heap access method.
-pub(crate) unsafe fn lifetime(
+pub unsafe fn lifetime(
     file: FileLocator,
     block: pg_sys::BlockNumber,
     item: u16,

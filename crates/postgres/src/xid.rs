@@ -1,5 +1,5 @@
 //! Transaction ids, and what PostgreSQL has of the transactions. Not: what Braid has beside
-//! (`crate::node::local_version`, `crate::node::kept_commit`).
+//! (`local_version` and `kept_commit` of the layer above).
 
 use pgrx::pg_sys;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 
-use crate::postgres::error::{LOCK_NOT_AVAILABLE, PgError};
-use crate::postgres::wait::{self, Wait};
+use crate::error::{LOCK_NOT_AVAILABLE, PgError};
+use crate::wait::{self, Wait};
 
 /// What to wait for on a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Woken {
 static REFUSES: AtomicBool = AtomicBool::new(false);
 
 /// Have every wait of this process be an error from now on, or none.
-pub(crate) fn refuse_waits(refuse: bool) {
+pub fn refuse_waits(refuse: bool) {
     REFUSES.store(refuse, Ordering::Relaxed);
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn refuse_waits(refuse: bool) {
 ///
 /// # Errors
 /// 55P03 where this process must not wait.
-pub(crate) fn may_wait() -> Result<(), PgError> {
+pub fn may_wait() -> Result<(), PgError> {
     if REFUSES.load(Ordering::Relaxed) {
         return Err(PgError::new(
             LOCK_NOT_AVAILABLE,
@@ -132,7 +132,7 @@ impl SocketWait {
     pub fn new(socket: i32) -> Self {
         // SAFETY: the latch is this process's own; the set is freed with the process.
         unsafe {
-            let set = crate::postgres::compat::create_wait_event_set(3);
+            let set = crate::compat::create_wait_event_set(3);
             let none = std::ptr::null_mut();
             let add = |events, socket, latch| {
                 pg_sys::AddWaitEventToSet(set, events, socket, latch, none);

@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-use crate::postgres::error::{self, PgError};
+use crate::error::{self, PgError};
 
 /// One that has begun. It has to be ended, also after an error.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::quote_literal;
 use pgrx::pg_sys;
 
-use crate::postgres::error::PgError;
-use crate::postgres::latch::{Interest, Woken};
-use crate::postgres::rows::Rows;
-use crate::postgres::wait::Wait;
+use crate::error::PgError;
+use crate::latch::{Interest, Woken};
+use crate::rows::Rows;
+use crate::wait::Wait;
 
 #[repr(C)]
 struct PGconn {
@@ -631,7 +631,7 @@ impl Connection {
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Woken {
         // SAFETY: `raw` is live.
         let socket = unsafe { PQsocket(self.raw) };
-        crate::postgres::latch::wait_for_socket(socket, interest, timeout)
+        crate::latch::wait_for_socket(socket, interest, timeout)
     }
 
     /// The socket, for waiting elsewhere.
@@ -845,9 +845,7 @@ impl Connection {
             } else {
                 Interest::Both
             };
-            if crate::postgres::latch::wait_for_socket_as(self.socket(), interest, left, shown)
-                .socket
-            {
+            if crate::latch::wait_for_socket_as(self.socket(), interest, left, shown).socket {
                 self.consume()?;
             }
         }

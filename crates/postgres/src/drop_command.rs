@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use crate::postgres::catalog::utf8_string;
+use crate::catalog::utf8_string;
 
 /// What is to be dropped, as far as it can take an extension along.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use pgrx::pg_sys;
 
 use super::PgError;
-use crate::postgres::ffi::raw;
+use crate::ffi::raw;
 
 /// What is held where a unit of work begins. Its caller keeps that, also after an error.
 #[derive(Debug, Clone, Copy)]

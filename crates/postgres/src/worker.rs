@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::postgres::{compat, ffi, latch};
+use crate::{compat, ffi, latch};
 
 /// What a worker is started with: `bgw_extra`, 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +157,7 @@ pub fn start(worker: &Worker<'_>) -> Option<Handle> {
 
 impl Handle {
     /// PostgreSQL's own handle, which lives as long as this process.
-    pub(crate) fn raw(&self) -> *mut pg_sys::BackgroundWorkerHandle {
+    pub fn raw(&self) -> *mut pg_sys::BackgroundWorkerHandle {
         self.raw
     }
 
@@ -212,14 +212,14 @@ unsafe extern "C" {
 static IS_WORKER: AtomicBool = AtomicBool::new(false);
 
 /// Whether this process is one of the extension's workers.
-pub(crate) fn is_worker() -> bool {
+pub fn is_worker() -> bool {
     IS_WORKER.load(Ordering::Relaxed)
 }
 
 /// The end of a worker that was told to end, by another one or with the server, is a LOG message
 /// and not FATAL: nothing is wrong. Runs in the middle of PostgreSQL's error reporting: the level
 /// is only that of the server's log.
-pub(crate) fn calm(error: &mut pg_sys::ErrorData) {
+pub fn calm(error: &mut pg_sys::ErrorData) {
     if is_worker()
         && error.elevel == pgrx::PgLogLevel::FATAL as i32
         && error.sqlerrcode == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN as i32

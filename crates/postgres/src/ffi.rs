@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 /// src/backend/executor/execPartition.c; opaque.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct PartitionTupleRouting {
+pub struct PartitionTupleRouting {
     _private: [u8; 0],
 }
 
@@ -54,7 +54,7 @@ unsafe extern "C-unwind" {
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn exec_setup_partition_tuple_routing(
+pub unsafe fn exec_setup_partition_tuple_routing(
     estate: *mut pg_sys::EState,
     relation: pg_sys::Relation,
 ) -> *mut PartitionTupleRouting {
@@ -70,7 +70,7 @@ pub(crate) unsafe fn exec_setup_partition_tuple_routing(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn exec_find_partition(
+pub unsafe fn exec_find_partition(
     state: *mut pg_sys::ModifyTableState,
     root: *mut pg_sys::ResultRelInfo,
     routing: *mut PartitionTupleRouting,
@@ -89,7 +89,7 @@ pub(crate) unsafe fn exec_find_partition(
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn exec_cleanup_tuple_routing(
+pub unsafe fn exec_cleanup_tuple_routing(
     state: *mut pg_sys::ModifyTableState,
     routing: *mut PartitionTupleRouting,
 ) {
@@ -114,7 +114,7 @@ unsafe extern "C-unwind" {
 ///
 /// # Safety
 /// As the PostgreSQL function: the table has such columns.
-pub(crate) unsafe fn compute_stored_generated(
+pub unsafe fn compute_stored_generated(
     target: *mut pg_sys::ResultRelInfo,
     estate: *mut pg_sys::EState,
     slot: *mut pg_sys::TupleTableSlot,
@@ -132,10 +132,7 @@ pub(crate) unsafe fn compute_stored_generated(
 ///
 /// # Safety
 /// In a transaction; the list is allocated in the current memory context.
-pub(crate) unsafe fn find_all_inheritors(
-    parent: pg_sys::Oid,
-    lock_mode: c_int,
-) -> *mut pg_sys::List {
+pub unsafe fn find_all_inheritors(parent: pg_sys::Oid, lock_mode: c_int) -> *mut pg_sys::List {
     // SAFETY: as above.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -154,7 +151,7 @@ unsafe extern "C-unwind" {
 ///
 /// # Safety
 /// In a transaction, with a snapshot for catalogs; the list is allocated in the current memory context.
-pub(crate) unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List {
+pub unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List {
     // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of the closure.
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors_unguarded(relid)) }
 }
@@ -176,7 +173,7 @@ const ANY_USER_TIMEOUT: c_int = 20;
 ///
 /// # Safety
 /// Both are of the type that has this length and is passed so.
-pub(crate) unsafe fn datum_image_eq(
+pub unsafe fn datum_image_eq(
     one: pg_sys::Datum,
     other: pg_sys::Datum,
     by_value: bool,
@@ -194,7 +191,7 @@ pub(crate) unsafe fn datum_image_eq(
 ///
 /// # Safety
 /// The handler does only what a signal handler may, and is never unloaded.
-pub(crate) unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) -> c_int {
+pub unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) -> c_int {
     // SAFETY: as the caller says; raises an error when all numbers are taken.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| register_timeout_unguarded(ANY_USER_TIMEOUT, handler))
@@ -205,7 +202,7 @@ pub(crate) unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) ->
 ///
 /// # Safety
 /// The timer was registered by this process.
-pub(crate) unsafe fn enable_timeout(timer: c_int, first: c_int, next: c_int) {
+pub unsafe fn enable_timeout(timer: c_int, first: c_int, next: c_int) {
     // SAFETY: as the caller says.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -219,7 +216,7 @@ pub(crate) unsafe fn enable_timeout(timer: c_int, first: c_int, next: c_int) {
 ///
 /// # Safety
 /// The timer was registered by this process.
-pub(crate) unsafe fn disable_timeout(timer: c_int) {
+pub unsafe fn disable_timeout(timer: c_int) {
     // SAFETY: as the caller says.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| disable_timeout_unguarded(timer, false));
@@ -241,40 +238,43 @@ pub(crate) struct ScanInsert {
 /// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
 /// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
 /// closure by a long jump, so nothing with a destructor may live on its stack.
-pub(crate) mod raw {
+pub mod raw {
     use std::ffi::{c_char, c_int, c_void};
 
     use pgrx::pg_sys;
 
     use super::ScanInsert;
-    use crate::postgres::compat::FileLocator;
+    use crate::compat::FileLocator;
 
     unsafe extern "C-unwind" {
         // src/include/access/genam.h, 15 to 18.
-        pub(crate) fn index_rescan(
+        /// Starts a scan anew with these keys, and frees what it holds of the last row.
+        pub fn index_rescan(
             scan: pg_sys::IndexScanDesc,
             keys: pg_sys::ScanKey,
             nkeys: c_int,
             orderbys: pg_sys::ScanKey,
             norderbys: c_int,
         );
-        pub(crate) fn index_getnext_tid(
+        /// The next entry's row, null at the end. The tuple id lives in the scan, until the next call.
+        pub fn index_getnext_tid(
             scan: pg_sys::IndexScanDesc,
             direction: pg_sys::ScanDirection::Type,
         ) -> pg_sys::ItemPointer;
-        pub(crate) fn index_fetch_heap(
+        /// Puts the version of the current row that the scan's snapshot sees into the slot; false if none.
+        pub fn index_fetch_heap(
             scan: pg_sys::IndexScanDesc,
             slot: *mut pg_sys::TupleTableSlot,
         ) -> bool;
         // src/include/storage/bufmgr.h, access/heapam.h; src/include/executor/tuptable.h; src/include/utils/datum.h.
-        pub(crate) fn RelationGetNumberOfBlocksInFork(
+        /// Length of the fork, in blocks.
+        pub fn RelationGetNumberOfBlocksInFork(
             relation: pg_sys::Relation,
             fork: pg_sys::ForkNumber::Type,
         ) -> pg_sys::BlockNumber;
-        pub(crate) fn ReadBuffer(
-            relation: pg_sys::Relation,
-            block: pg_sys::BlockNumber,
-        ) -> pg_sys::Buffer;
+        /// Reads a block of the main fork and pins its buffer.
+        pub fn ReadBuffer(relation: pg_sys::Relation, block: pg_sys::BlockNumber)
+        -> pg_sys::Buffer;
         pub(crate) fn ReadBufferWithoutRelcache(
             file: FileLocator,
             fork: pg_sys::ForkNumber::Type,
@@ -293,13 +293,16 @@ pub(crate) mod raw {
             relation: pg_sys::SMgrRelation,
             fork: pg_sys::ForkNumber::Type,
         ) -> pg_sys::BlockNumber;
-        pub(crate) fn ReleaseBuffer(buffer: pg_sys::Buffer);
-        pub(crate) fn ReleaseAndReadBuffer(
+        /// Releases one pin of the buffer.
+        pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
+        /// Pins the block's buffer and releases the given one, which may be invalid or hold that block.
+        pub fn ReleaseAndReadBuffer(
             buffer: pg_sys::Buffer,
             relation: pg_sys::Relation,
             block: pg_sys::BlockNumber,
         ) -> pg_sys::Buffer;
-        pub(crate) fn ReadRecentBuffer(
+        /// Pins this buffer if it still holds the block; false, and no pin, if not.
+        pub fn ReadRecentBuffer(
             file: FileLocator,
             fork: pg_sys::ForkNumber::Type,
             block: pg_sys::BlockNumber,
@@ -330,7 +333,8 @@ pub(crate) mod raw {
             rightmost: bool,
             snapshot: pg_sys::Snapshot,
         ) -> pg_sys::Buffer;
-        pub(crate) fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
+        /// Prunes the page if it is worth while and its cleanup lock is free. The caller has a pin, no lock.
+        pub fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
         pub(crate) fn HeapTupleSatisfiesVisibility(
             tuple: pg_sys::HeapTuple,
             snapshot: pg_sys::Snapshot,
@@ -341,49 +345,37 @@ pub(crate) mod raw {
             slot: *mut pg_sys::TupleTableSlot,
             buffer: pg_sys::Buffer,
         ) -> *mut pg_sys::TupleTableSlot;
-        pub(crate) fn slot_getsomeattrs_int(slot: *mut pg_sys::TupleTableSlot, attnum: c_int);
-        pub(crate) fn datum_image_eq(
+        /// Takes the first columns of the slot's row apart, as many as given.
+        pub fn slot_getsomeattrs_int(slot: *mut pg_sys::TupleTableSlot, attnum: c_int);
+        /// Whether two values of a type are the same bytes, after decompression. Neither is null.
+        pub fn datum_image_eq(
             one: pg_sys::Datum,
             other: pg_sys::Datum,
             by_value: bool,
             length: c_int,
         ) -> bool;
         // src/include/executor/executor.h.
-        pub(crate) fn ExecConstraints(
+        /// Raises an error if the slot's row breaks a NOT NULL or CHECK constraint of the table.
+        pub fn ExecConstraints(
             target: *mut pg_sys::ResultRelInfo,
             slot: *mut pg_sys::TupleTableSlot,
             estate: *mut pg_sys::EState,
         );
-        #[cfg(feature = "pg15")]
-        pub(crate) fn ExecInsertIndexTuples(
-            target: *mut pg_sys::ResultRelInfo,
-            slot: *mut pg_sys::TupleTableSlot,
-            estate: *mut pg_sys::EState,
-            update: bool,
-            no_dup_error: bool,
-            spec_conflict: *mut bool,
-            arbiters: *mut pg_sys::List,
-        ) -> *mut pg_sys::List;
-        #[cfg(not(feature = "pg15"))]
-        pub(crate) fn ExecInsertIndexTuples(
-            target: *mut pg_sys::ResultRelInfo,
-            slot: *mut pg_sys::TupleTableSlot,
-            estate: *mut pg_sys::EState,
-            update: bool,
-            no_dup_error: bool,
-            spec_conflict: *mut bool,
-            arbiters: *mut pg_sys::List,
-            only_summarizing: bool,
-        ) -> *mut pg_sys::List;
         // src/include/access/xact.h.
-        pub(crate) fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
-        pub(crate) fn CommandCounterIncrement();
+        /// Id of the current command, which counts as used if so told.
+        pub fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
+        /// Makes the changes of the current command visible to the next.
+        pub fn CommandCounterIncrement();
         // src/include/utils/memutils.h.
-        pub(crate) fn MemoryContextReset(context: pg_sys::MemoryContext);
+        /// Frees all that is in the context, and deletes its children.
+        pub fn MemoryContextReset(context: pg_sys::MemoryContext);
         // src/include/utils/rel.h, relcache.h; src/include/storage/lmgr.h.
-        pub(crate) fn RelationIncrementReferenceCount(relation: pg_sys::Relation);
-        pub(crate) fn RelationDecrementReferenceCount(relation: pg_sys::Relation);
-        pub(crate) fn LockRelationOid(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE);
+        /// Keeps the relation open once more, without a lock.
+        pub fn RelationIncrementReferenceCount(relation: pg_sys::Relation);
+        /// Gives up one reference to the relation.
+        pub fn RelationDecrementReferenceCount(relation: pg_sys::Relation);
+        /// Locks the relation until the end of the transaction; waits, and serves invalidations.
+        pub fn LockRelationOid(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE);
         // src/include/storage/lwlock.h, 15 to 18.
         pub(crate) fn ForEachLWLockHeldByMe(
             callback: Option<
@@ -413,7 +405,8 @@ pub(crate) mod raw {
         pub(crate) fn internalerrposition(position: c_int) -> c_int;
         pub(crate) fn internalerrquery(query: *const c_char) -> c_int;
         // src/include/tcop/utility.h, 15 to 18.
-        pub(crate) fn standard_ProcessUtility(
+        /// Runs a utility statement as PostgreSQL does without hooks.
+        pub fn standard_ProcessUtility(
             statement: *mut pg_sys::PlannedStmt,
             text: *const c_char,
             read_only_tree: bool,
@@ -439,22 +432,27 @@ struct PqCommMethods {
 }
 
 /// Sends what there is, or what can be sent without waiting; EOF when the client is gone.
-pub(crate) type Flush = unsafe extern "C-unwind" fn() -> c_int;
+pub type Flush = unsafe extern "C-unwind" fn() -> c_int;
 /// Whether something is still to be sent.
-pub(crate) type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
+pub type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
 /// Sends a protocol message: its kind, its body and the body's length. EOF when the client is gone.
-pub(crate) type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int;
+pub type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize) -> c_int;
 /// Puts a protocol message into the send buffer: its kind, its body and the body's length.
-pub(crate) type PutMessageNoblock = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
+pub type PutMessageNoblock = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
 
 /// What stands in the place of PostgreSQL's functions.
 #[derive(Clone, Copy)]
-pub(crate) struct Methods {
-    pub(crate) flush: Flush,
-    pub(crate) flush_if_writable: Flush,
-    pub(crate) is_send_pending: IsSendPending,
-    pub(crate) put_message: PutMessage,
-    pub(crate) put_message_noblock: PutMessageNoblock,
+pub struct Methods {
+    /// Waits until all is sent.
+    pub flush: Flush,
+    /// Sends what can be sent without waiting.
+    pub flush_if_writable: Flush,
+    /// Tells whether something is left to send.
+    pub is_send_pending: IsSendPending,
+    /// Sends a message.
+    pub put_message: PutMessage,
+    /// Puts a message into the send buffer, which grows.
+    pub put_message_noblock: PutMessageNoblock,
 }
 
 unsafe extern "C" {
@@ -474,7 +472,7 @@ static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
 ///
 /// # Safety
 /// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and are never unloaded.
-pub(crate) unsafe fn replace_methods(methods: Methods) {
+pub unsafe fn replace_methods(methods: Methods) {
     if !ORIGINAL_METHODS.load(Relaxed).is_null() {
         return;
     }
@@ -500,7 +498,7 @@ pub(crate) unsafe fn replace_methods(methods: Methods) {
 }
 
 /// Put PostgreSQL's functions back.
-pub(crate) fn restore_methods() {
+pub fn restore_methods() {
     let original = ORIGINAL_METHODS.swap(std::ptr::null_mut(), Relaxed);
     if !original.is_null() {
         // SAFETY: it is the table that was there.
@@ -509,7 +507,7 @@ pub(crate) fn restore_methods() {
 }
 
 /// Whether functions stand in the place of PostgreSQL's own, and not of another extension's.
-pub(crate) fn has_replaced_postgres_methods() -> bool {
+pub fn has_replaced_postgres_methods() -> bool {
     !ORIGINAL_METHODS.load(Relaxed).is_null() && ORIGINAL_IS_POSTGRES.load(Relaxed)
 }
 
@@ -541,7 +539,7 @@ unsafe fn original_methods() -> *const PqCommMethods {
 ///
 /// # Safety
 /// Called by PostgreSQL: an error leaves by a long jump.
-pub(crate) unsafe fn original_flush() -> c_int {
+pub unsafe fn original_flush() -> c_int {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).flush)() }
 }
@@ -550,11 +548,7 @@ pub(crate) unsafe fn original_flush() -> c_int {
 ///
 /// # Safety
 /// Called by PostgreSQL: an error leaves by a long jump.
-pub(crate) unsafe fn original_putmessage(
-    kind: c_char,
-    body: *const c_char,
-    length: usize,
-) -> c_int {
+pub unsafe fn original_putmessage(kind: c_char, body: *const c_char, length: usize) -> c_int {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).putmessage)(kind, body, length) }
 }
@@ -563,7 +557,7 @@ pub(crate) unsafe fn original_putmessage(
 ///
 /// # Safety
 /// Called by PostgreSQL: an error leaves by a long jump.
-pub(crate) unsafe fn original_flush_if_writable() -> c_int {
+pub unsafe fn original_flush_if_writable() -> c_int {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).flush_if_writable)() }
 }
@@ -572,7 +566,7 @@ pub(crate) unsafe fn original_flush_if_writable() -> c_int {
 ///
 /// # Safety
 /// Called by PostgreSQL.
-pub(crate) unsafe fn original_is_send_pending() -> bool {
+pub unsafe fn original_is_send_pending() -> bool {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).is_send_pending)() }
 }
@@ -581,7 +575,7 @@ pub(crate) unsafe fn original_is_send_pending() -> bool {
 ///
 /// # Safety
 /// Called by PostgreSQL: an error leaves by a long jump.
-pub(crate) unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_char, length: usize) {
+pub unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_char, length: usize) {
     // SAFETY: as the caller says.
     unsafe { ((*original_methods()).putmessage_noblock)(kind, body, length) }
 }
@@ -590,7 +584,7 @@ pub(crate) unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_ch
 ///
 /// # Safety
 /// This process has a client.
-pub(crate) unsafe fn pq_flush_if_writable() -> bool {
+pub unsafe fn pq_flush_if_writable() -> bool {
     // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
     unsafe {
         let flush = (*original_methods()).flush_if_writable;
@@ -617,7 +611,7 @@ unsafe extern "C-unwind" {
 
 /// What came of writing to the client.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Written {
+pub enum Written {
     /// So many bytes were taken.
     Bytes(usize),
     /// None were, for now. The same bytes have to be written again, perhaps with more behind them.
@@ -630,7 +624,7 @@ pub(crate) enum Written {
 ///
 /// # Safety
 /// This process has a client, and nothing is in the send buffer.
-pub(crate) unsafe fn write_to_client(bytes: &[u8]) -> Written {
+pub unsafe fn write_to_client(bytes: &[u8]) -> Written {
     // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
     unsafe {
         let port = pg_sys::MyProcPort;
@@ -656,7 +650,7 @@ pub(crate) unsafe fn write_to_client(bytes: &[u8]) -> Written {
 ///
 /// # Safety
 /// This process has a client.
-pub(crate) unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
+pub unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
     // SAFETY: as the caller says; the bytes are copied. Nothing with a destructor is on the closure's stack.
     unsafe {
         let put = (*original_methods()).putmessage_noblock;
@@ -668,19 +662,22 @@ pub(crate) unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
 
 // Of src/include/access/xlogutils.h, 15 to 18: handed on to PostgreSQL by address.
 unsafe extern "C-unwind" {
-    pub(crate) fn read_local_xlog_page(
+    /// Reads a page of local WAL for a reader, and waits until the record's end is written.
+    pub fn read_local_xlog_page(
         reader: *mut pg_sys::XLogReaderState,
         page: pg_sys::XLogRecPtr,
         length: c_int,
         record: pg_sys::XLogRecPtr,
         buffer: *mut c_char,
     ) -> c_int;
-    pub(crate) fn wal_segment_open(
+    /// Opens the file of a WAL segment for a reader; raises an error if the file is gone.
+    pub fn wal_segment_open(
         reader: *mut pg_sys::XLogReaderState,
         segment: pg_sys::XLogSegNo,
         timeline: *mut pg_sys::TimeLineID,
     );
-    pub(crate) fn wal_segment_close(reader: *mut pg_sys::XLogReaderState);
+    /// Closes the segment's file that a reader has open.
+    pub fn wal_segment_close(reader: *mut pg_sys::XLogReaderState);
 }
 
 unsafe extern "C-unwind" {
@@ -696,7 +693,7 @@ unsafe extern "C-unwind" {
 ///
 /// # Safety
 /// As the PostgreSQL function.
-pub(crate) unsafe fn logical_decoding_process_record(
+pub unsafe fn logical_decoding_process_record(
     context: *mut pg_sys::LogicalDecodingContext,
     reader: *mut pg_sys::XLogReaderState,
 ) {
@@ -724,11 +721,7 @@ unsafe extern "C-unwind" {
 ///
 /// # Safety
 /// In a transaction.
-pub(crate) unsafe fn lookup_gxact(
-    gid: &std::ffi::CStr,
-    prepare_end_lsn: u64,
-    timestamp: i64,
-) -> bool {
+pub unsafe fn lookup_gxact(gid: &std::ffi::CStr, prepare_end_lsn: u64, timestamp: i64) -> bool {
     // SAFETY: as above.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -741,7 +734,7 @@ pub(crate) unsafe fn lookup_gxact(
 ///
 /// # Safety
 /// In a transaction that has done nothing else.
-pub(crate) unsafe fn finish_prepared_transaction(gid: &std::ffi::CStr, is_commit: bool) {
+pub unsafe fn finish_prepared_transaction(gid: &std::ffi::CStr, is_commit: bool) {
     // SAFETY: as above.
     unsafe {
         pg_sys::ffi::pg_guard_ffi_boundary(|| {

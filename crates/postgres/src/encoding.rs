@@ -22,7 +22,7 @@ const STRAY: u32 = 0x10_FF00;
 ///
 /// # Safety
 /// `name` is null or a C string.
-pub(crate) unsafe fn from_server(name: *const c_char) -> String {
+pub unsafe fn from_server(name: *const c_char) -> String {
     if name.is_null() {
         return String::new();
     }
@@ -84,7 +84,7 @@ fn stray_byte(character: char) -> Option<u8> {
 }
 
 /// A name for PostgreSQL, in the server's encoding; `None` if it has a zero byte.
-pub(crate) fn to_server(name: &str) -> Option<CString> {
+pub fn to_server(name: &str) -> Option<CString> {
     let utf8 = CString::new(name).ok()?;
     if name.is_ascii() || is_utf8() {
         return Some(utf8);
@@ -110,7 +110,7 @@ pub(crate) fn text_to_server(text: &str) -> Vec<u8> {
 
 /// The name of something that may be here; `None` if nothing here can have it, since the server's encoding lacks one of its characters or it has a
 /// zero byte.
-pub(crate) fn name_here(name: &str) -> Option<CString> {
+pub fn name_here(name: &str) -> Option<CString> {
     let (name, whole) = convert(name);
     CString::new(name).ok().filter(|_| whole)
 }
@@ -170,18 +170,18 @@ fn convert(text: &str) -> (Vec<u8>, bool) {
 }
 
 /// A statement for PostgreSQL. What follows a zero byte, which none has, is left out.
-pub(crate) fn statement(sql: &str) -> CString {
+pub fn statement(sql: &str) -> CString {
     to_server(sql.split('\0').next().unwrap_or_default()).unwrap_or_default()
 }
 
 /// A text in UTF-8 as an argument of a statement.
-pub(crate) fn text_argument(text: &str) -> DatumWithOid<'static> {
+pub fn text_argument(text: &str) -> DatumWithOid<'static> {
     // SAFETY: a bytea is made like a text.
     unsafe { DatumWithOid::new(text_to_server(text), pg_sys::TEXTOID) }
 }
 
 /// Texts in UTF-8 as one argument of type text[].
-pub(crate) fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
+pub fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
     let mut elements: Vec<pg_sys::Datum> = texts
         .iter()
         .map(|text| {
@@ -205,7 +205,7 @@ pub(crate) fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
 }
 
 /// Arguments of a statement whose texts are UTF-8, as PostgreSQL takes them.
-pub(crate) fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
+pub fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
     let convert = !is_utf8();
     let one = |argument: &DatumWithOid<'a>| {
         // SAFETY: the datum is of the type that goes with it; a text that was made for a statement is not compressed or elsewhere.
@@ -224,7 +224,7 @@ pub(crate) fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>>
 }
 
 /// Text of a value as UTF-8; `None` where a conversion can't be had.
-pub(crate) fn text_from_server(text: &[u8]) -> Option<String> {
+pub fn text_from_server(text: &[u8]) -> Option<String> {
     if text.is_ascii() {
         return String::from_utf8(text.to_vec()).ok();
     }
@@ -328,7 +328,7 @@ unsafe impl SqlTranslatable for Text {
 }
 
 /// Whether the server's encoding is UTF8.
-pub(crate) fn is_utf8() -> bool {
+pub fn is_utf8() -> bool {
     // SAFETY: reads a variable.
     unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
 }
@@ -342,7 +342,7 @@ fn is_sql_ascii() -> bool {
 ///
 /// # Safety
 /// `relation` is valid; in a transaction.
-pub(crate) unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String) {
+pub unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String) {
     // SAFETY: as the caller says; the namespace's name is in the current context or null.
     unsafe {
         let form = &*(*relation).rd_rel;
@@ -355,7 +355,7 @@ pub(crate) unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String)
 
 /// JSON in ASCII, which is the same in every server encoding. Other characters, which only strings
 /// have, are escaped.
-pub(crate) fn json_in_ascii(json: &str) -> String {
+pub fn json_in_ascii(json: &str) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(json.len());
     let mut units = [0; 2];
