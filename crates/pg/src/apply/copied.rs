@@ -1,4 +1,4 @@
-//! Versions of rows that an initial copy has brought (`crate::workers::copy::versions` writes them down). The commit of the copy tells none; and a
+//! Versions of rows that an initial copy has brought (`workers/copy/versions.rs` writes them down). The commit of the copy tells none; and a
 //! change of a third node that comes after it may be older than what was copied.
 //!
 //! A row is known by the hashes that its key has in the table that it was copied from ([`From::hashes`]): so deletions can be brought along

@@ -1,6 +1,6 @@
 //! What other nodes' changes have done to a table while a copy filled it. Run by the copy workers.
 //!
-//! Such a change does not see the copy's rows, nor what came along with them (`crate::workers::copy::versions`), before the copy has committed;
+//! Such a change does not see the copy's rows, nor what came along with them (`workers/copy/versions.rs`), before the copy has committed;
 //! and the copy does not look whether a row was deleted here. So once all is there, and before it is committed, nobody may write, and
 //! all rows are looked at:
 //!

@@ -4,7 +4,7 @@
 //! To this node it is a tombstone, which keeps older changes away (`deletion`); WAL has nothing of it. A node that has an older state of
 //! the row from elsewhere would never learn that it is gone. So there is a row of `braid.unfound` of it, inserted and deleted in the very
 //! transaction that is applied, which has the version already: of the insertion the output plugin makes the deletion, or the truncate, for
-//! nodes that want what others wrote (`crate::plugin`, `unfound`).
+//! nodes that want what others wrote (`plugin/unfound.rs`).
 //!
 //! What is known here already, or older than that, is not passed on: who is told of what it knows is silent, so nothing goes round (I8).
 

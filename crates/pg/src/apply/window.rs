@@ -1,6 +1,6 @@
 //! The moment between a local TRUNCATE and its tombstone. Run by the appliers.
 //!
-//! A row that was deleted tells of it until the collector has come past it (`crate::workers::collector`). TRUNCATE leaves no rows. But its
+//! A row that was deleted tells of it until the collector has come past it (`workers/collector`). TRUNCATE leaves no rows. But its
 //! transaction wrote the table's row of `pg_class`, and whoever applies a change to the table sees that once it has the table's lock:
 //! then it waits until the collector has come past everything that is committed by then. That is once for each new row of
 //! `pg_class`, and mostly it has come further already.

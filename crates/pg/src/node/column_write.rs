@@ -1,7 +1,7 @@
 //! Who wrote which columns of a row, where columns are registers of their own (column rule `last_update_wins`): rows of `braid.column_write`.
 //!
 //! A row's version tells who wrote it last, and not which of its columns. So in tables with such a rule appliers write down, in the transaction of each change,
-//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`crate::workers::collector`) reads
+//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`workers/collector`) reads
 //! it off WAL.
 //!
 //! | a write by | is told by |

@@ -4,7 +4,7 @@
 //! that is some fifty million transactions later. A row that was written then has no version for it, so that any change wins against
 //! it. A node which is cut off for long enough still sends changes that are older than such a row, and at all others the row wins.
 //!
-//! So the manager copies the commit timestamps of old transactions (`crate::workers::keep_commits`) into `braid.kept_commit`, by blocks of
+//! So the manager copies the commit timestamps of old transactions (`workers/keep_commits.rs`) into `braid.kept_commit`, by blocks of
 //! consecutive ids, where older changes may still arrive. Where nobody stays away for long there is nothing to copy.
 //!
 //! Rows of the table:

@@ -7,7 +7,7 @@
 //! | a session, and it is collected | its row here |
 //!
 //! What is decoded of WAL says whole rows, but not which of several that are identical is gone. The record itself has its place, and its dead version is there until the
-//! collector has come past it (`crate::workers::collector`). Each is written once, also if the server crashes: how far they are is written with them (`braid.taken_up_to`).
+//! collector has come past it (`workers/collector`). Each is written once, also if the server crashes: how far they are is written with them (`braid.taken_up_to`).
 
 use std::ops::ControlFlow;
 

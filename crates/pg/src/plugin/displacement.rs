@@ -1,4 +1,4 @@
-//! Rows of `braid.displacement`: deletions that this node tells the others of (`crate::apply`, `eviction`), with versions of their own.
+//! Rows of `braid.displacement`: deletions that this node tells the others of (`apply/eviction.rs`), with versions of their own.
 
 use braid_postgres::encoding;
 use pgrx::pg_sys;

@@ -1,4 +1,4 @@
-//! Rows of `braid.unfound`: what found nothing at this node, and is passed on (`crate::apply`, `unfound`).
+//! Rows of `braid.unfound`: what found nothing at this node, and is passed on (`apply/unfound.rs`).
 
 use pgrx::datum::FromDatum;
 use pgrx::pg_sys;

@@ -2,7 +2,7 @@
 //!
 //! Who has deleted a row is told by its dead version for as long as that is there. A row of `braid.tombstone` tells it from then
 //! on. Appliers write one with each deletion that they apply, in its transaction. Local deletions cost who makes them nothing: the
-//! collector (`crate::workers::collector`) reads them off WAL, and keeps dead rows from being removed until it has come past them. So at any
+//! collector (`workers/collector`) reads them off WAL, and keeps dead rows from being removed until it has come past them. So at any
 //! moment each deletion is told by one of the two.
 //!
 //! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of

@@ -1,7 +1,7 @@
 //! Waiting for the collector of this database, which writes down what sessions have deleted. Run by
 //! appliers and copy workers.
 //!
-//! The collector itself is another process (`crate::workers::collector`).
+//! The collector itself is another process (`workers/collector`).
 
 use std::ffi::CString;
 use std::time::{Duration, Instant};
