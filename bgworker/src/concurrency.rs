@@ -5,7 +5,7 @@
 //! A writer that updates or deletes a row replaces the newest version that its node has. The
 //! provider reads that version from its table, and sends it if another node wrote it. If this node
 //! has that very version, the writer has seen the row. All other answers rest on causality: a
-//! commit never gets a version older than the rows that it replaces (`crates/pg/src/node/clock.rs`).
+//! commit never gets a version older than the rows that it replaces (`crates/node/src/clock.rs`).
 
 use crate::conflict::{Kind, Local, Version};
 

@@ -1,7 +1,6 @@
-//! A node's state, its output plugin, applying, and its processes, over `crates/postgres`.
+//! A node's output plugin, applying, and its processes, over `crates/node` and `crates/postgres`.
 #![allow(unsafe_code)]
 
 pub mod apply;
-pub mod node;
 pub mod plugin;
 pub mod workers;

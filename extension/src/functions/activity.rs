@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
-use braid_pg::node::{clock, readers, registry};
+use braid_node::{clock, readers, registry};
 use braid_postgres::encoding::Text;
 use braid_postgres::process;
 use braid_postgres::wait::Wait;

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use braid_pg::node::{connection_string, secrecy};
+use braid_node::{connection_string, secrecy};
 use braid_postgres::catalog::{current_role, is_superuser, query, utf8_string};
 use braid_postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};

@@ -18,7 +18,7 @@ use super::{required, required_name, run, server, text};
 
 /// The subscription of a call, this node, and the provider.
 struct Ends {
-    subscription: braid_pg::node::subscription::Subscription,
+    subscription: braid_node::subscription::Subscription,
     relation: u32,
     node: LocalNode,
     provider: Provider,
@@ -44,7 +44,7 @@ fn ends(subscription_name: Option<&CStr>, relation: Option<pg_sys::Oid>) -> Outc
     );
     check_running(&name, rows.get(0, 0), rows.get(0, 1))?;
     let id = found.id.parse().unwrap_or(0);
-    let Some(subscription) = raised(braid_pg::node::subscription::load(id)) else {
+    let Some(subscription) = raised(braid_node::subscription::load(id)) else {
         return Err(local::undefined_subscription(&name));
     };
     let provider = Provider::open(found.dsn()?, pg_sys::Oid::from_u32(found.owner))?;

@@ -1,6 +1,6 @@
 //! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
 
-use braid_pg::node::connection_string::{self, DSN};
+use braid_node::connection_string::{self, DSN};
 use braid_postgres::catalog::query;
 use braid_postgres::rows::Rows;
 

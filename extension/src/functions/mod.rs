@@ -68,5 +68,5 @@ fn required<T>(value: Option<T>, argument: &str) -> Outcome<T> {
 
 /// Have the manager look at the catalog once this transaction has committed.
 fn wake_manager() {
-    braid_pg::node::wake::manager_at_commit();
+    braid_node::wake::manager_at_commit();
 }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use braid_bgworker::slot_name;
-use braid_pg::node::{connection_string, secrecy};
+use braid_node::{connection_string, secrecy};
 use braid_postgres::catalog::query;
 use braid_postgres::encoding::Text;
 use braid_postgres::libpq;

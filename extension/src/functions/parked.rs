@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 use std::time::Duration;
 
-use braid_pg::node::parked::{RETRY_LOCK, Request, records_as_json};
+use braid_node::parked::{RETRY_LOCK, Request, records_as_json};
 use braid_postgres::catalog::{query, sees_new_commits};
 use braid_postgres::encoding::Text;
 use braid_postgres::latch;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_literal;
-use braid_pg::node::connection_string;
-use braid_pg::node::subscription::{is_not_sent_as_root, publication_literals};
+use braid_node::connection_string;
+use braid_node::subscription::{is_not_sent_as_root, publication_literals};
 use braid_postgres::catalog::is_superuser;
 use braid_postgres::latch;
 use braid_postgres::libpq::{Connection, Error, Mode, has_password};

@@ -1,6 +1,6 @@
 //! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
 
-use braid_pg::node::registry;
+use braid_node::registry;
 use braid_postgres::catalog::query;
 use pgrx::PgSqlErrorCode;
 

@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 
 use braid_gir::lsn_text;
-use braid_pg::node::{connection_string, crash, owners};
+use braid_node::{connection_string, crash, owners};
 use braid_pg::workers::away;
 use braid_postgres::catalog::{current_role, is_superuser, query};
 use pgrx::{pg_extern, pg_sys};
@@ -277,7 +277,7 @@ pub fn prepared_for(subscription: &local::Subscription) -> Vec<String> {
     let id = subscription.id.parse().unwrap_or(0);
     local::column(&query(
         "select gid from pg_prepared_xacts where database = current_database() and starts_with(gid, $1) order by gid",
-        &[Some(&braid_pg::node::prepared::prefix(id))],
+        &[Some(&braid_node::prepared::prefix(id))],
     ))
 }
 

@@ -9,13 +9,13 @@ use braid_bgworker::aggregate::{Aggregate, Freedom, Step};
 use braid_bgworker::consolidate::Action;
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::Begin;
+use braid_node::table_order;
 use braid_postgres::error::PgError;
 
 use super::consolidate::{ExactKey, Item, Joined, part};
 use super::number_map::NumberMap;
 use super::relation::RemoteRelation;
 use super::{GENERATION, Session};
-use crate::node::table_order;
 
 /// A table of the batch in hand.
 #[derive(Debug)]

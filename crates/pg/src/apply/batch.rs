@@ -18,6 +18,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
+use braid_node::registry;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, By, Sees};
@@ -26,7 +27,6 @@ use pgrx::pg_sys;
 
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
-use crate::node::registry;
 
 /// Batches whose versions are remembered by a process.
 const REMEMBERED: usize = 64;

@@ -11,6 +11,7 @@
 
 use braid_bgworker::conflict::{Action, decide_insert};
 use braid_gir::{Change, Operation};
+use braid_node::registry;
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
@@ -21,7 +22,6 @@ use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::{Found, Purpose};
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session, memory_context};
-use crate::node::registry;
 
 /// Rows that are held back at most.
 const ROWS: usize = 1000;

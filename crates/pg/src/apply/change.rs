@@ -12,6 +12,8 @@ use braid_bgworker::conflict::{
 use braid_bgworker::keyless;
 use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Image, Operation, Value};
+use braid_node::registry;
+use braid_node::settings::{self, ConflictHistory};
 use braid_postgres::error::PgError;
 use braid_postgres::heap_page::Place;
 use pgrx::pg_sys;
@@ -32,8 +34,6 @@ use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Session, Target};
-use crate::node::registry;
-use crate::node::settings::{self, ConflictHistory};
 
 pub(super) type Key = (u32, u32);
 

@@ -4,7 +4,7 @@
 //! A row into which a losing change has added something is written by that change's transaction, but keeps its version: that is written
 //! down as for rows that a conflict function has made (`batch.rs`).
 //!
-//! Columns that are registers of their own have who wrote them in `braid.column_write` (`crate::node::column_write`). A change is compared with that only where something
+//! Columns that are registers of their own have who wrote them in `braid.column_write` (`braid_node::column_write`). A change is compared with that only where something
 //! newer may have written the row: its version is not known to be the oldest. Then the row is locked, and what local sessions have written to it is waited for.
 
 use std::cmp::Ordering;
@@ -13,6 +13,8 @@ use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merg
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
 use braid_bgworker::resolution::Resolution;
 use braid_gir::{Change, Operation, ReplicaIdentity};
+use braid_node::column_write::{self, ColumnWrite};
+use braid_node::settings::{self, RememberDeletions};
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{Is, Sees, has_any};
@@ -27,8 +29,6 @@ use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
 use super::{Current, Session, Target};
-use crate::node::column_write::{self, ColumnWrite};
-use crate::node::settings::{self, RememberDeletions};
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const NUMERIC_ADD: u32 = 1724;

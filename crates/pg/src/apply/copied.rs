@@ -11,6 +11,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use braid_node::subscription::local_node;
+use braid_node::taken_row::Author;
+use braid_node::tombstone::{self, CopiedVersion};
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, Is, Sees, low};
@@ -29,9 +32,6 @@ use super::relation::LocalRelation;
 use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
 use crate::apply::identity_key;
-use crate::node::subscription::local_node;
-use crate::node::taken_row::Author;
-use crate::node::tombstone::{self, CopiedVersion};
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,7 +1,9 @@
-//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`crate::node::tombstone`). Run by
+//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`braid_node::tombstone`). Run by
 //! the appliers.
 
 use braid_bgworker::conflict::Version;
+use braid_node::tombstone::{self, Seen, Tombstone};
+use braid_node::{registry, taken_row};
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
@@ -12,8 +14,6 @@ use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
 use super::{Current, Session, Target};
-use crate::node::tombstone::{self, Seen, Tombstone};
-use crate::node::{registry, taken_row};
 
 /// Tombstones of one transaction that are held back until it ends.
 const HELD: usize = 1000;

@@ -19,6 +19,7 @@
 //! the row leaves as a deletion of this node.
 
 use braid_bgworker::conflict::Decision;
+use braid_node::subscription::{execute, execute_counting};
 use braid_postgres::compat;
 use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
@@ -32,7 +33,6 @@ use super::merge::{self, Call};
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::{Current, Session, Target};
-use crate::node::subscription::{execute, execute_counting};
 
 /// Largest column, in bytes, that is told beside the key: what a row filter may look at.
 const TOLD_BYTES: usize = 1024;

@@ -6,6 +6,8 @@
 use std::collections::{HashMap, HashSet};
 
 use braid_bgworker::conflict::Version;
+use braid_node::taken_row::{self, Author, Place, TakenRow};
+use braid_node::tombstone::Seen;
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
@@ -16,8 +18,6 @@ use super::removal::{Live, at_the_same_time};
 use super::truncate::Emptied;
 use super::version::{Stamp, stamp_of};
 use super::{Current, Session, scan};
-use crate::node::taken_row::{self, Author, Place, TakenRow};
-use crate::node::tombstone::Seen;
 
 /// Rows that are here, by their hashes: where each is, and who wrote it.
 type Here = HashMap<u64, Vec<(pg_sys::ItemPointerData, Option<Author>)>>;

@@ -11,12 +11,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use braid_bgworker::policy::{self, Policy};
+use braid_node::settings;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::subtransaction::Subtransaction;
 use braid_postgres::{encoding, ffi, latch};
 use pgrx::pg_sys;
-
-use crate::node::settings;
 
 /// external_routine_exception
 const FAILED: &str = "38000";

@@ -8,6 +8,7 @@ use std::mem::ManuallyDrop;
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::resolution::Resolution;
+use braid_node::subscription::execute;
 use braid_postgres::encoding;
 use braid_postgres::error::PgError;
 use pgrx::PgOid;
@@ -19,7 +20,6 @@ use super::change::Rows;
 use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
-use crate::node::subscription::execute;
 
 /// What is known of a conflict besides its rows.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 
 use braid_bgworker::compare::as_version;
+use braid_node::local_version::commit_data;
+use braid_node::tombstone;
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
@@ -23,8 +25,6 @@ use super::key_hash::KeyHashes;
 use super::lookup::writer;
 use super::scan;
 use super::version::OriginNames;
-use crate::node::local_version::commit_data;
-use crate::node::tombstone;
 
 /// Rows of a table that are to leave, by their places.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::merge::{Answer, Deed, sees, settle};
 use braid_bgworker::resolution::{Function, Resolution};
+use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::PgError;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use braid_postgres::{compat, encoding, ffi};
@@ -24,7 +25,6 @@ use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, Target};
-use crate::node::subscription::{execute, rows, rows_written};
 
 /// Attributes of type braid.conflict.
 const INFO_COLUMNS: usize = 8;

@@ -7,12 +7,12 @@
 //!
 //! Not for: columns of this node that the provider does not send (`Lacking`).
 
+use braid_node::subscription::rows_written;
 use braid_postgres::error::PgError;
 use braid_postgres::{encoding, kept_plan};
 use pgrx::pg_sys;
 
 use super::{NO_SUBSCRIPTION, Session};
-use crate::node::subscription::rows_written;
 
 /// The rule of a table, or of the nearest partitioned table above it.
 pub const RULE: &str = "\

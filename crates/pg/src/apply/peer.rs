@@ -158,7 +158,7 @@ impl Peer {
         let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };
         let milliseconds =
             |time: Duration| CString::new(time.as_millis().max(1).to_string()).unwrap_or_default();
-        let limit = crate::node::settings::querier_timeout();
+        let limit = braid_node::settings::querier_timeout();
         connection.ask(
             c"select pg_catalog.set_config('statement_timeout', $1, false), pg_catalog.set_config('lock_timeout', $2, false), \
               pg_catalog.set_config('client_encoding', $3, false), pg_catalog.set_config('search_path', 'pg_catalog', false), \

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::conflict::{Action, Decision, completes};
 use braid_bgworker::resolution::Resolution;
+use braid_node::connection_string::{self, DSN};
+use braid_node::settings;
+use braid_node::subscription::{self, execute, rows_written};
 use braid_postgres::error::PgError;
 use braid_postgres::wait::Wait;
 use braid_postgres::{compat, latch};
@@ -33,9 +36,6 @@ use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, rules};
-use crate::node::connection_string::{self, DSN};
-use crate::node::settings;
-use crate::node::subscription::{self, execute, rows_written};
 
 /// Pause before a node is asked again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);

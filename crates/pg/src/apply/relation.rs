@@ -4,6 +4,7 @@
 use braid_bgworker::resolution::Rules;
 use braid_bgworker::table_order::HashedKey;
 use braid_gir::{Image, ReplicaIdentity, Schema, Value};
+use braid_node::table_order;
 use braid_postgres::error::PgError;
 use braid_postgres::names::find_table;
 use braid_postgres::{compat, encoding, ffi};
@@ -18,7 +19,6 @@ use super::key_hash::{Equality, RowHash};
 use super::missing::{self, MissingColumn};
 use super::rules;
 use super::table::RowValues;
-use crate::node::table_order;
 
 /// A column of the stream.
 #[derive(Debug, Clone)]

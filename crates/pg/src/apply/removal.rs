@@ -13,6 +13,10 @@
 
 use braid_bgworker::conflict::{Action, Decision, Version, decide_insert};
 use braid_bgworker::keyless::{self, Taken, handed_on, hands_up_to};
+use braid_node::registry;
+use braid_node::subscription::execute_counting;
+use braid_node::taken_row::{self, Author, Place, TakenRow};
+use braid_node::tombstone::{self, Seen, waiting};
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
@@ -24,10 +28,6 @@ use super::relation::RemoteRelation;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
 use super::{Current, Session};
-use crate::node::registry;
-use crate::node::subscription::execute_counting;
-use crate::node::taken_row::{self, Author, Place, TakenRow};
-use crate::node::tombstone::{self, Seen, waiting};
 
 /// Words of 64 bits by which rows are known that a transaction has added.
 const ADDED_WORDS: usize = 1024;

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::copied_position::CopiedPosition;
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_node::subscription;
 use braid_postgres::error::PgError;
 use braid_postgres::names::{self, own_table};
 use braid_postgres::table_scan::{self, Is, Sees};
@@ -21,7 +22,6 @@ use pgrx::pg_sys;
 use super::partition::with_ancestors;
 use super::relation::{self, RemoteRelation};
 use super::{Current, FIRST_NORMAL_OBJECT, GENERATION, NO_SUBSCRIPTION, Session};
-use crate::node::subscription;
 
 // Columns of braid.subscription_table, from 1.
 const SCHEMA_NAME: usize = 3;

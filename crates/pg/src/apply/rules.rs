@@ -4,6 +4,7 @@
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use braid_decoder::RULE_PREFIX;
 use braid_gir::Message;
+use braid_node::subscription::execute;
 use braid_postgres::error::PgError;
 use braid_postgres::kept_plan;
 use braid_postgres::names::own_table;
@@ -11,7 +12,6 @@ use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::pg_sys;
 
 use super::Session;
-use crate::node::subscription::execute;
 
 /// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all. Each half finds its rules by an
 /// index: there may be as many rules as tables.

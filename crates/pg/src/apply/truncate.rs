@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use braid_bgworker::conflict::{Action, Decision, decide_delete, decide_truncated};
 use braid_gir::Truncate;
+use braid_node::registry;
 use braid_postgres::error::PgError;
 use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
@@ -20,7 +21,6 @@ use super::relation::{self, RemoteRelation};
 use super::table::OpenTable;
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
-use crate::node::registry;
 
 /// A table that is to be truncated, locked and open.
 pub(super) struct Emptied {

@@ -1,5 +1,5 @@
 //! What finds nothing here, and is news all the same: deletions of rows that are not here, and what a truncate has not found. Run by the
-//! appliers, for the nodes behind this one (`crate::node::readers`).
+//! appliers, for the nodes behind this one (`braid_node::readers`).
 //!
 //! To this node it is a tombstone, which keeps older changes away (`deletion`); WAL has nothing of it. A node that has an older state of
 //! the row from elsewhere would never learn that it is gone. So there is a row of `braid.unfound` of it, inserted and deleted in the very
@@ -9,6 +9,7 @@
 //! What is known here already, or older than that, is not passed on: who is told of what it knows is silent, so nothing goes round (I8).
 
 use braid_bgworker::conflict::Local;
+use braid_node::readers;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use pgrx::datum::IntoDatum;
@@ -18,7 +19,6 @@ use super::change::{Key, version};
 use super::lookup::Found;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session};
-use crate::node::readers;
 
 impl Session {
     /// The row that a deletion was for, with these values, is not here, which is written down already: so the transaction has an id.

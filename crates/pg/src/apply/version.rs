@@ -10,11 +10,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use braid_bgworker::origin_name::node_of_origin;
+use braid_node::local_version::{self, commit_data};
+use braid_node::origin::{COPIED, OriginId};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
-
-use crate::node::local_version::{self, commit_data};
-use crate::node::origin::{COPIED, OriginId};
 
 /// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came by the same stream: in a piece of the
 /// transaction that is committed, or in one of several that the provider made of it. [`NO_TIME`] when that is not asked.

@@ -7,13 +7,12 @@
 
 use std::collections::HashMap;
 
+use braid_node::local_version::commit_data;
+use braid_node::origin::COPIED;
+use braid_node::registry;
+use braid_node::tombstone::waiting;
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
-
-use crate::node::local_version::commit_data;
-use crate::node::origin::COPIED;
-use crate::node::registry;
-use crate::node::tombstone::waiting;
 
 /// What was waited for.
 #[derive(Debug, Default)]

@@ -3,6 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use braid_decoder::{OriginPolicy, Request};
+use braid_node::readers::{self, Reader};
+use braid_node::{registry, standing};
 use braid_postgres::{compat, encoding, process};
 use pgrx::pg_sys;
 
@@ -12,8 +14,6 @@ use super::report::or_raise;
 use super::stream::in_transaction;
 use super::turn::Turn;
 use super::{held, invalidation};
-use crate::node::readers::{self, Reader};
-use crate::node::{registry, standing};
 
 /// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
 /// format wants them (`startup`).

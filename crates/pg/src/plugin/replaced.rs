@@ -7,14 +7,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use braid_node::origin::COPIED;
+use braid_node::registry;
 use braid_postgres::compat;
 use braid_postgres::heap_page::lifetime;
 use braid_postgres::xid::still_known;
 use pgrx::pg_sys;
 
 use super::page_read::readable_end;
-use crate::node::origin::COPIED;
-use crate::node::registry;
 
 /// XLOG_HEAP_OPMASK and the kinds of records of src/include/access/heapam_xlog.h, 15 to 18.
 const KINDS: u8 = 0x70;

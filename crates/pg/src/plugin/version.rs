@@ -1,4 +1,4 @@
-//! The version of a transaction that is about to be decoded, where that is not the time of its commit (`crate::node::local_version`).
+//! The version of a transaction that is about to be decoded, where that is not the time of its commit (`braid_node::local_version`).
 //!
 //! It stands in a row that the transaction wrote as the last thing that it did. The table can't be asked under a historic snapshot: a table
 //! of a user's is where it was then, and what has rewritten it since (VACUUM FULL, REINDEX) has removed its files. So the row is
@@ -8,13 +8,13 @@
 
 use std::mem::offset_of;
 
+use braid_node::local_version;
 use braid_postgres::names::find_table;
 use braid_postgres::{compat, xid};
 use pgrx::pg_sys;
 
 use super::format::Context;
 use super::stream::{in_transaction, no_origin};
-use crate::node::local_version;
 
 /// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of its commit is its version.
 ///

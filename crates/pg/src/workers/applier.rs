@@ -29,6 +29,12 @@ use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Change, Reader, Record, StreamHeader, Tag, Truncate, lsn_text};
+use braid_node::applied::AppliedRow;
+use braid_node::group::{Group, LogPlace};
+use braid_node::origin::{self, OriginId};
+use braid_node::registry::{self, ApplierEntry, SubscriptionEntry};
+use braid_node::subscription::{self, Subscription};
+use braid_node::{crash, split};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::process::blocking_pids;
 use braid_postgres::wait::{self, Wait};
@@ -37,12 +43,6 @@ use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Trans
 use pgrx::pg_sys;
 
 use crate::apply::{Identity, Item, Session, is_in_the_way, is_rule};
-use crate::node::applied::AppliedRow;
-use crate::node::group::{Group, LogPlace};
-use crate::node::origin::{self, OriginId};
-use crate::node::registry::{self, ApplierEntry, SubscriptionEntry};
-use crate::node::subscription::{self, Subscription};
-use crate::node::{crash, split};
 use park::{Aside, Parking};
 use piece::{Part, Pieces};
 use prepared::{Settled, Step};

@@ -7,12 +7,12 @@ use std::mem::Discriminant;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::scaling::{Decision, Limits, Reason, Rule, Sample, Scaler};
+use braid_node::registry::{RecordedDecision, SubscriptionEntry};
+use braid_node::settings;
 use braid_postgres::error::PgError;
 use braid_postgres::{process, worker};
 use braid_ring::{ApplierState, Ring};
 
-use crate::node::registry::{RecordedDecision, SubscriptionEntry};
-use crate::node::settings;
 use crate::workers::applier::Arguments;
 
 /// How often the number is looked at.

@@ -14,13 +14,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use braid_node::registry::{self, Activity};
+use braid_node::settings;
+use braid_node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
 use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use pgrx::pg_sys;
-
-use crate::node::registry::{self, Activity};
-use crate::node::settings;
-use crate::node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
 
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);

@@ -7,14 +7,13 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_identifier;
+use braid_node::connection_string::{self, DSN};
+use braid_node::standing;
+use braid_node::subscription::{execute, rows};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
 use braid_postgres::{latch, worker};
 use pgrx::pg_sys;
-
-use crate::node::connection_string::{self, DSN};
-use crate::node::standing;
-use crate::node::subscription::{execute, rows};
 
 /// A walsender takes a moment to notice that its leader is gone.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -12,14 +12,14 @@ pub(crate) mod stamp;
 use std::cell::RefCell;
 
 use braid_gir::{Begin, JsonErrorKind, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
+use braid_node::subscription::{execute, rows_written};
+use braid_node::{origin, wake};
 use braid_postgres::catalog::with_settings;
 use braid_postgres::error::{self, PgError};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use crate::apply::{Identity, NO_SUBSCRIPTION, Session};
-use crate::node::subscription::{execute, rows_written};
-use crate::node::{origin, wake};
 
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.
 const LAST_SECOND: i64 = 253_370_764_800_000_000;

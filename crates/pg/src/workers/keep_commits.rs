@@ -1,18 +1,17 @@
 //! Copying commit timestamps into `braid.kept_commit` before PostgreSQL forgets them. Run by the
-//! manager, and by the session that prepares an upgrade. `crate::node::kept_commit` reads them.
+//! manager, and by the session that prepares an upgrade. `braid_node::kept_commit` reads them.
 
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use braid_node::kept_commit::stored;
+use braid_node::registry::{self, ManagerEntry};
+use braid_node::subscription::{execute, execute_counting, rows};
+use braid_node::{local_version, settings};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use braid_postgres::xid;
 use pgrx::{IntoDatum, pg_sys};
-
-use crate::node::kept_commit::stored;
-use crate::node::registry::{self, ManagerEntry};
-use crate::node::subscription::{execute, execute_counting, rows};
-use crate::node::{local_version, settings};
 
 /// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
 const BLOCKS_AT_ONCE: u64 = 64;

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::{policy, slot_name};
 use braid_gir::lsn_text;
+use braid_node::registry::{self, Activity, ManagerEntry};
+use braid_node::settings::RememberDeletions;
+use braid_node::subscription::{execute_counting, rows};
+use braid_node::{clock, crash, local_version, owners, settings, standing, tombstone};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
 
 use crate::apply::KEEP_MERGED;
-use crate::node::registry::{self, Activity, ManagerEntry};
-use crate::node::settings::RememberDeletions;
-use crate::node::subscription::{execute_counting, rows};
-use crate::node::{clock, crash, local_version, owners, settings, standing, tombstone};
 use crate::workers::away::Peers;
 use crate::workers::{away, collector, keep_commits, supervisor};
 

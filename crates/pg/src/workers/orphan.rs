@@ -11,15 +11,15 @@
 
 mod parent;
 
+use braid_node::clock;
+use braid_node::settings::{self, ConflictHistory};
+use braid_node::subscription::{execute, execute_counting, rows, rows_written};
 use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
 use pgrx::pg_sys;
 
 use crate::apply::with_fixed_settings;
-use crate::node::clock;
-use crate::node::settings::{self, ConflictHistory};
-use crate::node::subscription::{execute, execute_counting, rows, rows_written};
 use crate::workers::manager;
 
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.

@@ -5,11 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_node::registry;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
-
-use crate::node::registry;
 
 /// Databases are looked at again after this, in case nobody said that something changed.
 const INTERVAL: Duration = Duration::from_secs(30);

@@ -6,15 +6,14 @@
 
 use std::sync::atomic::Ordering;
 
+use braid_node::registry;
+use braid_node::tombstone::waiting;
 use braid_postgres::process;
 use pgrx::pg_sys;
 
-use crate::node::registry;
-use crate::node::tombstone::waiting;
-
-pub use crate::node::origin::{Remade, remake as remake_origin};
 pub use crate::workers::keep_commits::keep_all as keep_commits;
 pub use crate::workers::manager::arrived_for_all;
+pub use braid_node::origin::{Remade, remake as remake_origin};
 
 /// Whether this server was started by `pg_upgrade`.
 #[must_use]

@@ -12,12 +12,12 @@ use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::joining;
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
+use braid_node::readers;
 use braid_postgres::error::{self, PgError};
 use braid_ring::{FrameRead, Run, Transaction};
 
 use super::{Applier, Mode, Trouble, set_latches};
 use crate::apply::Item;
-use crate::node::readers;
 
 /// A transaction that is gathered has fewer frames than this.
 const FRAMES: usize = 8;

@@ -12,16 +12,16 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_node::crash;
+use braid_node::group::Group;
+use braid_node::origin::{self, OriginId};
+use braid_node::registry::{ApplierEntry, SubscriptionEntry};
+use braid_node::subscription::Subscription;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::latch;
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, prepare_settings};
-use crate::node::crash;
-use crate::node::group::Group;
-use crate::node::origin::{self, OriginId};
-use crate::node::registry::{ApplierEntry, SubscriptionEntry};
-use crate::node::subscription::Subscription;
 
 /// How long a lock is waited for.
 const LOCK_TIMEOUT_MS: i32 = 2;

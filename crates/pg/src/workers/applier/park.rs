@@ -1,5 +1,5 @@
 //! Transactions that are set aside (`on_error => 'park'`): how one is parked, how those behind it are found, and how they are tried again.
-//! `braid_bgworker::parked` has the rule, `crate::node::parked` what is stored.
+//! `braid_bgworker::parked` has the rule, `braid_node::parked` what is stored.
 //!
 //! Of one that is committed in pieces, what is not committed yet is parked, in the commit that forgets how far the pieces went.
 //!
@@ -21,6 +21,9 @@ use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::split::{Progress, Split};
 use braid_gir::{Reader, Record, Tag, lsn_text};
+use braid_node::group::LogPlace;
+use braid_node::parked::{self, Known, Note, Why};
+use braid_node::{crash, origin, split};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process};
@@ -30,9 +33,6 @@ use pgrx::pg_sys;
 use super::piece::differs;
 use super::{Applier, Trouble, fail, new_session, set_latches};
 use crate::apply::{Session, is_in_the_way};
-use crate::node::group::LogPlace;
-use crate::node::parked::{self, Known, Note, Why};
-use crate::node::{crash, origin, split};
 
 /// What is said when there is no room for another one.
 const FULL: &str = "53400";

@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::split::{Differs, Split};
 use braid_gir::{Begin, Change, Truncate, lsn_text};
+use braid_node::split;
 use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble};
-use crate::node::split;
 
 /// The transaction in hand, in pieces.
 pub(super) struct Pieces {

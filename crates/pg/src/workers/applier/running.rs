@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
 use braid_gir::{Begin, Reader, Record, Tag};
+use braid_node::registry::SubscriptionEntry;
+use braid_node::subscription;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::spool::{Frame, Frames};
 use braid_postgres::wait::Wait;
@@ -21,8 +23,6 @@ use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail};
 use crate::apply::{Item, Savepoint, Session};
-use crate::node::registry::SubscriptionEntry;
-use crate::node::subscription;
 
 /// How long it waits for what others have locked.
 const LOCK_TIMEOUT: &str = "200ms";

@@ -1,6 +1,6 @@
 //! What local transactions delete, for the collector of deletions (`super`), which decodes in its own process
-//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`crate::node::column_write`); and where WAL says
-//! what they take out of tables without a key (`crate::node::taken_row`).
+//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`braid_node::column_write`); and where WAL says
+//! what they take out of tables without a key (`braid_node::taken_row`).
 //!
 //! Which columns are is known from the table of rules, as it is when the process looks, and from WAL: a rule counts for what is committed after it.
 
@@ -10,6 +10,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use braid_bgworker::column_rule::ColumnRule;
+use braid_node::column_write::ColumnWrite;
+use braid_node::tombstone::Tombstone;
 use braid_postgres::error::PgError;
 use braid_postgres::spool::Spool;
 use braid_postgres::table_scan::low;
@@ -19,8 +21,6 @@ use pgrx::{FromDatum, pg_sys};
 
 use super::taken_rows::Removal;
 use crate::apply::{KeyHashes, KeyPart, identity_key, key_hashes_of_row, table_hash};
-use crate::node::column_write::ColumnWrite;
-use crate::node::tombstone::Tombstone;
 use crate::plugin::{
     self, Change, Context, Format, LogicalMessage, Truncation, is_elsewhere, oids, version_of,
 };

@@ -1,6 +1,6 @@
 //! The collector: one process for a database to which several nodes send changes. It decodes this server's own WAL for what local
-//! transactions delete, and writes tombstones; which columns they write, where that is to be known (`crate::node::column_write`); and which rows they take out of tables without a key
-//! (`crate::node::taken_row`).
+//! transactions delete, and writes tombstones; which columns they write, where that is to be known (`braid_node::column_write`); and which rows they take out of tables without a key
+//! (`braid_node::taken_row`).
 //!
 //! Its replication slot holds two things: the WAL from where it has come to, as each logical slot does, and dead rows, by its `xmin`.
 //! Until a deletion is collected its dead row tells of it, so nobody has to wait for this process. How `xmin` moves:
@@ -22,15 +22,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::slot_name;
+use braid_node::column_write;
+use braid_node::registry::{self, ManagerEntry};
+use braid_node::subscription::rows;
+use braid_node::tombstone::store;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::names::find_table;
 use braid_postgres::{compat, ffi, latch, process, worker};
 use pgrx::pg_sys;
 
-use crate::node::column_write;
-use crate::node::registry::{self, ManagerEntry};
-use crate::node::subscription::rows;
-use crate::node::tombstone::store;
 use crate::plugin::page_read;
 use deletions::{Taken, Wanted};
 use taken_rows::{Collection, Removal};

@@ -1,5 +1,5 @@
 //! Rows that sessions have taken out of tables without a key, as the collector writes them down
-//! (`crate::node::taken_row`).
+//! (`braid_node::taken_row`).
 //!
 //! Decoded WAL says whole rows, but not which of several identical ones is gone. The record has the
 //! place of the row, and the dead version is there until the collector has come past it.
@@ -9,14 +9,14 @@ use std::mem::size_of;
 use std::ptr;
 
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::subscription::{execute_counting, rows};
+use braid_node::taken_row::{TakenRow, store};
 use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::attempt;
 use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
 use crate::apply::DeadRows;
-use crate::node::subscription::{execute_counting, rows};
-use crate::node::taken_row::{TakenRow, store};
 
 /// XLOG_HEAP_OPMASK of src/include/access/heapam_xlog.h, 15 to 18.
 const HEAP_OPERATION: u32 = 0x70;

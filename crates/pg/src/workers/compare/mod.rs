@@ -24,6 +24,7 @@ use braid_bgworker::compare::{
     Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Seen, Sight, Sum, Verdict, differing, verdict,
 };
 use braid_bgworker::sql_text::quote_literal;
+use braid_node::subscription::Subscription;
 use braid_postgres::catalog::{query, with_settings};
 use braid_postgres::error::PgError;
 use braid_postgres::latch;
@@ -32,7 +33,6 @@ use braid_postgres::rows::Rows;
 
 pub use repair::{Repairing, repair_failed, repair_step, start_repair};
 
-use crate::node::subscription::Subscription;
 use table::{At, SETTINGS, Table};
 
 /// Keys of rows that may differ, before they are looked at.

@@ -7,6 +7,9 @@
 use std::cell::RefCell;
 
 use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
+use braid_node::origin;
+use braid_node::subscription::Subscription;
+use braid_node::tombstone::{self, Seen};
 use braid_postgres::catalog::{query, with_settings};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::Connection;
@@ -17,9 +20,6 @@ use pgrx::pg_sys;
 use super::explained;
 use super::table::{At, Row, SETTINGS, Table, read_place};
 use crate::apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
-use crate::node::origin;
-use crate::node::subscription::Subscription;
-use crate::node::tombstone::{self, Seen};
 use crate::workers::ingest::stamp;
 
 /// Rows of a step.

@@ -2,12 +2,12 @@
 //! owner.
 
 use braid_bgworker::compare::{Key, Seen, Sight};
+use braid_node::subscription::Subscription;
 use braid_postgres::catalog::query;
 use braid_postgres::error::PgError;
 
 use super::table::{Row, Table, array};
 use super::{Counts, Request};
-use crate::node::subscription::Subscription;
 
 /// Note a comparison down. What was found for the table before goes, unless somebody is still at it.
 pub fn begin(request: &Request, table: &Table) -> Result<i64, PgError> {

@@ -10,6 +10,7 @@
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_node::subscription::Subscription;
 use braid_postgres::catalog::{self, Rights, with_rights};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::Connection;
@@ -17,7 +18,6 @@ use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
 use crate::apply::row_version;
-use crate::node::subscription::Subscription;
 use crate::workers::copy::source::published;
 
 /// How many rows are asked for by key in one statement.

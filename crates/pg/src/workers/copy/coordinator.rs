@@ -6,6 +6,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::policy;
+use braid_node::settings;
+use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::Connection;
 use braid_postgres::process;
@@ -14,8 +16,6 @@ use pgrx::pg_sys;
 
 use super::worker::Task;
 use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
-use crate::node::settings;
-use crate::node::subscription::{self, Subscription};
 
 /// Workers are not asked after more often than this.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::copy_query::Published;
 use braid_gir::parse_lsn;
+use braid_node::subscription::{Subscription, execute_counting, rows};
+use braid_node::tombstone::waiting;
 use braid_postgres::error::{LOCK_NOT_AVAILABLE, PgError};
 use braid_postgres::latch;
 use braid_postgres::libpq::{Connection, Mode};
@@ -30,8 +32,6 @@ use super::source::Source;
 use super::versions;
 use super::worker::Task;
 use crate::apply::meanwhile;
-use crate::node::subscription::{Subscription, execute_counting, rows};
-use crate::node::tombstone::waiting;
 
 /// How long the provider may take to apply what is applied here.
 pub const PATIENCE: Duration = Duration::from_secs(30);

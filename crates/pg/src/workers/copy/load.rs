@@ -7,6 +7,9 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_node::rate_limit::Limiter;
+use braid_node::registry::TableEntry;
+use braid_node::subscription::{self, Subscription};
 use braid_postgres::compat;
 use braid_postgres::encoding::from_server;
 use braid_postgres::error::PgError;
@@ -20,9 +23,6 @@ use crate::apply::{
     missing::{self, MissingColumn},
     user::{self, UserSwitch},
 };
-use crate::node::rate_limit::Limiter;
-use crate::node::registry::TableEntry;
-use crate::node::subscription::{self, Subscription};
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";

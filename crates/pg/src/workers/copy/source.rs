@@ -4,12 +4,11 @@ use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
 use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::parse_lsn;
+use braid_node::subscription::{Subscription, publication_literals};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
-
-use crate::node::subscription::{Subscription, publication_literals};
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
 #[derive(Debug)]

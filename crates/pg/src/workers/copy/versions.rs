@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::copy_query::{Published, parse_taken_row, parse_version, parse_written};
 use braid_gir::lsn_text;
+use braid_node::column_write::{self, ColumnWrite};
+use braid_node::origin;
+use braid_node::subscription::{self, execute_counting, rows};
+use braid_node::taken_row::{self, TakenRow};
+use braid_node::tombstone::{self, Tombstone};
 use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::Connection;
@@ -18,11 +23,6 @@ use pgrx::pg_sys;
 use super::source::Source;
 use super::worker::Task;
 use crate::apply::{KEEP_MERGED, copied_hash};
-use crate::node::column_write::{self, ColumnWrite};
-use crate::node::origin;
-use crate::node::subscription::{self, execute_counting, rows};
-use crate::node::taken_row::{self, TakenRow};
-use crate::node::tombstone::{self, Tombstone};
 use crate::workers::manager::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.

@@ -8,6 +8,11 @@ use std::time::Duration;
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::origin::COPIED;
+use braid_node::rate_limit::Limiter;
+use braid_node::registry::{self, TableEntry};
+use braid_node::subscription::{self, Subscription};
+use braid_node::{crash, tombstone};
 use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use braid_postgres::worker::{self, Extra};
 use pgrx::datum::DatumWithOid;
@@ -17,11 +22,6 @@ use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::{GONE, Source};
 use super::{held, is_permanent, try_lock, versions};
 use crate::apply::{is_in_the_way, meanwhile};
-use crate::node::origin::COPIED;
-use crate::node::rate_limit::Limiter;
-use crate::node::registry::{self, TableEntry};
-use crate::node::subscription::{self, Subscription};
-use crate::node::{crash, tombstone};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,13 +7,13 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use braid_node::clock;
+use braid_node::origin::{self, COPIED, OriginId};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
 
 use crate::apply::{Versions, store_versions};
-use crate::node::clock;
-use crate::node::origin::{self, COPIED, OriginId};
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 

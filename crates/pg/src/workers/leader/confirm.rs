@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::publishing::Unpublished;
+use braid_node::registry::Activity;
+use braid_node::{settings, subscription};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::wait::Wait;
 use braid_postgres::{error, libpq};
@@ -12,8 +14,6 @@ use pgrx::pg_sys;
 use super::provider_end::SIGN_OF_LIFE;
 use super::stream::Stream;
 use super::{End, confirmed};
-use crate::node::registry::Activity;
-use crate::node::{settings, subscription};
 use crate::workers::durability::Durability;
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be

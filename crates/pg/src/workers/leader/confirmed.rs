@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use braid_bgworker::lease::leaves_a_gap;
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::standing;
+use braid_node::subscription::{self, Subscription, execute_counting, rows, rows_written};
 use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use braid_postgres::ffi;
 use braid_postgres::libpq::Connection;
@@ -14,8 +16,6 @@ use pgrx::pg_sys;
 
 use super::End;
 use super::provider::Provider;
-use crate::node::standing;
-use crate::node::subscription::{self, Subscription, execute_counting, rows, rows_written};
 
 /// What this process has reported as flushed, or found confirmed; 0: not known.
 static REPORTED: AtomicU64 = AtomicU64::new(0);

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use braid_bgworker::membership::{self, Here, KnownAs, Successor, Verdict};
 use braid_bgworker::sql_text::quote_literal;
 use braid_gir::lsn_text;
+use braid_node::subscription::{self, InitialCopy, execute, rows};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
 use braid_postgres::names;
@@ -19,7 +20,6 @@ use braid_postgres::names;
 use super::stream::Stream;
 use super::{End, out_of_order};
 use crate::apply;
-use crate::node::subscription::{self, InitialCopy, execute, rows};
 use crate::workers::copy;
 
 /// Rows that are looked at to find out who filled a table.

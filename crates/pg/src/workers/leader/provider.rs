@@ -3,12 +3,12 @@
 use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection};
 use pgrx::pg_sys;
 
 use super::End;
-use crate::node::subscription::{self, Subscription};
 
 /// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
 /// before the catalog knew: that there was none before it is noted down ahead of each attempt.

@@ -9,12 +9,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_node::registry::SubscriptionEntry;
 use braid_postgres::libpq::{Connection, Pending};
 use braid_postgres::rows::Rows;
 use braid_postgres::timestamp;
 
 use super::stream::Stream;
-use crate::node::registry::SubscriptionEntry;
 
 /// A subscription whose stream has not told the end for this long is behind.
 const BEHIND_MICROS: i64 = 3_000_000;

@@ -9,6 +9,7 @@ use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::POSITION_PREFIX;
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
+use braid_node::subscription::{self, InitialCopy};
 use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
 use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process};
@@ -20,7 +21,6 @@ use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
 use crate::apply::is_rule;
-use crate::node::subscription::{self, InitialCopy};
 use crate::workers::applier::here;
 use crate::workers::copy::Readiness;
 

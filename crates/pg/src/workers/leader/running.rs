@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use braid_bgworker::running::{Ending, State, Supply};
 use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Commit, Record};
+use braid_node::origin;
+use braid_node::subscription::Subscription;
 use braid_postgres::error::PgError;
 use braid_postgres::{process, worker};
 use braid_ring::MAX_APPLIERS;
 
 use super::stream::Stream;
 use super::{End, out_of_order};
-use crate::node::origin;
-use crate::node::subscription::Subscription;
 use crate::workers::applier::Arguments;
 use crate::workers::applier::running::say_given_up;
 use crate::workers::appliers;

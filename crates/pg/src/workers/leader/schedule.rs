@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::dependency::Statistics;
+use braid_node::registry::ScheduleCounters;
 
 use super::stream::Stream;
-use crate::node::registry::ScheduleCounters;
 
 /// While there is always something to do, the shared numbers are this old at most.
 const INTERVAL: Duration = Duration::from_millis(100);

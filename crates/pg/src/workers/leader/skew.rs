@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::skew::{Alarm, Burst, Exchange, Say, Skew};
 use braid_gir::Begin;
+use braid_node::registry::{Activity, SubscriptionEntry};
+use braid_node::settings::{self, SkewAction};
 use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::{self, Connection};
@@ -19,8 +21,6 @@ use braid_postgres::wait::Wait;
 
 use super::End;
 use super::stream::Stream;
-use crate::node::registry::{Activity, SubscriptionEntry};
-use crate::node::settings::{self, SkewAction};
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
 const QUESTIONS: usize = 3;

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::breadth::{Breadth, Chooser, Look, Rule};
+use braid_node::settings::{self, ParallelApply};
 use braid_postgres::process;
 
 use super::stream::Stream;
-use crate::node::settings::{self, ParallelApply};
 use crate::workers::applier;
 
 /// Not looked at more often: the counters are written by the appliers, and reading them has a price for these too.

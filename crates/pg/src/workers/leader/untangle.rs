@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use braid_node::prepared;
 use braid_postgres::error::{self, PgError};
 
 use super::End;
 use super::stream::Stream;
-use crate::node::prepared;
 
 /// How long nothing is committed before it is looked, and between two looks, both of which have to find it.
 const INTERVAL: Duration = Duration::from_secs(1);

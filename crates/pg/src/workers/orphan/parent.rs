@@ -14,15 +14,15 @@
 
 use std::collections::HashMap;
 
+use braid_node::clock;
+use braid_node::settings;
+use braid_node::subscription::{execute, execute_counting, rows_written};
 use braid_postgres::catalog::{Rights, with_rights, with_settings};
 use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::attempt;
 use pgrx::pg_sys;
 
 use super::{MISSING, Orphan, Verdict, Watched, is_settled, orphan_query, record};
-use crate::node::clock;
-use crate::node::settings;
-use crate::node::subscription::{execute, execute_counting, rows_written};
 
 /// How long other nodes have to put a row back, in microseconds, besides two looks for orphans.
 const PATIENCE_MICROS: i64 = 2_000_000;

@@ -12,7 +12,7 @@ use braid_postgres::compat;
 use braid_postgres::error::{self, PgError};
 use pgrx::pg_sys;
 
-use crate::node::subscription::{execute, rows, rows_written};
+use crate::subscription::{execute, rows, rows_written};
 
 /// An origin's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,12 +21,11 @@ use braid_postgres::libpq::Connection;
 use braid_postgres::{ffi, process};
 use pgrx::pg_sys;
 
-use crate::node::registry;
-use crate::node::subscription::{Subscription, execute, rows};
+use crate::registry;
+use crate::subscription::{Subscription, execute, rows};
 
 /// The message by which an applier has the leader start anew, and ask for what was noted down.
-pub(crate) const TO_BE_SENT_WHOLE: &str =
-    "a prepared transaction is to be sent once it has committed";
+pub const TO_BE_SENT_WHOLE: &str = "a prepared transaction is to be sent once it has committed";
 
 /// What the names of all of a subscription's begin with, in the database in hand.
 #[must_use]
@@ -35,7 +34,7 @@ pub fn prefix(subscription_id: u32) -> String {
 }
 
 /// The name of a transaction that has this id at the provider.
-pub(crate) fn gid(subscription_id: u32, xid: u32) -> CString {
+pub fn gid(subscription_id: u32, xid: u32) -> CString {
     CString::new(format!("{}{xid}", prefix(subscription_id))).unwrap_or_default()
 }
 
@@ -43,12 +42,7 @@ pub(crate) fn gid(subscription_id: u32, xid: u32) -> CString {
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn note(
-    subscription_id: u32,
-    xid: u32,
-    end_lsn: u64,
-    reason: &str,
-) -> Result<(), PgError> {
+pub fn note(subscription_id: u32, xid: u32, end_lsn: u64, reason: &str) -> Result<(), PgError> {
     execute(
         "insert into braid.unprepared (subscription_id, xid, prepare_lsn, reason) values ($1, $2, $3::pg_lsn, $4) \
          on conflict (subscription_id, xid) do update \
@@ -67,7 +61,7 @@ pub(crate) fn note(
 ///
 /// # Errors
 /// Whatever SPI and the provider say.
-pub(crate) fn noted(
+pub fn noted(
     subscription: &Subscription,
     start: u64,
     provider: &mut Connection,
@@ -145,7 +139,7 @@ fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
+pub fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
     // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that of its own id says which it is.
     let found = rows(
         "select w.pid::text, b.pid::text, null \
@@ -187,7 +181,7 @@ fn read_wait(row: &[Option<String>]) -> Option<Wait> {
 }
 
 /// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which is flushed with it.
-pub(crate) fn flushed() -> u64 {
+pub fn flushed() -> u64 {
     // SAFETY: reads shared memory.
     unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) }
 }

@@ -14,8 +14,8 @@ use braid_postgres::encoding::{self, json_in_ascii};
 use braid_postgres::error::PgError;
 use braid_postgres::process::{self, blocking_pids};
 
-use crate::node::subscription::{Subscription, execute, execute_counting, rows};
-use crate::node::{registry, settings};
+use crate::subscription::{Subscription, execute, execute_counting, rows};
+use crate::{registry, settings};
 
 /// A part has at most so many bytes: a larger frame is stored in several.
 const PART: usize = 1 << 20;
@@ -24,7 +24,7 @@ pub const RETRY_LOCK: i32 = 0xb41e;
 
 /// What is parked of a subscription, as its appliers know it.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub struct Known {
     /// What each holds.
     pub parked: Parked,
     /// Those that have no error of their own.
@@ -33,7 +33,7 @@ pub(crate) struct Known {
 
 /// Why a transaction is parked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Why<'a> {
+pub enum Why<'a> {
     /// It can't be applied.
     Error(&'a PgError, u32),
     /// It has to follow this one.
@@ -42,15 +42,20 @@ pub(crate) enum Why<'a> {
 
 /// What is noted of a transaction beside its records.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Note {
+pub struct Note {
+    /// Transaction id at the provider.
     pub xid: u32,
+    /// Remote LSN of the commit record.
     pub commit_lsn: u64,
+    /// Remote LSN behind the commit record.
     pub end_lsn: u64,
     /// Node where it was first committed.
     pub origin: String,
     /// Microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
+    /// How many changes it has.
     pub changes: u64,
+    /// Length of its records, in bytes.
     pub bytes: u64,
     /// Changes before these that are committed, in pieces.
     pub committed: u64,
@@ -140,11 +145,7 @@ fn read_touch(id: i64) -> Result<Option<Touch>, PgError> {
 ///
 /// # Errors
 /// 53400; whatever SPI says.
-pub(crate) fn check_limits(
-    subscription: &Subscription,
-    bytes: u64,
-    why: Why<'_>,
-) -> Result<(), PgError> {
+pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Result<(), PgError> {
     let found = rows(
         "select count(*)::text, coalesce(sum(bytes), 0)::text from braid.parked_transaction \
          where subscription_id = $1 and state <> 'skipped'",
@@ -184,8 +185,8 @@ pub(crate) fn check_limits(
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn next_id() -> Result<i64, PgError> {
-    crate::node::subscription::rows_written(
+pub fn next_id() -> Result<i64, PgError> {
+    crate::subscription::rows_written(
         "select nextval(pg_get_serial_sequence('braid.parked_transaction', 'parked_id'))::text",
         &[],
     )?
@@ -198,7 +199,7 @@ pub(crate) fn next_id() -> Result<i64, PgError> {
 ///
 /// # Errors
 /// 53400 when there are too many; whatever SPI says.
-pub(crate) fn insert(
+pub fn insert(
     subscription: &Subscription,
     id: i64,
     note: &Note,
@@ -262,7 +263,7 @@ pub(crate) fn insert(
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> {
+pub fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> {
     let mut rest = frame;
     loop {
         let (now, later) = rest.split_at(rest.len().min(PART));
@@ -287,7 +288,7 @@ pub(crate) fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> 
 ///
 /// # Errors
 /// Whatever SPI says; XX001 when a part is missing.
-pub(crate) fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
+pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
     let mut frame = Vec::new();
     loop {
         let found = pgrx::Spi::connect(|client| {
@@ -322,7 +323,7 @@ pub(crate) fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError>
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn remove(id: i64) -> Result<bool, PgError> {
+pub fn remove(id: i64) -> Result<bool, PgError> {
     let removed = execute_counting(
         "delete from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
         &[id.into()],
@@ -338,7 +339,7 @@ pub(crate) fn remove(id: i64) -> Result<bool, PgError> {
 ///
 /// # Errors
 /// Whatever SPI says.
-pub(crate) fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
+pub fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
     execute(
         "update braid.parked_transaction set state = 'failed', waits_for = null, error_sqlstate = $2, error_message = $3, \
              error_detail = $4, error_hint = $5, error_context = $6, attempts = attempts + 1, tried_at = clock_timestamp() \
@@ -358,7 +359,7 @@ pub(crate) fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
 ///
 /// # Errors
 /// Whatever SPI says; 42704 when it is not there.
-pub(crate) fn end_of(id: i64) -> Result<(u64, bool), PgError> {
+pub fn end_of(id: i64) -> Result<(u64, bool), PgError> {
     rows(
         "select end_lsn::text, (committed_changes > 0)::text from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
         &[id.into()],

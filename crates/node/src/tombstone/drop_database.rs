@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use braid_postgres::{error, latch, worker};
 use pgrx::pg_sys;
 
-use crate::node::registry;
+use crate::registry;
 
 /// How long the collector is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -12,7 +12,7 @@ use braid_postgres::latch;
 use braid_postgres::timestamp::{self, monotonic_nanoseconds};
 use braid_postgres::wait::Wait;
 
-use crate::node::registry::{self, SubscriptionEntry};
+use crate::registry::{self, SubscriptionEntry};
 
 /// Nobody sleeps longer than this before looking whether the limits are still the same.
 const LOOK: Duration = Duration::from_millis(100);

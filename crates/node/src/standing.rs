@@ -8,7 +8,7 @@ use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
-use crate::node::subscription::rows;
+use crate::subscription::rows;
 
 /// Whether this database has the extension. In a transaction.
 #[must_use]

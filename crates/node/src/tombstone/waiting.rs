@@ -11,7 +11,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::{latch, process};
 use pgrx::pg_sys;
 
-use crate::node::registry;
+use crate::registry;
 
 /// Between two looks at how far the collector has come.
 const LOOK: Duration = Duration::from_millis(2);

@@ -11,7 +11,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use pgrx::pg_sys;
 
-use crate::node::subscription::{execute, rows};
+use crate::subscription::{execute, rows};
 
 /// F_INT4EQ of src/include/utils/fmgroids.h.
 const INT4_EQUAL: u32 = 65;

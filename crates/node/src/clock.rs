@@ -26,10 +26,10 @@ use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process, timestamp, worker, xid};
 use pgrx::pg_sys;
 
-use crate::node::local_version;
-use crate::node::registry::{self, ManagerEntry};
-use crate::node::settings::{self, BehindAction};
-use crate::node::subscription::rows;
+use crate::local_version;
+use crate::registry::{self, ManagerEntry};
+use crate::settings::{self, BehindAction};
+use crate::subscription::rows;
 
 /// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
 /// all write the same place.

@@ -16,7 +16,7 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::kept_plan;
 use pgrx::pg_sys;
 
-use crate::node::catalog_key;
+use crate::catalog_key;
 
 /// More relations than this altered at a time mean all.
 const NOTES: usize = 64;
@@ -184,7 +184,7 @@ impl TableOrders {
 }
 
 /// The unique keys that the provider hashes.
-pub(crate) fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
+pub fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
     let columns: Vec<_> = schema.columns().collect();
     schema
         .keys()
@@ -242,7 +242,10 @@ unsafe fn facts(oid: pg_sys::Oid) -> (bool, bool) {
 }
 
 /// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
-pub(crate) fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
+///
+/// # Errors
+/// Whatever PostgreSQL raises while the catalog is read. A table that does not exist is none: it has no OID.
+pub fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
     let Some(oid) = braid_postgres::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };

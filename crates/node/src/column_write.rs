@@ -20,8 +20,8 @@ use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, By, Sees, int8, low};
 use pgrx::{FromDatum, IntoDatum, pg_sys};
 
-use crate::node::registry;
-use crate::node::tombstone::waiting;
+use crate::registry;
+use crate::tombstone::waiting;
 
 /// Columns of `braid.column_write`.
 const COLUMNS: usize = 5;

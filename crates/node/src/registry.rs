@@ -20,7 +20,7 @@ use braid_postgres::timestamp::now;
 use braid_ring::{ApplierState, MAX_APPLIERS};
 use pgrx::pg_sys;
 
-use crate::node::settings;
+use crate::settings;
 
 mod decisions;
 mod last_failure;
@@ -75,13 +75,13 @@ pub struct ManagerEntry {
     pub remembers_newest: AtomicBool,
     /// What of `newest` is written down, as far as it is ahead of the clock (TimestampTz).
     pub newest_written: AtomicI64,
-    /// Whether transactions of this node have versions of their own: `crate::node::local_version`.
+    /// Whether transactions of this node have versions of their own: `crate::local_version`.
     pub local_versions: AtomicU32,
     /// The first of these transactions, by its full id; the largest number where there is none.
     pub local_versions_from: AtomicU64,
     /// The last of them.
     pub local_versions_to: AtomicU64,
-    /// Transactions of which commit timestamps are kept (`crate::node::kept_commit`): the first one, by its full id.
+    /// Transactions of which commit timestamps are kept (`crate::kept_commit`): the first one, by its full id.
     pub kept_commits_from: AtomicU64,
     /// And the one after the last; the largest number where that is not known yet.
     pub kept_commits_to: AtomicU64,
@@ -434,7 +434,7 @@ struct Shared {
     manager_generation: AtomicU64,
     /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
     tombstones: [AtomicI64; TOMBSTONE_GROUPS],
-    /// What the readers of slots want, by the slot's place: `crate::node::readers`.
+    /// What the readers of slots want, by the slot's place: `crate::readers`.
     readers: [AtomicU32; READERS],
     managers: [ManagerEntry; MAX_DATABASES],
     tables: [TableEntry; MAX_TABLES],

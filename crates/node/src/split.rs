@@ -5,7 +5,7 @@ use braid_bgworker::split::Progress;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_postgres::error::PgError;
 
-use crate::node::subscription::{Subscription, execute, execute_counting, rows, rows_written};
+use crate::subscription::{Subscription, execute, execute_counting, rows, rows_written};
 
 /// Where the commit record of the transaction starts of which a part is committed; `None` when there is none. In a transaction
 /// of the caller's.

@@ -11,7 +11,7 @@ use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
-use crate::node::connection_string::{self, DSN};
+use crate::connection_string::{self, DSN};
 
 /// A row of `braid.subscription`, as its workers need it.
 #[derive(Debug, Clone, PartialEq, Eq)]

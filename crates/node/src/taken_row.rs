@@ -16,8 +16,8 @@ use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, By, Row, int8, low};
 use pgrx::pg_sys;
 
-use crate::node::subscription::execute_counting;
-use crate::node::tombstone::{AT_COMMIT, Seen, committed_at};
+use crate::subscription::execute_counting;
+use crate::tombstone::{AT_COMMIT, Seen, committed_at};
 
 /// Columns of `braid.taken_row`.
 const COLUMNS: usize = 6;

@@ -25,9 +25,9 @@ use braid_postgres::table_scan::{self, By, Row, Sees, int8, low};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
 
-use crate::node::local_version::commit_data;
-use crate::node::registry;
-use crate::node::subscription::execute;
+use crate::local_version::commit_data;
+use crate::registry;
+use crate::subscription::execute;
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use braid_postgres::process;
 use pgrx::pg_sys;
 
-use crate::node::registry;
+use crate::registry;
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 static REGISTERED: AtomicBool = AtomicBool::new(false);

@@ -35,7 +35,7 @@ use braid_postgres::{catalog, compat, process};
 use braid_ring::MAX_APPLIERS;
 use pgrx::pg_sys;
 
-use crate::node::{registry, settings};
+use crate::{registry, settings};
 
 /// Below the data directory, in which PostgreSQL's processes work.
 const DIRECTORY: &str = "pg_stat_tmp";

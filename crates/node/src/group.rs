@@ -140,7 +140,7 @@ impl Group {
     }
 
     /// The transaction that is applied while it runs.
-    pub(crate) fn running(&self) -> &'static Running {
+    pub fn running(&self) -> &'static Running {
         // SAFETY: mapped until this process ends; atomics only.
         unsafe { &(*self.directory.as_ptr()).running }
     }

@@ -32,8 +32,8 @@ use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use braid_postgres::xid::{full, still_known};
 use pgrx::pg_sys;
 
-use crate::node::kept_commit;
-use crate::node::registry::{self, ManagerEntry};
+use crate::kept_commit;
+use crate::registry::{self, ManagerEntry};
 
 const UNKNOWN: u32 = 0;
 const NONE: u32 = 1;

@@ -8,13 +8,13 @@
 
 use std::sync::atomic::Ordering;
 
-pub(crate) use braid_bgworker::reader::Reader;
+pub use braid_bgworker::reader::Reader;
 use braid_bgworker::reader::word;
 use braid_bgworker::slot_name;
 use braid_postgres::process;
 use pgrx::pg_sys;
 
-use crate::node::registry;
+use crate::registry;
 
 /// The bytes of a name up to its end.
 fn text(name: &pg_sys::NameData) -> Vec<u8> {
@@ -26,7 +26,7 @@ fn text(name: &pg_sys::NameData) -> Vec<u8> {
 ///
 /// # Safety
 /// The slot is this process's.
-pub(crate) unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
+pub unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
     if slot.is_null() {
         return;
     }
@@ -40,7 +40,7 @@ pub(crate) unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
 
 /// Whether what this node has from others may go on to a node that reads here.
 #[must_use]
-pub(crate) fn passes_on() -> bool {
+pub fn passes_on() -> bool {
     passing().next().is_some()
 }
 

@@ -29,7 +29,7 @@ use braid_postgres::table_scan::{self, By, Sees};
 use braid_postgres::xid;
 use pgrx::pg_sys;
 
-use crate::node::registry;
+use crate::registry;
 
 /// Columns of `braid.kept_commit`.
 const COLUMNS: usize = 3;
@@ -84,7 +84,7 @@ fn block(first: u64) -> Option<Block> {
 }
 
 /// A block as it is in the table.
-pub(crate) fn stored(first: u64) -> Option<Vec<Option<Commit>>> {
+pub fn stored(first: u64) -> Option<Vec<Option<Commit>>> {
     let table = find_table("braid", "kept_commit").ok()??;
     let by = By {
         index: find_table("braid", "kept_commit_pkey").ok()??,

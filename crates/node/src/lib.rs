@@ -1,0 +1,34 @@
+//! The node: its settings, its tables, what its processes share, and the versions of its rows.
+//!
+//! Every process with the library reads it; the postmaster lays out the shared parts at server start.
+//! Functions here read and write the catalog and shared memory in the transaction of their caller.
+//! The crate must not know a stream, a format or how rows are applied, nor the processes: it starts none,
+//! waits for none, and holds what they tell each other.
+
+#![allow(unsafe_code)]
+
+pub mod applied;
+pub mod catalog_key;
+pub mod clock;
+pub mod column_write;
+pub mod connection_string;
+pub mod crash;
+pub mod group;
+pub mod kept_commit;
+pub mod local_version;
+pub mod origin;
+pub mod owners;
+pub mod parked;
+pub mod prepared;
+pub mod rate_limit;
+pub mod readers;
+pub mod registry;
+pub mod secrecy;
+pub mod settings;
+pub mod split;
+pub mod standing;
+pub mod subscription;
+pub mod table_order;
+pub mod taken_row;
+pub mod tombstone;
+pub mod wake;
