@@ -1,4 +1,4 @@
-//! The symbol by which PostgreSQL finds the output plugin `braid`. Everything behind it is in `braid_pg::plugin`.
+//! The symbol by which PostgreSQL finds the output plugin `braid`. Everything behind it is in `braid_plugin`.
 
 use std::ffi::c_void;
 
@@ -8,5 +8,5 @@ use std::ffi::c_void;
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn _PG_output_plugin_init(callbacks: *mut c_void) {
     // SAFETY: PostgreSQL passes a valid table.
-    unsafe { braid_pg::plugin::install(callbacks) };
+    unsafe { braid_plugin::install(callbacks) };
 }

@@ -55,7 +55,7 @@ pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
-    braid_pg::plugin::fetch_worker_main(argument);
+    braid_plugin::fetch_worker_main(argument);
 }
 
 /// Started by the manager every `braid.orphan_check_interval` where there are rules for foreign keys.

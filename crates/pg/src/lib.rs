@@ -1,6 +1,5 @@
-//! A node's output plugin, applying, and its processes, over `crates/node` and `crates/postgres`.
+//! Applying, and a node's processes, over `crates/plugin`, `crates/node` and `crates/postgres`.
 #![allow(unsafe_code)]
 
 pub mod apply;
-pub mod plugin;
 pub mod workers;

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use braid_bgworker::column_rule::ColumnRule;
 use braid_node::column_write::ColumnWrite;
 use braid_node::tombstone::Tombstone;
+use braid_plugin::{
+    Change, Context, Format, LogicalMessage, Truncation, is_elsewhere, oids, version_of,
+};
 use braid_postgres::error::PgError;
 use braid_postgres::spool::Spool;
 use braid_postgres::table_scan::low;
@@ -21,9 +24,6 @@ use pgrx::{FromDatum, pg_sys};
 
 use super::taken_rows::Removal;
 use crate::apply::{KeyHashes, KeyPart, identity_key, key_hashes_of_row, table_hash};
-use crate::plugin::{
-    self, Change, Context, Format, LogicalMessage, Truncation, is_elsewhere, oids, version_of,
-};
 
 thread_local! {
     static GATHERED: RefCell<Option<Gathered>> = const { RefCell::new(None) };
@@ -202,7 +202,7 @@ pub(crate) fn gather() {
     // SAFETY: the callback belongs to this library, which is never unloaded.
     unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(on_invalidation), pg_sys::Datum::null()) };
     GATHERED.set(Some(Gathered::default()));
-    plugin::set_format(format);
+    braid_plugin::set_format(format);
 }
 
 /// What is wanted.

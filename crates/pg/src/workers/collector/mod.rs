@@ -26,12 +26,12 @@ use braid_node::column_write;
 use braid_node::registry::{self, ManagerEntry};
 use braid_node::subscription::rows;
 use braid_node::tombstone::store;
+use braid_plugin::page_read;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::names::find_table;
 use braid_postgres::{compat, ffi, latch, process, worker};
 use pgrx::pg_sys;
 
-use crate::plugin::page_read;
 use deletions::{Taken, Wanted};
 use taken_rows::{Collection, Removal};
 

@@ -75,7 +75,7 @@ impl Catalogs {
 ///
 /// # Safety
 /// `list` is null or a list of OIDs.
-pub(crate) unsafe fn oids(list: *const pg_sys::List) -> Vec<u32> {
+pub unsafe fn oids(list: *const pg_sys::List) -> Vec<u32> {
     if list.is_null() {
         return Vec::new();
     }

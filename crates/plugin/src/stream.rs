@@ -80,7 +80,7 @@ impl Progress {
 }
 
 /// What a stream knows and has in hand.
-pub(crate) struct Stream {
+pub struct Stream {
     pub(super) options: Options,
     pub(super) outbox: Outbox,
     pub(super) delivery: Box<dyn Delivery>,

@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 
 use super::format::Context;
 use super::page_read::{PageRead, Wanted, is_long};
-use crate::plugin::callbacks::state;
+use crate::callbacks::state;
 
 /// Flushes wait.
 static WAITING: AtomicBool = AtomicBool::new(false);
@@ -31,7 +31,7 @@ pub(super) fn flushes_wait() -> bool {
 
 /// What a paced stream needs beyond its buffer.
 #[derive(Debug, Default)]
-pub(crate) struct Pacing {
+pub struct Pacing {
     pages: PageRead,
     /// Flushes can wait.
     on: bool,

@@ -20,7 +20,7 @@ use super::stream::{in_transaction, no_origin};
 ///
 /// # Safety
 /// In a begin callback, under the transaction's historic snapshot.
-pub(crate) unsafe fn of(ctx: Context, txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
+pub unsafe fn of(ctx: Context, txn: &pg_sys::ReorderBufferTXN) -> Option<i64> {
     if has_none(txn) {
         return None;
     }

@@ -1,5 +1,8 @@
 //! The output plugin `braid`: what `decoder` decides, carried out with PostgreSQL's interfaces.
 //!
+//! The crate must not know how changes are applied, nor the processes: it reads what a node knows, decodes, and
+//! sends. The collector decodes with a format of its own, which it hands in.
+//!
 //! Runs in a walsender, or in the backend that calls `pg_logical_slot_get_binary_changes`, inside of callbacks of logical
 //! decoding: catalogs are read under the historic snapshot of the change, nothing may be written, no lock is taken.
 //!
@@ -14,6 +17,8 @@
 //!
 //! Transactions in progress and prepared ones are more callbacks in `callbacks` over the same [`braid_decoder::Outbox`], which knows nothing of
 //! where a transaction's changes come from. `version` tells the version of one of this node's.
+
+#![allow(unsafe_code)]
 
 mod arguments;
 mod bulk;
@@ -33,7 +38,7 @@ mod node;
 mod outgoing;
 mod own_table;
 mod paced;
-pub(crate) mod page_read;
+pub mod page_read;
 mod publications;
 mod relation;
 mod replaced;
@@ -51,9 +56,9 @@ mod unfound;
 mod version;
 mod wal2json;
 
-pub use crate::plugin::callbacks::install;
+pub use callbacks::install;
 pub use fetch::worker_main as fetch_worker_main;
-pub(crate) use format::{Change, Context, Format, LogicalMessage, Truncation, set_format};
-pub(crate) use publications::oids;
-pub(crate) use tuple::is_elsewhere;
-pub(crate) use version::of as version_of;
+pub use format::{Change, Context, Format, LogicalMessage, Truncation, set_format};
+pub use publications::oids;
+pub use tuple::is_elsewhere;
+pub use version::of as version_of;

@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 use super::page_read::{PageRead, Wanted, is_long, readable_end};
 use super::report::or_raise;
 use super::stream::{Sink, Stream};
-use crate::plugin::callbacks::state;
+use crate::callbacks::state;
 
 /// What a joined stream needs beyond its buffer.
 #[derive(Debug, Default)]

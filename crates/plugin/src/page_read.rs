@@ -2,7 +2,7 @@
 //! walsender.
 //!
 //! Before a walsender waits for more WAL it reads a page that is not there yet. So nothing that is held waits longer than it takes to
-//! read on in WAL that is there, and not longer than [`HELD_FOR`], which is looked at with each page.
+//! read on in WAL that is there, and not longer than `HELD_FOR`, which is checked with each page.
 
 use std::ffi::{c_char, c_int};
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl Wanted {
 }
 
 /// Whether the server has this page of WAL up to `length` bytes, for decoding to read.
-pub(crate) fn is_there(page: pg_sys::XLogRecPtr, length: c_int) -> bool {
+pub fn is_there(page: pg_sys::XLogRecPtr, length: c_int) -> bool {
     page.saturating_add(u64::try_from(length).unwrap_or(0)) <= readable_end()
 }
 

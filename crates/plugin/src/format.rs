@@ -20,44 +20,51 @@ use super::stream::{Frames, Stream};
 use super::wal2json::Wal2Json;
 
 /// The decoding context, through which a format writes.
-pub(crate) type Context = *mut pg_sys::LogicalDecodingContext;
+pub type Context = *mut pg_sys::LogicalDecodingContext;
 
 /// A row's change. The tuples may be null: an insert has no old one, a delete no new one, and an old one is only there where
 /// the replica identity put it into WAL.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Change {
-    pub(crate) relation: pg_sys::Relation,
-    pub(crate) action: pg_sys::ReorderBufferChangeType::Type,
-    pub(crate) old: pg_sys::HeapTuple,
-    pub(crate) new: pg_sys::HeapTuple,
+pub struct Change {
+    /// The table, open for the time of the callback.
+    pub relation: pg_sys::Relation,
+    /// Insert, update or delete.
+    pub action: pg_sys::ReorderBufferChangeType::Type,
+    /// The row before the change, as far as WAL has it.
+    pub old: pg_sys::HeapTuple,
+    /// The row after the change.
+    pub new: pg_sys::HeapTuple,
     /// LSN of the change's record.
-    pub(crate) lsn: u64,
-    pub(crate) author: Author,
+    pub lsn: u64,
+    /// Who made it.
+    pub author: Author,
 }
 
 /// Who made a change.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Author {
+pub struct Author {
     /// The transaction or subtransaction.
     pub(crate) xid: u32,
     /// Under which replication origin the change itself was written.
-    pub(crate) origin: pg_sys::RepOriginId,
+    pub origin: pg_sys::RepOriginId,
 }
 
 /// A truncate of one or more relations.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Truncation<'c> {
-    pub(crate) relations: &'c [pg_sys::Relation],
+pub struct Truncation<'c> {
+    /// The tables, open for the time of the callback.
+    pub relations: &'c [pg_sys::Relation],
     pub(crate) cascade: bool,
     pub(crate) restart_identity: bool,
     /// LSN of the change's record.
     pub(crate) lsn: u64,
-    pub(crate) author: Author,
+    /// Who made it.
+    pub author: Author,
 }
 
 /// A logical message, in the server's encoding as far as it is text at all.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LogicalMessage<'c> {
+pub struct LogicalMessage<'c> {
     /// Part of the transaction in hand. One that is not comes outside of any, and never between a transaction's changes.
     pub(crate) transactional: bool,
     /// The transaction or subtransaction; 0 where there is none.
@@ -69,7 +76,7 @@ pub(crate) struct LogicalMessage<'c> {
 
 /// Why a prepared transaction is decoded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Preparation {
+pub enum Preparation {
     /// It is prepared.
     Now,
     /// It was prepared before that was to be told, and is committed by the record with this place and time.
@@ -82,7 +89,7 @@ pub(crate) enum Preparation {
 }
 
 /// Port: what one stream makes of what is decoded.
-pub(crate) trait Format {
+pub trait Format {
     /// Whether what is written is text in the server's encoding, so that SQL functions that return text may be used.
     fn is_text(&self) -> bool;
 
@@ -242,7 +249,7 @@ thread_local! {
 }
 
 /// Has this process decode into a format of its own, whatever a stream asks for.
-pub(crate) fn set_format(make: Make) {
+pub fn set_format(make: Make) {
     OF_PROCESS.set(Some(make));
 }
 

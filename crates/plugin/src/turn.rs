@@ -27,7 +27,7 @@ use super::bulk;
 use super::format::Context;
 use super::paced::flushes_wait;
 use super::page_read::readable_end;
-use crate::plugin::callbacks::turn;
+use crate::callbacks::turn;
 
 /// How long records are read without a look at the socket.
 const TURN: Duration = Duration::from_millis(1);

@@ -25,7 +25,7 @@ const TAG_ON_DISK: u8 = 18;
 ///
 /// # Safety
 /// The value is a varlena.
-pub(crate) unsafe fn is_elsewhere(value: *const u8) -> bool {
+pub unsafe fn is_elsewhere(value: *const u8) -> bool {
     // SAFETY: as the caller says; behind the first byte that says that it is a pointer there is one that says where to.
     unsafe { *value == EXTERNAL && *value.add(1) == TAG_ON_DISK }
 }
