@@ -1,5 +1,5 @@
 //! Nodes whose rows have a further unique key: a row that loses to another one, anywhere, is dead everywhere in the version that lost,
-//! because whoever finds that out tells the others (`crates/pg/src/apply/eviction.rs`). Delivered in any order, all end with the same
+//! because whoever finds that out tells the others (`crates/apply/src/eviction.rs`). Delivered in any order, all end with the same
 //! rows, no two of one code, and what was written last of all is among them.
 
 use std::collections::{BTreeMap, BTreeSet};

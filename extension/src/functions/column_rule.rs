@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 
+use braid_apply::{adds_up, has_order};
 use braid_bgworker::column_rule::ColumnRule;
-use braid_pg::apply::{adds_up, has_order};
 use braid_postgres::catalog::query;
 use braid_postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};

@@ -148,7 +148,7 @@ fn take_conflict_resolution(content: Text) {
 
 /// Rules were changed: with the next transaction they count.
 pub(super) fn announce() -> Outcome<()> {
-    match braid_pg::apply::announce_rules() {
+    match braid_apply::announce_rules() {
         Ok(()) => Ok(()),
         Err(error) => error.raise(),
     }
@@ -157,7 +157,7 @@ pub(super) fn announce() -> Outcome<()> {
 /// braid.row_image(row record), with the caller's rights.
 #[pg_extern(sql = false)]
 fn row_image(row: AnyElement) -> Option<AnyElement> {
-    let image = braid_pg::apply::row_image(row.datum())?;
+    let image = braid_apply::row_image(row.datum())?;
     // SAFETY: a jsonb value in the caller's memory context.
     unsafe { AnyElement::from_polymorphic_datum(image, false, pg_sys::JSONBOID) }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
+use braid_apply::MISSING_COLUMN_RULE;
 use braid_bgworker::sql_text::quote_identifier;
-use braid_pg::apply::{self, MISSING_COLUMN_RULE};
 use braid_postgres::catalog::{Rights, query, with_rights};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
@@ -344,7 +344,7 @@ fn check_empty(target: &Target) -> Outcome<()> {
 pub fn add(subscription_id: &str, target: &Target, to_copy: bool) {
     let unlogged = query("select braid.is_unlogged($1::oid)", &[Some(&target.oid)]);
     if unlogged.get(0, 0) == Some("t") {
-        apply::unlogged(&target.shown).warn();
+        braid_apply::unlogged(&target.shown).warn();
     }
     query(
         "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, ready_at) \

@@ -1,7 +1,7 @@
 //! Versions of rows.
 
+use braid_apply::{has_merged_rows as has_merged, row_version as version_of};
 use braid_node::local_version;
-use braid_pg::apply::{has_merged_rows as has_merged, row_version as version_of};
 use braid_postgres::catalog::{Rights, current_role, with_rights};
 use braid_postgres::encoding::Text;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;

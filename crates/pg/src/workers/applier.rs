@@ -25,6 +25,7 @@ use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use braid_apply::{Identity, Item, Session, is_in_the_way, is_rule};
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
 use braid_decoder::REPLACED_PREFIX;
@@ -42,7 +43,6 @@ use braid_postgres::{latch, process, timestamp, worker};
 use braid_ring::{ApplierState, FailureReport, FrameRead, Grain, Ring, Run, Transaction, Wakes};
 use pgrx::pg_sys;
 
-use crate::apply::{Identity, Item, Session, is_in_the_way, is_rule};
 use park::{Aside, Parking};
 use piece::{Part, Pieces};
 use prepared::{Settled, Step};

@@ -11,6 +11,7 @@ pub(crate) mod stamp;
 
 use std::cell::RefCell;
 
+use braid_apply::{Identity, NO_SUBSCRIPTION, Session};
 use braid_gir::{Begin, JsonErrorKind, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
 use braid_node::subscription::{execute, rows_written};
 use braid_node::{origin, wake};
@@ -18,8 +19,6 @@ use braid_postgres::catalog::with_settings;
 use braid_postgres::error::{self, PgError};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
-
-use crate::apply::{Identity, NO_SUBSCRIPTION, Session};
 
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.
 const LAST_SECOND: i64 = 253_370_764_800_000_000;

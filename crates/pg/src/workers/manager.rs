@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_apply::KEEP_MERGED;
 use braid_bgworker::{policy, slot_name};
 use braid_gir::lsn_text;
 use braid_node::registry::{self, Activity, ManagerEntry};
@@ -20,7 +21,6 @@ use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
 
-use crate::apply::KEEP_MERGED;
 use crate::workers::away::Peers;
 use crate::workers::{away, collector, keep_commits, supervisor};
 
@@ -531,7 +531,7 @@ impl Manager {
         self.reap(wanted);
         // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since
         // until then this node lacks a row that others have.
-        if let Err(failure) = crate::apply::tell_displacements() {
+        if let Err(failure) = braid_apply::tell_displacements() {
             failure.log("could not tell other nodes of rows that have left");
         }
         for (id, led) in &mut self.leaders {

@@ -11,6 +11,7 @@
 
 mod parent;
 
+use braid_apply::with_fixed_settings;
 use braid_node::clock;
 use braid_node::settings::{self, ConflictHistory};
 use braid_node::subscription::{execute, execute_counting, rows, rows_written};
@@ -19,7 +20,6 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
 use pgrx::pg_sys;
 
-use crate::apply::with_fixed_settings;
 use crate::workers::manager;
 
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.

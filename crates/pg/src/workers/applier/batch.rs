@@ -8,6 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
+use braid_apply::Item;
 use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::joining;
 use braid_decoder::REPLACED_PREFIX;
@@ -17,7 +18,6 @@ use braid_postgres::error::{self, PgError};
 use braid_ring::{FrameRead, Run, Transaction};
 
 use super::{Applier, Mode, Trouble, set_latches};
-use crate::apply::Item;
 
 /// A transaction that is gathered has fewer frames than this.
 const FRAMES: usize = 8;

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_apply::{Session, is_in_the_way};
 use braid_bgworker::parked::Touch;
 use braid_bgworker::policy::{self, Policy};
 use braid_bgworker::split::{Progress, Split};
@@ -32,7 +33,6 @@ use pgrx::pg_sys;
 
 use super::piece::differs;
 use super::{Applier, Trouble, fail, new_session, set_latches};
-use crate::apply::{Session, is_in_the_way};
 
 /// What is said when there is no room for another one.
 const FULL: &str = "53400";

@@ -7,6 +7,7 @@
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
+use braid_apply::is_in_the_way;
 use braid_gir::{Prepared, Reader, Record, RollbackPrepared, Tag, lsn_text};
 use braid_node::{clock, origin, prepared, subscription, tombstone};
 use braid_postgres::error::{self, PgError};
@@ -17,7 +18,6 @@ use braid_ring::{ApplierState, FrameRead, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, set_latches};
-use crate::apply::is_in_the_way;
 
 /// What the transaction in hand is, if it is not an ordinary one.
 pub(super) enum Step {

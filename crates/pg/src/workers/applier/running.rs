@@ -10,6 +10,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_apply::{Item, Savepoint, Session};
 use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_node::registry::SubscriptionEntry;
@@ -22,7 +23,6 @@ use braid_ring::{ApplierState, Run, Transaction};
 use pgrx::pg_sys;
 
 use super::{Applier, Trouble, fail};
-use crate::apply::{Item, Savepoint, Session};
 
 /// How long it waits for what others have locked.
 const LOCK_TIMEOUT: &str = "200ms";

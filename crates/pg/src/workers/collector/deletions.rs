@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use braid_apply::{KeyHashes, KeyPart, identity_key, key_hashes_of_row, table_hash};
 use braid_bgworker::column_rule::ColumnRule;
 use braid_node::column_write::ColumnWrite;
 use braid_node::tombstone::Tombstone;
@@ -23,7 +24,6 @@ use braid_postgres::{compat, ffi};
 use pgrx::{FromDatum, pg_sys};
 
 use super::taken_rows::Removal;
-use crate::apply::{KeyHashes, KeyPart, identity_key, key_hashes_of_row, table_hash};
 
 thread_local! {
     static GATHERED: RefCell<Option<Gathered>> = const { RefCell::new(None) };

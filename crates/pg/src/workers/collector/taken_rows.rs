@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::mem::size_of;
 use std::ptr;
 
+use braid_apply::DeadRows;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::subscription::{execute_counting, rows};
 use braid_node::taken_row::{TakenRow, store};
@@ -15,8 +16,6 @@ use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::attempt;
 use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
-
-use crate::apply::DeadRows;
 
 /// XLOG_HEAP_OPMASK of src/include/access/heapam_xlog.h, 15 to 18.
 const HEAP_OPERATION: u32 = 0x70;

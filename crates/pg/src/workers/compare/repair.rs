@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 
+use braid_apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
 use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
 use braid_node::origin;
 use braid_node::subscription::Subscription;
@@ -19,7 +20,6 @@ use pgrx::pg_sys;
 
 use super::explained;
 use super::table::{At, Row, SETTINGS, Table, read_place};
-use crate::apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
 use crate::workers::ingest::stamp;
 
 /// Rows of a step.

@@ -7,6 +7,7 @@
 //! Should the orders differ all the same, ranges only cost more: one starts where the last one ends, from the first key to the last, so
 //! each row is in one of them in any order; and a row that is in different ranges of the two sides is looked for by its key.
 
+use braid_apply::row_version;
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
@@ -17,7 +18,6 @@ use braid_postgres::libpq::Connection;
 use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
-use crate::apply::row_version;
 use crate::workers::copy::source::published;
 
 /// How many rows are asked for by key in one statement.

@@ -19,6 +19,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use braid_apply::meanwhile;
 use braid_bgworker::copy_query::Published;
 use braid_gir::parse_lsn;
 use braid_node::subscription::{Subscription, execute_counting, rows};
@@ -31,7 +32,6 @@ use super::load::Target;
 use super::source::Source;
 use super::versions;
 use super::worker::Task;
-use crate::apply::meanwhile;
 
 /// How long the provider may take to apply what is applied here.
 pub const PATIENCE: Duration = Duration::from_secs(30);

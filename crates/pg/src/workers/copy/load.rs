@@ -5,6 +5,9 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
+use braid_apply::identity_key;
+use braid_apply::missing::{self, MissingColumn};
+use braid_apply::user::{self, UserSwitch};
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::quote_identifier;
 use braid_node::rate_limit::Limiter;
@@ -17,12 +20,6 @@ use braid_postgres::libpq::{CopyData, CopyMessage};
 use pgrx::pg_sys;
 
 use super::source::Source;
-use crate::apply::identity_key;
-use crate::apply::{
-    self,
-    missing::{self, MissingColumn},
-    user::{self, UserSwitch},
-};
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";
@@ -143,12 +140,12 @@ impl Target {
                 owner: (*form).relowner,
                 partitioned: kind == b'p',
             };
-            let checked = apply::check_kind(relation);
+            let checked = braid_apply::check_kind(relation);
             pg_sys::relation_close(relation, NO_LOCK);
             checked?;
             // COPY itself would write to a foreign partition, where no change is applied.
             if target.partitioned {
-                apply::check_partitions(oid)?;
+                braid_apply::check_partitions(oid)?;
             }
             Ok(target)
         }

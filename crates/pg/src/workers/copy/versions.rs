@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use braid_apply::{KEEP_MERGED, copied_hash};
 use braid_bgworker::copy_query::{Published, parse_taken_row, parse_version, parse_written};
 use braid_gir::lsn_text;
 use braid_node::column_write::{self, ColumnWrite};
@@ -22,7 +23,6 @@ use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
-use crate::apply::{KEEP_MERGED, copied_hash};
 use crate::workers::manager::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.

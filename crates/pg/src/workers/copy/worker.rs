@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use braid_apply::{is_in_the_way, meanwhile};
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
 use braid_gir::{lsn_text, parse_lsn};
@@ -21,7 +22,6 @@ use pgrx::pg_sys;
 use super::load::{Copied, Filled, Filling, Purpose, Target};
 use super::source::{GONE, Source};
 use super::{held, is_permanent, try_lock, versions};
-use crate::apply::{is_in_the_way, meanwhile};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

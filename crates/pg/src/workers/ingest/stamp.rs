@@ -7,13 +7,12 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use braid_apply::{Versions, store_versions};
 use braid_node::clock;
 use braid_node::origin::{self, COPIED, OriginId};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
-
-use crate::apply::{Versions, store_versions};
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 

@@ -19,7 +19,6 @@ use braid_postgres::names;
 
 use super::stream::Stream;
 use super::{End, out_of_order};
-use crate::apply;
 use crate::workers::copy;
 
 /// Rows that are looked at to find out who filled a table.
@@ -55,7 +54,7 @@ enum There {
 fn look_here(namespace: &str, name: &str) -> Result<(Here, u32), PgError> {
     Ok(match names::find_table(namespace, name)? {
         None => (Here::Absent, 0),
-        Some(oid) if apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
+        Some(oid) if braid_apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
         Some(oid) => (Here::Other, oid.to_u32()),
     })
 }

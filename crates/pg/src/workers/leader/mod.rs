@@ -26,6 +26,7 @@ mod untangle;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use braid_apply::take_rule;
 use braid_bgworker::policy::{self, AfterStop, Policy};
 use braid_bgworker::running::COMES_AGAIN;
 use braid_gir::lsn_text;
@@ -38,7 +39,6 @@ use braid_postgres::wait::{self, Wait};
 use braid_postgres::{latch, process, spool, timestamp, worker};
 use pgrx::pg_sys;
 
-use crate::apply::take_rule;
 use crate::workers::copy::Coordinator;
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;

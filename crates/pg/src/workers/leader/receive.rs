@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_apply::is_rule;
 use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
 use braid_decoder::POSITION_PREFIX;
@@ -20,7 +21,6 @@ use super::provider_end;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
-use crate::apply::is_rule;
 use crate::workers::applier::here;
 use crate::workers::copy::Readiness;
 

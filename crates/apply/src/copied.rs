@@ -31,7 +31,7 @@ use super::partition::with_ancestors;
 use super::relation::LocalRelation;
 use super::scan;
 use super::version::{OriginNames, Stamp, is_copied, known, stamp_of};
-use crate::apply::identity_key;
+use crate::identity_key;
 
 /// A table that somebody has to himself is waited for so long, by who only looks at its rows.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);

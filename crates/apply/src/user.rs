@@ -10,7 +10,7 @@ const SECURITY_RESTRICTED_OPERATION: i32 = 0x0002;
 ///
 /// # Safety
 /// In a transaction; the table exists.
-pub(crate) unsafe fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
+pub unsafe fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
     // SAFETY: catalog look-ups, as the caller says.
     unsafe {
         let rights =

@@ -7,6 +7,11 @@
 //! Invariants: nothing is written outside of the transaction that carries the source's origin, position and timestamp
 //! (I1, I3); a row's version is read only after the row is locked; a change of another origin is decided by
 //! `braid_bgworker::conflict` alone (I2).
+//!
+//! The crate must not know the plugin, nor the processes: where a change comes from, who waits for it and when it is
+//! confirmed its callers know.
+
+#![allow(unsafe_code)]
 
 mod aggregate;
 mod ahead;
@@ -33,9 +38,9 @@ mod in_the_way;
 mod key_hash;
 mod key_order;
 mod lookup;
-pub(crate) mod meanwhile;
+pub mod meanwhile;
 mod merge;
-pub(crate) mod missing;
+pub mod missing;
 mod number_map;
 mod partition;
 mod peer;
@@ -50,7 +55,7 @@ mod scan;
 mod table;
 mod truncate;
 mod unfound;
-pub(crate) mod user;
+pub mod user;
 mod version;
 mod window;
 mod write;
