@@ -189,20 +189,14 @@ soak-installed: install
 check-sql: $(library)
 	scripts/check-sql $(library)
 
-# Nothing in crates/pg names what lies above it.
-.PHONY: check-layers
-check-layers:
-	scripts/check-layers --self-test
-	scripts/check-layers
-
 # In the profile of the library, as the two share what runs at build time (bindgen, macros).
-lint: check-layers check-sql
+lint: check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
 	    $(CARGO) clippy --release --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
 	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
-	@if grep -rl '#\[test\]' crates/postgres/src crates/node/src crates/plugin/src crates/apply/src crates/pg/src extension/src; then \
+	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@for test in t/*.pl; do grep -qF -- "- \`$${test#t/}\`: " t/README.md || { echo "lint: t/README.md lacks $$test" >&2; exit 1; }; done
 	@for test in $$(sed -n 's/^- `\([a-z0-9_]*\.pl\)`: .*/\1/p' t/README.md); do \

@@ -3,7 +3,7 @@
 /// Result of a decision.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why nothing can be emitted. `crates/pg` gives each its SQLSTATE and hint.
+/// Why nothing can be emitted. `crates/plugin` gives each its SQLSTATE and hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// An option that this plugin does not have (SQLSTATE 22023).

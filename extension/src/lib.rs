@@ -15,14 +15,14 @@ pub extern "C-unwind" fn _PG_init() {
     braid_node::settings::register();
     braid_node::secrecy::hide_connection_strings();
     // The servers that pg_upgrade starts are to carry the catalog over, and nothing else may run in them.
-    if braid_pg::workers::upgrade::is_under_way() {
+    if braid_workers::upgrade::is_under_way() {
         return;
     }
     // SAFETY: reads a variable of the process.
     if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
         braid_node::registry::install();
         braid_node::tombstone::drop_database::install();
-        braid_pg::workers::supervisor::register();
+        braid_workers::supervisor::register();
         braid_node::clock::install();
         // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set for something else. That of a panic is
         // another matter.

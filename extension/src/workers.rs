@@ -6,49 +6,49 @@ use pgrx::pg_sys;
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_supervisor_main(argument: pg_sys::Datum) {
-    braid_pg::workers::supervisor::main(argument);
+    braid_workers::supervisor::main(argument);
 }
 
 /// One for each database that has the extension; started by the supervisor.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_manager_main(argument: pg_sys::Datum) {
-    braid_pg::workers::manager::main(argument);
+    braid_workers::manager::main(argument);
 }
 
 /// One for each subscription that runs; started by the manager.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_leader_main(argument: pg_sys::Datum) {
-    braid_pg::workers::leader::main(argument);
+    braid_workers::leader::main(argument);
 }
 
 /// `braid.appliers_per_subscription` for each leader; started by it.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_applier_main(argument: pg_sys::Datum) {
-    braid_pg::workers::applier::main(argument);
+    braid_workers::applier::main(argument);
 }
 
 /// Started by the manager when slots of dropped subscriptions are left at providers.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_cleanup_main(argument: pg_sys::Datum) {
-    braid_pg::workers::cleanup::main(argument);
+    braid_workers::cleanup::main(argument);
 }
 
 /// One for each database to which several nodes send changes; started by the manager.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_collector_main(argument: pg_sys::Datum) {
-    braid_pg::workers::collector::main(argument);
+    braid_workers::collector::main(argument);
 }
 
 /// One for each table that is copied; started by the leader.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
-    braid_pg::workers::copy::worker_main(argument);
+    braid_workers::copy::worker_main(argument);
 }
 
 /// One for each stream that asks for values which are not in WAL; started by the process that decodes.
@@ -62,5 +62,5 @@ pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_orphans_main(argument: pg_sys::Datum) {
-    braid_pg::workers::orphan::main(argument);
+    braid_workers::orphan::main(argument);
 }

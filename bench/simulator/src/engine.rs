@@ -21,7 +21,7 @@ use crate::workload::{Operation, Transaction};
 /// Keys that the tracker remembers, as the leader's.
 const TRACKED_KEYS: usize = 200_000;
 
-/// Which transactions are taken at once, as the appliers' (`crates/pg/src/workers/applier.rs`): changes of a run, and up to how many
+/// Which transactions are taken at once, as the appliers' (`crates/workers/src/applier.rs`): changes of a run, and up to how many
 /// a transaction is small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Grain {

@@ -21,7 +21,7 @@
 //! while the applier already reads; such a transaction is applied alone, and its bytes are released as they are read.
 //!
 //! Not for: sleeping and setting latches. Who waits for what is shown here, and whom a step is to wake; latches are
-//! PostgreSQL's and live in `crates/pg`.
+//! PostgreSQL's and live in `crates/postgres`.
 //!
 //! Nothing here trusts a consumer to be alive: a process that dies with shared memory attached makes PostgreSQL restart
 //! all of them, and the ring with them.

@@ -4,10 +4,10 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 
 use braid_bgworker::compare::Side;
-use braid_pg::workers::compare::{self, Repairing, Request};
 use braid_postgres::catalog::{query, sees_new_commits};
 use braid_postgres::encoding::Text;
 use braid_postgres::error::PgError;
+use braid_workers::compare::{self, Repairing, Request};
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};

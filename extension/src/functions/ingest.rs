@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use braid_pg::workers::ingest::{Request, forget, ingest as apply};
+use braid_workers::ingest::{Request, forget, ingest as apply};
 use pgrx::datum::AnyElement;
 use pgrx::iter::TableIterator;
 use pgrx::prelude::*;

@@ -5,8 +5,8 @@ use std::ffi::CStr;
 
 use braid_gir::lsn_text;
 use braid_node::{connection_string, crash, owners};
-use braid_pg::workers::away;
 use braid_postgres::catalog::{current_role, is_superuser, query};
+use braid_workers::away;
 use pgrx::{pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome, notice};

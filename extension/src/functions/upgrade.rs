@@ -1,9 +1,9 @@
 //! Moving a node to another server by `pg_upgrade`: prepare_upgrade, which is made of three of these functions, and finish_upgrade.
 
 use braid_gir::{lsn_text, parse_lsn};
-use braid_pg::workers::upgrade::{self, Remade};
 use braid_postgres::catalog::{flush_all, query};
 use braid_postgres::error::PgError;
+use braid_workers::upgrade::{self, Remade};
 use pgrx::datum::Interval;
 use pgrx::pg_extern;
 

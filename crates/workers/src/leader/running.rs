@@ -14,10 +14,10 @@ use braid_ring::MAX_APPLIERS;
 
 use super::stream::Stream;
 use super::{End, out_of_order};
-use crate::workers::applier::Arguments;
-use crate::workers::applier::running::say_given_up;
-use crate::workers::appliers;
-use crate::workers::copy::Readiness;
+use crate::applier::Arguments;
+use crate::applier::running::say_given_up;
+use crate::appliers;
+use crate::copy::Readiness;
 
 /// A transaction takes its time a moment before its place in WAL: of two, the later one can have the earlier time, by so much at most
 /// (microseconds). Where it is more, that is found out in the end.

@@ -18,7 +18,7 @@ use braid_postgres::libpq::Connection;
 use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
-use crate::workers::copy::source::published;
+use crate::copy::source::published;
 
 /// How many rows are asked for by key in one statement.
 const ASKED: usize = 50;

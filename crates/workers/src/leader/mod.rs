@@ -39,7 +39,7 @@ use braid_postgres::wait::{self, Wait};
 use braid_postgres::{latch, process, spool, timestamp, worker};
 use pgrx::pg_sys;
 
-use crate::workers::copy::Coordinator;
+use crate::copy::Coordinator;
 use provider::{create_slot, published_tables, rules_for_all_nodes};
 use stream::Stream;
 

@@ -11,8 +11,8 @@ use braid_node::tombstone::waiting;
 use braid_postgres::process;
 use pgrx::pg_sys;
 
-pub use crate::workers::keep_commits::keep_all as keep_commits;
-pub use crate::workers::manager::arrived_for_all;
+pub use crate::keep_commits::keep_all as keep_commits;
+pub use crate::manager::arrived_for_all;
 pub use braid_node::origin::{Remade, remake as remake_origin};
 
 /// Whether this server was started by `pg_upgrade`.

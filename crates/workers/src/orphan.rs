@@ -20,7 +20,7 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
 use pgrx::pg_sys;
 
-use crate::workers::manager;
+use crate::manager;
 
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.
 const MARGIN_MICROS: i64 = 1_000_000;

@@ -14,7 +14,7 @@ use pgrx::pg_sys;
 use super::provider_end::SIGN_OF_LIFE;
 use super::stream::Stream;
 use super::{End, confirmed};
-use crate::workers::durability::Durability;
+use crate::durability::Durability;
 
 /// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it only if commits are to be
 /// durable at once; the leader receives nothing meanwhile.

@@ -21,8 +21,8 @@ use super::provider_end;
 use super::schedule::Barrier;
 use super::stream::{InHand, Stream};
 use super::{End, late, out_of_order};
-use crate::workers::applier::here;
-use crate::workers::copy::Readiness;
+use crate::applier::here;
+use crate::copy::Readiness;
 
 /// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
 /// page headers add to it.

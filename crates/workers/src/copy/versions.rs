@@ -23,7 +23,7 @@ use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
-use crate::workers::manager::{MARGIN_MICROS, arrived};
+use crate::manager::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.
 const PIECE: usize = 1000;

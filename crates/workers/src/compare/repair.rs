@@ -20,7 +20,7 @@ use pgrx::pg_sys;
 
 use super::explained;
 use super::table::{At, Row, SETTINGS, Table, read_place};
-use crate::workers::ingest::stamp;
+use crate::ingest::stamp;
 
 /// Rows of a step.
 const STEP_ROWS: usize = 50;

@@ -8,7 +8,7 @@ use braid_node::settings::{self, ParallelApply};
 use braid_postgres::process;
 
 use super::stream::Stream;
-use crate::workers::applier;
+use crate::applier;
 
 /// Not looked at more often: the counters are written by the appliers, and reading them has a price for these too.
 const INTERVAL: Duration = Duration::from_millis(1);

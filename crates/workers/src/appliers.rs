@@ -13,7 +13,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::{process, worker};
 use braid_ring::{ApplierState, Ring};
 
-use crate::workers::applier::Arguments;
+use crate::applier::Arguments;
 
 /// How often the number is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -35,11 +35,11 @@ use super::skew::ClockWatch;
 use super::spread::Spread;
 use super::untangle::Tangle;
 use super::{End, confirmed};
-use crate::workers::applier;
-use crate::workers::applier::here::{self, LeadersApplier};
-use crate::workers::appliers::Appliers;
-use crate::workers::copy::Coordinator;
-use crate::workers::durability::Durability;
+use crate::applier;
+use crate::applier::here::{self, LeadersApplier};
+use crate::appliers::Appliers;
+use crate::copy::Coordinator;
+use crate::durability::Durability;
 
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;

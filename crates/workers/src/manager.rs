@@ -21,8 +21,8 @@ use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
 
-use crate::workers::away::Peers;
-use crate::workers::{away, collector, keep_commits, supervisor};
+use crate::away::Peers;
+use crate::{away, collector, keep_commits, supervisor};
 
 /// The catalog is read again after this, in case a wake-up was lost.
 const INTERVAL: Duration = Duration::from_secs(10);

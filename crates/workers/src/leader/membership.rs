@@ -19,7 +19,7 @@ use braid_postgres::names;
 
 use super::stream::Stream;
 use super::{End, out_of_order};
-use crate::workers::copy;
+use crate::copy;
 
 /// Rows that are looked at to find out who filled a table.
 const LOOKED_AT: u32 = 1000;
