@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 pub mod applied;
-pub mod catalog_key;
+mod catalog_key;
 pub mod clock;
 pub mod column_write;
 pub mod connection_string;

@@ -132,7 +132,7 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
 /// What is written down for a transaction, whether it has committed or is prepared, microseconds since 1970-01-01 UTC. In a transaction without a
 /// historic snapshot.
 #[must_use]
-pub fn written_for(full: u64) -> Option<i64> {
+pub(crate) fn written_for(full: u64) -> Option<i64> {
     let mut version: Option<i64> = None;
     let (table, index) = (table()?, find_table("braid", "local_version_xid").ok()??);
     let by = By {
@@ -169,14 +169,14 @@ pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOrigin
 
 /// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the
 /// extension is dropped.
-pub fn assign(timestamp: i64) -> bool {
+pub(crate) fn assign(timestamp: i64) -> bool {
     // SAFETY: in a transaction.
     let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value;
     assign_to(xid, timestamp)
 }
 
 /// As [`assign`] for another transaction, which is prepared: counts once the one in hand has committed.
-pub fn assign_to(full: u64, timestamp: i64) -> bool {
+pub(crate) fn assign_to(full: u64, timestamp: i64) -> bool {
     let Some(table) = table() else {
         return false;
     };

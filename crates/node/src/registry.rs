@@ -44,9 +44,9 @@ pub const MAX_DATABASES: usize = 128;
 /// Replication slots whose readers are known; one that finds no place is never known.
 const READERS: usize = 4096;
 /// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
-pub const MAX_TABLES: usize = 4096;
+pub(crate) const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
-pub const TOMBSTONE_GROUPS: usize = 1 << 16;
+pub(crate) const TOMBSTONE_GROUPS: usize = 1 << 16;
 const MAGIC: u64 = 0x6272_6169_6472_6707;
 
 /// A database's manager.
@@ -698,7 +698,7 @@ pub fn release_databases(existing: &[u32]) {
 }
 
 /// Make the manager of this database, or the supervisor if it has none, look at the catalog.
-pub fn poke(database: u32) {
+pub(crate) fn poke(database: u32) {
     if shared().is_none() {
         return;
     }
@@ -1135,7 +1135,7 @@ fn tombstone_group(hash: u64) -> Option<&'static AtomicI64> {
 }
 
 /// A row with this hash was deleted at this time, in microseconds since 1970-01-01 UTC.
-pub fn raise_tombstone(hash: u64, timestamp: i64) {
+pub(crate) fn raise_tombstone(hash: u64, timestamp: i64) {
     if let Some(group) = tombstone_group(hash) {
         group.fetch_max(timestamp, Ordering::AcqRel);
     }
@@ -1147,7 +1147,7 @@ pub fn raise_tombstone(hash: u64, timestamp: i64) {
 }
 
 /// Any rows were deleted at this time.
-pub fn raise_all_tombstones(timestamp: i64) {
+pub(crate) fn raise_all_tombstones(timestamp: i64) {
     for group in shared().iter().flat_map(|shared| &shared.tombstones) {
         group.fetch_max(timestamp, Ordering::AcqRel);
     }
@@ -1181,7 +1181,7 @@ pub fn may_have_tombstone(hash: u64, timestamp: i64) -> bool {
 }
 
 /// All tombstones of this database are known to shared memory from here on.
-pub fn tombstones_are_known() {
+pub(crate) fn tombstones_are_known() {
     if let Some(entry) = my_manager() {
         entry.knows_tombstones.store(true, Ordering::Release);
     }

@@ -477,7 +477,7 @@ pub fn max_subscriptions() -> usize {
 
 /// `braid.max_transaction_crashes`; 0 for no limit.
 #[must_use]
-pub fn max_crashes() -> u64 {
+pub(crate) fn max_crashes() -> u64 {
     u64::try_from(MAX_TRANSACTION_CRASHES.get()).unwrap_or(0)
 }
 
@@ -538,14 +538,14 @@ pub fn keep_commits_older_than() -> i32 {
 
 /// `braid.max_clock_wait`; `None` for never.
 #[must_use]
-pub fn max_clock_wait() -> Option<Duration> {
+pub(crate) fn max_clock_wait() -> Option<Duration> {
     let limit = MAX_CLOCK_WAIT_MS.get();
     (limit > 0).then(|| milliseconds(limit))
 }
 
 /// `braid.clock_behind_action`.
 #[must_use]
-pub fn clock_behind_action() -> BehindAction {
+pub(crate) fn clock_behind_action() -> BehindAction {
     CLOCK_BEHIND_ACTION.get()
 }
 
@@ -569,13 +569,13 @@ pub fn clock_skew_action() -> SkewAction {
 
 /// `braid.max_parked`.
 #[must_use]
-pub fn max_parked() -> u64 {
+pub(crate) fn max_parked() -> u64 {
     u64::try_from(MAX_PARKED.get()).unwrap_or(1)
 }
 
 /// `braid.max_parked_size` in bytes.
 #[must_use]
-pub fn max_parked_bytes() -> u64 {
+pub(crate) fn max_parked_bytes() -> u64 {
     u64::try_from(MAX_PARKED_SIZE_MB.get()).unwrap_or(1) * 1024 * 1024
 }
 

@@ -58,12 +58,17 @@ fn timeout_ms(timeout: Option<Duration>) -> i64 {
 
 /// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The process exits when the
 /// postmaster dies. Interrupts are processed, so this may raise a PostgreSQL error or end the process.
-pub fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration>) -> Woken {
+pub(crate) fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration>) -> Woken {
     wait_for(socket, interest, timeout, None)
 }
 
 /// The same, shown as `what`.
-pub fn wait_for_socket_as(socket: i32, interest: Interest, timeout: Duration, what: Wait) -> Woken {
+pub(crate) fn wait_for_socket_as(
+    socket: i32,
+    interest: Interest,
+    timeout: Duration,
+    what: Wait,
+) -> Woken {
     wait_for(socket, interest, Some(timeout), Some(what))
 }
 

@@ -349,7 +349,7 @@ fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
 
 /// Value of one keyword of a connection string, if it is set there; never a password.
 #[must_use]
-pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
+pub(crate) fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
     if keyword == "password" {
         None
     } else {
