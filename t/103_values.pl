@@ -12,7 +12,14 @@ use Time::HiRes qw(sleep time);
 
 my $tokyo = new_node('tokyo');
 my $paris = new_node('paris');
-on_all('create table item (k int primary key, v text); create table other (k int primary key)', $tokyo, $paris);
+on_all(q[
+	create table item (k int primary key, v text);
+	create table other (k int primary key);
+	create table still (k int primary key);
+	create table split (k int primary key) partition by range (k);
+	create table split_1 partition of split for values from (0) to (10);
+	create table split_2 partition of split for values from (10) to (20);
+], $tokyo, $paris);
 my $proxy = Proxy->new($tokyo);
 my $name = subscribe($paris, $tokyo, copy_data => 'false', dsn => $proxy->connstr('postgres'));
 sub at_paris { return $paris->safe_psql('postgres', $_[0]); }
@@ -25,13 +32,16 @@ $tokyo->safe_psql('postgres', q[
 	delete from item where k between 41 and 52;
 	insert into other select generate_series(1, 9);
 	truncate other;
+	insert into split values (1), (11), (12);
 ]);
 caught_up($paris, $tokyo);
 my $counters = sub { at_paris("select inserts, updates, deletes, truncates, conflicts from braid.subscription_tables where relation = '$_[0]'::regclass") };
 ok(wait_until(sub { $counters->('item') eq '70|35|12|0|0' }, 10), 'changes are counted by table') or diag($counters->('item'));
 ok(wait_until(sub { $counters->('other') eq '9|0|0|1|0' }, 10), 'and apart') or diag($counters->('other'));
 my $all = at_paris("select transactions >= 6, inserts, updates, deletes, truncates from braid.subscription_detail where name = '$name'");
-is($all, 't|79|35|12|1', 'and for the subscription');
+ok(wait_until(sub { $counters->('split_1') eq '1|0|0|0|0' && $counters->('split_2') eq '2|0|0|0|0' }, 10), 'those of partitions too');
+is($counters->('still'), '0|0|0|0|0', 'a table without changes has none');
+is($all, 't|82|35|12|1', 'and for the subscription');
 
 # Rates: so many transactions a second, of three rows each.
 my $per_second = 100;

@@ -1547,7 +1547,7 @@ create function braid.table_activity() returns table (
     copy_rows bigint, copy_bytes bigint
 ) language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'table_activity_wrapper';
-comment on function braid.table_activity is 'what was applied to each table since its subscription started';
+comment on function braid.table_activity is 'what was applied to each table since its subscription started; without a relation: all further tables of a subscription';
 
 create function braid.schedule_activity() returns table (
     subscription_id integer, scheduled bigint, dependent bigint, edges bigint, keys bigint, keys_forgotten bigint,
@@ -1824,6 +1824,7 @@ select s.subscription_id,
 comment on view braid.subscription_detail is 'options, positions, counters and last error of each subscription';
 
 create view braid.subscription_tables as
+with activity as materialized (select * from braid.table_activity()), other as (select * from activity where relation is null)
 select * from (
 select s.subscription_name as subscription,
        coalesce(named.relation, t.relation) as relation,
@@ -1833,11 +1834,12 @@ select s.subscription_name as subscription,
        t.rows_total,
        coalesce(t.bytes_copied, a.copy_bytes) as bytes_copied,
        t.bytes_total,
-       a.inserts,
-       a.updates,
-       a.deletes,
-       a.truncates,
-       a.conflicts,
+       -- Of a table without counters nothing was applied, unless others have them together.
+       coalesce(a.inserts, n.none) as inserts,
+       coalesce(a.updates, n.none) as updates,
+       coalesce(a.deletes, n.none) as deletes,
+       coalesce(a.truncates, n.none) as truncates,
+       coalesce(a.conflicts, n.none) as conflicts,
        t.ready_at,
        t.copy_error,
        t.copy_error_hint,
@@ -1848,8 +1850,15 @@ select s.subscription_name as subscription,
   left join lateral (
       select c.oid::regclass as relation from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
        where c.relname = t.table_name and n.nspname = t.schema_name) as named on true
-  left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
+  left join activity a on a.subscription_id = t.subscription_id and a.relation = t.relation
+  left join other o on o.subscription_id = t.subscription_id
+  cross join lateral (select case when o.subscription_id is null then 0::bigint end as none) as n
  where named.relation is not null or exists (select from pg_catalog.pg_class c where c.oid = t.relation)
+union all
+select s.subscription_name, null, 'other tables', null, null, null, null, o.inserts, o.updates, o.deletes, o.truncates, o.conflicts, null, null,
+       'Set braid.max_table_counters to more than the number of tables and restart the server.', null, null
+  from other o
+  join braid.subscription s on s.subscription_id = o.subscription_id
 union all
 select s.subscription_name, c.oid::regclass, 'left out', null, null, null, null, null, null, null, null, null, null, null,
        case l.reason when 'not refreshed' then 'Run braid.refresh_subscription to bring it in.' end, null, null

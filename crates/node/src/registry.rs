@@ -28,6 +28,7 @@ mod lock;
 mod provider_clock;
 mod rate_limit;
 mod schedule;
+mod table_counters;
 mod text;
 
 use decisions::Decisions;
@@ -38,16 +39,15 @@ use lock::locked;
 pub use provider_clock::{MeasuredClock, ProviderClock};
 pub use rate_limit::RateLimit;
 pub use schedule::ScheduleCounters;
+pub use table_counters::{TableEntry, own_table, table, tables};
 
 /// Databases of one server that can have the extension.
 pub const MAX_DATABASES: usize = 128;
 /// Replication slots whose readers are known; one that finds no place is never known.
 const READERS: usize = 4096;
-/// Tables whose counters are kept, over all subscriptions; later ones share the entry of relation 0.
-pub(crate) const MAX_TABLES: usize = 4096;
 /// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
 pub(crate) const TOMBSTONE_GROUPS: usize = 1 << 16;
-const MAGIC: u64 = 0x6272_6169_6472_6707;
+const MAGIC: u64 = 0x6272_6169_6472_6708;
 
 /// A database's manager.
 #[repr(C)]
@@ -369,6 +369,8 @@ pub struct SubscriptionEntry {
     pub rate_limit: RateLimit,
     /// How far the provider's clock is from this node's.
     pub clock: ProviderClock,
+    /// Counters of its tables that found no room.
+    other_tables: TableEntry,
     /// Appliers by number.
     pub appliers: [ApplierEntry; MAX_APPLIERS],
 }
@@ -394,38 +396,16 @@ impl Anew {
     }
 }
 
-/// Counters of one table of one subscription.
-#[repr(C)]
-#[derive(Debug)]
-pub struct TableEntry {
-    /// Subscription; 0: free.
-    pub subscription_id: AtomicU32,
-    /// Relation's OID; 0: all those that found no place.
-    pub relation: AtomicU32,
-    /// OID of the database.
-    pub database: AtomicU32,
-    /// Rows inserted.
-    pub inserts: AtomicU64,
-    /// Rows updated.
-    pub updates: AtomicU64,
-    /// Rows deleted.
-    pub deletes: AtomicU64,
-    /// Times truncated.
-    pub truncates: AtomicU64,
-    /// Conflicts met.
-    pub conflicts: AtomicU64,
-    /// Rows that the initial copy has written so far.
-    pub copy_rows: AtomicU64,
-    /// Bytes that the initial copy has received so far.
-    pub copy_bytes: AtomicU64,
-}
-
 #[repr(C)]
 struct Shared {
     magic: AtomicU64,
     supervisor_latch: AtomicUsize,
     supervisor_pid: AtomicI32,
     subscriptions: AtomicU32,
+    /// Tables whose counters are kept, over all subscriptions.
+    max_tables: AtomicU32,
+    /// Those that have an entry.
+    tables_taken: AtomicU32,
     /// When this memory was set up: another time after each crash.
     life: AtomicI64,
     /// Batches that were committed since the server was started.
@@ -437,8 +417,7 @@ struct Shared {
     /// What the readers of slots want, by the slot's place: `crate::readers`.
     readers: [AtomicU32; READERS],
     managers: [ManagerEntry; MAX_DATABASES],
-    tables: [TableEntry; MAX_TABLES],
-    // SubscriptionEntry × subscriptions follows.
+    // SubscriptionEntry × subscriptions follows, then what `table_counters` has.
 }
 
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
@@ -451,6 +430,7 @@ type Hook = unsafe extern "C-unwind" fn();
 fn shared_bytes() -> usize {
     size_of::<Shared>().next_multiple_of(64)
         + settings::max_subscriptions() * size_of::<SubscriptionEntry>()
+        + table_counters::bytes()
 }
 
 /// Calls another library's hook without a guard: an error of it passes by a long jump, as it is.
@@ -498,6 +478,8 @@ unsafe extern "C-unwind" fn set_up_ours() {
             let shared = &*raw.cast::<Shared>();
             let subscriptions = u32::try_from(settings::max_subscriptions()).unwrap_or(1);
             shared.subscriptions.store(subscriptions, Ordering::Relaxed);
+            let tables = u32::try_from(settings::max_table_counters()).unwrap_or(0);
+            shared.max_tables.store(tables, Ordering::Relaxed);
             shared.life.store(now(), Ordering::Relaxed);
             shared.magic.store(MAGIC, Ordering::Release);
         }
@@ -811,14 +793,9 @@ pub fn release_subscription(entry: &SubscriptionEntry) {
         let id = entry.subscription_id.load(Ordering::Acquire);
         let database = entry.database.load(Ordering::Acquire);
         if let Some(shared) = shared() {
-            for table in &shared.tables {
-                if table.subscription_id.load(Ordering::Acquire) == id
-                    && table.database.load(Ordering::Acquire) == database
-                {
-                    table.subscription_id.store(0, Ordering::Release);
-                }
-            }
+            table_counters::release(shared, database, id);
         }
+        entry.other_tables.reset();
         entry.subscription_id.store(0, Ordering::Release);
         entry.generation.fetch_add(1, Ordering::AcqRel);
     });
@@ -906,8 +883,10 @@ impl SubscriptionEntry {
             schedule,
             rate_limit,
             clock,
+            other_tables,
             appliers,
         } = self;
+        other_tables.reset();
         for small in [
             database,
             activity,
@@ -1027,91 +1006,6 @@ impl SubscriptionEntry {
     pub fn failure(&self) -> Option<RecordedFailure> {
         self.failure.get()
     }
-}
-
-thread_local! {
-    /// The place of a subscription's entry for tables that found none, and the subscription, once all places were taken.
-    static SHARED_PLACE: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
-}
-
-/// All tables' entries.
-#[must_use]
-pub fn tables() -> &'static [TableEntry] {
-    shared().map_or(&[], |shared| &shared.tables)
-}
-
-/// The counters of a table of a subscription of this database, taken if it has none. Falls back to an entry that is shared by all
-/// tables without a place; `None` only without shared memory.
-#[must_use]
-pub fn table(subscription_id: u32, relation: u32) -> Option<&'static TableEntry> {
-    // Records of a source belong to no subscription.
-    if subscription_id == 0 {
-        return None;
-    }
-    let shared = shared()?;
-    let database = my_database();
-    let start = (relation.wrapping_mul(0x9e37_79b1) as usize) % MAX_TABLES;
-    let order = || {
-        let (head, tail) = shared.tables.split_at(start);
-        tail.iter().chain(head.iter())
-    };
-    let is_own = |entry: &TableEntry, relation: u32| {
-        entry.subscription_id.load(Ordering::Acquire) == subscription_id
-            && entry.relation.load(Ordering::Acquire) == relation
-            && entry.database.load(Ordering::Acquire) == database
-    };
-    // An entry that was given back keeps its database: what was put behind it is still found. One that never was
-    // anybody's ends the search, so a miss costs little until all places were taken once.
-    let find = || {
-        order()
-            .take_while(|entry| {
-                entry.subscription_id.load(Ordering::Acquire) != 0
-                    || entry.database.load(Ordering::Acquire) != 0
-            })
-            .find(|entry| is_own(entry, relation))
-    };
-    if let Some(entry) = find() {
-        return Some(entry);
-    }
-    // This process has found all places taken before.
-    if let Some((place, owner)) = SHARED_PLACE.get()
-        && owner == subscription_id
-        && let Some(entry) = shared.tables.get(place)
-        && is_own(entry, 0)
-    {
-        return Some(entry);
-    }
-    locked(|| {
-        if let Some(entry) = find() {
-            return Some(entry);
-        }
-        let mut free = order().filter(|entry| entry.subscription_id.load(Ordering::Acquire) == 0);
-        let entry = free.next()?;
-        // The last free entry of all is kept for those that find no place.
-        let relation = if free.next().is_none() { 0 } else { relation };
-        for counter in [
-            &entry.inserts,
-            &entry.updates,
-            &entry.deletes,
-            &entry.truncates,
-            &entry.conflicts,
-            &entry.copy_rows,
-            &entry.copy_bytes,
-        ] {
-            counter.store(0, Ordering::Relaxed);
-        }
-        entry.relation.store(relation, Ordering::Relaxed);
-        entry.database.store(database, Ordering::Relaxed);
-        entry
-            .subscription_id
-            .store(subscription_id, Ordering::Release);
-        Some(entry)
-    })
-    .or_else(|| {
-        let found = shared.tables.iter().position(|entry| is_own(entry, 0))?;
-        SHARED_PLACE.set(Some((found, subscription_id)));
-        shared.tables.get(found)
-    })
 }
 
 /// Batches that appliers of this server have committed since it was started.

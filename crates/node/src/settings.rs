@@ -33,6 +33,7 @@ static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
 static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
+static MAX_TABLE_COUNTERS: GucSetting<i32> = GucSetting::<i32>::new(32_768);
 static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static ORPHAN_CHECK_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
@@ -366,6 +367,15 @@ pub fn register() {
             flags: GucFlags::empty(),
         },
         Int {
+            name: c"braid.max_table_counters",
+            short: c"Number of tables whose changes are counted by table, over all subscriptions of this server.",
+            long: c"Each takes 108 bytes of shared memory. Further tables of a subscription are counted together.",
+            setting: &MAX_TABLE_COUNTERS,
+            range: (0, 10_000_000),
+            context: GucContext::Postmaster,
+            flags: GucFlags::empty(),
+        },
+        Int {
             name: c"braid.max_transaction_crashes",
             short: c"Number of times in a row that the server may crash at one transaction before its subscription stops.",
             long: c"Counts where a process of the subscription died by a signal while it applied the transaction, or copied a table. 0 turns \
@@ -473,6 +483,12 @@ pub fn apply_buffer_bytes() -> u64 {
 #[must_use]
 pub fn max_subscriptions() -> usize {
     size(MAX_SUBSCRIPTIONS.get())
+}
+
+/// `braid.max_table_counters`.
+#[must_use]
+pub(crate) fn max_table_counters() -> usize {
+    size(MAX_TABLE_COUNTERS.get())
 }
 
 /// `braid.max_transaction_crashes`; 0 for no limit.

@@ -254,7 +254,6 @@ fn table_activity() -> TableIterator<
         )
     };
     let rows: Vec<_> = registry::tables()
-        .iter()
         .filter_map(|entry| {
             let (id, relation, of) = key(entry);
             if id == 0 || of != database {

@@ -129,7 +129,7 @@ fn pin_settings() {
 
 fn run(task: &Task) -> Result<(), PgError> {
     pin_settings();
-    let counters = registry::table(task.subscription, task.relation);
+    let counters = registry::own_table(task.subscription, task.relation);
     if let Some(counters) = counters {
         counters.copy_rows.store(0, Ordering::Relaxed);
         counters.copy_bytes.store(0, Ordering::Relaxed);
