@@ -184,6 +184,11 @@ soak: setup
 soak-installed: install
 	scripts/soak
 
+# Scenario tests with every server under valgrind: make valgrind TESTS=t/008_types.pl
+.PHONY: valgrind
+valgrind:
+	scripts/valgrind $(TESTS)
+
 # The install script is kept by hand: does it declare what the library exports?
 .PHONY: check-sql
 check-sql: $(library)

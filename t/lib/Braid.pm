@@ -96,7 +96,7 @@ sub subscribe
 	my $arguments = join '', map { ", $_ => $opt{$_}" } sort keys %opt;
 	$subscriber->safe_psql('postgres', "select braid.create_subscription('$name', \$dsn\$$dsn\$dsn\$$arguments)");
 	$subscription{ $subscriber->name }{ $provider->name } = $name;
-	$subscriber->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => 60) if $wait;
+	$subscriber->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => $PostgreSQL::Test::Utils::timeout_default) if $wait;
 	return $name;
 }
 
