@@ -6,7 +6,7 @@
 //! moment each deletion is told by one of the two.
 //!
 //! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
-//! [`registry::TOMBSTONE_GROUPS`] groups of keys, the newest deletion of any of them: what is newer than that meets none.
+//! `registry::TOMBSTONE_GROUPS` groups of keys, the newest deletion of any of them: what is newer than that meets none.
 //!
 //! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of almost the same form ([`store_copied`]).
 //!
