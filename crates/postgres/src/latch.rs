@@ -149,7 +149,7 @@ impl SocketWait {
         }
     }
 
-    /// Wait until the socket can be read, the latch is set, or the time has passed. As [`wait_for_socket`]; shown as `what`.
+    /// Wait until the socket can be read, the latch is set, or the time has passed. As `wait_for_socket`; shown as `what`.
     pub fn wait(&self, what: Wait, timeout: Duration) {
         let mut events = [pg_sys::WaitEvent::default(); 3];
         // SAFETY: the set is there, and there is room for all of its events.
