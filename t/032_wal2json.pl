@@ -329,12 +329,12 @@ sub run_all
 # What a slot says, warnings included. The binary functions give the same bytes.
 sub ask
 {
-	my ($function, $slot, $most, $settings, @options) = @_;
+	my ($function, $slot, $until, $settings, @options) = @_;
 	my $list = join '', map { ', $o$' . $_ . '$o$' } @options;
 	my $data = $function =~ /binary/ ? q[convert_from(data, 'UTF8') as data] : 'data';
 	my ($out, $err) = ('', '');
 	$node->psql(
-		'postgres', "$settings; select lsn, xid, $data from pg_logical_slot_${function}_changes(\$o\$$slot\$o\$, null, $most$list)",
+		'postgres', "$settings; select lsn, xid, $data from pg_logical_slot_${function}_changes(\$o\$$slot\$o\$, $until$list)",
 		stdout => \$out, stderr => \$err, on_error_stop => 0, on_error_die => 0,
 		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	# Where in whose source, and in which callback; the hint is Braid's own.
@@ -346,7 +346,7 @@ sub ask
 sub peek
 {
 	my ($slot, $settings, @options) = @_;
-	return ask(pick('peek', 'peek_binary'), $slot, 'null', $settings, @options);
+	return ask(pick('peek', 'peek_binary'), $slot, 'null, null', $settings, @options);
 }
 
 # wal2json 2.5 puts a comma before a message that is not transactional, if the transaction before had several changes, and
@@ -492,13 +492,15 @@ sub same_taken
 {
 	my ($function, @options) = @_;
 	my (%text, %positions);
+	# The background writer writes WAL too: both read the same.
+	my $end = $node->safe_psql('postgres', 'select pg_current_wal_flush_lsn()');
 	for my $slot ('theirs', 'ours')
 	{
 		$node->safe_psql('postgres', "select pg_copy_logical_replication_slot('$slot', 'copied')");
 		my @format = $slot eq 'ours' ? (format => 'wal2json') : ();
 		for (1 .. 100)
 		{
-			my ($piece) = ask($function, 'copied', 150, 'set search_path = public', @format, @options);
+			my ($piece) = ask($function, 'copied', "'$end', 150", 'set search_path = public', @format, @options);
 			last if $piece eq '';
 			$text{$slot} .= "$piece\n";
 			push @{ $positions{$slot} }, $node->safe_psql('postgres', q[select confirmed_flush_lsn from pg_replication_slots where slot_name = 'copied']);
