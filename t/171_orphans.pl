@@ -179,5 +179,29 @@ ok(wait_until(sub { on_each('select string_agg(id || number, $$,$$) from orders'
 converged(@nodes);
 same_tables(\@nodes, qw(orders line));
 
+# More orphans than are looked at in one transaction: none hides the others.
+on_all(q[
+	create table many (id int primary key);
+	create table part (id int, many int constraint part_many references many, primary key (id)) partition by range (id);
+	create table part_low partition of part for values from (0) to (1500);
+	create table part_high partition of part for values from (1500) to (10000);
+	create table single (id int primary key, many int constraint single_many references many);
+], @nodes);
+sql($tokyo, q[
+	insert into many select generate_series(1, 2500);
+	insert into part select i, i from generate_series(1, 2500) i;
+	insert into single select i, i from generate_series(1, 2500) i;
+]);
+sql($tokyo, q[set session_replication_role = replica; delete from many]);
+converged(@nodes);
+sql($osaka, qq[select braid.set_foreign_key_rule('$_', null, 'record')]) for qw(part single);
+my $numbers = q[select string_agg(n::text, ' ') from (select count(distinct local_row ->> 'id') || '/' || count(*) n from braid.conflict_history where resolution = '%s' and constraint_name = any ('{part_many,single_many}') group by constraint_name) g];
+my $all_recorded = sprintf $numbers, 'record';
+ok(wait_until(sub { (sql($osaka, $all_recorded) // '') eq '2500/2500 2500/2500' }, 60), 'all orphans are recorded') or diag(sql($osaka, $all_recorded));
+sql($osaka, qq[select braid.set_foreign_key_rule('$_', null, 'delete')]) for qw(part single);
+ok(wait_until(sub { on_each('select (select count(*) from part) + (select count(*) from single)') eq '0 / 0 / 0' }, 60), 'all are deleted') or diag(on_each('select (select count(*) from part) + (select count(*) from single)'));
+is(sql($osaka, sprintf $numbers, 'delete'), '2500/2500 2500/2500', 'and that is recorded of each');
+is(sql($osaka, $all_recorded), '2500/2500 2500/2500', 'once');
+
 $_->stop for @nodes;
 done_testing();

@@ -965,7 +965,7 @@ comment on function braid.set_conflict_resolution is
 
 -- SQL that finds the rows of a table whose referenced row is missing under a foreign key: the table's own, or that of the partitioned
 -- table of which it is a partition. Compares as PostgreSQL's own checks do: by the constraint's operators, in the referenced column's collation.
-create function braid.orphan_query("table" oid, "constraint" oid, for_update boolean) returns text
+create function braid.orphan_query("table" oid, "constraint" oid) returns text
     language sql stable strict set search_path = pg_catalog, pg_temp
 begin atomic
     with foreign_key as (
@@ -1009,7 +1009,7 @@ begin atomic
     )
     select format(
         'select orphan$child.tableoid::regclass as relation, %L::name as constraint_name, %s as key, %L::oid::regclass as referenced, '
-        'jsonb_build_object(%s) as referenced_key, to_jsonb(orphan$child.*) as "row"%s from %s orphan$child where (%s) and not %s%s',
+        'jsonb_build_object(%s) as referenced_key, to_jsonb(orphan$child.*) as "row"%s from %s orphan$child where (%s) and not %s',
         t.conname,
         case when t.key is null then 'null::jsonb' else 'jsonb_build_object(' || t.key || ')' end,
         t.confrelid,
@@ -1020,8 +1020,7 @@ begin atomic
         case when q.parent_period is null
             then format('exists (select from %s orphan$parent where %s)', t.parent_table, q.is_equal)
             else format('coalesce(%s <@ (select range_agg(%s) from %s orphan$parent where %s), false)', q.child_period, q.parent_period, t.parent_table, q.is_equal)
-        end,
-        case when $3 then ' for update of orphan$child skip locked' else '' end)
+        end)
     from tables t cross join parts q;
 end;
 comment on function braid.orphan_query is 'the query that finds rows of a table whose referenced row is missing';
@@ -1051,7 +1050,7 @@ declare
 begin
     for found in select k.relation, k.constraint from braid.foreign_keys($1) k loop
         return query execute format('select q.relation, q.constraint_name, q.key, q.referenced, q.referenced_key, q.row from (%s) q',
-            braid.orphan_query(found.relation, found.constraint, false));
+            braid.orphan_query(found.relation, found.constraint));
     end loop;
 end
 $$;

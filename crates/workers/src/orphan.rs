@@ -24,6 +24,8 @@ use crate::manager;
 
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.
 const MARGIN_MICROS: i64 = 1_000_000;
+/// How many rows are looked at in a transaction.
+const STEP: usize = 1_000;
 
 /// What is done about rows whose referenced row is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +86,7 @@ pub fn main(argument: pg_sys::Datum) {
         Ok((Some(arrived), watched)) => {
             let before = arrived.saturating_sub(MARGIN_MICROS);
             for one in watched {
-                if let Err(failure) = error::transaction(|| settle_one(&one, before)) {
+                if let Err(failure) = settle(&one, before) {
                     failure.log(&format!("could not look for orphans under {}", one.name));
                 }
             }
@@ -118,18 +120,55 @@ fn watched() -> Result<Vec<Watched>, PgError> {
         .collect())
 }
 
-/// In a transaction, which it may leave with something written.
-fn settle_one(watched: &Watched, before: i64) -> Result<(), PgError> {
-    let locks = watched.rule != Rule::Record;
-    let Some(query) = orphan_query(watched, locks)? else {
-        return Ok(());
+/// Looks at all orphans under a foreign key, some in each transaction, in the order of their places.
+/// So none of them hides those behind it, however many stay.
+fn settle(watched: &Watched, before: i64) -> Result<(), PgError> {
+    let mut after = None;
+    loop {
+        pgrx::check_for_interrupts!();
+        after = error::transaction(|| settle_some(watched, before, after.as_ref()))?;
+        if after.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Looks at the first orphans behind a row: table and place. Returns the last one; `None` if there
+/// are no more. In a transaction, which it may leave with something written.
+fn settle_some(
+    watched: &Watched,
+    before: i64,
+    after: Option<&(String, String)>,
+) -> Result<Option<(String, String)>, PgError> {
+    let Some(query) = orphan_query(watched)? else {
+        return Ok(None);
     };
-    let confined = Rights::Confined(watched.owner);
+    let behind = match after {
+        None => "true",
+        // Of a single table PostgreSQL reads only what is behind.
+        Some((table, _)) if *table == watched.relation.to_string() => {
+            "$1::pg_catalog.oid is not null and orphan$child.ctid > $2::pg_catalog.tid"
+        }
+        Some(_) => {
+            "(orphan$child.tableoid, orphan$child.ctid) > ($1::pg_catalog.oid, $2::pg_catalog.tid)"
+        }
+    };
+    let locks = if watched.rule == Rule::Record {
+        ""
+    } else {
+        "for update of orphan$child skip locked"
+    };
     let query = format!(
-        "select q.relation::oid::text, q.place, q.key::text, q.referenced_key::text, q.row::text from ({query} limit 1000) q"
+        "select q.relation::oid::text, q.place, q.key::text, q.referenced_key::text, q.row::text from \
+         ({query} and {behind} order by orphan$child.tableoid, orphan$child.ctid limit {STEP} {locks}) q"
     );
+    let arguments = after.map(|(table, place)| [table.as_str().into(), place.as_str().into()]);
+    let arguments = arguments.as_ref().map_or(&[][..], |arguments| arguments);
+    let confined = Rights::Confined(watched.owner);
     // So that a key is written as it is in an image of the referenced row.
-    let found = with_fixed_settings(|| with_rights(confined, || rows_written(&query, &[])))?;
+    let found = with_fixed_settings(|| with_rights(confined, || rows_written(&query, arguments)))?;
+    let is_last = found.len() < STEP;
+    let mut last = None;
     let mut orphans = Vec::new();
     for row in found {
         let [
@@ -142,6 +181,7 @@ fn settle_one(watched: &Watched, before: i64) -> Result<(), PgError> {
         else {
             continue;
         };
+        last = Some((relation.clone(), place.clone()));
         let orphan = Orphan {
             relation,
             place,
@@ -155,22 +195,20 @@ fn settle_one(watched: &Watched, before: i64) -> Result<(), PgError> {
     }
     match watched.rule {
         Rule::Record => {
-            for orphan in &orphans {
-                record(watched, orphan, &STAYS)?;
-            }
-            Ok(())
+            record(watched, &orphans.iter().collect::<Vec<_>>(), &STAYS)?;
         }
-        Rule::Delete => delete(watched, &orphans),
-        Rule::Restore => parent::put_back(watched, &orphans, before),
+        Rule::Delete => delete(watched, &orphans)?,
+        Rule::Restore => parent::put_back(watched, &orphans, before)?,
     }
+    Ok(last.filter(|_| !is_last))
 }
 
-/// The query that finds the rows, and locks them if it is to.
-fn orphan_query(watched: &Watched, locks: bool) -> Result<Option<String>, PgError> {
+/// The query that finds the rows. It ends with its conditions.
+fn orphan_query(watched: &Watched) -> Result<Option<String>, PgError> {
     let (relation, constraint) = (i64::from(watched.relation), i64::from(watched.constraint));
     let query = rows(
-        "select braid.orphan_query($1::oid, $2::oid, $3)",
-        &[relation.into(), constraint.into(), locks.into()],
+        "select braid.orphan_query($1::oid, $2::oid)",
+        &[relation.into(), constraint.into()],
     )?;
     Ok(query
         .into_iter()
@@ -180,8 +218,8 @@ fn orphan_query(watched: &Watched, locks: bool) -> Result<Option<String>, PgErro
 
 fn delete(watched: &Watched, orphans: &[Orphan]) -> Result<(), PgError> {
     let confined = Rights::Confined(watched.owner);
+    record(watched, &orphans.iter().collect::<Vec<_>>(), &IS_DELETED)?;
     for orphan in orphans {
-        record(watched, orphan, &IS_DELETED)?;
         let table = rows(
             "select $1::oid::regclass::text",
             &[orphan.relation.as_str().into()],
@@ -244,28 +282,34 @@ const IS_DELETED: Verdict<'_> = Verdict {
     words: (MISSING, ""),
 };
 
-/// Once for each row, as it is.
-fn record(watched: &Watched, orphan: &Orphan, verdict: &Verdict<'_>) -> Result<(), PgError> {
-    if settings::conflict_history() == ConflictHistory::Off {
+/// Records rows, each once as it is.
+fn record(watched: &Watched, orphans: &[&Orphan], verdict: &Verdict<'_>) -> Result<(), PgError> {
+    if orphans.is_empty() || settings::conflict_history() == ConflictHistory::Off {
         return Ok(());
     }
+    let column = |of: fn(&Orphan) -> &str| -> Vec<String> {
+        orphans.iter().map(|orphan| of(orphan).to_owned()).collect()
+    };
     execute(
         "insert into braid.conflict_record (relation, table_name, kind, resolution, winner, reason, key, local_row, constraint_name, columns) \
-         select $1::oid::regclass, $1::oid::regclass::text, 'foreign_key', $2, $3, $4 || ' ' || c.confrelid::regclass::text || ' ' || $5 || $9, \
-         $6::jsonb, $7::jsonb, c.conname, \
+         select o.relation::regclass, o.relation::regclass::text, 'foreign_key', $2, $3, $4 || ' ' || c.confrelid::regclass::text || ' ' || o.referenced_key || $9, \
+         o.key, o.\"row\", c.conname, \
          (select array_agg(a.attname order by u.position) from unnest(c.conkey) with ordinality u (number, position) \
           join pg_catalog.pg_attribute a on a.attrelid = c.conrelid and a.attnum = u.number) \
-         from pg_catalog.pg_constraint c where c.oid = $8::oid and not exists \
-         (select from braid.conflict_record r where r.kind = 'foreign_key' and r.resolution = $2 and r.relation = $1::oid::regclass \
-          and r.constraint_name = c.conname and r.key is not distinct from $6::jsonb and r.local_row = $7::jsonb)",
+         from pg_catalog.pg_constraint c cross join \
+         (select distinct u.relation::oid, u.referenced_key, nullif(u.key, '')::jsonb, u.\"row\"::jsonb \
+          from unnest($1::text[], $5::text[], $6::text[], $7::text[]) u (relation, referenced_key, key, \"row\")) o (relation, referenced_key, key, \"row\") \
+         where c.oid = $8::oid and not exists \
+         (select from braid.conflict_record r where r.kind = 'foreign_key' and r.resolution = $2 and r.relation = o.relation::regclass \
+          and r.constraint_name = c.conname and r.key is not distinct from o.key and r.local_row = o.\"row\")",
         &[
-            orphan.relation.as_str().into(),
+            column(|orphan| &orphan.relation).into(),
             verdict.resolution.into(),
             verdict.winner.into(),
             verdict.words.0.into(),
-            orphan.referenced_key.as_str().into(),
-            orphan.key.as_deref().into(),
-            orphan.row.as_str().into(),
+            column(|orphan| &orphan.referenced_key).into(),
+            column(|orphan| orphan.key.as_deref().unwrap_or_default()).into(),
+            column(|orphan| &orphan.row).into(),
             i64::from(watched.constraint).into(),
             verdict.words.1.into(),
         ],

@@ -92,10 +92,11 @@ pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Re
         }
     }
     let mut helpless = Vec::new();
+    let mut restored = Vec::new();
     for orphan in orphans {
         let given = outcomes.get(orphan.referenced_key.as_str());
         match given {
-            Some(Outcome::PutBack) => record(watched, orphan, &RESTORED)?,
+            Some(Outcome::PutBack) => restored.push(orphan),
             Some(outcome @ (Outcome::NoImage | Outcome::Failed(..))) => {
                 if is_settled(orphan, before.saturating_sub(patience()))? {
                     helpless.push((orphan, outcome));
@@ -104,6 +105,7 @@ pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Re
             Some(Outcome::Later) | None => {}
         }
     }
+    record(watched, &restored, &RESTORED)?;
     if !helpless.is_empty() {
         give_up(watched, &helpless)?;
     }
@@ -212,7 +214,7 @@ fn forget(id: i64) -> Result<(), PgError> {
 /// Records those of these rows that are orphans still: a referenced row may have come meanwhile,
 /// which kept its image out.
 fn give_up(watched: &Watched, helpless: &[(&Orphan, &Outcome)]) -> Result<(), PgError> {
-    let Some(query) = orphan_query(watched, false)? else {
+    let Some(query) = orphan_query(watched)? else {
         return Ok(());
     };
     let places: Vec<String> = helpless
@@ -242,7 +244,7 @@ fn give_up(watched: &Watched, helpless: &[(&Orphan, &Outcome)]) -> Result<(), Pg
         };
         record(
             watched,
-            orphan,
+            &[orphan],
             &Verdict {
                 resolution: "record",
                 winner: "local",
