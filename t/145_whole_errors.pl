@@ -138,4 +138,34 @@ my $conflict = diagnostics(ingest(3, 4));
 like($conflict, qr/NOTICE:  38000 public log logged .*function (?:public\.)?decide\(.*\) line 3 at SQL statement/s, 'a conflict function');
 is(says($node, 'postgres', 'select 1'), "1\n", 'a session goes on');
 
+# The output plugin hashes keys: with the function of a user's type.
+$node->safe_psql('postgres', q[
+	create type pair as (a int, b int);
+	create function pair_cmp(pair, pair) returns int language sql immutable as $$ select case when $1.a < $2.a then -1 when $1.a > $2.a then 1 else 0 end $$;
+	create function pair_eq(pair, pair) returns boolean language sql immutable as $$ select $1.a = $2.a $$;
+	create function pair_hash(pair) returns int language sql immutable as $$ select $1.a $$;
+	create function pair_hash_extended(pair, bigint) returns bigint language plpgsql immutable as $$
+	begin
+		if $1.b = 13 then
+			raise exception 'not this pair' using errcode = '22023', schema = 's', table = 't', column = 'c', datatype = 'd', constraint = 'k', detail = 'why', hint = 'what';
+		end if;
+		return $1.a;
+	end $$;
+	create operator === (function = pair_eq, leftarg = pair, rightarg = pair, commutator = ===, hashes, merges);
+	create operator class pair_btree default for type pair using btree as operator 3 ===, function 1 pair_cmp(pair, pair);
+	create operator class pair_hashes default for type pair using hash as operator 1 ===, function 1 pair_hash(pair), function 2 pair_hash_extended(pair, bigint);
+	create table odd (k pair primary key, v int);
+	create publication odd for table odd;
+	select pg_create_logical_replication_slot('odd', 'braid');
+	insert into odd values (row(1, 1), 1), (row(2, 13), 2);
+]);
+my $changes = q[(select count(*) from pg_logical_slot_get_binary_changes('odd', null, null, 'proto_version', '1', 'publication_names', 'odd'))];
+my $decoding = diagnostics($changes);
+like($decoding, qr/NOTICE:  22023 s t k PL\/pgSQL function (?:public\.)?pair_hash_extended\((?:public\.)?pair,bigint\) line 4 at RAISE/, 'the output plugin: fields and the line of the function');
+like($decoding, qr/slot "odd", output plugin "braid", in the change callback/, 'and what PostgreSQL says of the callback');
+is(() = $decoding =~ /line 4 at RAISE/g, 1, 'once');
+is(() = $decoding =~ /in the change callback/g, 1, 'that too');
+like(says($node, 'postgres', "select $changes"), qr/DETAIL:  why\nHINT:  what\nCONTEXT: .*\nSCHEMA NAME:  s\nTABLE NAME:  t\nCOLUMN NAME:  c\nDATATYPE NAME:  d\nCONSTRAINT NAME:  k\n/s, 'all fields reach a client');
+is($node->safe_psql('postgres', q[select active from pg_replication_slots where slot_name = 'odd']), 'f', 'the slot is free again');
+
 done_testing();

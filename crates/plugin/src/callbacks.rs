@@ -1,10 +1,13 @@
 //! The callbacks of the output plugin: PostgreSQL's pointers in, calls of the stream's [`Format`] out.
+//! An error that is raised in one leaves it as it was, but for `filter_by_origin`, which runs no
+//! users' code and is called for each record.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use braid_decoder::{OriginPolicy, Request};
 use braid_node::readers::{self, Reader};
 use braid_node::{registry, standing};
+use braid_postgres::error::pass_on;
 use braid_postgres::{compat, encoding, process};
 use pgrx::pg_sys;
 
@@ -61,6 +64,24 @@ pub(super) unsafe fn state<'c>(
     (!state.is_null()).then(|| unsafe { &mut (*state).format })
 }
 
+/// Runs what a callback does with the stream's format, if there is one. Row filters, output
+/// functions and hash functions are users' code: its errors go on with all of their fields.
+///
+/// # Safety
+/// The context is valid.
+#[inline]
+unsafe fn with_format(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    work: impl FnOnce(&mut Box<dyn Format>),
+) {
+    pass_on(|| {
+        // SAFETY: as the caller says.
+        if let Some(format) = unsafe { state(ctx) } {
+            work(format);
+        }
+    });
+}
+
 /// What the stream has replaced of a walsender's.
 pub(super) unsafe fn turn<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Option<&'c Turn> {
     let state = unsafe { (*ctx).output_plugin_private.cast::<State>() };
@@ -70,6 +91,17 @@ pub(super) unsafe fn turn<'c>(ctx: *mut pg_sys::LogicalDecodingContext) -> Optio
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn startup(
+    ctx: *mut pg_sys::LogicalDecodingContext,
+    opt: *mut pg_sys::OutputPluginOptions,
+    is_init: bool,
+) {
+    // SAFETY: as PostgreSQL calls it.
+    pass_on(|| unsafe { start(ctx, opt, is_init) });
+}
+
+/// # Safety
+/// As for the callback.
+unsafe fn start(
     ctx: *mut pg_sys::LogicalDecodingContext,
     opt: *mut pg_sys::OutputPluginOptions,
     is_init: bool,
@@ -185,9 +217,7 @@ unsafe extern "C-unwind" fn drop_state(state: *mut c_void) {
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn shutdown(ctx: *mut pg_sys::LogicalDecodingContext) {
     // SAFETY: a valid context; the state itself goes with the context's memory.
-    if let Some(format) = unsafe { state(ctx) } {
-        format.leave();
-    }
+    unsafe { with_format(ctx, |format| format.leave()) };
 }
 
 #[pgrx::pg_guard]
@@ -214,8 +244,9 @@ unsafe extern "C-unwind" fn begin(
 ) {
     // SAFETY: valid pointers, in a transaction with a historic snapshot.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.begin(ctx, &*txn);
+        with_format(ctx, |format| {
+            format.begin(ctx, &*txn);
+        });
     }
 }
 
@@ -227,8 +258,9 @@ unsafe extern "C-unwind" fn commit(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.commit(ctx, &*txn);
+        with_format(ctx, |format| {
+            format.commit(ctx, &*txn);
+        });
     }
 }
 
@@ -261,7 +293,9 @@ unsafe extern "C-unwind" fn filter_prepare(
     _gid: *const c_char,
 ) -> bool {
     // SAFETY: a valid context.
-    unsafe { state(ctx) }.is_some_and(|format| format.refuses_prepared(xid.into_inner()))
+    pass_on(|| {
+        unsafe { state(ctx) }.is_some_and(|format| format.refuses_prepared(xid.into_inner()))
+    })
 }
 
 #[pgrx::pg_guard]
@@ -271,8 +305,9 @@ unsafe extern "C-unwind" fn begin_prepare(
 ) {
     // SAFETY: valid pointers, in a transaction with a historic snapshot.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.begin_prepared(ctx, &*txn, preparation(ctx, &*txn));
+        with_format(ctx, |format| {
+            format.begin_prepared(ctx, &*txn, preparation(ctx, &*txn));
+        });
     }
 }
 
@@ -284,8 +319,9 @@ unsafe extern "C-unwind" fn prepare(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.prepared(ctx, &*txn);
+        with_format(ctx, |format| {
+            format.prepared(ctx, &*txn);
+        });
     }
 }
 
@@ -297,8 +333,9 @@ unsafe extern "C-unwind" fn stream_prepare(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.segments_prepared(ctx, &*txn, preparation(ctx, &*txn));
+        with_format(ctx, |format| {
+            format.segments_prepared(ctx, &*txn, preparation(ctx, &*txn));
+        });
     }
 }
 
@@ -310,8 +347,9 @@ unsafe extern "C-unwind" fn commit_prepared(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.prepared_finished(ctx, &*txn, None);
+        with_format(ctx, |format| {
+            format.prepared_finished(ctx, &*txn, None);
+        });
     }
 }
 
@@ -324,8 +362,9 @@ unsafe extern "C-unwind" fn rollback_prepared(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.prepared_finished(ctx, &*txn, Some((prepare_end_lsn, prepare_time)));
+        with_format(ctx, |format| {
+            format.prepared_finished(ctx, &*txn, Some((prepare_end_lsn, prepare_time)));
+        });
     }
 }
 
@@ -347,8 +386,9 @@ unsafe extern "C-unwind" fn stream_start(
 ) {
     // SAFETY: valid pointers, in a transaction with a historic snapshot, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.segment_started(ctx, &*txn);
+        with_format(ctx, |format| {
+            format.segment_started(ctx, &*txn);
+        });
     }
 }
 
@@ -359,8 +399,9 @@ unsafe extern "C-unwind" fn stream_stop(
 ) {
     // SAFETY: a valid context, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.segment_stopped(ctx);
+        with_format(ctx, |format| {
+            format.segment_stopped(ctx);
+        });
     }
 }
 
@@ -372,9 +413,10 @@ unsafe extern "C-unwind" fn stream_abort(
 ) {
     // SAFETY: valid pointers, in a callback that may write; a subtransaction knows its transaction, which is still there.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        let top = (*txn).toptxn.as_ref().unwrap_or(&*txn);
-        format.segments_aborted(ctx, top.xid.into_inner(), (*txn).xid.into_inner());
+        with_format(ctx, |format| {
+            let top = (*txn).toptxn.as_ref().unwrap_or(&*txn);
+            format.segments_aborted(ctx, top.xid.into_inner(), (*txn).xid.into_inner());
+        });
     }
 }
 
@@ -386,8 +428,9 @@ unsafe extern "C-unwind" fn stream_commit(
 ) {
     // SAFETY: valid pointers, in a callback that may write.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        format.segments_committed(ctx, &*txn);
+        with_format(ctx, |format| {
+            format.segments_committed(ctx, &*txn);
+        });
     }
 }
 
@@ -425,17 +468,18 @@ unsafe extern "C-unwind" fn change(
     // SAFETY: valid pointers, in a transaction with a historic snapshot, in a callback that may write. The tuples of the union
     // are the member that is set for a row's change.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        let tuples = (*change).data.tp;
-        let change = Change {
-            relation,
-            action: (*change).action,
-            old: compat::change_tuple(tuples.oldtuple),
-            new: compat::change_tuple(tuples.newtuple),
-            lsn: (*change).lsn,
-            author: author(change),
-        };
-        format.row_changed(ctx, &*txn, &change);
+        with_format(ctx, |format| {
+            let tuples = (*change).data.tp;
+            let change = Change {
+                relation,
+                action: (*change).action,
+                old: compat::change_tuple(tuples.oldtuple),
+                new: compat::change_tuple(tuples.newtuple),
+                lsn: (*change).lsn,
+                author: author(change),
+            };
+            format.row_changed(ctx, &*txn, &change);
+        });
     }
 }
 
@@ -449,17 +493,18 @@ unsafe extern "C-unwind" fn truncate(
 ) {
     // SAFETY: as for `change`; there are `count` relations.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        let count = usize::try_from(count).unwrap_or_default();
-        let flags = (*change).data.truncate;
-        let truncation = Truncation {
-            relations: std::slice::from_raw_parts(relations, count),
-            cascade: flags.cascade,
-            restart_identity: flags.restart_seqs,
-            lsn: (*change).lsn,
-            author: author(change),
-        };
-        format.truncated(ctx, &*txn, &truncation);
+        with_format(ctx, |format| {
+            let count = usize::try_from(count).unwrap_or_default();
+            let flags = (*change).data.truncate;
+            let truncation = Truncation {
+                relations: std::slice::from_raw_parts(relations, count),
+                cascade: flags.cascade,
+                restart_identity: flags.restart_seqs,
+                lsn: (*change).lsn,
+                author: author(change),
+            };
+            format.truncated(ctx, &*txn, &truncation);
+        });
     }
 }
 
@@ -491,18 +536,19 @@ unsafe fn put_message(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        let Some(format) = state(ctx) else { return };
-        let message = LogicalMessage {
-            transactional,
-            xid: xid.into_inner(),
-            lsn,
-            prefix: CStr::from_ptr(prefix),
-            content: if size == 0 {
-                &[]
-            } else {
-                std::slice::from_raw_parts(content.cast::<u8>(), size)
-            },
-        };
-        format.message(ctx, txn.as_ref(), &message);
+        with_format(ctx, |format| {
+            let message = LogicalMessage {
+                transactional,
+                xid: xid.into_inner(),
+                lsn,
+                prefix: CStr::from_ptr(prefix),
+                content: if size == 0 {
+                    &[]
+                } else {
+                    std::slice::from_raw_parts(content.cast::<u8>(), size)
+                },
+            };
+            format.message(ctx, txn.as_ref(), &message);
+        });
     }
 }
