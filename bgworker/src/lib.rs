@@ -40,4 +40,5 @@ pub mod skew;
 pub mod slot_name;
 pub mod split;
 pub mod sql_text;
+pub mod subscription_option;
 pub mod table_order;

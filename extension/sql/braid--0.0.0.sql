@@ -100,7 +100,7 @@ create table braid.subscription (
     slot_attempted boolean not null default false,
     copy_data boolean not null,
     enabled boolean not null,
-    synchronous_commit text not null,
+    synchronous_commit text not null check (synchronous_commit in ('off', 'local', 'on', 'remote_write', 'remote_apply')),
     run_as_owner boolean not null,
     disable_on_error boolean not null,
     -- What becomes of a transaction that can't be applied: it stops the subscription, or is parked.

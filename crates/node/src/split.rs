@@ -75,8 +75,8 @@ pub fn write(
             lsn_text(commit_lsn).into(),
             progress.changes.cast_signed().into(),
             progress.digest.cast_signed().into(),
-            subscription.origin.as_str().into(),
-            subscription.publications.join("\x01").into(),
+            subscription.options.origin.name().into(),
+            subscription.options.publications.join("\x01").into(),
         ],
     )
     .map(|written| written == 1)

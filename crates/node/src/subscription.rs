@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
+use braid_bgworker::subscription_option::{self, Options};
 use braid_gir::{lsn_text, parse_lsn};
 use braid_postgres::error::PgError;
 use braid_postgres::{catalog, encoding, kept_plan};
@@ -29,47 +30,16 @@ pub struct Subscription {
     pub dsn: String,
     /// Name of the provider.
     pub provider: String,
-    /// Names of publications at the provider.
-    pub publications: Vec<String>,
-    /// `none` or `any`.
-    pub origin: String,
-    /// Slot at the provider.
-    pub slot: String,
     /// A leader has tried to create the slot after it had seen that there was none.
     pub slot_attempted: bool,
-    /// For the appliers.
-    pub synchronous_commit: String,
-    /// Apply as the subscription's owner.
-    pub run_as_owner: bool,
-    /// Any error stops it.
-    pub disable_on_error: bool,
-    /// What can't be applied is parked, instead of stopping it.
-    pub parks: bool,
-    /// So is what a conflict function fails for, whatever becomes of the rest.
-    pub parks_functions: bool,
-    /// `serial`, `parallel`, `batch` or `aggregate`.
-    pub apply_mode: String,
-    /// Changes of one row in a batch become one.
-    pub consolidate: bool,
-    /// Commits may overtake each other.
-    pub relaxed: bool,
-    /// `on`: large transactions are sent while they run; or `off`.
-    pub streaming: String,
-    /// Tables are copied before their changes are applied.
-    pub copy_data: bool,
+    /// What it was created with, or changed to.
+    pub options: Options,
     /// `slot`, `copy` or `stream`.
     pub phase: String,
     /// Where the slot starts.
     pub start_lsn: u64,
     /// Transaction to leave out; 0 for none.
     pub skip_lsn: u64,
-    /// Transactions with more changes are committed in pieces of so many; 0: none are.
-    pub split_above: u32,
-    /// Transactions that are prepared at the provider are prepared here.
-    pub two_phase: bool,
-    /// Published columns that a table does not have here are left out, unless a rule of the table
-    /// says otherwise.
-    pub ignores_missing: bool,
 }
 
 fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
@@ -153,53 +123,48 @@ pub fn rows_written(
 pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         &format!(
-            "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, \
-         array_to_string(publications, E'\\x01'), origin, slot_name::text, slot_attempted::text, synchronous_commit, \
-         run_as_owner::text, disable_on_error::text, apply_mode, phase, start_lsn::text, skip_lsn::text, copy_data::text, consolidate::text, commit_order, streaming, \
-         coalesce(split_transactions_above, 0)::text, on_error, two_phase::text, \
-         case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, on_missing_column \
-         from braid.subscription s where subscription_id = $1"
+            "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, slot_attempted::text, phase, \
+                start_lsn::text, skip_lsn::text, case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, {} \
+             from braid.subscription s where subscription_id = $1",
+            subscription_option::select_list("s")
         ),
         &[i64::from(id).into()],
     )?;
     let Some(row) = found.into_iter().next() else {
         return Ok(None);
     };
-    let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
-    let flag = |index: usize| text(index) == "true";
-    let lsn = |index: usize| parse_lsn(&text(index)).unwrap_or(0);
+    let text = |index: usize| row.get(index).cloned().flatten();
+    let lsn = |index: usize| text(index).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0);
+    let name = text(0).unwrap_or_default();
     Ok(Some(Subscription {
         id,
-        stopped_at: row.get(22).cloned().flatten().map(|_| lsn(22)),
-        name: text(0),
-        owner: text(1).parse().unwrap_or(0),
-        dsn: row
-            .get(2)
-            .cloned()
-            .flatten()
-            .ok_or_else(|| connection_string::missing(&text(0)))?,
-        provider: text(3),
-        publications: text(4).split('\x01').map(str::to_owned).collect(),
-        origin: text(5),
-        slot: text(6),
-        slot_attempted: flag(7),
-        synchronous_commit: text(8),
-        run_as_owner: flag(9),
-        disable_on_error: flag(10),
-        apply_mode: text(11),
-        phase: text(12),
-        start_lsn: lsn(13),
-        skip_lsn: lsn(14),
-        copy_data: flag(15),
-        consolidate: flag(16),
-        relaxed: text(17) == "relaxed",
-        streaming: text(18),
-        split_above: text(19).parse().unwrap_or(0),
-        parks: text(20) == "park",
-        parks_functions: text(20) != "stop_always" && !flag(10),
-        two_phase: flag(21),
-        ignores_missing: text(23) == "ignore",
+        owner: text(1).and_then(|oid| oid.parse().ok()).unwrap_or(0),
+        dsn: text(2).ok_or_else(|| connection_string::missing(&name))?,
+        provider: text(3).unwrap_or_default(),
+        slot_attempted: text(4).as_deref() == Some("true"),
+        phase: text(5).unwrap_or_default(),
+        start_lsn: lsn(6),
+        skip_lsn: lsn(7),
+        stopped_at: text(8).map(|_| lsn(8)),
+        options: Options::read(|index| text(OPTIONS_AT + index))
+            .map_err(|option| unreadable(&name, option))?,
+        name,
     }))
+}
+
+/// Where the options begin in what [`load`] reads.
+const OPTIONS_AT: usize = 9;
+
+/// 22023: an option in the catalog has a value that this version does not know.
+#[must_use]
+pub fn unreadable(subscription: &str, option: &str) -> PgError {
+    PgError::new(
+        "22023",
+        format!("subscription \"{subscription}\" has an unrecognized value for {option}"),
+    )
+    .with_hint(
+        "Table braid.subscription is written by Braid's functions only: put back what was there.",
+    )
 }
 
 /// Name of this node; `None` when it has none.

@@ -20,6 +20,7 @@ mod piece;
 mod prepared;
 pub(crate) mod running;
 
+use braid_bgworker::subscription_option::ApplyMode;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
@@ -95,11 +96,11 @@ enum Mode {
 
 impl Mode {
     fn of(subscription: &Subscription) -> Self {
-        match subscription.apply_mode.as_str() {
-            "batch" if subscription.consolidate => Self::Consolidate,
-            "batch" => Self::Batch,
-            "aggregate" => Self::Aggregate,
-            _ => Self::Single,
+        match subscription.options.apply_mode {
+            ApplyMode::Batch if subscription.options.consolidate => Self::Consolidate,
+            ApplyMode::Batch => Self::Batch,
+            ApplyMode::Aggregate => Self::Aggregate,
+            ApplyMode::Parallel | ApplyMode::Serial => Self::Single,
         }
     }
 
@@ -126,7 +127,7 @@ pub(crate) fn joins(subscription: &Subscription) -> bool {
 /// What an applier takes at once of a subscription.
 #[must_use]
 pub(crate) fn grain(subscription: &Subscription, singly: bool) -> Grain {
-    Mode::of(subscription).grain(subscription.relaxed, singly)
+    Mode::of(subscription).grain(subscription.options.is_relaxed(), singly)
 }
 /// How long a wait for the turn goes on before this process asks whether it is in the way.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -296,8 +297,8 @@ pub fn main(argument: pg_sys::Datum) {
     // other each commit waits for itself.
     worker::set(
         "synchronous_commit",
-        if subscription.apply_mode == "serial" {
-            &subscription.synchronous_commit
+        if subscription.options.apply_mode == ApplyMode::Serial {
+            subscription.options.synchronous_commit.name()
         } else {
             "off"
         },
@@ -426,7 +427,7 @@ impl Applier {
         Self {
             number,
             mode: Mode::of(&subscription),
-            consolidate: subscription.consolidate,
+            consolidate: subscription.options.consolidate,
             relaxed: ring.is_relaxed(),
             applied: Applied::default(),
             applied_row: AppliedRow::new(subscription.id, number),
@@ -930,7 +931,7 @@ impl Applier {
     /// Whether what has failed at its turn is tried again, after so many violations of a constraint.
     fn is_tried_again(&self, error: &PgError, violations: &mut u32) -> bool {
         match policy::for_apply(&error.sqlstate) {
-            _ if self.subscription.disable_on_error => false,
+            _ if self.subscription.options.disable_on_error => false,
             Policy::Retry => true,
             Policy::Conflict => {
                 *violations += 1;
@@ -1461,10 +1462,13 @@ fn new_session(
     Ok(Session::new(Identity {
         subscription_id: subscription.id,
         subscription: subscription.name.clone(),
-        run_as: subscription.run_as_owner.then_some(subscription.owner),
+        run_as: subscription
+            .options
+            .run_as_owner
+            .then_some(subscription.owner),
         local_node: local_node.to_owned(),
         provider: subscription.provider.clone(),
         charset,
-        ignores_missing: subscription.ignores_missing,
+        ignores_missing: subscription.options.ignores_missing(),
     }))
 }

@@ -4,6 +4,7 @@
 //! standby, would be one after the other, as commits are in order. Instead the leader waits for what the setting asks for,
 //! once for all that was committed meanwhile, before it confirms. What is lost in a crash was never confirmed and comes again.
 
+use braid_bgworker::subscription_option::SynchronousCommit;
 use pgrx::pg_sys;
 
 /// What has to happen to a commit here before it is confirmed.
@@ -18,16 +19,16 @@ pub enum Durability {
 }
 
 impl Durability {
-    /// What a value of `synchronous_commit` asks for.
+    /// What an option asks for.
     #[must_use]
-    pub fn parse(setting: &str) -> Self {
+    pub fn of(option: SynchronousCommit) -> Self {
         let standbys = |mode: u32| Self::Standbys(usize::try_from(mode).unwrap_or(usize::MAX));
-        match setting {
-            "local" => Self::Local,
-            "remote_write" => standbys(pg_sys::SYNC_REP_WAIT_WRITE),
-            "remote_apply" => standbys(pg_sys::SYNC_REP_WAIT_APPLY),
-            "on" => standbys(pg_sys::SYNC_REP_WAIT_FLUSH),
-            _ => Self::Lazy,
+        match option {
+            SynchronousCommit::Local => Self::Local,
+            SynchronousCommit::RemoteWrite => standbys(pg_sys::SYNC_REP_WAIT_WRITE),
+            SynchronousCommit::RemoteApply => standbys(pg_sys::SYNC_REP_WAIT_APPLY),
+            SynchronousCommit::On => standbys(pg_sys::SYNC_REP_WAIT_FLUSH),
+            SynchronousCommit::Off => Self::Lazy,
         }
     }
 

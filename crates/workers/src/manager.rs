@@ -5,6 +5,7 @@
 //! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A leader that ended is started
 //! again after a pause that doubles with each failure in a row; one whose subscription has an error is not.
 
+use braid_bgworker::subscription_option::fingerprint_columns;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -434,12 +435,14 @@ struct State {
 
 fn read() -> Result<State, PgError> {
     let found = rows(
-        "select subscription_id::text, subscription_name::text, (enabled and given_up_at is null and (error_sqlstate is null or coalesce(error_retry_at <= clock_timestamp(), false)))::text, \
-         md5(row(subscription_name, connection_id, publications, origin, slot_name, synchronous_commit, run_as_owner, \
-         disable_on_error, on_error, on_missing_column, apply_mode, consolidate, commit_order, streaming, split_transactions_above, two_phase, provider_name, subscription_owner)::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text, \
+        &format!(
+            "select subscription_id::text, subscription_name::text, (enabled and given_up_at is null and (error_sqlstate is null or coalesce(error_retry_at <= clock_timestamp(), false)))::text, \
+         md5(row(subscription_name, connection_id, provider_name, subscription_owner, {})::text), coalesce(rows_per_second, 0)::text, coalesce(bytes_per_second, 0)::text, \
          (case when enabled and given_up_at is null and error_retry_at > clock_timestamp() \
                then ceil(extract(epoch from error_retry_at - clock_timestamp()) * 1000) end)::bigint::text \
          from braid.subscription",
+            fingerprint_columns()
+        ),
         &[],
     )?;
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;

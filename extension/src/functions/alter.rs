@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use braid_bgworker::subscription_option::{DESCRIPTIONS, Request, Value};
 use braid_node::{connection_string, secrecy};
 use braid_postgres::catalog::{current_role, is_superuser, query, utf8_string};
 use braid_postgres::encoding::Text;
@@ -9,7 +10,9 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
 use super::local;
-use super::options::{Options, check_on_error, check_two_phase_with, flag, texts};
+use super::options::{
+    check_publication_names, check_slot_name, check_together, choice, limit, texts,
+};
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::{leave_slot_to_manager, prepared_for};
@@ -40,23 +43,32 @@ fn alter_subscription(
     let caller = current_role();
     run(|| {
         let name = required_name(subscription_name, "subscription_name")?;
-        let options = Options {
+        let request = Request {
             publications: texts(publications, "publications")?,
+            copy_data: None,
+            enabled: None,
+            create_slot: None,
             slot_name: slot_name.map(utf8_string),
-            origin: text(origin),
-            synchronous_commit: text(synchronous_commit),
-            apply_mode: text(apply_mode),
-            consolidate,
-            commit_order: text(commit_order),
-            streaming: text(streaming),
+            origin: chosen("origin", origin)?,
+            synchronous_commit: chosen("synchronous_commit", synchronous_commit)?,
             run_as_owner,
             disable_on_error,
-            split_transactions_above,
-            on_error: text(on_error),
-            on_missing_column: text(on_missing_column),
+            apply_mode: chosen("apply_mode", apply_mode)?,
+            consolidate,
+            commit_order: chosen("commit_order", commit_order)?,
+            streaming: chosen("streaming", streaming)?,
+            two_phase,
+            split_transactions_above: limit(split_transactions_above)?,
+            on_error: chosen("on_error", on_error)?,
+            on_missing_column: chosen("on_missing_column", on_missing_column)?,
         };
-        alter(&name, text(dsn).as_deref(), &options, two_phase, caller)
+        alter(&name, text(dsn).as_deref(), &request, caller)
     });
+}
+
+/// The value of an option, if one is given.
+fn chosen<T: Value>(option: &str, given: Option<Text>) -> Outcome<Option<T>> {
+    text(given).map(|text| choice(option, &text)).transpose()
 }
 
 /// That no transaction is committed in part: the rest would come otherwise. The subscription's row is locked, so none will be until the
@@ -81,25 +93,12 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
-/// That what is to become of an error is said once, by what changes and what stays.
-fn check_errors(subscription: &local::Subscription, options: &Options) -> Outcome<()> {
-    let stays = if subscription.parks { "park" } else { "stop" };
-    let any = options
-        .disable_on_error
-        .unwrap_or(subscription.disable_on_error);
-    check_on_error(options.on_error.as_deref().or(Some(stays)), Some(any))
-}
-
 /// That it stays whether transactions are prepared here: what is prepared at this moment would come neither way, or both.
-fn check_two_phase(
-    subscription: &local::Subscription,
-    two_phase: Option<bool>,
-    options: &Options,
-) -> Outcome<()> {
-    if subscription.two_phase {
-        check_two_phase_with(options)?;
+fn check_two_phase(subscription: &local::Subscription, request: &Request) -> Outcome<()> {
+    let is_two_phase = subscription.options.two_phase;
+    if is_two_phase {
         // Another slot would send it whole, with its locks held here; another origin might not send its end.
-        if (options.slot_name.is_some() || options.origin.is_some())
+        if (request.slot_name.is_some() || request.origin.is_some())
             && let Some(gid) = prepared_for(subscription).first()
         {
             return Err(Failure::new(
@@ -112,7 +111,10 @@ fn check_two_phase(
             .hint("Wait until it is committed or rolled back at the provider."));
         }
     }
-    if two_phase.is_none_or(|wanted| wanted == subscription.two_phase) {
+    if request
+        .two_phase
+        .is_none_or(|wanted| wanted == is_two_phase)
+    {
         return Ok(());
     }
     Err(Failure::new(
@@ -125,29 +127,33 @@ fn check_two_phase(
     .hint("Drop the subscription and create it anew."))
 }
 
-fn alter(
-    name: &str,
-    dsn: Option<&str>,
-    options: &Options,
-    two_phase: Option<bool>,
-    caller: pg_sys::Oid,
-) -> Outcome<()> {
-    options.check()?;
+fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) -> Outcome<()> {
+    if let Some(publications) = &request.publications {
+        check_publication_names(publications)?;
+    }
+    request
+        .slot_name
+        .as_deref()
+        .map_or(Ok(()), check_slot_name)?;
     local::check_node(local::lock_node())?;
     let mut subscription = local::lock_subscription(name)?;
-    check_two_phase(&subscription, two_phase, options)?;
-    if options.slot_name.is_some() && subscription.enabled {
+    // What it is to be, by what changes and what stays; but it stays whether transactions are prepared here.
+    let mut options = subscription.options.clone();
+    options.change(request);
+    options.two_phase = subscription.options.two_phase;
+    check_together(&options)?;
+    check_two_phase(&subscription, request)?;
+    if request.slot_name.is_some() && subscription.options.enabled {
         return Err(
             Failure::state("cannot change the slot of an enabled subscription")
                 .hint(format!("Run braid.disable_subscription('{name}') first.")),
         );
     }
-    check_errors(&subscription, options)?;
-    if options.publications.is_some() || options.origin.is_some() {
+    if request.publications.is_some() || request.origin.is_some() {
         check_nothing_half_applied(&subscription)?;
     }
     let owner = pg_sys::Oid::from_u32(subscription.owner);
-    if (dsn.is_some() || options.run_as_owner.is_some())
+    if (dsn.is_some() || request.run_as_owner.is_some())
         && is_superuser(owner)
         && !is_superuser(caller)
     {
@@ -160,7 +166,7 @@ fn alter(
     }
     // Of a slot that is there and takes the place of one that was still to be created.
     let mut start_lsn = None;
-    if dsn.is_some() || options.publications.is_some() || options.slot_name.is_some() {
+    if dsn.is_some() || request.publications.is_some() || request.slot_name.is_some() {
         // A new connection string is the caller's; the one that is there is the owner's.
         let mut provider = match dsn {
             Some(dsn) => Provider::open(dsn, caller)?,
@@ -170,7 +176,7 @@ fn alter(
         if let Some(dsn) = dsn {
             provider.record(dsn)?;
         }
-        if let Some(slot) = &options.slot_name {
+        if let Some(slot) = &request.slot_name {
             let used = query(
                 "select 1 from braid.subscription where provider_name = $1::name and slot_name = $2::name \
                     and subscription_id <> $3::integer",
@@ -191,20 +197,18 @@ fn alter(
                 }
             }
         }
-        if let Some(publications) = &options.publications {
+        if let Some(publications) = &request.publications {
             provider.check_publications(publications)?;
-            subscription.publications.clone_from(publications);
-            if let Some(on_missing_column) = &options.on_missing_column {
-                subscription.ignores_missing = on_missing_column == "ignore";
-            }
-            table_set::refresh(&subscription, &mut provider, subscription.copy_data)?;
+            let copies = options.copy_data;
+            subscription.options = options;
+            table_set::refresh(&subscription, &mut provider, copies)?;
         }
     }
     let connection = dsn.map(connection_string::store).transpose()?;
     store(
         &subscription.id,
         connection.as_deref(),
-        options,
+        request,
         start_lsn.as_deref(),
     );
     connection_string::forget_unused();
@@ -213,40 +217,24 @@ fn alter(
 }
 
 /// Write down what is to change of the subscription with this id. `connection`: number of its new connection string. `start_lsn`: where its new slot starts.
-fn store(id: &str, connection: Option<&str>, options: &Options, start_lsn: Option<&str>) {
-    let publications = options.publications.as_deref().map(local::array_literal);
+fn store(id: &str, connection: Option<&str>, request: &Request, start_lsn: Option<&str>) {
+    let mut arguments = vec![Some(id), connection, start_lsn];
+    let texts = request.texts();
+    let mut assignments = Vec::new();
+    for (option, text) in DESCRIPTIONS.iter().zip(&texts) {
+        if option.is_alterable {
+            arguments.push(text.as_deref());
+            assignments.push(option.assignment(arguments.len()));
+        }
+    }
     query(
-        "update braid.subscription set connection_id = coalesce($2::bigint, connection_id), publications = coalesce($3::text[], publications), \
-                slot_name = coalesce($4::name, slot_name), origin = coalesce($5, origin), \
-                synchronous_commit = coalesce($6, synchronous_commit), run_as_owner = coalesce($7::boolean, run_as_owner), \
-                disable_on_error = coalesce($8::boolean, disable_on_error), apply_mode = coalesce($9, apply_mode), \
-                phase = case when $10::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
-                consolidate = coalesce($11::boolean, consolidate), commit_order = coalesce($12, commit_order), \
-                streaming = coalesce($13, streaming), \
-                split_transactions_above = nullif(coalesce($14::integer, split_transactions_above), 0), \
-                on_error = coalesce($15, on_error), on_missing_column = coalesce($16, on_missing_column), \
-                create_slot = create_slot and $10::pg_lsn is null, start_lsn = coalesce($10::pg_lsn, start_lsn) \
-          where subscription_id = $1::integer",
-        &[
-            Some(id),
-            connection,
-            publications.as_deref(),
-            options.slot_name.as_deref(),
-            options.origin.as_deref(),
-            options.synchronous_commit.as_deref(),
-            options.run_as_owner.map(flag),
-            options.disable_on_error.map(flag),
-            options.apply_mode.as_deref(),
-            start_lsn,
-            options.consolidate.map(flag),
-            options.commit_order.as_deref(),
-            options.streaming.as_deref(),
-            options
-                .split_transactions_above
-                .map(|most| most.to_string())
-                .as_deref(),
-            options.on_error.as_deref(),
-            options.on_missing_column.as_deref(),
-        ],
+        &format!(
+            "update braid.subscription set connection_id = coalesce($2::bigint, connection_id), {}, \
+                phase = case when $3::pg_lsn is null then phase when copy_data then 'copy' else 'stream' end, \
+                create_slot = create_slot and $3::pg_lsn is null, start_lsn = coalesce($3::pg_lsn, start_lsn) \
+              where subscription_id = $1::integer",
+            assignments.join(", ")
+        ),
+        &arguments,
     );
 }

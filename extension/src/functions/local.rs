@@ -1,6 +1,8 @@
 //! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
 
+use braid_bgworker::subscription_option::{self, Options};
 use braid_node::connection_string::{self, DSN};
+use braid_node::subscription::unreadable;
 use braid_postgres::catalog::query;
 use braid_postgres::rows::Rows;
 
@@ -82,30 +84,16 @@ pub struct Subscription {
     pub provider_name: String,
     /// Identity of the provider's node.
     pub provider_id: String,
-    /// Names of publications.
-    pub publications: Vec<String>,
-    /// Slot at the provider.
-    pub slot_name: String,
     /// The slot is there, or a worker has tried to create it: it is this subscription's to drop.
     pub has_slot: bool,
     /// The slot is still to be created.
     pub awaits_slot: bool,
-    /// Whether tables are copied.
-    pub copy_data: bool,
-    /// Whether it runs.
-    pub enabled: bool,
     /// Where the transaction ends that could not be applied.
     pub error_lsn: Option<String>,
-    /// What can't be applied is parked.
-    pub parks: bool,
-    /// Any error stops it.
-    pub disable_on_error: bool,
     /// Owner, a role's number.
     pub owner: u32,
-    /// Whether transactions are prepared here that are prepared at the provider.
-    pub two_phase: bool,
-    /// Whether published columns that a table does not have here are left out.
-    pub ignores_missing: bool,
+    /// What it was created with, or changed to.
+    pub options: Options,
 }
 
 impl Subscription {
@@ -124,8 +112,10 @@ impl Subscription {
 pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
         &format!(
-            "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.slot_name, s.copy_data, s.enabled, s.error_lsn, s.subscription_owner::oid, s.phase, s.slot_attempted, s.on_error = 'park', s.disable_on_error, s.two_phase, s.on_missing_column = 'ignore' \
-           from braid.subscription s where s.subscription_name = $1::name for update of s"
+            "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.error_lsn, s.subscription_owner::oid, \
+                s.phase, s.slot_attempted, {} \
+               from braid.subscription s where s.subscription_name = $1::name for update of s",
+            subscription_option::select_list("s")
         ),
         &[Some(name)],
     );
@@ -133,29 +123,20 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     if rows.is_empty() {
         return Err(undefined_subscription(name));
     }
-    let id = text(0);
-    let publications = column(&query(
-        "select p from braid.subscription s, unnest(s.publications) p where s.subscription_id = $1::integer",
-        &[Some(&id)],
-    ));
+    // Behind the columns before.
+    let options = Options::read(|index| rows.get(0, 9 + index).map(str::to_owned))
+        .map_err(|option| unreadable(name, option))?;
     Ok(Subscription {
-        id,
+        id: text(0),
         name: text(1),
         dsn: rows.get(0, 2).map(str::to_owned),
         provider_name: text(3),
         provider_id: text(4),
-        publications,
-        slot_name: text(5),
-        has_slot: rows.get(0, 10) != Some("slot") || rows.get(0, 11) == Some("t"),
-        awaits_slot: rows.get(0, 10) == Some("slot"),
-        copy_data: rows.get(0, 6) == Some("t"),
-        enabled: rows.get(0, 7) == Some("t"),
-        parks: rows.get(0, 12) == Some("t"),
-        disable_on_error: rows.get(0, 13) == Some("t"),
-        error_lsn: rows.get(0, 8).map(str::to_owned),
-        owner: rows.get(0, 9).and_then(|oid| oid.parse().ok()).unwrap_or(0),
-        two_phase: rows.get(0, 14) == Some("t"),
-        ignores_missing: rows.get(0, 15) == Some("t"),
+        error_lsn: rows.get(0, 5).map(str::to_owned),
+        owner: rows.get(0, 6).and_then(|oid| oid.parse().ok()).unwrap_or(0),
+        has_slot: rows.get(0, 7) != Some("slot") || rows.get(0, 8) == Some("t"),
+        awaits_slot: rows.get(0, 7) == Some("slot"),
+        options,
     })
 }
 
@@ -186,13 +167,4 @@ pub fn number_setting(name: &str, default: i64) -> i64 {
     rows.get(0, 0)
         .and_then(|text| text.parse().ok())
         .unwrap_or(default)
-}
-
-/// Elements as the text form of an array.
-pub fn array_literal(elements: &[String]) -> String {
-    let quoted: Vec<String> = elements
-        .iter()
-        .map(|element| format!("\"{}\"", element.replace('\\', "\\\\").replace('"', "\\\"")))
-        .collect();
-    format!("{{{}}}", quoted.join(","))
 }

@@ -1,5 +1,6 @@
 //! What the functions look at and check on a provider, before a transaction here changes anything. Reads only.
 
+use braid_bgworker::subscription_option::array_literal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -283,7 +284,7 @@ impl Provider {
     pub fn check_publications(&mut self, publications: &[String]) -> Outcome<()> {
         let rows = self.query(&format!(
             "select pubname from pg_publication where pubname = any ({}::name[])",
-            quote_literal(&local::array_literal(publications))
+            quote_literal(&array_literal(publications))
         ))?;
         let there = local::column(&rows);
         let missing: Vec<String> = publications

@@ -99,15 +99,15 @@ fn elements(list: &str) -> impl Iterator<Item = &str> {
 }
 
 /// What a subscription's processes depend on.
-pub struct Workers<'a> {
-    /// A serial one has one applier.
-    pub apply_mode: &'a str,
+pub struct Workers {
+    /// It has one applier.
+    pub is_serial: bool,
     /// Tables are copied first.
     pub copy_data: bool,
 }
 
 /// That one more subscription fits into what this server has set aside; its workers too, if it is to start now.
-pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
+pub fn check_room(workers: Option<Workers>) -> Outcome<()> {
     let counts = query(
         "select count(*), count(*) filter (where s.enabled), count(*) filter (where s.enabled and s.apply_mode = 'serial'), \
                 (select count(*) from pg_subscription), (select count(*) from braid.ingest_source) + (select count(*) from pg_replication_slots \
@@ -161,7 +161,7 @@ pub fn check_room(workers: Option<Workers<'_>>) -> Outcome<()> {
         + elsewhere
         + serial * group(true)
         + (enabled - serial) * group(false)
-        + group(workers.apply_mode == "serial")
+        + group(workers.is_serial)
         + i64::from(workers.copy_data);
     if needed > local::number_setting("max_worker_processes", 8) {
         return Err(full(

@@ -242,7 +242,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     let node = local::find_node();
     let subscription = local::lock_subscription(name)?;
     super::parked::check_none_left(&subscription)?;
-    let slot = &subscription.slot_name;
+    let slot = &subscription.options.slot_name;
     if !node.is_some_and(|node| node.identity_valid) {
         notice(format!(
             "replication slot \"{slot}\" belongs to the node that this database is a copy of and stays at node \"{}\"",
@@ -304,7 +304,7 @@ fn warn_of_prepared(subscription: &local::Subscription) {
 
 /// Note the slot down for the manager, which drops it after commit.
 pub fn leave_slot_to_manager(subscription: &local::Subscription) {
-    let (slot, provider) = (&subscription.slot_name, &subscription.provider_name);
+    let (slot, provider) = (&subscription.options.slot_name, &subscription.provider_name);
     query(
         "insert into braid.slot_cleanup (slot_name, connection_id, provider_name) \
          select $1::name, s.connection_id, $3::name from braid.subscription s where s.subscription_id = $2::integer \

@@ -43,7 +43,7 @@ fn refresh_subscription(
             pg_sys::Oid::from_u32(subscription.owner),
         )?;
         provider.check_is(&subscription)?;
-        provider.check_publications(&subscription.publications)?;
+        provider.check_publications(&subscription.options.publications)?;
         let changes = refresh(&subscription, &mut provider, copy_data)?;
         if !changes.is_empty() {
             wake_manager();
@@ -364,7 +364,7 @@ pub fn refresh(
     provider: &mut Provider,
     to_copy: bool,
 ) -> Outcome<Vec<(pg_sys::Oid, &'static str)>> {
-    let published = provider.published_tables(&subscription.publications, to_copy)?;
+    let published = provider.published_tables(&subscription.options.publications, to_copy)?;
     let present = local::column(&query(
         "select relation::oid from braid.subscription_table where subscription_id = $1::integer",
         &[Some(&subscription.id)],
@@ -377,7 +377,7 @@ pub fn refresh(
                 .is_some_and(|oid| present.iter().any(|known| known == oid))
         });
     let mut kept: Vec<String> = Vec::new();
-    let ignores = subscription.ignores_missing;
+    let ignores = subscription.options.ignores_missing();
     for target in find_targets(&old, false, ignores)? {
         kept.push(target.oid);
     }

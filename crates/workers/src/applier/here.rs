@@ -9,6 +9,7 @@
 //! published when the one before is committed, or all are when one is not.
 //! An applier that happens to look takes it before the leader does: then it is that one's.
 
+use braid_bgworker::subscription_option::{ApplyMode, Origin};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -95,11 +96,11 @@ impl LeadersApplier {
         group: &Group,
         others: usize,
     ) -> Result<Option<Self>, PgError> {
-        let may = subscription.apply_mode == "parallel"
-            && !subscription.relaxed
-            && !subscription.parks
-            && !subscription.two_phase
-            && subscription.origin == "none";
+        let may = subscription.options.apply_mode == ApplyMode::Parallel
+            && !subscription.options.is_relaxed()
+            && !subscription.options.parks()
+            && !subscription.options.two_phase
+            && subscription.options.origin == Origin::None;
         if !may {
             return Ok(None);
         }

@@ -294,9 +294,9 @@ impl Applier {
     /// Whether a transaction that has failed with `error` for good is parked.
     pub(super) fn parks(&self, error: &PgError) -> bool {
         let subscription = &self.subscription;
-        (subscription.parks
+        (subscription.options.parks()
             || self.parking.held_by != 0
-            || (error.by_function && subscription.parks_functions))
+            || (error.by_function && subscription.options.parks_functions()))
             && self.session.is_some()
             && matches!(
                 policy::for_apply(&error.sqlstate),

@@ -81,7 +81,10 @@ impl Applier {
         self.pieces = Some(Pieces {
             sequence,
             commit_lsn: begin.commit_lsn,
-            split: Split::new(u64::from(self.subscription.split_above), committed),
+            split: Split::new(
+                u64::from(self.subscription.options.split_transactions_above),
+                committed,
+            ),
         });
         Ok(())
     }

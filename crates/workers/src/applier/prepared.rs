@@ -190,7 +190,7 @@ impl Applier {
     /// A transaction of those that are to be prepared, which has to follow a parked one: it comes whole once it has committed, and is parked then. What is
     /// said to the leader; `None`: it is no such one, or time to end. Outside of a transaction.
     pub(super) fn leave_held(&mut self, sequence: u64) -> Result<Option<PgError>, PgError> {
-        if !self.subscription.two_phase {
+        if !self.subscription.options.two_phase {
             return Ok(None);
         }
         let mut found = None;

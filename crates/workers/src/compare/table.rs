@@ -212,7 +212,7 @@ impl Table {
             .unwrap_or(0);
         let there = published(
             connection,
-            &subscription.publications,
+            &subscription.options.publications,
             namespace,
             name,
             None,

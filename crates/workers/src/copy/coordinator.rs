@@ -358,7 +358,7 @@ impl Coordinator {
             table.retry_at = Some(now + pause(table.failures));
             failed = row
                 .error
-                .filter(|error| is_permanent(error, self.subscription.disable_on_error));
+                .filter(|error| is_permanent(error, self.subscription.options.disable_on_error));
         }
         let names = (table.namespace.clone(), table.name.clone());
         self.names.insert(names, row.relation);

@@ -323,7 +323,7 @@ impl Target {
 
     /// The user who writes the rows.
     fn writer(&self, subscription: &Subscription) -> pg_sys::Oid {
-        if subscription.run_as_owner {
+        if subscription.options.run_as_owner {
             pg_sys::Oid::from(subscription.owner)
         } else {
             self.owner
@@ -579,7 +579,7 @@ impl Target {
                     }),
                 }
             }
-            let ignores = subscription.ignores_missing;
+            let ignores = subscription.options.ignores_missing();
             let left_out = missing::left_out(self.oid, &self.shown(), ignores, &missing)?;
             missing::note((subscription.id, None), self.oid, &left_out)?;
             Ok((columns, names))

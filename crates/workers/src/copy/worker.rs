@@ -158,7 +158,7 @@ fn run(task: &Task) -> Result<(), PgError> {
         }),
         None => None,
     };
-    let publications = &start.subscription.publications;
+    let publications = &start.subscription.options.publications;
     let published = source.published(publications, &start.namespace, &start.name, since);
     let mut published = match published {
         // Nothing is there to be copied. Changes that were made before it was dropped come.
@@ -226,7 +226,7 @@ fn run(task: &Task) -> Result<(), PgError> {
 /// copy goes on without.
 fn await_own(task: &Task, start: &Start) -> Result<(), PgError> {
     let mut source = Source::look(&start.subscription)?;
-    let publications = &start.subscription.publications;
+    let publications = &start.subscription.options.publications;
     let published = source.published(publications, &start.namespace, &start.name, None);
     let Ok(published) = published else {
         // The copy itself says why.
@@ -339,6 +339,7 @@ fn fill(
     filled.set((!plan.is_held).then_some(filling));
     let run_as = start
         .subscription
+        .options
         .run_as_owner
         .then_some(start.subscription.owner);
     let limiter = Limiter::new(task.subscription);

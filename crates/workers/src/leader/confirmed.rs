@@ -66,7 +66,7 @@ fn gap(subscription: &Subscription, begins: u64, reached: u64) -> PgError {
         "55000",
         format!(
             "replication slot \"{}\" at the provider begins at {}, after {}, up to where its transactions are applied or passed over here",
-            subscription.slot,
+            subscription.options.slot_name,
             lsn_text(begins),
             lsn_text(reached)
         ),

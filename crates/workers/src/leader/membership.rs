@@ -106,7 +106,10 @@ impl Stream {
         let relation = self.relation(schema)?;
         let id = self.subscription.id;
         let all_tables = self.all_tables;
-        let (name, copy_data) = (self.subscription.name.clone(), self.subscription.copy_data);
+        let (name, copy_data) = (
+            self.subscription.name.clone(),
+            self.subscription.options.copy_data,
+        );
         let verdict = self.without_blocking(|| {
             let facts = Facts::read(id, &relation)?;
             let verdict =
@@ -204,7 +207,7 @@ impl Stream {
                     comes_renamed(id, (&namespace, &name), position, copy_data)
                 })?;
                 // Who parks what can't be applied is not to be stopped.
-                if !comes && self.subscription.parks {
+                if !comes && self.subscription.options.parks() {
                     return Ok(());
                 }
                 if !comes {
@@ -256,7 +259,7 @@ fn ask(stream: &Stream, relation: &Relation) -> Result<There, End> {
     let subscription = &stream.subscription;
     let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
     connection.give_up_when_silent();
-    let publications = subscription::publication_literals(&subscription.publications);
+    let publications = subscription::publication_literals(&subscription.options.publications);
     let found = connection.query(&format!(
         "SELECT n.nspname, c.relname, EXISTS (SELECT FROM pg_catalog.pg_publication_tables p \
            WHERE p.pubname IN ({publications}) AND p.schemaname = n.nspname AND p.tablename = c.relname) \

@@ -175,7 +175,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(String::new());
         };
-        if subscription.disable_on_error && !permanent {
+        if subscription.options.disable_on_error && !permanent {
             permanent = true;
             error.hint.get_or_insert_with(|| {
                 "Remove the cause and run braid.enable_subscription.".into()
@@ -184,7 +184,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
         if permanent {
             let may_be_cured = is_own && policy::after_stop(&error.sqlstate) == AfterStop::TryAgain;
             let pause = settings::stopped_retry_interval()
-                .filter(|_| may_be_cured && !subscription.disable_on_error);
+                .filter(|_| may_be_cured && !subscription.options.disable_on_error);
             subscription::set_error(id, &error, lsn, pause)?;
         }
         Ok(subscription.name)
@@ -241,7 +241,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         let published = published_tables(&mut asked, &subscription)?;
         let rules = rules_for_all_nodes(&mut asked, &subscription)?;
         drop(asked);
-        let copy = if subscription.copy_data {
+        let copy = if subscription.options.copy_data {
             InitialCopy::Yes
         } else {
             InitialCopy::No

@@ -13,7 +13,7 @@ use super::{End, out_of_order};
 impl Stream {
     /// A transaction begins that is prepared.
     pub(super) fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<(), End> {
-        if !self.subscription.two_phase {
+        if !self.subscription.options.two_phase {
             return Err(out_of_order());
         }
         self.begin(&prepared.begin)?;

@@ -16,13 +16,13 @@ pub(super) fn create_slot(
     connection: &mut Connection,
     subscription: &Subscription,
 ) -> Result<(u64, String), End> {
-    let slot = quote_identifier(&subscription.slot);
+    let slot = quote_identifier(&subscription.options.slot_name);
     let taken = || {
         let error = PgError::new(
             "42710",
             format!(
                 "replication slot \"{}\" at the provider is not this subscription's",
-                subscription.slot
+                subscription.options.slot_name
             ),
         );
         End::Permanent(
@@ -38,7 +38,7 @@ pub(super) fn create_slot(
     let there = !connection
         .query(&format!(
             "SELECT 1 FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-            quote_literal(&subscription.slot)
+            quote_literal(&subscription.options.slot_name)
         ))?
         .is_empty();
     if there && !subscription.slot_attempted {
@@ -56,7 +56,7 @@ pub(super) fn create_slot(
     if !noted {
         return Err(End::Quiet);
     }
-    let two_phase = if subscription.two_phase {
+    let two_phase = if subscription.options.two_phase {
         ", TWO_PHASE"
     } else {
         ""
@@ -93,13 +93,13 @@ pub(super) fn published_tables(
     connection: &mut Connection,
     subscription: &Subscription,
 ) -> Result<Vec<(String, String)>, End> {
-    let names = subscription::publication_literals(&subscription.publications);
+    let names = subscription::publication_literals(&subscription.options.publications);
     let rows = connection.query(&format!(
         "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
            JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
            JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
          WHERE t.pubname IN ({names}) AND t.schemaname <> 'braid' AND {}",
-        subscription::is_not_sent_as_root("c.oid", &subscription.publications)
+        subscription::is_not_sent_as_root("c.oid", &subscription.options.publications)
     ))?;
     Ok((0..rows.len())
         .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
@@ -125,7 +125,7 @@ pub(super) fn rules_for_all_nodes(
         .warn();
         return Ok(Vec::new());
     }
-    let names = subscription::publication_literals(&subscription.publications);
+    let names = subscription::publication_literals(&subscription.options.publications);
     let rows = connection.query(&format!(
         "SELECT r.content, EXISTS (SELECT FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n, pg_catalog.pg_publication_tables p \
            WHERE c.oid = r.relation AND n.oid = c.relnamespace AND p.schemaname = n.nspname AND p.tablename = c.relname AND p.pubname IN ({names})) \
@@ -213,7 +213,7 @@ pub(super) fn check_provider(
          CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
          pg_catalog.pg_is_in_recovery(), confirmed_flush_lsn, pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason' \
          FROM pg_catalog.pg_replication_slots s WHERE slot_name = {}",
-        quote_literal(&subscription.slot)
+        quote_literal(&subscription.options.slot_name)
     ))?;
     let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
     let in_recovery = rows.get(0, 3) == Some("t");
@@ -229,7 +229,7 @@ pub(super) fn check_provider(
             "42704",
             format!(
                 "replication slot \"{}\" does not exist at the provider",
-                subscription.slot
+                subscription.options.slot_name
             ),
             policy::provider_hint("42704", "replication slot"),
         );
@@ -239,7 +239,7 @@ pub(super) fn check_provider(
             "55000",
             format!(
                 "replication slot \"{}\" at the provider is not braid's",
-                subscription.slot
+                subscription.options.slot_name
             ),
             "Drop the subscription and create it with another slot_name.",
         );
@@ -251,7 +251,7 @@ pub(super) fn check_provider(
             "55000",
             format!(
                 "the provider has invalidated slot \"{}\": {what}",
-                subscription.slot
+                subscription.options.slot_name
             ),
             hint,
         );
@@ -261,12 +261,12 @@ pub(super) fn check_provider(
             "55000",
             format!(
                 "the provider has removed WAL that slot \"{}\" needs",
-                subscription.slot
+                subscription.options.slot_name
             ),
             policy::provider_hint("55000", "removed"),
         );
     }
-    let names = subscription::publication_literals(&subscription.publications);
+    let names = subscription::publication_literals(&subscription.options.publications);
     let rows = connection.query(&format!(
         "SELECT p FROM unnest(ARRAY[{names}]::text[]) p \
          WHERE p NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"

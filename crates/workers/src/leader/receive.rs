@@ -197,7 +197,7 @@ impl Stream {
     /// have rows already: braid.refresh_subscription copies them.
     pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
         let id = self.subscription.id;
-        let copy_data = self.subscription.copy_data;
+        let copy_data = self.subscription.options.copy_data;
         let passes = self.passes_unknown();
         let added = self.without_blocking(|| {
             if subscription::has_table(id, namespace, name)? {
@@ -473,8 +473,8 @@ impl Stream {
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
                 self.tracker.too_large();
                 if let Some(in_hand) = self.in_hand.as_mut() {
-                    in_hand.split |=
-                        self.subscription.split_above > 0 && in_hand.two_phase.is_none();
+                    in_hand.split |= self.subscription.options.split_transactions_above > 0
+                        && in_hand.two_phase.is_none();
                     self.producer
                         .publish_open(in_hand.begin_commit_lsn, in_hand.split);
                 }
@@ -536,7 +536,7 @@ impl Stream {
             self.schedule.abandoned();
             self.producer.discard();
         } else {
-            let most = self.subscription.split_above;
+            let most = self.subscription.options.split_transactions_above;
             let split = in_hand.split
                 || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
             if split {

@@ -1,5 +1,6 @@
 //! Having a transaction applied while it runs at the provider (`braid_bgworker::running`): which one, what of it, and until when.
 
+use braid_bgworker::subscription_option::{ApplyMode, Origin, Streaming};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -38,11 +39,11 @@ impl Watch {
     pub(super) fn new(subscription: &Subscription, most: usize) -> Result<Self, PgError> {
         // Pieces commit before the end, what is parked is parked whole, and where transactions of others are passed on, whose one is says
         // its end.
-        let may = subscription.streaming == "parallel"
-            && subscription.apply_mode != "serial"
-            && subscription.split_above == 0
-            && !subscription.parks
-            && subscription.origin == "none"
+        let may = subscription.options.streaming == Streaming::Parallel
+            && subscription.options.apply_mode != ApplyMode::Serial
+            && subscription.options.split_transactions_above == 0
+            && !subscription.options.parks()
+            && subscription.options.origin == Origin::None
             && most < MAX_APPLIERS;
         let has_room = may && origin::has_room(subscription.id, &subscription.provider, most)?;
         if may && !has_room {

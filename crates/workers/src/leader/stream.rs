@@ -1,5 +1,6 @@
 //! The stream of a subscription: everything that a leader has in hand, and the loop that tends to it.
 
+use braid_bgworker::subscription_option::{ApplyMode, Streaming};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -138,7 +139,7 @@ fn takes_running(subscription: &Subscription, entry: &SubscriptionEntry) -> bool
     // SAFETY: reads a setting.
     let is_limited = unsafe { pgrx::pg_sys::temp_file_limit } >= 0;
     // A transaction that crashes the server is to be known by the position of its commit.
-    subscription.streaming != "off"
+    subscription.options.streaming != Streaming::Off
         && !crash::is_cautious()
         && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1)
 }
@@ -151,7 +152,7 @@ fn start_streaming(
     streams: bool,
     connection: &mut Connection,
 ) -> Result<(), End> {
-    let prepared = if subscription.two_phase {
+    let prepared = if subscription.options.two_phase {
         let unprepared = prepared::noted(subscription, start, connection)?;
         match unprepared.join(",") {
             none if none.is_empty() => ", two_phase 'on'".to_owned(),
@@ -163,10 +164,10 @@ fn start_streaming(
     };
     Ok(connection.start_copy(&format!(
         "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, origin {}, node {}, join_transactions 'on', replaced_versions 'on', streaming {}{})",
-        quote_identifier(&subscription.slot),
+        quote_identifier(&subscription.options.slot_name),
         lsn_text(start),
-        publication_list(&subscription.publications),
-        quote_option(&subscription.origin),
+        publication_list(&subscription.options.publications),
+        quote_option(subscription.options.origin.name()),
         quote_option(local_node),
         quote_option(if streams { "on" } else { "off" }),
         prepared,
@@ -211,7 +212,7 @@ impl Stream {
         entry: &'static SubscriptionEntry,
         (coordinator, catalog_version): (Coordinator, u32),
     ) -> Result<Self, End> {
-        let most = if subscription.apply_mode == "serial" {
+        let most = if subscription.options.apply_mode == ApplyMode::Serial {
             1
         } else {
             settings::appliers_per_subscription()
@@ -229,7 +230,7 @@ impl Stream {
         let streams = takes_running(subscription, entry);
         start_streaming(subscription, &local_node, start, streams, &mut connection)?;
         let (group, handle) = Group::create(most, settings::apply_buffer_bytes())?;
-        if subscription.relaxed {
+        if subscription.options.is_relaxed() {
             group.ring.relax(start);
         }
         group
@@ -250,7 +251,7 @@ impl Stream {
         let grain = applier::grain(subscription, false);
         let stream = Self {
             grain,
-            durability: Durability::parse(&subscription.synchronous_commit),
+            durability: Durability::of(subscription.options.synchronous_commit),
             subscription: subscription.clone(),
             local_node,
             entry,
@@ -265,7 +266,7 @@ impl Stream {
             progress: Progress::new(start, applied_up_to),
             lease: Lease::new(up_to, millis()),
             appliers,
-            spread: Spread::new(subscription.relaxed),
+            spread: Spread::new(subscription.options.is_relaxed()),
             schemas: Vec::new(),
             relations: Vec::new(),
             header_seen: false,

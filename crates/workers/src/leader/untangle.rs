@@ -34,7 +34,7 @@ impl Tangle {
 impl Stream {
     /// Give up what is prepared and is waited for by what comes before its end.
     pub(super) fn untangle(&mut self) -> Result<(), End> {
-        if !self.subscription.two_phase
+        if !self.subscription.options.two_phase
             || !self.in_flight()
             || self.tangle.looked_at.elapsed() < INTERVAL
         {
