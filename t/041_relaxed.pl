@@ -93,7 +93,7 @@ for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
 {
 	my $id = 100 + $paris->safe_psql('postgres', 'select count(*) from plain');
 	$tokyo->safe_psql('postgres', "insert into plain values ($id, $id)");
-	ok(wait_until(sub { $paris->safe_psql('postgres', "select count(*) from plain where id = $id") eq '1' }, 20), "$victim: another one overtakes");
+	ok(wait_until(sub { $paris->safe_psql('postgres', "select count(*) from plain where id = $id") eq '1' }, 60), "$victim: another one overtakes");
 	cmp_ok($paris->safe_psql('postgres', 'select count(*) from braid.applied'), '>', 0, "$victim: and is written down");
 	my $pid = $victim eq 'postmaster' ? slurp_file($paris->data_dir . '/postmaster.pid') : $paris->safe_psql('postgres', "select pid from braid.apply_workers where worker = '$victim'");
 	my ($number) = $pid =~ /^(\d+)/;
@@ -108,7 +108,7 @@ for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
 		kill 'KILL', $number or die "no process $number: $!";
 		$paris->wait_for_log(qr/database system is ready to accept connections/, $log);
 	}
-	ok(wait_until(sub { my $held = eval { is_held_up() }; $held }, 40), "$victim: after it the one that is held up waits again");
+	ok(wait_until(sub { my $held = eval { is_held_up() }; $held }, 120), "$victim: after it the one that is held up waits again");
 	is($paris->safe_psql('postgres', "select (select count(*) from cold), (select count(*) from plain where id = $id), (select n from hot where k = 7)"), '240|1|0',
 		"$victim: what had overtaken it is there once");
 }
