@@ -1,8 +1,10 @@
-//! The options of a subscription, each said once: its name, type, default, values, and what a change of it does. From this list come the columns that
-//! are written and read, the check of what somebody asks for, and the fingerprint that starts a leader anew.
+//! The options of a subscription, each said once: its name, type, default, values, and what a
+//! change of it does. From this list come the columns that are written and read, the check of what
+//! somebody asks for, and the fingerprint that starts a leader anew.
 //!
-//! To add an option: a line in `options!` below, a column of `braid.subscription`, an argument of the two SQL functions, a row in the reference. The
-//! tests of this file name what is still missing; the compiler names the places that must decide.
+//! To add an option: a line in `options!` below, a column of `braid.subscription`, an argument of
+//! the two SQL functions, a row in the reference. The tests of this file name what is still
+//! missing; the compiler names the places that must decide.
 
 /// A value of an option. Its text is what the column's type reads and writes.
 pub trait Value: Sized {
@@ -257,7 +259,8 @@ impl Description {
     }
 }
 
-/// One line for each option: its doc comment, name and type; `= default` of create_subscription as SQL; `altered` or `kept` by alter_subscription;
+/// One line for each option: its doc comment, name and type; `= default` of create_subscription as
+/// SQL; `altered` or `kept` by alter_subscription;
 /// whether another value `restarts` the leader, or it `runs_on`.
 macro_rules! options {
     (@altered altered) => { true };
@@ -292,7 +295,8 @@ macro_rules! options {
         ];
 
         impl Options {
-            /// The options of a row that was read by [`select_list`]: `read` gives the text of a column of that list.
+            /// The options of a row that was read by [`select_list`]: `read` gives the text of a
+            /// column of that list.
             ///
             /// # Errors
             /// The name of the first option whose text stands for no value.
@@ -322,7 +326,8 @@ macro_rules! options {
         }
 
         impl Request {
-            /// The text of each option in the order of [`DESCRIPTIONS`]; `None` for those that are not there.
+            /// The text of each option in the order of [`DESCRIPTIONS`]; `None` for those that are
+            /// not there.
             #[must_use]
             pub fn texts(&self) -> Vec<Option<String>> {
                 vec![$(self.$name.as_ref().map(Value::text),)+]
@@ -340,7 +345,8 @@ options! {
     enabled: bool = "true", kept, runs_on;
     /// The slot is to be created at the provider.
     create_slot: bool = "true", kept, runs_on;
-    /// Slot at the provider. Where none is given, the name follows from those of node and subscription.
+    /// Slot at the provider. Where none is given, the name follows from those of node and
+    /// subscription.
     slot_name: String = "null", altered, restarts;
     /// Whose transactions are asked for.
     origin: Origin = "'none'", altered, restarts;
@@ -417,7 +423,8 @@ impl Options {
         self.on_error != OnError::StopAlways && !self.disable_on_error
     }
 
-    /// Published columns that a table does not have here are left out, unless a rule of the table says otherwise.
+    /// Published columns that a table does not have here are left out, unless a rule of the table
+    /// says otherwise.
     #[must_use]
     pub fn ignores_missing(&self) -> bool {
         self.on_missing_column == OnMissingColumn::Ignore
