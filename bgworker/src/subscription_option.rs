@@ -144,9 +144,9 @@ macro_rules! choice {
 choice! {
     /// Whose transactions are asked for at the provider.
     Origin {
-        /// What was first committed there.
+        /// Transactions that were first committed there.
         None = "none",
-        /// Also what the provider has received from others.
+        /// Also those that the provider has received from others.
         Any = "any",
     }
 }
@@ -204,7 +204,7 @@ choice! {
 }
 
 choice! {
-    /// What becomes of a transaction that can't be applied.
+    /// The fate of a transaction that can't be applied.
     OnError {
         /// The subscription stops, but for what a conflict function fails for: that is parked.
         Stop = "stop",
@@ -216,7 +216,7 @@ choice! {
 }
 
 choice! {
-    /// What becomes of a published column that a table does not have here.
+    /// The fate of a published column that a table does not have here.
     OnMissingColumn {
         /// The subscription stops.
         Error = "error",
@@ -225,7 +225,7 @@ choice! {
     }
 }
 
-/// What is known of an option apart from its value.
+/// Properties of an option apart from its value.
 #[derive(Debug, Clone, Copy)]
 pub struct Description {
     /// Name of the column and of the argument.
@@ -280,7 +280,7 @@ macro_rules! options {
             $($(#[$doc])* pub $name: Option<$type>,)+
         }
 
-        /// What is known of each option, in the order of the arguments of `create_subscription`.
+        /// Properties of each option, in the order of the arguments of `create_subscription`.
         pub const DESCRIPTIONS: &[Description] = &[
             $(Description {
                 name: stringify!($name),
@@ -368,9 +368,9 @@ options! {
     two_phase: bool = "false", kept, restarts;
     /// Transactions with more changes are committed in pieces of so many; 0: none are.
     split_transactions_above: u32 = "null", altered, restarts;
-    /// What becomes of a transaction that can't be applied.
+    /// The fate of a transaction that can't be applied.
     on_error: OnError = "'stop'", altered, restarts;
-    /// What becomes of a published column that a table does not have here.
+    /// The fate of a published column that a table does not have here.
     on_missing_column: OnMissingColumn = "'error'", altered, restarts;
 }
 
@@ -411,7 +411,7 @@ impl Options {
         self.commit_order == CommitOrder::Relaxed
     }
 
-    /// What can't be applied is parked, instead of stopping the subscription.
+    /// A transaction that can't be applied is parked, instead of stopping the subscription.
     #[must_use]
     pub fn parks(&self) -> bool {
         self.on_error == OnError::Park
@@ -453,7 +453,7 @@ mod tests {
     const INSTALL: &str = include_str!("../../extension/sql/braid--0.0.0.sql");
     const REFERENCE: &str = include_str!("../../docs/REFERENCE.md");
 
-    /// What stands between the two texts that follow `start`.
+    /// The text between the two texts that follow `start`.
     fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
         let (_, rest) = text.split_once(start).expect(start);
         rest.split_once(end).expect(end).0
@@ -541,7 +541,7 @@ mod tests {
             ")",
         ));
         arguments.sort_unstable();
-        // It says itself why two_phase can't be changed.
+        // The function says itself why two_phase can't be changed.
         let mut expected: Vec<String> = [
             "subscription_name name".to_owned(),
             "dsn text default null".to_owned(),

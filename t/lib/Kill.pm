@@ -192,8 +192,8 @@ sub every_kind
 }
 
 # kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until there were `at_least` so many, which is tested, and
-# `enough` is true, with more time between kills and for no more than two minutes or four times as long. `kinds` are lists of a node and of kinds of process, or 'postmaster', one of
-# which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
+# `enough` is true, with more time between kills and for no more than two minutes or four times as long.
+# `kinds` are lists of a node and of kinds of process, or 'postmaster', one of which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
 sub kill_processes
 {
 	my ($label, %opt) = @_;

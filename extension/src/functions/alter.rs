@@ -199,9 +199,8 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
         }
         if let Some(publications) = &request.publications {
             provider.check_publications(publications)?;
-            let copies = options.copy_data;
             subscription.options = options;
-            table_set::refresh(&subscription, &mut provider, copies)?;
+            table_set::refresh(&subscription, &mut provider, subscription.options.copy_data)?;
         }
     }
     let connection = dsn.map(connection_string::store).transpose()?;
