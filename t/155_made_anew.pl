@@ -135,6 +135,21 @@ for my $order (sort keys %orders)
 	}
 	unlink_nodes();
 }
+
+# The provider has made it anew, too, and does not publish it yet: the copy stops. Both write meanwhile.
+link_nodes('list', 1);
+ok(wait_until(sub { caught_up_now($paris, $tokyo) && caught_up_now($tokyo, $paris) }, 60), 'both stream');
+sql($paris, "select braid.disable_subscription('$name{paris}')");
+sql($tokyo, $_) for "insert into t values (2001, 'before')", $empty, "insert into t values (2002, 'tokyo')";
+sql($paris, $_) for $empty, "alter publication p add table t", "insert into t values (2003, 'paris')";
+sql($paris, "select braid.enable_subscription('$name{paris}')");
+ok(wait_until(sub { state_of($paris) eq 'error' }, 60), 'a table that is not published yet stops its copy');
+like(sql($paris, 'select last_error from braid.subscription_status'), qr/the provider does not publish table "public.t"/, 'which the view says');
+sql($paris, "insert into t values (2004, 'paris')");
+sql($tokyo, $_) for 'alter publication p add table t', "insert into t values (2005, 'tokyo')";
+settle('both ways, not published at first');
+is(sql($paris, q[select string_agg(k::text, ',' order by k) from t]), '2002,2003,2004,2005', 'rows of both are there');
+unlink_nodes();
 cmp_ok($hints, '>', 0, 'some needed a hint');
 
 done_testing();

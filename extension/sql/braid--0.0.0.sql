@@ -193,6 +193,9 @@ create table braid.subscription_table (
     ready_at timestamptz,
     -- Another table that has the name now, and may lack rows of this one: the subscription stops at its first change, with copy_error.
     replaced_by oid,
+    -- The provider's table that was copied, and the position of the snapshot. A table of its name with another OID had been replaced by then.
+    copied_relation oid,
+    copied_lsn pg_lsn,
     primary key (subscription_id, relation)
 );
 create index subscription_table_name on braid.subscription_table (subscription_id, table_name, schema_name);

@@ -121,7 +121,7 @@ impl Session {
 
     /// What is to be known of the table that a relation of the stream goes to.
     fn place(&mut self, schema: u32) -> Result<Place, PgError> {
-        let Some((key, remote, _)) = self.prepare(schema)? else {
+        let Some((key, remote, _)) = self.prepare(schema, false)? else {
             // What is not applied has no order; it may be from a later transaction on.
             return Ok(Place {
                 relation: u32::MAX - schema,

@@ -107,7 +107,7 @@ impl Session {
         if self.bulk.target.is_some_and(|(_, held)| held != schema) {
             self.flush()?;
         }
-        let Some((key, remote, current)) = self.prepare(schema)? else {
+        let Some((key, remote, current)) = self.prepare(schema, true)? else {
             return Ok(());
         };
         if self.bulk.target.is_some_and(|(held, _)| held != key) {

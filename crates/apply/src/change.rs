@@ -182,7 +182,8 @@ impl Session {
         }
         self.flush()?;
         let schema = change.header.schema.0;
-        let Some((key, remote, current)) = self.prepare(schema)? else {
+        let writes = change.operation != Operation::Delete;
+        let Some((key, remote, current)) = self.prepare(schema, writes)? else {
             return Ok(());
         };
         match change.operation {
@@ -212,10 +213,11 @@ impl Session {
     }
 
     /// Open the table that a relation of the stream goes to, and work as its owner. `None` when its changes are not applied: they are
-    /// in its copy, or it is not part of the subscription.
+    /// in its copy, or it is not part of the subscription. `writes`: the change is an insert or update.
     pub(super) fn prepare(
         &mut self,
         schema: u32,
+        writes: bool,
     ) -> Result<Option<(Key, Rc<RemoteRelation>, Current)>, PgError> {
         let remote = self.remote(schema)?;
         let Some(current) = self.current.clone() else {
@@ -226,7 +228,7 @@ impl Session {
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
-            if !self.takes(&route, &current)? {
+            if !self.takes(&route, &current, writes)? {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;

@@ -179,7 +179,7 @@ impl Session {
         if let Some(found) = known.get(&schema) {
             return Ok(found.clone());
         }
-        let found = match self.prepare(schema)? {
+        let found = match self.prepare(schema, false)? {
             None => None,
             Some((key, _, _)) => {
                 let target = self.target(key)?;
@@ -236,7 +236,7 @@ impl Session {
         };
         self.show_part(begins, number);
         self.does(Step::Change(change.operation), Some(change.header.schema.0));
-        let Some((key, remote, current)) = self.prepare(change.header.schema.0)? else {
+        let Some((key, remote, current)) = self.prepare(change.header.schema.0, remains)? else {
             return Ok(false);
         };
         let sought = self.sought(key, &net.key)?;

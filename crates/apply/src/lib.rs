@@ -877,13 +877,13 @@ impl Session {
         })
     }
 
-    /// Whether the changes of the transaction in hand go there.
+    /// Whether the changes of the transaction in hand go there. `writes`: inserts and updates.
     ///
     /// # Errors
     /// 40001 where only its commit says that: it is applied then.
-    fn takes(&mut self, route: &Route, current: &Current) -> Result<bool, PgError> {
+    fn takes(&mut self, route: &Route, current: &Current, writes: bool) -> Result<bool, PgError> {
         route
-            .decides(current)
+            .decides(current, writes)
             .ok_or_else(|| self.wait_for_commit("Its commit says whether it is in a copy."))
     }
 

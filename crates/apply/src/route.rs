@@ -15,7 +15,7 @@ use braid_bgworker::provider_snapshot::ProviderSnapshot;
 use braid_node::subscription;
 use braid_postgres::error::PgError;
 use braid_postgres::names::{self, own_table};
-use braid_postgres::table_scan::{self, Is, Sees};
+use braid_postgres::table_scan::{self, Is, Sees, low};
 use braid_postgres::{encoding, kept_plan};
 use pgrx::pg_sys;
 
@@ -29,6 +29,8 @@ const TABLE_NAME: usize = 4;
 const STATE: usize = 5;
 const COPY_LSN: usize = 6;
 const COPY_SNAPSHOT: usize = 7;
+const COPIED_RELATION: usize = 23;
+const COPIED_LSN: usize = 24;
 /// F_PG_SNAPSHOT_OUT of src/include/utils/fmgroids.h, 15 to 18.
 const SNAPSHOT_OUT: u32 = 5056;
 
@@ -46,6 +48,8 @@ pub(super) struct Route {
     snapshot: Option<Rc<ProviderSnapshot>>,
     /// What of this provider's transactions is in a copy that came from another node.
     copied: Option<Rc<CopiedFrom>>,
+    /// Another table had taken the relation's place at the provider when that one was copied, as of this position.
+    replaced_at: Option<u64>,
 }
 
 /// What a copy from elsewhere has of this provider's transactions.
@@ -75,15 +79,23 @@ impl CopiedFrom {
 
 impl Route {
     /// Whether the changes of a transaction are to be applied. `None`: its commit says whether they are in a copy.
-    pub(super) fn decides(&self, current: &Current) -> Option<bool> {
-        let takes = self.takes(current);
-        if !takes {
+    /// `writes`: they are inserts and updates.
+    pub(super) fn decides(&self, current: &Current, writes: bool) -> Option<bool> {
+        if !self.takes(current) || (writes && self.is_superseded(current)) {
             return (!current.runs).then_some(false);
         }
         match &self.copied {
             Some(copied) => copied.has(current).map(|has| !has),
             None => Some(true),
         }
+    }
+
+    /// Whether the rows that a transaction wrote were dropped with their table before the copy, or moved on into the table
+    /// that was copied. Of a transaction that runs: whether that may be. A deletion still counts: of rows that came here from
+    /// other nodes, the copy says nothing.
+    fn is_superseded(&self, current: &Current) -> bool {
+        self.replaced_at
+            .is_some_and(|position| current.commit_lsn < position)
     }
 
     fn takes(&self, current: &Current) -> bool {
@@ -103,6 +115,8 @@ impl Route {
 struct Membership {
     from_lsn: u64,
     snapshot: Option<ProviderSnapshot>,
+    /// The provider's table that was copied, and as of which position.
+    copied: Option<(u32, u64)>,
     /// Under the name by which the table was found.
     is_current: bool,
 }
@@ -129,6 +143,7 @@ impl Session {
                 from_lsn: Some(0),
                 snapshot: None,
                 copied: None,
+                replaced_at: None,
             }
         } else {
             // As of now, not of when the transaction began: a copy may have ended since then.
@@ -162,9 +177,14 @@ impl Session {
             && let Some(member) = membership(id, oid, remote)?
             && member.is_current
         {
+            let replaced_at = member
+                .copied
+                .filter(|(there, _)| remote.oid != 0 && *there != remote.oid)
+                .map(|(_, position)| position);
             return Ok(Route {
                 oid,
                 generation,
+                replaced_at,
                 from_lsn: Some(member.from_lsn),
                 snapshot: member.snapshot.map(Rc::new),
                 copied: copied_position(id, oid)?.map(Rc::new),
@@ -177,6 +197,7 @@ impl Session {
                 from_lsn: None,
                 snapshot: None,
                 copied: None,
+                replaced_at: None,
             });
         }
         if self.current.as_ref().is_some_and(|current| current.runs) {
@@ -263,6 +284,9 @@ fn membership(
                     let text = pg_sys::OidOutputFunctionCall(SNAPSHOT_OUT.into(), snapshot);
                     ProviderSnapshot::parse(&CStr::from_ptr(text).to_string_lossy())
                 }),
+                copied: value(COPIED_RELATION)
+                    .zip(value(COPIED_LSN))
+                    .map(|(there, position)| (low(there), position.value() as u64)),
                 is_current: is_name(SCHEMA_NAME, namespace) && is_name(TABLE_NAME, name),
             });
             ControlFlow::Break(())

@@ -325,6 +325,7 @@ fn fill(
     };
     let is_keyless = target.is_keyless()?;
     let (lsn, snapshot) = (source.lsn, source.snapshot.clone());
+    let copied_lsn = lsn;
     let (filling, lsn) = match start.first_lsn {
         _ if start.truncate => (Filling::Truncate, lsn),
         // Rows of its own that the provider does not have.
@@ -374,7 +375,13 @@ fn fill(
     }
     // Beside what is here, what was recorded with the first attempt's position stays.
     let snapshot = (plan.is_held || filling != Filling::Beside).then_some(&*snapshot);
-    finish(task, (lsn, snapshot), done.copied)?;
+    let from = From {
+        relation: published.oid,
+        copied_lsn,
+        copy_lsn: lsn,
+        snapshot,
+    };
+    finish(task, &from, done.copied)?;
     match contents {
         Some(contents) => contents.remember(task),
         None => Ok(()),
@@ -498,6 +505,20 @@ fn begin(task: &Task) -> Result<Option<Start>, PgError> {
         unless_filled,
         made_anew: text(5).as_deref() == Some("true"),
     };
+    // Rows that were written here since the table was made keep their place in it through failures, but
+    // whoever mended the last one may have emptied it: then all rows are to be copied.
+    let may_be_emptied = start.made_anew
+        && text(4).is_some_and(|sqlstate| is_permanent(&PgError::new(&sqlstate, ""), false));
+    if start.began_at.is_some() && may_be_emptied {
+        let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
+        if target.is_empty()? {
+            subscription::execute_counting(
+                "update braid.subscription_table set copy_began_at = null where subscription_id = $1 and relation = $2::oid",
+                &key(task),
+            )?;
+            start.began_at = None;
+        }
+    }
     let target = if truncate || start.began_at.is_some() {
         // Cut off before it had one: every change that was held back is applied then.
         start.first_lsn = (!truncate).then(|| text(2).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0));
@@ -597,26 +618,36 @@ fn record_plan(
     .map(|_| ())
 }
 
+/// What a table was filled from.
+struct From<'a> {
+    /// OID of the provider's table.
+    relation: u32,
+    /// Position of the snapshot that was copied.
+    copied_lsn: u64,
+    /// Changes of transactions that committed from here on are applied.
+    copy_lsn: u64,
+    /// `None`: that of the first attempt stays.
+    snapshot: Option<&'a str>,
+}
+
 /// Make the table ready, in the transaction that has filled it.
-fn finish(
-    task: &Task,
-    (lsn, snapshot): (u64, Option<&str>),
-    copied: Copied,
-) -> Result<(), PgError> {
+fn finish(task: &Task, from: &From<'_>, copied: Copied) -> Result<(), PgError> {
     let [subscription, relation] = key(task);
     let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
     let arguments = [
         subscription,
         relation,
-        lsn_text(lsn).into(),
+        lsn_text(from.copy_lsn).into(),
         number(copied.rows).into(),
         number(copied.bytes).into(),
-        snapshot.into(),
+        from.snapshot.into(),
+        i64::from(from.relation).into(),
+        lsn_text(from.copied_lsn).into(),
     ];
     let made = subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
          truncate_first = false, unless_filled = false, made_anew = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
-         copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
+         copy_error_detail = null, copy_error_hint = null, copy_error_context = null, copied_relation = $7::oid, copied_lsn = $8::pg_lsn \
          where subscription_id = $1 and relation = $2::oid and state = 'copying'",
         &arguments,
     )?;
@@ -640,8 +671,8 @@ fn finish(
 fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
     subscription::execute_counting(
         "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, made_anew = false, \
-         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null, copy_error_context = null \
-         where subscription_id = $1 and relation = $2::oid",
+         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null, copy_error_context = null, \
+         copied_relation = null, copied_lsn = null where subscription_id = $1 and relation = $2::oid",
         &key(task),
     )?;
     tell_appliers(task);
@@ -659,7 +690,8 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
     let failure = &failure
         .clone()
         .with_hint_of_cause("Then run braid.enable_subscription.");
-    // Whoever mends what does not pass by itself may also empty the table: then all rows are to be copied.
+    // Whoever mends a failure that does not pass by itself may also empty the table: then all rows are to be copied.
+    // Into a table that took another one's place this node may write meanwhile: the next attempt looks itself.
     let starts_anew = is_permanent(failure, false);
     let arguments = [
         subscription,
@@ -678,7 +710,7 @@ fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
     ];
     subscription::execute_counting(
         "update braid.subscription_table set state = 'waiting', copy_error = $3, copy_error_sqlstate = $4, \
-         copy_error_detail = $5, copy_error_hint = $6, copy_error_context = $8, copy_began_at = case when not $7 then copy_began_at end \
+         copy_error_detail = $5, copy_error_hint = $6, copy_error_context = $8, copy_began_at = case when made_anew or not $7 then copy_began_at end \
          where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
         &arguments,
     )
