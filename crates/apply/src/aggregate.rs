@@ -163,7 +163,7 @@ impl Session {
         {
             return Ok(order.clone());
         }
-        self.user.restore();
+        self.work_as_self();
         let (_, table) = table_order::look_up(&remote.namespace, &remote.name)?;
         let order = TableOrder::of(&table, &remote.hashed);
         self.orders.insert(schema, (generation, order.clone()));

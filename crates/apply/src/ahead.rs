@@ -27,7 +27,7 @@ impl Session {
     pub fn end_look(&mut self) {
         self.close_tables();
         // Nothing was done to them.
-        self.open.clear();
+        self.attempt().open.clear();
         self.end();
     }
 
@@ -91,7 +91,7 @@ impl Session {
             table.resume();
         }
         self.kept = self.kept.saturating_sub(1);
-        self.open.push(key);
+        self.attempt().open.push(key);
         Some(key)
     }
 

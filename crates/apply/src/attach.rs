@@ -18,9 +18,11 @@ impl Session {
     pub fn attach(&mut self, begin: &Begin<'_>) {
         // What this transaction itself did to tables is not announced to it by now in every case.
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        self.begin_attempt();
         self.show(begin);
-        self.newest = begin.commit_timestamp;
-        self.batches.begin();
+        let attempt = self.attempt();
+        attempt.newest = begin.commit_timestamp;
+        attempt.written.begin();
         // SAFETY: in a transaction; the snapshot is popped in `detach`, or by the abort.
         unsafe {
             pg_sys::CommandCounterIncrement();
@@ -36,10 +38,8 @@ impl Session {
     /// As [`Session::change`].
     pub fn detach(&mut self) -> Result<Versions, PgError> {
         self.finish()?;
-        let versions = self.batches.take();
-        self.open.clear();
-        self.truncated.clear();
-        self.current = None;
+        let versions = self.attempt().written.take();
+        self.end_attempt();
         // SAFETY: the snapshot is the one that `attach`, or a join after it, pushed.
         unsafe {
             pg_sys::PopActiveSnapshot();
@@ -50,7 +50,7 @@ impl Session {
 
     /// Free what the session holds. To be called when it is detached, or when what it was attached to was rolled back.
     pub fn discard(mut self) {
-        self.user.forget();
+        self.drop_attempt();
         for (_, target) in self.targets.drain() {
             if let Some(table) = target.table {
                 table.discard();

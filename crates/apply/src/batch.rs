@@ -70,9 +70,10 @@ impl Versions {
     }
 }
 
-/// The batch in the making, and what is known of others.
+/// Versions of rows that the attempt in hand has written, as far as its commit does not tell them.
 #[derive(Debug, Default)]
-pub struct Batches {
+pub struct WrittenVersions {
+    /// Those of the batch in the making.
     making: Option<Vec<(u64, i64)>>,
     /// Rows of tables without a key that the batch in the making has written: how many by which hash, and the time of the transaction.
     alike: NumberMap<u64, (i64, usize)>,
@@ -80,12 +81,17 @@ pub struct Batches {
     is_ambiguous: bool,
     /// Of the transaction in hand, batch or not: by hash.
     merged: NumberMap<u64, Merged>,
+}
+
+/// What a process remembers of batches that are committed.
+#[derive(Debug, Default)]
+pub struct KnownVersions {
     known: NumberMap<u32, Rc<Versions>>,
     /// Whether there were batches when this process looked first.
     found_some: Option<bool>,
 }
 
-impl Batches {
+impl WrittenVersions {
     /// What is written from here on belongs to one batch.
     pub fn begin(&mut self) {
         self.making = Some(Vec::new());
@@ -148,13 +154,6 @@ impl Batches {
         !self.merged.is_empty()
     }
 
-    /// The transaction was rolled back.
-    pub fn forget(&mut self) {
-        self.making = None;
-        self.forget_alike();
-        self.merged.clear();
-    }
-
     fn forget_alike(&mut self) {
         self.alike.clear();
         self.is_ambiguous = false;
@@ -177,7 +176,7 @@ impl Batches {
         store(xid, versions, newest)
     }
 
-    /// What was written since [`Batches::begin`], which ends.
+    /// What was written since [`WrittenVersions::begin`], which ends.
     pub fn take(&mut self) -> Versions {
         let mut merged: Vec<Merged> = self.merged.drain().map(|(_, row)| row).collect();
         merged.sort_unstable_by_key(|row| row.hash);
@@ -187,7 +186,9 @@ impl Batches {
             merged,
         }
     }
+}
 
+impl KnownVersions {
     /// Whether any transaction may have been a batch.
     fn may_be(&mut self) -> Result<bool, PgError> {
         if registry::batches() > 0 {
@@ -202,12 +203,14 @@ impl Batches {
         Ok(found)
     }
 
-    /// The version of a row that transaction `xid` wrote, given that of the transaction. `hash` gives the row's.
+    /// The version of a row that transaction `xid` wrote, given that of the transaction. `written` is what the attempt in hand has written,
+    /// `hash` gives the row's.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn refine(
         &mut self,
+        written: &WrittenVersions,
         xid: pg_sys::TransactionId,
         stamp: Stamp,
         hash: impl FnOnce() -> u64,
@@ -216,10 +219,10 @@ impl Batches {
             Stamp::Known(..) => {}
             // SAFETY: looks at the transaction in hand.
             Stamp::Own if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } => {
-                if self.merged.is_empty() {
+                if written.merged.is_empty() {
                     return Ok(stamp);
                 }
-                let row = self.merged.get(&hash());
+                let row = written.merged.get(&hash());
                 return Ok(row.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
             }
             // By a piece of it that is committed, with what it has merged.

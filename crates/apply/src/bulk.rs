@@ -37,22 +37,45 @@ const PAUSE: u32 = 15;
 pub struct Row {
     /// Its values, in [`Bulk::context`].
     pub values: RowValues,
-    /// Its transaction, in [`Bulk::currents`].
+    /// Its transaction, in [`Held::currents`].
     pub current: usize,
     /// Its version's timestamp.
     pub timestamp: i64,
 }
 
-/// Rows that are held back: all of one table.
+/// Rows that an attempt holds back: all of one table.
+#[derive(Debug, Default)]
+pub struct Held {
+    target: Option<(Key, u32)>,
+    rows: Vec<Row>,
+    bytes: usize,
+    currents: Vec<Current>,
+}
+
+impl Held {
+    /// Nothing, with the same memory.
+    pub fn emptied(mut self) -> Self {
+        self.rows.clear();
+        self.currents.clear();
+        Self {
+            target: None,
+            rows: self.rows,
+            bytes: 0,
+            currents: self.currents,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.rows.len() >= ROWS || self.bytes >= BYTES
+    }
+}
+
+/// Whether rows are held back, and memory for them.
 #[derive(Debug)]
 pub struct Bulk {
     /// Whether any are to be.
     allowed: bool,
     context: pg_sys::MemoryContext,
-    target: Option<(Key, u32)>,
-    rows: Vec<Row>,
-    bytes: usize,
-    currents: Vec<Current>,
     order: Vec<u32>,
 }
 
@@ -61,32 +84,20 @@ impl Bulk {
         Self {
             allowed: false,
             context: memory_context(c"braid bulk insert"),
-            target: None,
-            rows: Vec::new(),
-            bytes: 0,
-            currents: Vec::new(),
             order: Vec::new(),
         }
     }
 
-    /// Drop what is held back: the transaction was rolled back.
-    pub fn forget(&mut self) {
-        self.rows.clear();
-        self.currents.clear();
-        self.target = None;
-        self.bytes = 0;
+    /// Free the values of rows that were held back.
+    pub fn reset(&mut self) {
         // SAFETY: nothing refers to the values any more.
         unsafe { pg_sys::MemoryContextReset(self.context) };
     }
 
     /// Free everything.
     pub fn discard(self) {
-        // SAFETY: as in `forget`; it is not the current context.
+        // SAFETY: as in `reset`; it is not the current context.
         unsafe { pg_sys::MemoryContextDelete(self.context) };
-    }
-
-    fn is_full(&self) -> bool {
-        self.rows.len() >= ROWS || self.bytes >= BYTES
     }
 }
 
@@ -101,16 +112,25 @@ impl Session {
         self.bulk.allowed
     }
 
+    /// Drop the rows that are held back: they are rolled back.
+    pub(super) fn drop_held(&mut self) {
+        let attempt = self.attempt();
+        attempt.held = std::mem::take(&mut attempt.held).emptied();
+        self.bulk.reset();
+    }
+
     /// Hold an inserted row back, or insert it.
     pub(super) fn insert_later(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let schema = change.header.schema.0;
-        if self.bulk.target.is_some_and(|(_, held)| held != schema) {
+        let held = &self.attempt().held;
+        if held.target.is_some_and(|(_, held)| held != schema) {
             self.flush()?;
         }
         let Some((key, remote, current)) = self.prepare(schema, true)? else {
             return Ok(());
         };
-        if self.bulk.target.is_some_and(|(held, _)| held != key) {
+        let held = &self.attempt().held;
+        if held.target.is_some_and(|(held, _)| held != key) {
             self.flush()?;
         }
         let Some(image) = change.after.as_ref().filter(|_| self.takes_bulk(key)) else {
@@ -124,7 +144,7 @@ impl Session {
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         let timestamp = current.timestamp;
         self.hold(key, schema, values?, size, current, timestamp);
-        if self.bulk.is_full() {
+        if self.attempt().held.is_full() {
             self.flush()?;
         }
         Ok(())
@@ -139,19 +159,19 @@ impl Session {
         current: Current,
         timestamp: i64,
     ) {
-        let bulk = &mut self.bulk;
-        bulk.target = Some((key, schema));
-        bulk.bytes += size;
-        if bulk
+        let held = &mut self.attempt().held;
+        held.target = Some((key, schema));
+        held.bytes += size;
+        if held
             .currents
             .last()
             .is_none_or(|last| last.commit_lsn != current.commit_lsn)
         {
-            bulk.currents.push(current);
+            held.currents.push(current);
         }
-        bulk.rows.push(Row {
+        held.rows.push(Row {
             values,
-            current: bulk.currents.len() - 1,
+            current: held.currents.len() - 1,
             timestamp,
         });
     }
@@ -172,14 +192,17 @@ impl Session {
     /// # Errors
     /// As [`Session::change`].
     pub fn flush(&mut self) -> Result<(), PgError> {
-        let Some((key, schema)) = self.bulk.target.take() else {
+        let held = self.attempt.as_mut().map(|attempt| &mut attempt.held);
+        let Some((key, schema)) = held.and_then(|held| held.target.take()) else {
             return Ok(());
         };
         let doing = self.doing;
         self.does(Step::Change(Operation::Insert), Some(schema));
-        let mut rows = std::mem::take(&mut self.bulk.rows);
-        let currents = std::mem::take(&mut self.bulk.currents);
-        let now = self.current.take();
+        let attempt = self.attempt();
+        let Held {
+            mut rows, currents, ..
+        } = std::mem::take(&mut attempt.held);
+        let now = attempt.current.take();
         let remote = self.remote(schema)?;
         self.open_table(schema, &remote, pg_sys::Oid::from(key.1))?;
         self.work_as_owner_of(key);
@@ -197,23 +220,25 @@ impl Session {
             let Some(row) = rows.get(number) else {
                 continue;
             };
-            self.current = currents.get(row.current).cloned();
+            let current = currents.get(row.current).cloned();
+            self.attempt().current.clone_from(&current);
             self.show_versions();
-            if let Some(current) = self.current.clone() {
+            if let Some(current) = current {
                 // SAFETY: what is in the context belongs to the row before.
                 unsafe { pg_sys::MemoryContextReset(self.change_context) };
                 self.insert(key, &remote, &current, &row.values)?;
             }
         }
-        self.current = now;
+        self.attempt().current = now;
         self.show_versions();
         self.spare.extend(rows.drain(..).map(|row| row.values));
         self.spare.truncate(2 * ROWS);
-        let mut currents = currents;
-        currents.clear();
-        self.bulk.rows = rows;
-        self.bulk.currents = currents;
-        self.bulk.bytes = 0;
+        let held = Held {
+            rows,
+            currents,
+            ..Held::default()
+        };
+        self.attempt().held = held.emptied();
         self.doing = doing;
         // SAFETY: the values were copied into the table; the rows that are kept to be used again are filled anew.
         unsafe { pg_sys::MemoryContextReset(self.bulk.context) };
@@ -257,10 +282,11 @@ impl Session {
             // SAFETY: the slot holds the row that was written.
             noted.push((unsafe { key_hash(plan, *slot) }, row.timestamp));
         }
+        let versions = &mut self.attempt().written;
         for (hash, timestamp) in noted {
-            self.batches.note(hash, timestamp);
+            versions.note(hash, timestamp);
             if !has_key && registry::remembers_deletions() {
-                self.batches.note_alike(hash, timestamp);
+                versions.note_alike(hash, timestamp);
             }
         }
         let written_rows = || order.iter().filter_map(of);
@@ -350,7 +376,7 @@ impl Session {
             };
             if shown != row.current {
                 // What decides about trust in versions.
-                self.current = Some(current.clone());
+                self.attempt().current = Some(current.clone());
                 self.show_versions();
                 shown = row.current;
             }

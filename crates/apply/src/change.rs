@@ -18,7 +18,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::heap_page::Place;
 use pgrx::pg_sys;
 
-use super::batch::Batches;
+use super::batch::{KnownVersions, WrittenVersions};
 use super::copied;
 use super::deletion::session_origin;
 use super::doing::Step;
@@ -71,7 +71,8 @@ impl<'v> Sought<'v> {
 /// What the versions of rows of a table are told by, while they are looked for.
 struct RowVersions<'s> {
     plan: &'s LocalRelation,
-    batches: &'s mut Batches,
+    known: &'s mut KnownVersions,
+    written: &'s WrittenVersions,
     origins: &'s mut OriginNames,
     current: Option<&'s Current>,
 }
@@ -90,7 +91,7 @@ impl RowVersions<'_> {
             Stamp::Own => {
                 // SAFETY: as below.
                 let hash = || unsafe { key_hash(plan, slot) };
-                return self.batches.refine(xid, stamp, hash);
+                return self.known.refine(self.written, xid, stamp, hash);
             }
             // SAFETY: as below.
             Stamp::Unversioned => return unsafe { copied::refine(plan, xid, slot) },
@@ -107,8 +108,8 @@ impl RowVersions<'_> {
             return Ok(stamp);
         }
         // SAFETY: the slot holds a version of a row of the table, which is open.
-        self.batches
-            .refine(xid, stamp, || unsafe { key_hash(plan, slot) })
+        let hash = || unsafe { key_hash(plan, slot) };
+        self.known.refine(self.written, xid, stamp, hash)
     }
 
     /// Whether the transaction in hand may take a row of this version out of a table without a key. By other rules than versions, or as long
@@ -171,7 +172,7 @@ impl Session {
     /// transaction is to be rolled back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let applied = self.apply_change(change);
-        self.replaced = None;
+        self.attempt().replaced = None;
         applied
     }
 
@@ -220,7 +221,7 @@ impl Session {
         writes: bool,
     ) -> Result<Option<(Key, Rc<RemoteRelation>, Current)>, PgError> {
         let remote = self.remote(schema)?;
-        let Some(current) = self.current.clone() else {
+        let Some(current) = self.current().cloned() else {
             return Err(PgError::new(
                 "08P01",
                 "change outside of a transaction from the provider",
@@ -417,13 +418,13 @@ impl Session {
         values: Vec<(usize, Option<pg_sys::Datum>)>,
     ) -> Result<(), PgError> {
         self.open(key)?.given = Some(values);
-        self.given_to = Some(key);
+        self.attempt().given_to = Some(key);
         Ok(())
     }
 
     /// Forget the values that were given for the change before, whose memory is about to be used again.
     pub(super) fn forget_given(&mut self) {
-        if let Some(key) = self.given_to.take()
+        if let Some(key) = self.attempt().given_to.take()
             && let Some(target) = self.targets.get_mut(&key)
             && let Some(table) = target.table.as_mut()
         {
@@ -548,7 +549,7 @@ impl Session {
 
     /// The table, if the row that is found in it need not be locked before it is written.
     pub(super) fn needs_lock(&self, key: Key) -> bool {
-        self.careful
+        self.hints.check_other_keys
             || self
                 .targets
                 .get(&key)
@@ -584,11 +585,12 @@ impl Session {
         let mut prefers_own = self.may_have_added(key, values);
         let Self {
             targets,
-            batches,
+            known_versions,
             origins,
-            current,
+            attempt,
             ..
         } = self;
+        let attempt = attempt.get_or_insert_default();
         let Some(Target {
             plan,
             table: Some(table),
@@ -599,9 +601,10 @@ impl Session {
         };
         let mut versions = RowVersions {
             plan,
-            batches,
+            known: known_versions,
+            written: &attempt.written,
             origins,
-            current: current.as_ref(),
+            current: attempt.current.as_ref(),
         };
         if let Some(index) = &plan.key
             && table.has_key()
@@ -919,7 +922,7 @@ impl Session {
         found: Found,
     ) -> Result<Written, PgError> {
         let exists = matches!(found, Found::Row(_));
-        if self.careful {
+        if self.hints.check_other_keys {
             match self.make_way(key, remote, current, found)? {
                 Way::Clear => {}
                 Way::Leave if exists => {
@@ -967,20 +970,24 @@ impl Session {
         current: &Current,
         slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
     ) {
-        if !self.batches.is_making() && !self.batches.has_merged() {
+        let Self {
+            targets, attempt, ..
+        } = self;
+        let versions = &mut attempt.get_or_insert_default().written;
+        if !versions.is_making() && !versions.has_merged() {
             return;
         }
         if let Some(Target {
             plan,
             table: Some(table),
             ..
-        }) = self.targets.get(&key)
+        }) = targets.get(&key)
         {
             // SAFETY: the slot holds the row.
             let hash = unsafe { key_hash(plan, slot(table)) };
-            self.batches.note(hash, current.timestamp);
+            versions.note(hash, current.timestamp);
             if plan.key.is_none() && registry::remembers_deletions() {
-                self.batches.note_alike(hash, current.timestamp);
+                versions.note_alike(hash, current.timestamp);
             }
         }
     }
@@ -1197,7 +1204,9 @@ impl Session {
         if let Some(left) = left.filter(|_| self.remembers(key)) {
             self.entomb_row(key, left, (current.timestamp, session_origin()))?;
         }
-        self.batches.note_gone(gone.stored, current.timestamp);
+        self.attempt()
+            .written
+            .note_gone(gone.stored, current.timestamp);
         Ok(())
     }
 
@@ -1420,7 +1429,7 @@ impl Session {
             None => return Ok(()),
         };
         let oid = self.target(key)?.plan.oid;
-        self.tally.add(oid, decision, resolution);
+        self.attempt().tally.add(oid, decision, resolution);
         let history = settings::conflict_history();
         if history == ConflictHistory::Off {
             return Ok(());
@@ -1435,7 +1444,7 @@ impl Session {
         };
         let local =
             stamp.map(|(timestamp, origin)| (timestamp, self.origins.node(origin).to_owned()));
-        self.user.restore();
+        self.work_as_self();
         let entry = history::Entry {
             subscription: &self.identity.subscription,
             decision,
@@ -1476,7 +1485,7 @@ impl Session {
             return Ok(None);
         };
         let by_versions = self.target(key)?.plan.rules.go_by_versions();
-        let replaced = self.replaced.take();
+        let replaced = self.attempt().replaced.take();
         let writer = Writer {
             version: version(current),
             replaced: replaced.as_ref().map(|(timestamp, origin)| Version {
@@ -1486,7 +1495,7 @@ impl Session {
             by_versions,
         };
         let concurrent = concurrent(kind, self.local(found), writer);
-        self.replaced = replaced;
+        self.attempt().replaced = replaced;
         Ok(concurrent)
     }
 }

@@ -73,7 +73,7 @@ impl Session {
     /// # Errors
     /// As [`Session::change`].
     pub fn consolidate(&mut self, items: &[Item<'_>]) -> Result<(), PgError> {
-        let Some(current) = &self.current else {
+        let Some(current) = self.current() else {
             return Err(PgError::new("XX000", "no transaction is open"));
         };
         let origin = Rc::clone(&current.origin);
@@ -300,7 +300,7 @@ impl Session {
         self.spare.push(sought);
         let changes = net.parts.iter().filter_map(|number| part(Some(number)));
         self.count_each(key, changes.map(|(_, change)| change.operation));
-        self.counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
+        self.attempt().counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
         let mut current = current;
         current.timestamp = last.commit_timestamp;
         self.note_version(key, &current, slot);

@@ -21,7 +21,7 @@ use braid_postgres::xid::full;
 use braid_postgres::{compat, latch};
 use pgrx::pg_sys;
 
-use super::batch::{self, Batches};
+use super::batch::{self, KnownVersions, WrittenVersions};
 use super::key_hash::{
     KeyHashes, copied_hash, key_hashes_as, key_hashes_of_row, row_hash, row_hash_by,
     stored_row_hash, table_hash,
@@ -253,8 +253,14 @@ struct Merging {
 }
 
 thread_local! {
-    static BATCHES: RefCell<Batches> = RefCell::default();
+    static KNOWN: RefCell<KnownVersions> = RefCell::default();
     static LOOKED: RefCell<Option<Looked>> = const { RefCell::new(None) };
+}
+
+/// Does `work` with what this process remembers of batches, where it has written no rows itself.
+fn with_known<T>(work: impl FnOnce(&mut KnownVersions, &WrittenVersions) -> T) -> T {
+    let none = WrittenVersions::default();
+    KNOWN.with_borrow_mut(|known| work(known, &none))
 }
 
 fn looked<T>(work: impl FnOnce(&mut Looked) -> Result<T, PgError>) -> Result<T, PgError> {
@@ -432,7 +438,7 @@ impl DeadRows {
             stamp @ Stamp::Known(_, origin) if origin != 0 => {
                 // SAFETY: as the caller says.
                 let stored = || unsafe { stored_row_hash(relation.to_u32(), slot) };
-                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, stored))?
+                with_known(|known, none| known.refine(none, xid, stamp, stored))?
             }
             stamp => stamp,
         };
@@ -515,11 +521,11 @@ pub(super) unsafe fn version_in(
                 )?
             }
             (stamp @ Stamp::Known(_, origin), Some(hashes)) if origin != 0 => {
-                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, || hashes.stored))?
+                with_known(|known, none| known.refine(none, xid, stamp, || hashes.stored))?
             }
             (stamp @ Stamp::Known(_, origin), None) if origin != 0 && row_hash.is_some() => {
                 let stored = || stored_row_hash(oid.to_u32(), slot);
-                BATCHES.with_borrow_mut(|batches| batches.refine(xid, stamp, stored))?
+                with_known(|known, none| known.refine(none, xid, stamp, stored))?
             }
             (stamp, _) => stamp,
         };

@@ -21,9 +21,15 @@ use super::table::OpenTable;
 impl Session {
     /// All of the transaction is written: whether it ends with what deferrable constraints forbid.
     pub(super) fn check_deferred(&mut self) -> Result<(), PgError> {
-        let mut unchecked = std::mem::take(&mut self.unchecked);
-        for key in &self.open {
-            let table = self.targets.get_mut(key).and_then(|one| one.table.as_mut());
+        let Self {
+            targets, attempt, ..
+        } = self;
+        let Some(attempt) = attempt else {
+            return Ok(());
+        };
+        let mut unchecked = std::mem::take(&mut attempt.unchecked);
+        for key in &attempt.open {
+            let table = targets.get_mut(key).and_then(|one| one.table.as_mut());
             if let Some(table) = table {
                 unchecked.extend(table.unchecked.drain(..).map(|row| (*key, row)));
             }
@@ -44,7 +50,7 @@ impl Session {
         let rows = table.in_the_way(Some(row.tid), Checked::AtTheEnd)?;
         let outcome = if rows.is_empty() {
             Ok(())
-        } else if self.careful {
+        } else if self.hints.check_other_keys {
             self.settle_at_the_end(key, &remote, (slot, row), &rows)
         } else {
             Err(violated(&remote))
@@ -63,7 +69,7 @@ impl Session {
         (slot, row): (*mut pg_sys::TupleTableSlot, Unchecked),
         rows: &LockedRows,
     ) -> Result<(), PgError> {
-        let Some(current) = self.current.clone() else {
+        let Some(current) = self.current().cloned() else {
             return Err(violated(remote));
         };
         match self.settle(key, remote, &current, row.exists, rows)? {

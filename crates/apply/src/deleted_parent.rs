@@ -80,7 +80,7 @@ impl Session {
             // SAFETY: the slot holds a row of the table.
             unsafe { key_hashes_as(oid, plan, slot) }.each().next()
         });
-        self.user.restore();
+        self.work_as_self();
         // SAFETY: as above.
         let stored = with_fixed_settings(|| unsafe { store(oid, hash.flatten(), slot) });
         self.after_statement(key);

@@ -236,7 +236,7 @@ impl Session {
         hash: u64,
         (timestamp, origin): (i64, pg_sys::RepOriginId),
     ) -> Result<(), PgError> {
-        self.tombstones.push(Tombstone {
+        self.attempt().tombstones.push(Tombstone {
             hash,
             relation: key.1,
             timestamp,
@@ -247,7 +247,8 @@ impl Session {
 
     /// What was removed is written down with what else is, before there is too much of it.
     pub(super) fn hold_back(&mut self) -> Result<(), PgError> {
-        let held = self.tombstones.len() + self.taken.len();
+        let attempt = self.attempt();
+        let held = attempt.tombstones.len() + attempt.taken.len();
         if self.is_running() {
             // What is written down has a time.
             if held < HELD_WHILE_IT_RUNS {
@@ -263,13 +264,14 @@ impl Session {
 
     /// Write down what is held back.
     pub(super) fn store_tombstones(&mut self) -> Result<(), PgError> {
-        if self.tombstones.is_empty() && self.taken.is_empty() {
+        let attempt = self.attempt();
+        if attempt.tombstones.is_empty() && attempt.taken.is_empty() {
             return Ok(());
         }
-        self.tombstones_stored += 1;
-        let mut held = std::mem::take(&mut self.tombstones);
-        let mut taken = std::mem::take(&mut self.taken);
-        if self.current.as_ref().is_some_and(|now| now.unsettled) {
+        attempt.tombstones_stored += 1;
+        let mut held = std::mem::take(&mut attempt.tombstones);
+        let mut taken = std::mem::take(&mut attempt.taken);
+        if attempt.current.as_ref().is_some_and(|now| now.unsettled) {
             for tombstone in &mut held {
                 tombstone.timestamp = tombstone::AT_COMMIT;
             }
@@ -284,8 +286,9 @@ impl Session {
         unsafe { pg_sys::MemoryContextSwitchTo(before) };
         held.clear();
         taken.clear();
-        self.tombstones = held;
-        self.taken = taken;
+        let attempt = self.attempt();
+        attempt.tombstones = held;
+        attempt.taken = taken;
         stored
     }
 
@@ -314,7 +317,7 @@ impl Session {
         is_insert: bool,
     ) -> Result<Found, PgError> {
         let missing = Found::Missing(found);
-        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        let timestamp = self.timestamp();
         if is_insert && !registry::may_have_tombstone_since(timestamp) {
             return Ok(missing);
         }

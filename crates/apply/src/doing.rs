@@ -64,7 +64,7 @@ impl Session {
     /// From here on, this is done.
     pub(super) fn does(&mut self, step: Step, schema: Option<u32>) {
         converted();
-        let xid = self.current.as_ref().map_or(self.doing.xid, |now| now.xid);
+        let xid = self.current().map_or(self.doing.xid, |now| now.xid);
         self.doing = Doing { step, schema, xid };
     }
 

@@ -175,31 +175,33 @@ impl Session {
             }
         };
         match loser {
-            Loser::Incoming { .. } => self.kept_out.push(eviction),
-            Loser::Here | Loser::HereAsOwn => self.evictions.push(eviction),
+            Loser::Incoming { .. } => self.attempt().kept_out.push(eviction),
+            Loser::Here | Loser::HereAsOwn => self.hints.evictions.push(eviction),
         }
         Ok(())
     }
 
     /// The row in the new slot was written: what its transaction did to it before is not the end of it.
     pub(super) fn let_in(&mut self, key: Key) {
-        if self.kept_out.is_empty() {
+        if self.attempt().kept_out.is_empty() {
             return;
         }
         let hash = self.hash_of_new(key);
-        let (stay, gone) = std::mem::take(&mut self.kept_out)
+        let attempt = self.attempt();
+        let (stay, gone) = std::mem::take(&mut attempt.kept_out)
             .into_iter()
             .partition(|eviction| eviction.hash != hash);
-        self.kept_out = stay;
+        attempt.kept_out = stay;
         free(gone);
     }
 
     /// The transaction is to be committed. Not if rows stay out of which that is not told yet.
     pub(super) fn check_kept_out(&mut self) -> Result<(), PgError> {
-        if self.kept_out.is_empty() {
+        let mut kept_out = std::mem::take(&mut self.attempt().kept_out);
+        if kept_out.is_empty() {
             return Ok(());
         }
-        self.evictions.append(&mut self.kept_out);
+        self.hints.evictions.append(&mut kept_out);
         Err(to_leave_first())
     }
 
@@ -217,16 +219,9 @@ impl Session {
         }
     }
 
-    /// Forget rows that were to leave.
-    pub(super) fn forget_evictions(&mut self) {
-        free(std::mem::take(&mut self.evictions));
-        free(std::mem::take(&mut self.kept_out));
-        self.forget_calls();
-    }
-
     /// Whether the new slot's row was told to be dead for the transaction in hand: there is no more to say of it.
     pub(super) fn is_displaced(&self, key: Key, current: &Current) -> bool {
-        let (lsn, hashes) = &self.displaced;
+        let (lsn, hashes) = &self.hints.displaced;
         *lsn == current.commit_lsn && !hashes.is_empty() && hashes.contains(&self.hash_of_new(key))
     }
 
@@ -237,8 +232,8 @@ impl Session {
     /// # Errors
     /// Whatever PostgreSQL raises; the caller rolls back. What was found is forgotten either way.
     pub fn evict(&mut self) -> Result<bool, PgError> {
-        let evictions = std::mem::take(&mut self.evictions);
-        let calls = std::mem::take(&mut self.calls);
+        let evictions = std::mem::take(&mut self.hints.evictions);
+        let calls = std::mem::take(&mut self.hints.calls);
         if evictions.is_empty() && calls.is_empty() {
             return Ok(false);
         }
@@ -322,7 +317,7 @@ impl Session {
     /// Open the table of a row that leaves, and work as its owner.
     fn open_for(&mut self, eviction: &Eviction) -> Result<Key, PgError> {
         let remote = self.remote(eviction.schema)?;
-        self.current = Some(eviction.current.clone());
+        self.attempt().current = Some(eviction.current.clone());
         let key = self.open_table(eviction.schema, &remote, eviction.table)?;
         self.work_as_owner_of(key);
         Ok(key)
@@ -425,17 +420,18 @@ impl Session {
                 Loser::Incoming { first: true } => {
                     self.remove_older(eviction, key)?;
                     let lsn = eviction.current.commit_lsn;
-                    if self.displaced.0 != lsn {
-                        self.displaced = (lsn, Vec::new());
+                    let displaced = &mut self.hints.displaced;
+                    if displaced.0 != lsn {
+                        *displaced = (lsn, Vec::new());
                     }
-                    self.displaced.1.push(eviction.hash);
+                    displaced.1.push(eviction.hash);
                     self.open(key)?.new_slot()
                 }
             };
             self.remember_deletion_of(key, version, |_| loser)?;
             // SAFETY: the slot holds a row of the table.
             let row = unsafe { self.row_to_tell(key, loser)? };
-            self.user.restore();
+            self.work_as_self();
             execute(
                 TO_BE_TOLD,
                 &[
@@ -475,7 +471,7 @@ impl Session {
     fn commit_as_of(&mut self, timestamp: i64) -> Result<(), PgError> {
         self.close_tables();
         self.store_tombstones()?;
-        self.tally.store(&self.identity.subscription)?;
+        self.store_tally()?;
         // The origin's position stays where it is: nothing of the stream is applied with this.
         self.commit_at(0, timestamp);
         Ok(())
@@ -498,7 +494,8 @@ pub(super) fn to_leave_first() -> PgError {
     PgError::new(UNIQUE_VIOLATION, "rows in the way are to leave first")
 }
 
-fn free(evictions: Vec<Eviction>) {
+/// Free the rows that evictions hold.
+pub(super) fn free(evictions: Vec<Eviction>) {
     for eviction in evictions {
         // SAFETY: the copy is this value's own.
         unsafe { pg_sys::heap_freetuple(eviction.incoming) };

@@ -109,11 +109,6 @@ impl Tally {
         }
     }
 
-    /// The transaction was rolled back.
-    pub fn forget(&mut self) {
-        self.0.clear();
-    }
-
     /// Write down what was counted, in the transaction in hand, with the process's own rights.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ pub(super) fn drop_rows(rows: LockedRows) {
 impl Session {
     /// Rows that stand in the way are looked for before each write of the transaction that is begun next, or not.
     pub fn look_for_rows_in_the_way(&mut self, look: bool) {
-        self.careful = look;
+        self.hints.check_other_keys = look;
     }
 
     /// Make way for the row in the new slot, which takes the place of what was `found`, if it wins; record each conflict.
@@ -195,7 +195,7 @@ impl Session {
             in_the_way: true,
             others: &others,
         };
-        self.forget_calls();
+        self.hints.forget_calls();
         let asked = self.ask(key, remote, current, meeting)?;
         let leave = asked.answer == Answer::Remote;
         let decision = Decision {
@@ -245,8 +245,12 @@ impl Session {
         stamp: Stamp,
     ) -> Result<Stamp, PgError> {
         let Self {
-            targets, batches, ..
+            targets,
+            known_versions,
+            attempt,
+            ..
         } = self;
+        let written = &attempt.get_or_insert_default().written;
         let Some(target) = targets.get(&key) else {
             return Ok(stamp);
         };
@@ -255,7 +259,8 @@ impl Session {
             if stamp == Stamp::Unversioned {
                 return copied::refine(&target.plan, writer(slot), slot);
             }
-            batches.refine(writer(slot), stamp, || key_hash(&target.plan, slot))
+            let hash = || key_hash(&target.plan, slot);
+            known_versions.refine(written, writer(slot), stamp, hash)
         }
     }
 }

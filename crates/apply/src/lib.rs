@@ -16,6 +16,7 @@
 mod aggregate;
 mod ahead;
 mod attach;
+mod attempt;
 mod batch;
 mod bulk;
 mod change;
@@ -70,27 +71,20 @@ use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Begin, Schema};
 use braid_node::origin::{self, OriginId};
 use braid_node::registry::{self, SubscriptionEntry, TableEntry};
-use braid_node::taken_row::TakenRow;
-use braid_node::tombstone::Tombstone;
 use braid_node::{clock, crash};
 use braid_postgres::error::PgError;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use pgrx::pg_sys;
 
-use batch::Batches;
+use attempt::{Attempt, Buffers, Piece, RetryHints, Uncounted};
+use batch::KnownVersions;
 use bulk::Bulk;
-use constraint::Unchecked;
 use doing::{Doing, Step};
-use eviction::Eviction;
-use history::Tally;
-use merge::Call;
 use number_map::NumberMap;
 use peer::{Peers, Source};
 use relation::{LocalRelation, RemoteRelation};
-use removal::Added;
 use route::Route;
 use table::{OpenTable, RowValues};
-use user::UserSwitch;
 use window::Window;
 
 pub use attach::Versions;
@@ -247,78 +241,44 @@ impl Counts {
     }
 }
 
-/// What an applier keeps between transactions, and the one in hand.
+/// State that an applier keeps between transactions, and the attempt in hand.
 #[derive(Debug)]
 pub struct Session {
     identity: Identity,
     provider: Rc<str>,
     schemas: NumberMap<u32, Rc<RemoteRelation>>,
     routes: NumberMap<u32, Route>,
+    /// Version of the catalog's table states that `routes` was read under.
+    tables_version: u32,
     targets: NumberMap<(u32, u32), Target>,
-    /// Tables that the transaction in hand has open.
-    open: Vec<(u32, u32)>,
     /// Tables that are suspended.
     kept: usize,
-    /// The table that has values for the row that the change in hand inserts.
-    given_to: Option<(u32, u32)>,
-    /// Rows of values to be used again.
-    spare: Vec<RowValues>,
+    /// How changes order, by schema; as of a generation.
+    orders: NumberMap<u32, (u64, TableOrder)>,
     origins: OriginNames,
     /// Origins of what came before by the stream of the transaction in hand; `None` where its place in the stream is known to count.
     same_stream: Option<Rc<[OriginId]>>,
-    batches: Batches,
-    /// Rows that are written together later.
+    known_versions: KnownVersions,
+    /// The attempt in hand. `None` between transactions.
+    attempt: Option<Attempt>,
+    /// Hints of the attempt before.
+    hints: RetryHints,
+    /// State of a transaction of which a piece was just committed.
+    piece: Option<Piece>,
+    uncounted: Uncounted,
+    buffers: Buffers,
+    /// Rows of values to be used again.
+    spare: Vec<RowValues>,
     bulk: Bulk,
-    /// How changes order, by schema; as of a generation.
-    orders: NumberMap<u32, (u64, TableOrder)>,
-    user: UserSwitch,
     change_context: pg_sys::MemoryContext,
-    current: Option<Current>,
-    /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix microseconds and node.
-    replaced: Option<(i64, String)>,
-    /// What is being done, for the context of an error.
+    /// The step in hand, for the context of an error: also of one that has ended the attempt.
     doing: Doing,
-    /// A table that the transaction in hand has open is not plain.
-    has_rules: bool,
-    /// Rows in the way of a row are looked for before it is written.
-    careful: bool,
-    /// Rows that are to leave before the transaction that was rolled back is applied once more.
-    evictions: Vec<Eviction>,
-    /// Rows of the transaction in hand that are not written because of others, as far as the other nodes are not told of them.
-    kept_out: Vec<Eviction>,
-    /// Rows of the transaction in hand that met others under deferrable constraints, of tables that are closed meanwhile.
-    unchecked: Vec<((u32, u32), Unchecked)>,
-    /// Rows of the transaction that is committed at this position, by their hashes, of which the others were told that they are dead.
-    displaced: (u64, Vec<u64>),
-    /// Calls of conflict functions that are to be made before it.
-    calls: Vec<Call>,
-    /// Hashes of the rows that functions were asked about in the transaction in hand.
-    asked_about: Vec<u64>,
-    /// What the transaction in hand has deleted, as far as it is not written down.
-    tombstones: Vec<Tombstone>,
-    /// What it has taken out of tables without a key, as far as that is not written down.
-    taken: Vec<TakenRow>,
-    /// What it has added to such tables.
-    added: Added,
-    /// How often either was written down.
-    tombstones_stored: u64,
-    /// Tables that the transaction in hand has emptied, to be counted.
-    truncated: Vec<u32>,
     /// Whether local truncates can be told.
     window: Window,
     /// Connections to nodes that are asked about rows.
     peers: Peers,
     /// The provider, as one of these.
     own_source: Option<Source>,
-    /// Why the transaction in hand, which was to be prepared, can't be.
-    waits_for_commit: Option<&'static str>,
-    /// The newest timestamp of the batch in hand.
-    newest: i64,
-    counts: Counts,
-    /// Its conflicts.
-    tally: Tally,
-    /// Version of the catalog's table states that `routes` was read under.
-    tables_version: u32,
     reported_unsubscribed: std::collections::HashSet<u32>,
     /// Tables here whose persistence was reported.
     reported_unlogged: std::collections::HashSet<u32>,
@@ -362,43 +322,26 @@ impl Session {
             provider: Rc::from(identity.provider.as_str()),
             origins: OriginNames::new(&identity.local_node),
             identity,
-            same_stream: None,
-            batches: Batches::default(),
-            bulk: Bulk::new(),
-            orders: NumberMap::default(),
             schemas: NumberMap::default(),
             routes: NumberMap::default(),
+            tables_version: 0,
             targets: NumberMap::default(),
-            open: Vec::new(),
             kept: 0,
-            given_to: None,
+            orders: NumberMap::default(),
+            same_stream: None,
+            known_versions: KnownVersions::default(),
+            attempt: None,
+            hints: RetryHints::default(),
+            piece: None,
+            uncounted: Uncounted::default(),
+            buffers: Buffers::default(),
             spare: Vec::new(),
-            user: UserSwitch::default(),
+            bulk: Bulk::new(),
             change_context: memory_context(c"braid change"),
-            current: None,
-            replaced: None,
             doing: Doing::default(),
-            has_rules: false,
-            careful: false,
-            evictions: Vec::new(),
-            kept_out: Vec::new(),
-            unchecked: Vec::new(),
-            displaced: (0, Vec::new()),
-            calls: Vec::new(),
-            asked_about: Vec::new(),
-            tombstones: Vec::new(),
-            taken: Vec::new(),
-            added: Added::default(),
-            tombstones_stored: 0,
-            truncated: Vec::new(),
             window: Window::default(),
             peers: Peers::default(),
             own_source: None,
-            waits_for_commit: None,
-            newest: 0,
-            counts: Counts::default(),
-            tally: Tally::default(),
-            tables_version: 0,
             reported_unsubscribed: std::collections::HashSet::new(),
             reported_unlogged: std::collections::HashSet::new(),
         }
@@ -429,7 +372,29 @@ impl Session {
 
     /// What follows, in the transaction in hand, is the process's own doing.
     pub fn work_as_self(&mut self) {
-        self.user.restore();
+        if let Some(attempt) = &mut self.attempt {
+            attempt.user.restore();
+        }
+    }
+
+    /// The attempt in hand, which begins here if there is none.
+    fn attempt(&mut self) -> &mut Attempt {
+        self.attempt.get_or_insert_default()
+    }
+
+    /// The transaction in hand.
+    fn current(&self) -> Option<&Current> {
+        self.attempt.as_ref()?.current.as_ref()
+    }
+
+    /// Time of the transaction in hand, in Unix microseconds; 0 for none.
+    fn timestamp(&self) -> i64 {
+        self.attempt.as_ref().map_or(0, Attempt::timestamp)
+    }
+
+    /// What follows is done with the rights of this user.
+    fn work_as(&mut self, user: pg_sys::Oid) {
+        self.attempt().user.work_as(user);
     }
 
     /// Whether a schema is known.
@@ -440,10 +405,8 @@ impl Session {
 
     /// What follows belongs to the transaction of `begin`.
     pub fn show(&mut self, begin: &Begin<'_>) {
-        self.added.clear();
-        self.replaced = None;
         let from_origin = begin.origin.is_empty();
-        self.current = Some(Current {
+        let current = Current {
             commit_lsn: begin.commit_lsn,
             timestamp: begin.commit_timestamp,
             xid: begin.xid,
@@ -456,7 +419,11 @@ impl Session {
             told: begin.origin == &*self.provider,
             unsettled: false,
             runs: false,
-        });
+        };
+        let attempt = self.attempt();
+        attempt.added.clear();
+        attempt.replaced = None;
+        attempt.current = Some(current);
         self.show_versions();
     }
 
@@ -464,7 +431,7 @@ impl Session {
     /// `content`; `None` if nothing was sent about that.
     pub fn replaces(&mut self, content: Option<&[u8]>) {
         let parts = content.and_then(|content| content.split_first_chunk::<8>());
-        self.replaced = parts.and_then(|(time, node)| {
+        self.attempt().replaced = parts.and_then(|(time, node)| {
             let node = std::str::from_utf8(node).ok()?;
             Some((i64::from_le_bytes(*time), node.to_owned()))
         });
@@ -472,16 +439,16 @@ impl Session {
 
     /// The transaction that was begun is to be prepared.
     pub fn expect_prepare(&mut self) {
-        self.waits_for_commit = None;
-        if let Some(current) = self.current.as_mut() {
+        self.hints.waits_for_commit = None;
+        if let Some(current) = self.attempt().current.as_mut() {
             current.unsettled = true;
         }
     }
 
     /// The transaction that was begun runs at the provider: it commits after `read`, and not before `newest` (Unix microseconds).
     pub fn runs(&mut self, read: u64, newest: i64) {
-        self.waits_for_commit = None;
-        if let Some(current) = self.current.as_mut() {
+        self.hints.waits_for_commit = None;
+        if let Some(current) = self.attempt().current.as_mut() {
             current.unsettled = true;
             current.runs = true;
             current.commit_lsn = current.commit_lsn.max(read);
@@ -495,7 +462,8 @@ impl Session {
     /// 40001 when that is before what is here and was taken for older.
     pub fn has_committed(&mut self, commit_lsn: u64, timestamp: i64) -> Result<(), PgError> {
         self.flush()?;
-        let Some(current) = self.current.as_mut() else {
+        let attempt = self.attempt();
+        let Some(current) = attempt.current.as_mut() else {
             return Err(PgError::new("XX000", "no transaction is in hand"));
         };
         if timestamp < current.timestamp {
@@ -505,10 +473,10 @@ impl Session {
         current.timestamp = timestamp;
         current.unsettled = false;
         current.runs = false;
-        for tombstone in &mut self.tombstones {
+        for tombstone in &mut attempt.tombstones {
             tombstone.timestamp = timestamp;
         }
-        for taken in &mut self.taken {
+        for taken in &mut attempt.taken {
             taken.removal.0 = timestamp;
         }
         Ok(())
@@ -516,17 +484,17 @@ impl Session {
 
     /// Whether the transaction in hand runs at the provider.
     fn is_running(&self) -> bool {
-        self.current.as_ref().is_some_and(|current| current.runs)
+        self.current().is_some_and(|current| current.runs)
     }
 
     /// Why the transaction that was rolled back is not to be applied before it has committed at the provider, if that is so.
     pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
-        self.waits_for_commit.take()
+        self.hints.waits_for_commit.take()
     }
 
     /// The transaction in hand can't be prepared: what it meets is to be decided once it has committed.
     fn wait_for_commit(&mut self, reason: &'static str) -> PgError {
-        self.waits_for_commit = Some(reason);
+        self.hints.waits_for_commit = Some(reason);
         PgError::new(
             "40001",
             "a transaction is not applied before it has committed",
@@ -536,7 +504,7 @@ impl Session {
 
     /// What is here under the version of the transaction in hand, and came by this stream, is its own: a change that comes after it is later.
     fn show_versions(&self) {
-        match (&self.same_stream, &self.current) {
+        match (&self.same_stream, self.current()) {
             (Some(origins), Some(current)) => version::own(current.timestamp, origins),
             _ => version::own_nothing(),
         }
@@ -556,8 +524,9 @@ impl Session {
     /// Open a transaction for what follows `begin`, and for more that is to be committed with it as one.
     pub fn begin_batch(&mut self, begin: &Begin<'_>, tables_version: u32) {
         self.begin(begin, tables_version);
-        self.newest = begin.commit_timestamp;
-        self.batches.begin();
+        let attempt = self.attempt();
+        attempt.newest = begin.commit_timestamp;
+        attempt.written.begin();
     }
 
     /// What follows `begin` joins the open batch. False, and nothing has happened, when it can't: it has another origin, or a version
@@ -572,7 +541,7 @@ impl Session {
                 begin.origin
             },
         };
-        let joins = self.current.as_ref().is_some_and(|current| {
+        let joins = self.current().is_some_and(|current| {
             conflict::joins(
                 (change::version(current), current.from_origin),
                 (next, from_origin),
@@ -582,8 +551,9 @@ impl Session {
             return false;
         }
         self.show(begin);
-        self.newest = self.newest.max(begin.commit_timestamp);
-        if self.has_rules {
+        let attempt = self.attempt();
+        attempt.newest = attempt.newest.max(begin.commit_timestamp);
+        if attempt.has_rules {
             self.refresh_snapshot();
         }
         true
@@ -604,9 +574,10 @@ impl Session {
     /// Whatever PostgreSQL raises.
     pub fn finish_batch(&mut self) -> Result<(), PgError> {
         self.finish()?;
-        self.batches.store(self.newest)?;
-        if let Some(current) = self.current.as_mut() {
-            current.timestamp = self.newest;
+        let attempt = self.attempt();
+        attempt.written.store(attempt.newest)?;
+        if let Some(current) = attempt.current.as_mut() {
+            current.timestamp = attempt.newest;
         }
         Ok(())
     }
@@ -617,8 +588,8 @@ impl Session {
             self.routes.clear();
             self.tables_version = tables_version;
         }
-        self.forget_evictions();
-        self.asked_about.clear();
+        self.hints.forget_preparations();
+        self.begin_attempt();
         self.show(begin);
         crash::begin(begin.xid, begin.commit_lsn);
         self.does(Step::Begin, None);
@@ -635,10 +606,15 @@ impl Session {
         position: u64,
         entry: &SubscriptionEntry,
     ) -> Result<u64, PgError> {
-        let current = self.current.clone();
+        self.finish()?;
+        let attempt = self.attempt();
+        let piece = Piece {
+            current: attempt.current.clone(),
+            added: std::mem::take(&mut attempt.added),
+        };
         let local_end = self.commit(position)?;
         self.publish_changes(entry);
-        self.current = current;
+        self.piece = Some(piece);
         Ok(local_end)
     }
 
@@ -648,15 +624,26 @@ impl Session {
             self.routes.clear();
             self.tables_version = tables_version;
         }
-        // A piece that is applied again begins here: what was asked before it is not asked again.
-        self.asked_about.clear();
+        self.begin_attempt();
+        if let Some(piece) = self.piece.take() {
+            let attempt = self.attempt();
+            attempt.current = piece.current;
+            attempt.added = piece.added;
+        }
         self.start();
     }
 
-    /// Open a local transaction.
+    /// Begin an attempt. One that was not ended is dropped.
+    fn begin_attempt(&mut self) {
+        self.drop_attempt();
+        self.attempt = Some(Attempt::with(&mut self.buffers));
+    }
+
+    /// Open a local transaction for the attempt in hand, which begins here if there is none.
     fn start(&mut self) {
-        self.counts = Counts::default();
-        self.has_rules = false;
+        if self.attempt.is_none() {
+            self.begin_attempt();
+        }
         // SAFETY: outside of a transaction until here.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
@@ -669,7 +656,7 @@ impl Session {
     /// Commit what was done as a change of this node.
     fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
-        self.tally.store(&self.identity.subscription)?;
+        self.store_tally()?;
         clock::before_own_commit();
         self.end();
         Ok(())
@@ -684,7 +671,48 @@ impl Session {
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             pg_sys::MemoryContextReset(self.change_context);
         }
-        self.current = None;
+        self.end_attempt();
+    }
+
+    /// The attempt in hand is committed, or prepared: only its counts stay.
+    fn end_attempt(&mut self) {
+        let Some(attempt) = self.attempt.take() else {
+            return;
+        };
+        let mut ended = attempt.end(&mut self.buffers);
+        // Tables of a commit before that nobody has counted are counted with this one's.
+        let uncounted = &mut self.uncounted;
+        std::mem::swap(&mut uncounted.tables, &mut ended.tables);
+        uncounted.tables.append(&mut ended.tables);
+        uncounted.truncated.append(&mut ended.truncated);
+        uncounted.counts = ended.counts;
+        self.buffers.open = ended.tables;
+    }
+
+    /// Drop an attempt that was rolled back, with what it has counted.
+    fn drop_attempt(&mut self) {
+        let Some(attempt) = self.attempt.take() else {
+            return;
+        };
+        let mut tables = attempt.end(&mut self.buffers).tables;
+        for key in tables.drain(..) {
+            if let Some(target) = self.targets.get_mut(&key) {
+                target.counts = Counts::default();
+                target.missing_noted = false;
+                if let Some(table) = target.table.take_if(|table| !table.is_suspended()) {
+                    table.discard();
+                }
+            }
+        }
+        self.buffers.open = tables;
+    }
+
+    /// Write down the conflicts of the attempt in hand.
+    fn store_tally(&mut self) -> Result<(), PgError> {
+        match &mut self.attempt {
+            Some(attempt) => attempt.tally.store(&self.identity.subscription),
+            None => Ok(()),
+        }
     }
 
     /// Commit with the origin's position and this timestamp (Unix microseconds). Returns the end of the local commit record; 0 when nothing
@@ -711,13 +739,13 @@ impl Session {
         self.check_kept_out()?;
         self.close_tables();
         // Those of a batch are written down with its versions.
-        if self.batches.has_merged() && !self.batches.is_making() {
-            let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
-            self.batches.store(timestamp)?;
+        let attempt = self.attempt();
+        if attempt.written.has_merged() && !attempt.written.is_making() {
+            attempt.written.store(attempt.timestamp())?;
         }
         self.store_tombstones()?;
         self.note_missing()?;
-        self.tally.store(&self.identity.subscription)
+        self.store_tally()
     }
 
     /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local commit record; 0 when nothing was
@@ -727,7 +755,7 @@ impl Session {
     /// As [`Session::change`].
     pub fn commit(&mut self, end_lsn: u64) -> Result<u64, PgError> {
         self.finish()?;
-        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        let timestamp = self.timestamp();
         Ok(self.commit_at(end_lsn, timestamp))
     }
 
@@ -737,7 +765,7 @@ impl Session {
     /// As [`Session::change`].
     pub fn prepare_transaction(&mut self, gid: &CStr, end_lsn: u64) -> Result<(), PgError> {
         self.finish()?;
-        let timestamp = self.current.as_ref().map_or(0, |current| current.timestamp);
+        let timestamp = self.timestamp();
         origin::stands_for(end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE));
         // SAFETY: the transaction was opened in `begin`; the steps are those of PostgreSQL's own worker (apply_handle_prepare_internal of
         // src/backend/replication/logical/worker.c, 15 to 18).
@@ -750,17 +778,17 @@ impl Session {
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             pg_sys::MemoryContextReset(self.change_context);
         }
-        self.current = None;
+        self.end_attempt();
         Ok(())
     }
 
     /// Let go of what the transaction has opened, before it commits or waits to.
     fn close_tables(&mut self) {
-        self.user.restore();
-        for index in 0..self.open.len() {
-            let Some(key) = self.open.get(index) else {
-                continue;
-            };
+        self.work_as_self();
+        let Some(attempt) = &mut self.attempt else {
+            return;
+        };
+        for key in &attempt.open {
             let Some(target) = self.targets.get_mut(key) else {
                 continue;
             };
@@ -770,7 +798,7 @@ impl Session {
                     self.kept += 1;
                 } else if let Some(table) = target.table.take() {
                     let unchecked = table.unchecked.iter().map(|row| (*key, *row));
-                    self.unchecked.extend(unchecked);
+                    attempt.unchecked.extend(unchecked);
                     table.close();
                 }
             }
@@ -790,27 +818,10 @@ impl Session {
         self.kept = 0;
     }
 
-    /// The transaction was rolled back: forget what it had open, which is gone.
+    /// The transaction was rolled back: the attempt at it is over.
     pub fn forget_transaction(&mut self) {
-        self.user.forget();
-        self.batches.forget();
-        self.bulk.forget();
-        self.unchecked.clear();
-        self.tombstones.clear();
-        self.taken.clear();
-        self.added.clear();
-        self.truncated.clear();
-        self.tally.forget();
-        for key in std::mem::take(&mut self.open) {
-            if let Some(target) = self.targets.get_mut(&key) {
-                target.counts = Counts::default();
-                target.missing_noted = false;
-                if let Some(table) = target.table.take_if(|table| !table.is_suspended()) {
-                    table.discard();
-                }
-            }
-        }
-        self.current = None;
+        self.drop_attempt();
+        self.bulk.reset();
         // SAFETY: nothing of the rolled-back transaction is used any more.
         unsafe {
             pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
@@ -818,10 +829,12 @@ impl Session {
         }
     }
 
-    /// Whether the transaction in hand has written anything.
+    /// Counts of the attempt in hand.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counts
+        self.attempt
+            .as_ref()
+            .map_or_else(Counts::default, |attempt| attempt.counts)
     }
 
     /// Add what the committed transaction did to the shared counters.
@@ -830,23 +843,29 @@ impl Session {
         self.publish_changes(entry);
     }
 
-    /// The same of a piece of a transaction.
+    /// Add the changes of a committed transaction, or a piece of one, to the shared counters.
     fn publish_changes(&mut self, entry: &SubscriptionEntry) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: u64| {
             if count > 0 {
                 counter.fetch_add(count, Ordering::Relaxed);
             }
         };
-        add(&entry.inserts, self.counts.inserts);
-        add(&entry.updates, self.counts.updates);
-        add(&entry.deletes, self.counts.deletes);
-        add(&entry.truncates, self.counts.truncates);
-        add(&entry.conflicts, self.counts.conflicts);
-        add(&entry.schedule.consolidated, self.counts.consolidated);
-        add(&entry.questions, self.counts.questions);
-        add(&entry.fetched, self.counts.fetched);
-        for key in self.open.drain(..) {
-            let subscription = self.identity.subscription_id;
+        let Uncounted {
+            counts,
+            tables,
+            truncated,
+        } = &mut self.uncounted;
+        let counts = std::mem::take(counts);
+        add(&entry.inserts, counts.inserts);
+        add(&entry.updates, counts.updates);
+        add(&entry.deletes, counts.deletes);
+        add(&entry.truncates, counts.truncates);
+        add(&entry.conflicts, counts.conflicts);
+        add(&entry.schedule.consolidated, counts.consolidated);
+        add(&entry.questions, counts.questions);
+        add(&entry.fetched, counts.fetched);
+        let subscription = self.identity.subscription_id;
+        for key in tables.drain(..) {
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
@@ -861,8 +880,8 @@ impl Session {
                 add(&table.conflicts, counts.conflicts);
             }
         }
-        for relation in self.truncated.drain(..) {
-            if let Some(table) = registry::table(self.identity.subscription_id, relation) {
+        for relation in truncated.drain(..) {
+            if let Some(table) = registry::table(subscription, relation) {
                 add(&table.truncates, 1);
             }
         }
@@ -922,7 +941,7 @@ impl Session {
                 };
                 self.kept = self.kept.saturating_sub(1);
                 if resumed {
-                    self.open.push(key);
+                    self.attempt().open.push(key);
                     return Ok(key);
                 }
                 if let Some(table) = target.table.take() {
@@ -944,7 +963,7 @@ impl Session {
                 .is_none_or(|target| target.generation != generation);
             if stale {
                 // Rules are read with the process's own rights.
-                self.user.restore();
+                self.work_as_self();
                 self.window.close(oid)?;
                 let plan = LocalRelation::new(
                     remote,
@@ -985,10 +1004,11 @@ impl Session {
                 // To open the indexes may have shown that something changed: then it is good for this transaction only, as a
                 // plan's generation is not the current one's any more when it is looked for next.
                 target.table = Some(table);
-                self.open.push(key);
-                if !plain && !self.has_rules {
-                    self.has_rules = true;
-                    if self.batches.is_making() {
+                self.attempt().open.push(key);
+                let attempt = self.attempt();
+                if !plain && !attempt.has_rules {
+                    attempt.has_rules = true;
+                    if attempt.written.is_making() {
                         self.refresh_snapshot();
                     }
                 }
@@ -1003,11 +1023,11 @@ impl Session {
             (None, Some(target)) => target.plan.owner,
             (None, None) => return,
         };
-        self.user.work_as(owner);
+        self.work_as(owner);
     }
 
     fn count(&mut self, key: (u32, u32), add: impl Fn(&mut Counts)) {
-        add(&mut self.counts);
+        add(&mut self.attempt().counts);
         if let Some(target) = self.targets.get_mut(&key) {
             add(&mut target.counts);
         }

@@ -237,7 +237,7 @@ impl Session {
         let (plan, table) = self.opened(key)?;
         // SAFETY: the slot holds the row.
         let hash = unsafe { key_hash(plan, slot(table)) };
-        self.batches.note_merged(hash, timestamp, origin);
+        self.attempt().written.note_merged(hash, timestamp, origin);
         Ok(())
     }
 
@@ -257,7 +257,7 @@ impl Session {
         let (arguments, about) = self.arguments(key, remote, current, meeting, &callee)?;
         let replicates = function.replicates && self.identity.subscription_id != NO_SUBSCRIPTION;
         let note = self.note_of(key, current, meeting)?;
-        self.asked_about.push(note.hash);
+        self.attempt().asked_about.push(note.hash);
         if replicates && let Some(row) = self.noted(key, note, &callee)? {
             let given = Given { row, wrote: false };
             return self.understand(key, meeting, &callee, given);
@@ -280,7 +280,7 @@ impl Session {
             }
             // Where rows leave, it is called once more with them, in the same transaction.
             if asked.answer == Answer::Remote {
-                self.calls.push(Call {
+                self.hints.calls.push(Call {
                     function,
                     arguments: kept(arguments),
                     about,
@@ -291,8 +291,8 @@ impl Session {
         }
         if given.wrote && writes == Writes::Undo {
             if replicates {
-                self.forget_calls();
-                self.calls.push(Call {
+                self.hints.forget_calls();
+                self.hints.calls.push(Call {
                     function,
                     arguments: kept(arguments),
                     about,
@@ -318,12 +318,12 @@ impl Session {
         writes: Writes,
         about: &str,
     ) -> Result<Given, PgError> {
-        self.user.restore();
-        self.user.work_as(callee.owner);
+        self.work_as_self();
+        self.work_as(callee.owner);
         let given = callee.call(arguments, writes, about, &mut || {
             self.is_untouched(key, remote, meeting)
         })?;
-        self.user.restore();
+        self.work_as_self();
         self.work_as_owner_of(key);
         Ok(given)
     }
@@ -505,7 +505,11 @@ impl Session {
             (Some(slot), _) | (None, Some(slot)) => unsafe { key_hash(plan, slot) },
             (None, None) => 0,
         };
-        let times = self.asked_about.iter().filter(|asked| **asked == hash);
+        let times = self
+            .attempt()
+            .asked_about
+            .iter()
+            .filter(|asked| **asked == hash);
         Ok(Note {
             times: i64::try_from(times.count()).unwrap_or(i64::MAX),
             lsn: current.commit_lsn,
@@ -525,7 +529,7 @@ impl Session {
         note: Note,
         callee: &Callee,
     ) -> Result<Option<Option<pg_sys::Datum>>, PgError> {
-        self.user.restore();
+        self.work_as_self();
         let found = rows_written(
             "delete from braid.conflict_call where subscription_id = $1 and commit_lsn = '0/0'::pg_lsn + $2::numeric \
              and relation = $3::oid and key_hash = $4 and local_timestamp is not distinct from $5 \
@@ -564,15 +568,15 @@ impl Session {
     ) -> Result<(), PgError> {
         for call in calls {
             let callee = Callee::find(call.function.oid)?;
-            self.user.restore();
-            self.user.work_as(callee.owner);
+            self.work_as_self();
+            self.work_as(callee.owner);
             if !call.function.replicates {
                 set_session_origin(origin);
             }
             let outcome = callee.call(call.arguments, Writes::Keep, &call.about, &mut || Ok(true));
             set_session_origin(0);
             let given = outcome?;
-            self.user.restore();
+            self.work_as_self();
             if let Some(note) = call.note {
                 // SAFETY: the row is of the function's row type.
                 let row = unsafe {
@@ -591,13 +595,6 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    /// Forget calls that were to be made.
-    pub(super) fn forget_calls(&mut self) {
-        for call in std::mem::take(&mut self.calls) {
-            free(call);
-        }
     }
 }
 

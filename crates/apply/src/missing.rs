@@ -139,7 +139,7 @@ impl Session {
             self.identity.subscription.as_str(),
         );
         let writer = (id, (id == NO_SUBSCRIPTION).then_some(name));
-        for key in &self.open {
+        for key in self.attempt.iter().flat_map(|attempt| &attempt.open) {
             let Some(target) = self.targets.get_mut(key) else {
                 continue;
             };

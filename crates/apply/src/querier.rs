@@ -131,7 +131,7 @@ impl Session {
             key,
             as_of,
         };
-        self.counts.questions += 1;
+        self.attempt().counts.questions += 1;
         let own = source.subscription == self.identity.subscription_id;
         self.peers
             .ask(source, &question, deadline)
@@ -220,7 +220,7 @@ impl Session {
         places: &[usize],
         row: &[Option<Vec<u8>>],
     ) -> Result<Fetched, PgError> {
-        self.counts.fetched += places.len() as u64;
+        self.attempt().counts.fetched += places.len() as u64;
         let columns = &mut self.target(key)?.plan.columns;
         let mut values = Vec::with_capacity(places.len());
         for (place, bytes) in places.iter().zip(row) {
@@ -291,7 +291,7 @@ impl Session {
         key: Key,
         work: impl FnOnce() -> Result<T, PgError>,
     ) -> Result<T, PgError> {
-        self.user.restore();
+        self.work_as_self();
         let done = work();
         self.work_as_owner_of(key);
         // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.

@@ -177,17 +177,20 @@ impl Session {
         if self.is_bag(key)
             && let Some(hash) = self.row_hash(key, values)
         {
-            self.added.note(hash);
+            self.attempt().added.note(hash);
         }
     }
 
     /// Whether the transaction in hand may have added a row with these values to a table without a key.
     pub(super) fn may_have_added(&self, key: Key, values: &RowValues) -> bool {
-        self.added.any
+        let Some(added) = self.attempt.as_ref().map(|attempt| &attempt.added) else {
+            return false;
+        };
+        added.any
             && self.is_bag(key)
             && self
                 .row_hash(key, values)
-                .is_some_and(|hash| self.added.may_have(hash))
+                .is_some_and(|hash| added.may_have(hash))
     }
 
     /// Whether a row that is to be inserted may meet a removal.
@@ -239,7 +242,7 @@ impl Session {
         let (plan, table) = self.opened(key)?;
         // SAFETY: the slot holds the row.
         let hash = unsafe { key_hash(plan, table.local_slot()) };
-        let timestamp = self.batches.take_alike(hash);
+        let timestamp = self.attempt().written.take_alike(hash);
         Ok(Some((
             timestamp.unwrap_or(current.timestamp),
             session_origin(),
@@ -250,7 +253,7 @@ impl Session {
     fn note_taken(&mut self, key: Key, hash: u64, row: Option<Author>, removal: Author) -> bool {
         let counts = row != Some(removal);
         if counts {
-            self.taken.push(TakenRow {
+            self.attempt().taken.push(TakenRow {
                 hash,
                 relation: key.1,
                 row,
@@ -319,9 +322,9 @@ impl Session {
             from_origin: false,
             ..current.clone()
         };
-        let now = self.current.replace(as_of);
+        let now = self.attempt().current.replace(as_of);
         let found = self.find_here(key, remote, old, (Purpose::Delete, true));
-        self.current = now;
+        self.attempt().current = now;
         let Found::Row(stamp) = found? else {
             return Ok(Live::Nothing);
         };
@@ -352,7 +355,7 @@ impl Session {
             self.check_alone(key, hash, &alike)?;
             return Ok(Without::Remembered);
         }
-        if self.current.as_ref().is_some_and(|now| now.unsettled) {
+        if self.current().is_some_and(|now| now.unsettled) {
             return Err(
                 self.wait_for_commit("It takes out a row that a newer transaction has taken out.")
             );
@@ -540,7 +543,7 @@ impl Session {
 
     /// A removal is not remembered any more.
     fn spend(&mut self, key: Key, hash: u64, (timestamp, origin): Author) -> Result<(), PgError> {
-        self.user.restore();
+        self.work_as_self();
         let spent = execute_counting(
             "delete from braid.tombstone where ctid = (select ctid from braid.tombstone \
              where key_hash = $1 and (deleted_at = $2 or deleted_at = 0) and origin_id = $3 order by deleted_at desc limit 1 for update)",
@@ -566,7 +569,7 @@ impl Session {
         hash: u64,
         place: Place,
     ) -> Result<bool, PgError> {
-        self.user.restore();
+        self.work_as_self();
         let forgotten = taken_row::forget(hash, place);
         self.after_statement(key);
         forgotten

@@ -134,7 +134,7 @@ impl Session {
         {
             return Ok(route.clone());
         }
-        self.user.restore();
+        self.work_as_self();
         let found = names::find_table(&remote.namespace, &remote.name)?;
         let route = if self.identity.subscription_id == NO_SUBSCRIPTION {
             Route {
@@ -200,7 +200,7 @@ impl Session {
                 replaced_at: None,
             });
         }
-        if self.current.as_ref().is_some_and(|current| current.runs) {
+        if self.is_running() {
             return Err(self.wait_for_commit("It changes a table that is not known."));
         }
         let name = remote.qualified_name();

@@ -38,14 +38,18 @@ impl Session {
     pub fn savepoint(&mut self) -> Result<Savepoint, PgError> {
         self.flush()?;
         self.let_go()?;
-        let counts = |key: &(u32, u32)| self.targets.get(key).map(|target| (*key, target.counts));
+        let Self {
+            targets, attempt, ..
+        } = self;
+        let attempt = attempt.get_or_insert_default();
+        let counts = |key: &(u32, u32)| targets.get(key).map(|target| (*key, target.counts));
         Ok(Savepoint {
-            tombstones: self.tombstones.len(),
-            taken: self.taken.len(),
-            tombstones_stored: self.tombstones_stored,
-            unchecked: self.unchecked.len(),
-            counts: self.counts,
-            of_tables: self.open.iter().filter_map(counts).collect(),
+            tombstones: attempt.tombstones.len(),
+            taken: attempt.taken.len(),
+            tombstones_stored: attempt.tombstones_stored,
+            unchecked: attempt.unchecked.len(),
+            counts: attempt.counts,
+            of_tables: attempt.open.iter().filter_map(counts).collect(),
             subtransaction: Subtransaction::begin(),
         })
     }
@@ -55,25 +59,29 @@ impl Session {
     /// # Errors
     /// 40001 when that can't be done.
     pub fn roll_back_to(&mut self, savepoint: Savepoint) -> Result<(), PgError> {
-        self.bulk.forget();
+        self.drop_held();
         self.let_go()?;
         if savepoint.tombstones + savepoint.taken > 0
-            && savepoint.tombstones_stored != self.tombstones_stored
+            && savepoint.tombstones_stored != self.attempt().tombstones_stored
         {
             return Err(self.wait_for_commit("It has rolled back to a savepoint."));
         }
         savepoint.subtransaction.end(false);
-        self.tombstones.truncate(savepoint.tombstones);
-        self.taken.truncate(savepoint.taken);
-        self.unchecked.truncate(savepoint.unchecked);
-        self.counts = savepoint.counts;
-        for key in &self.open {
-            if let Some(target) = self.targets.get_mut(key) {
+        let Self {
+            targets, attempt, ..
+        } = self;
+        let attempt = attempt.get_or_insert_default();
+        attempt.tombstones.truncate(savepoint.tombstones);
+        attempt.taken.truncate(savepoint.taken);
+        attempt.unchecked.truncate(savepoint.unchecked);
+        attempt.counts = savepoint.counts;
+        for key in &attempt.open {
+            if let Some(target) = targets.get_mut(key) {
                 target.counts = Counts::default();
             }
         }
         for (key, counts) in savepoint.of_tables {
-            if let Some(target) = self.targets.get_mut(&key) {
+            if let Some(target) = targets.get_mut(&key) {
                 target.counts = counts;
             }
         }
@@ -87,13 +95,14 @@ impl Session {
 
     /// Let go of what belongs to the current subtransaction.
     fn let_go(&mut self) -> Result<(), PgError> {
-        if self.batches.has_merged() {
+        if self.attempt().written.has_merged() {
             return Err(self.wait_for_commit("It has a savepoint and merges rows."));
         }
         self.close_tables();
         // Each is in it as often as it was opened.
-        self.open.sort_unstable();
-        self.open.dedup();
+        let open = &mut self.attempt().open;
+        open.sort_unstable();
+        open.dedup();
         Ok(())
     }
 }

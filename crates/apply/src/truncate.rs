@@ -47,7 +47,7 @@ impl Session {
         self.flush()?;
         let first = truncate.schemas().next().map(|schema| schema.0);
         self.does(Step::Truncate, first);
-        let Some(current) = self.current.clone() else {
+        let Some(current) = self.current().cloned() else {
             return Err(PgError::new(
                 "08P01",
                 "truncate outside of a transaction from the provider",
@@ -86,7 +86,7 @@ impl Session {
         };
         if remembers && self.has_truncated(&tables, &current)? {
             close(&tables);
-            self.user.restore();
+            self.work_as_self();
             return Ok(());
         }
         if remembers && self.has_conflicts(&tables, &current)? {
@@ -105,10 +105,11 @@ impl Session {
         }
         self.close_tables();
         close(&tables);
-        self.user.restore();
-        self.counts.truncates += roots.len() as u64;
+        self.work_as_self();
+        self.attempt().counts.truncates += roots.len() as u64;
         // A table that nothing else has been done to need not be known by this schema yet.
-        self.truncated
+        self.attempt()
+            .truncated
             .extend(roots.iter().map(|(_, relation)| *relation));
         Ok(())
     }
@@ -131,7 +132,7 @@ impl Session {
     /// Truncate tables with all that is in them.
     fn empty_whole(&mut self, tables: &[Emptied], restart_identity: bool) -> Result<(), PgError> {
         if let Some(user) = self.identity.run_as {
-            self.user.work_as(pg_sys::Oid::from(user));
+            self.work_as(pg_sys::Oid::from(user));
         }
         // SAFETY: in a transaction; relations are open with the lock that ExecuteTruncateGuts wants, the lists live in the
         // transaction's context.
@@ -158,7 +159,7 @@ impl Session {
                 && let Some(first) = owners.first()
             {
                 if owners.iter().all(|owner| owner == first) {
-                    self.user.work_as(*first);
+                    self.work_as(*first);
                 } else if has_triggers && compat::TRUNCATES_AS_CALLER {
                     return Err(PgError::new(
                         "0A000",
@@ -170,7 +171,8 @@ impl Session {
                 }
             }
             let emptied: HashSet<u32> = tables.iter().map(|table| table.key.1).collect();
-            self.unchecked
+            self.attempt()
+                .unchecked
                 .retain(|((_, oid), _)| !emptied.contains(oid));
             compat::execute_truncate(
                 relations,
@@ -266,7 +268,7 @@ impl Session {
     pub(super) fn open_emptied(&mut self, table: &Emptied) -> Result<Rc<RemoteRelation>, PgError> {
         let (schema, oid) = table.key;
         let remote = self.remote(schema)?;
-        self.user.restore();
+        self.work_as_self();
         self.open_table(schema, &remote, pg_sys::Oid::from(oid))?;
         // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
         unsafe {

@@ -82,9 +82,4 @@ impl UserSwitch {
             }
         }
     }
-
-    /// The transaction was rolled back, which restored the user.
-    pub fn forget(&mut self) {
-        self.saved = None;
-    }
 }
