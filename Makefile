@@ -81,10 +81,15 @@ test: setup
 	$(MAKE) --no-print-directory test-installed
 
 test-installed: install
-	scripts/test $(or $(SUITES),unit regress tap demo postgres differential)
+	scripts/test $(or $(SUITES),unit inside regress tap demo postgres differential)
 
 unit:
 	scripts/test unit
+
+# Logic that needs a server, called from Rust: scripts/check-inside PATTERN for some of it.
+.PHONY: inside
+inside: install
+	scripts/test inside
 
 regress: install
 	scripts/test regress
