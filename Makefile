@@ -203,9 +203,9 @@ check-sql: $(library)
 lint: check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
-	    $(CARGO) clippy --release --locked --workspace --all-targets --no-default-features --features braid/pg$(major) -- -D warnings
+	    $(CARGO) clippy --release --locked --workspace --all-targets --no-default-features --features braid/pg$(major),braid-inside/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
-	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major)
+	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
 	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@for test in t/*.pl; do grep -qF -- "- \`$${test#t/}\`: " t/README.md || { echo "lint: t/README.md lacks $$test" >&2; exit 1; }; done
