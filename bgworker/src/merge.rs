@@ -26,7 +26,7 @@ pub enum Answer {
 
 /// What is to be done to the row that is here, or to the gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed {
+pub enum MergeAction {
     /// Nothing.
     Nothing,
     /// Write the row that the function gave.
@@ -39,7 +39,7 @@ pub enum Deed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
     /// To be done.
-    pub deed: Deed,
+    pub merge_action: MergeAction,
     /// For the history: whose row it is.
     pub action: Action,
     /// The row keeps the version of what was here, which is the larger one, although the incoming transaction writes it.
@@ -60,19 +60,21 @@ pub fn settle(answer: Answer, local: Local<'_>, remote: Version<'_>) -> Settled 
         Local::Missing => (false, None),
     };
     let keeps_version = here.is_some_and(|here| remote < here);
-    let (deed, action, marked) = match answer {
-        Answer::Nothing if !exists => (Deed::Nothing, Action::Keep, false),
-        Answer::Nothing => (Deed::Delete, Action::Remove, keeps_version),
-        Answer::Local | Answer::Both if keeps_version => (Deed::Nothing, Action::Keep, false),
+    let (merge_action, action, marked) = match answer {
+        Answer::Nothing if !exists => (MergeAction::Nothing, Action::Keep, false),
+        Answer::Nothing => (MergeAction::Delete, Action::Remove, keeps_version),
+        Answer::Local | Answer::Both if keeps_version => {
+            (MergeAction::Nothing, Action::Keep, false)
+        }
         // Only its version changes.
-        Answer::Local => (Deed::Write, Action::Keep, true),
-        Answer::Remote | Answer::Both => (Deed::Write, Action::Apply, keeps_version),
-        Answer::Merged => (Deed::Write, Action::Merge, true),
+        Answer::Local => (MergeAction::Write, Action::Keep, true),
+        Answer::Remote | Answer::Both => (MergeAction::Write, Action::Apply, keeps_version),
+        Answer::Merged => (MergeAction::Write, Action::Merge, true),
     };
     Settled {
-        deed,
+        merge_action,
         action,
-        keeps_version: keeps_version && deed != Deed::Nothing,
+        keeps_version: keeps_version && merge_action != MergeAction::Nothing,
         marked,
     }
 }
@@ -125,7 +127,11 @@ mod tests {
     fn the_version_is_the_larger_one_wherever_the_rows_meet() {
         for answer in [Answer::Merged, Answer::Local, Answer::Remote] {
             let here = settle(answer, Local::Present(NEW), OLD);
-            assert_eq!(here.keeps_version, here.deed != Deed::Nothing, "{answer:?}");
+            assert_eq!(
+                here.keeps_version,
+                here.merge_action != MergeAction::Nothing,
+                "{answer:?}"
+            );
             assert!(!settle(answer, Local::Present(OLD), NEW).keeps_version);
         }
     }
@@ -135,15 +141,18 @@ mod tests {
         for answer in [Answer::Local, Answer::Both] {
             let settled = settle(answer, Local::Present(NEW), OLD);
             assert_eq!(
-                (settled.deed, settled.action),
-                (Deed::Nothing, Action::Keep)
+                (settled.merge_action, settled.action),
+                (MergeAction::Nothing, Action::Keep)
             );
         }
         let settled = settle(Answer::Local, Local::Present(OLD), NEW);
-        assert_eq!((settled.deed, settled.marked), (Deed::Write, true));
         assert_eq!(
-            settle(Answer::Nothing, Local::Missing, OLD).deed,
-            Deed::Nothing
+            (settled.merge_action, settled.marked),
+            (MergeAction::Write, true)
+        );
+        assert_eq!(
+            settle(Answer::Nothing, Local::Missing, OLD).merge_action,
+            MergeAction::Nothing
         );
     }
 

@@ -1,7 +1,7 @@
 //! Nodes whose conflicts a function settles: they end with the same rows and versions, whatever the order in which changes arrive.
 
 use braid_bgworker::conflict::{Action, Kind, Local, Version, decide_insert, decide_update};
-use braid_bgworker::merge::{Answer, Deed, sees, settle};
+use braid_bgworker::merge::{Answer, MergeAction, sees, settle};
 use braid_bgworker::resolution::{Function, Level, Resolution, Rule, Rules};
 
 use crate::random::{Budget, Random};
@@ -81,10 +81,10 @@ fn receive(row: Option<Row>, change: Change, merge: Merge, whole: bool) -> Optio
                 (false, false) => Answer::Merged,
             };
             let settled = settle(answer, local, remote);
-            match settled.deed {
-                Deed::Nothing => row,
-                Deed::Delete => None,
-                Deed::Write => Some(Row {
+            match settled.merge_action {
+                MergeAction::Nothing => row,
+                MergeAction::Delete => None,
+                MergeAction::Write => Some(Row {
                     value,
                     stamp: if settled.keeps_version {
                         here.stamp

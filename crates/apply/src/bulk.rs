@@ -20,6 +20,7 @@ use super::doing::Step;
 use super::key_hash::key_hash;
 use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::{Found, Purpose};
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::{Current, Session, memory_context};
 
@@ -134,7 +135,14 @@ impl Session {
             self.flush()?;
         }
         let Some(image) = change.after.as_ref().filter(|_| self.takes_bulk(key)) else {
-            return self.insert_now(change, schema, key, &remote, &current);
+            return {
+                let context = RowContext {
+                    key,
+                    remote: &remote,
+                    current: &current,
+                };
+                self.insert_now(change, schema, context)
+            };
         };
         let size = image.size();
         // SAFETY: the context lives as long as the session.
@@ -226,7 +234,12 @@ impl Session {
             if let Some(current) = current {
                 // SAFETY: what is in the context belongs to the row before.
                 unsafe { pg_sys::MemoryContextReset(self.change_context) };
-                self.insert(key, &remote, &current, &row.values)?;
+                let context = RowContext {
+                    key,
+                    remote: &remote,
+                    current: &current,
+                };
+                self.insert(context, &row.values)?;
             }
         }
         self.attempt().current = now;

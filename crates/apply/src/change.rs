@@ -1,6 +1,5 @@
 //! One changed row: find what is here, decide, write, record.
 
-use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -26,10 +25,11 @@ use super::history;
 use super::in_the_way::Way;
 use super::key_hash::{KeyHashes, key_hash};
 use super::lookup::{Found, Purpose, writer};
-use super::merge::Meeting;
+use super::merge::ConflictInput;
 use super::querier::{Fetched, Wanted, completed};
 use super::relation::{LocalRelation, RemoteRelation, fill_row};
 use super::removal::Without;
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::version::{OriginNames, Stamp};
 use super::write::Written;
@@ -46,6 +46,47 @@ enum Room {
     Own,
     /// Nothing, or nothing any more.
     Free,
+}
+
+/// An update of one row, and what is found out about it until it is carried out.
+#[derive(Debug)]
+struct Update<'v> {
+    /// Has the key of the row.
+    old: &'v RowValues,
+    after: &'v RowValues,
+    /// The row as its writer saw it, if all of it is known.
+    before: Option<&'v RowValues>,
+    /// It gives the row another key.
+    moved: bool,
+    /// Under the new key.
+    room: Room,
+    /// It does not carry all large values.
+    incomplete: bool,
+    /// Large values that were asked for.
+    answer: Option<Fetched>,
+    /// Hashes of the key that the row leaves, until others are told of that.
+    left: Option<KeyHashes>,
+}
+
+impl Update<'_> {
+    /// Whether another node may be asked for large values. The whole old row is as good as an answer.
+    fn may_ask(&self) -> bool {
+        self.incomplete && self.before.is_none()
+    }
+
+    /// The row after it with the large values that are known; `None` where none are.
+    fn whole(&self) -> Option<RowValues> {
+        match (self.before, &self.answer) {
+            (Some(before), _) => Some(filled_from(self.after, before)),
+            (None, Some(Fetched::Columns(columns))) => Some(completed(self.after, columns)),
+            (None, _) => None,
+        }
+    }
+}
+
+/// Whether a decision has the row of the change written.
+fn writes(decision: Decision) -> bool {
+    matches!(decision.action, Action::Apply | Action::Ask)
 }
 
 /// The row that is looked for.
@@ -66,6 +107,15 @@ impl<'v> Sought<'v> {
             seen,
         }
     }
+}
+
+/// State of looking for a row until what is decided about it is carried out.
+#[derive(Debug, Clone, Copy)]
+struct Search {
+    /// The row has to be locked before it is written.
+    must_lock: bool,
+    /// It is locked when it is found.
+    lock: bool,
 }
 
 /// What the versions of rows of a table are told by, while they are looked for.
@@ -187,12 +237,17 @@ impl Session {
         let Some((key, remote, current)) = self.prepare(schema, writes)? else {
             return Ok(());
         };
+        let context = RowContext {
+            key,
+            remote: &remote,
+            current: &current,
+        };
         match change.operation {
-            Operation::Insert => self.insert_now(change, schema, key, &remote, &current),
-            Operation::Update => self.update_change(change, schema, key, &remote, &current),
+            Operation::Insert => self.insert_now(change, schema, context),
+            Operation::Update => self.update_change(change, schema, context),
             Operation::Delete => {
                 let (key, before) = self.routed(change.before.as_ref(), schema, key, &remote)?;
-                self.delete(key, &remote, &current, &before)?;
+                self.delete(context.at(key), &before)?;
                 self.spare.push(before);
                 Ok(())
             }
@@ -203,12 +258,11 @@ impl Session {
         &mut self,
         change: &Change<'_>,
         schema: u32,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
     ) -> Result<(), PgError> {
-        let (key, after) = self.routed_new(change.after.as_ref(), schema, key, remote)?;
-        self.insert(key, remote, current, &after)?;
+        let (key, after) =
+            self.routed_new(change.after.as_ref(), schema, context.key, context.remote)?;
+        self.insert(context.at(key), &after)?;
         self.spare.push(after);
         Ok(())
     }
@@ -253,20 +307,23 @@ impl Session {
         &mut self,
         change: &Change<'_>,
         schema: u32,
-        root: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
     ) -> Result<(), PgError> {
+        let RowContext {
+            key: root,
+            remote,
+            current,
+        } = context;
         let (new_key, after) = self.routed(change.after.as_ref(), schema, root, remote)?;
         let Some(before) = change.before.as_ref() else {
-            self.update(new_key, remote, current, &after, &after, false)?;
+            self.update(context.at(new_key), &after, &after, false)?;
             self.spare.push(after);
             return Ok(());
         };
         let (old_key, old) = self.routed(Some(before), schema, root, remote)?;
         if old_key != new_key {
             // The row moves to another partition.
-            return self.replace((old_key, new_key), remote, current, old, after);
+            return self.replace(context, (old_key, new_key), old, after);
         }
         let moved = match &self.target(old_key)?.plan.key {
             Some(key) => key_differs(change, key)?,
@@ -277,9 +334,9 @@ impl Session {
             return Err(self.wait_for_commit("It changes a key."));
         }
         if moved && self.is_two_rows(old_key, &old, &after) {
-            return self.replace((old_key, new_key), remote, current, old, after);
+            return self.replace(context, (old_key, new_key), old, after);
         }
-        self.update(old_key, remote, current, &old, &after, moved)?;
+        self.update(context.at(old_key), &old, &after, moved)?;
         self.spare.extend([old, after]);
         Ok(())
     }
@@ -287,18 +344,17 @@ impl Session {
     /// One row leaves, one comes: an update that is not about one row here.
     fn replace(
         &mut self,
+        context: RowContext<'_>,
         (old_key, new_key): (Key, Key),
-        remote: &RemoteRelation,
-        current: &Current,
         old: RowValues,
         after: RowValues,
     ) -> Result<(), PgError> {
-        let complete = self.complete_moved((old_key, new_key), remote, current, &old, after)?;
-        self.bring_lacking((old_key, new_key), remote, &old)?;
-        self.delete(old_key, remote, current, &old)?;
+        let complete = self.complete_moved(context, (old_key, new_key), &old, after)?;
+        self.bring_lacking((old_key, new_key), context.remote, &old)?;
+        self.delete(context.at(old_key), &old)?;
         self.spare.push(old);
         match complete {
-            Some(complete) => self.insert(new_key, remote, current, &complete),
+            Some(complete) => self.insert(context.at(new_key), &complete),
             None => Ok(()),
         }
     }
@@ -320,12 +376,14 @@ impl Session {
     /// Fill in unchanged TOAST values of a row that gets another key, or partition. `None` when nobody knows them: the row is not here.
     fn complete_moved(
         &mut self,
+        context: RowContext<'_>,
         (old_key, new_key): (Key, Key),
-        remote: &RemoteRelation,
-        current: &Current,
         old: &RowValues,
         mut after: RowValues,
     ) -> Result<Option<RowValues>, PgError> {
+        let RowContext {
+            remote, current, ..
+        } = context;
         let gaps: Vec<(usize, usize)> = {
             let from = self.target(old_key)?.plan.columns.iter();
             let from: Vec<(usize, usize)> =
@@ -356,7 +414,7 @@ impl Session {
                 before: (old_key, old),
                 moved: true,
             };
-            if let Fetched::Columns(columns) = self.fetch_gaps(new_key, remote, current, wanted)? {
+            if let Fetched::Columns(columns) = self.fetch_gaps(context.at(new_key), wanted)? {
                 return Ok(Some(completed(&after, &columns)));
             }
         }
@@ -651,75 +709,72 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Find the row that is sought, decide, and carry it out with `act`. The row is locked first only where there is
-    /// a conflict to record, or where it turns out to have changed between being found and being written; and before that `ask` may find
-    /// out what is not known of it, and says whether it did.
-    fn resolve(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        sought: Sought<'_>,
-        current: &Current,
-        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
-        (mut ask, mut act): (
-            Option<impl FnMut(&mut Self, Found, Decision) -> Result<bool, PgError>>,
-            impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
-        ),
-    ) -> Result<(), PgError> {
+    /// Begin to look for a row. It is locked at once where it must be, unless another node may be asked about it first: nobody is to wait
+    /// for a row meanwhile.
+    fn search(&self, key: Key, may_ask: bool) -> Search {
         let must_lock = self.needs_lock(key);
-        // Nobody is to wait for a row while another node is asked about it.
-        let mut lock = must_lock && ask.is_none();
-        loop {
-            let found = self.find(key, remote, sought.values, (sought.purpose, lock))?;
-            let mut decision = self.decide(key, remote, current, found, &decide)?;
-            let seen = sought
-                .seen
-                .filter(|(kind, _)| !current.told && self.is_asked(key, *kind));
-            if let Some(seen) = seen {
-                decision = self.compare_with_seen(key, current, found, decision, seen)?;
-            }
-            if let Some(ask) = ask.as_mut()
-                && ask(self, found, decision)?
-            {
-                // That may have taken long. A row that was not here may have come since, and may be gone again.
-                continue;
-            }
-            let lockable =
-                must_lock || decision.conflict.is_some() || self.may_lose(key, found, decision)?;
-            if !lock && lockable && matches!(found, Found::Row(_)) {
-                lock = true;
-                continue;
-            }
-            if act(self, found, decision)? == Written::Done {
-                return Ok(());
-            }
-            lock = true;
+        Search {
+            must_lock,
+            lock: must_lock && !may_ask,
         }
     }
 
-    /// The same for a change that brings all that it writes.
-    fn resolve_whole(
+    /// Find the row that is sought, and decide.
+    fn find_and_decide(
+        &mut self,
+        context: RowContext<'_>,
+        sought: Sought<'_>,
+        lock: bool,
+        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
+    ) -> Result<(Found, Decision), PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
+        let found = self.find(key, remote, sought.values, (sought.purpose, lock))?;
+        let decision = self.decide(context, found, decide)?;
+        let seen = sought
+            .seen
+            .filter(|(kind, _)| !current.is_displacement_notice && self.is_asked(key, *kind));
+        let decision = match seen {
+            Some(seen) => self.compare_with_seen(key, current, found, decision, seen)?,
+            None => decision,
+        };
+        Ok((found, decision))
+    }
+
+    /// Whether the row that was found has to be locked, and decided about once more, before the decision is carried out: there is a conflict
+    /// to record, or its version may change.
+    fn must_lock_first(
         &mut self,
         key: Key,
-        remote: &RemoteRelation,
-        sought: Sought<'_>,
-        current: &Current,
-        decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
-        act: impl FnMut(&mut Self, Found, Decision) -> Result<Written, PgError>,
-    ) -> Result<(), PgError> {
-        let ask = None::<fn(&mut Self, Found, Decision) -> Result<bool, PgError>>;
-        self.resolve(key, remote, sought, current, decide, (ask, act))
+        search: &mut Search,
+        found: Found,
+        decision: Decision,
+    ) -> Result<bool, PgError> {
+        let lockable = search.must_lock
+            || decision.conflict.is_some()
+            || self.may_lose(key, found, decision)?;
+        if search.lock || !lockable || !matches!(found, Found::Row(_)) {
+            return Ok(false);
+        }
+        search.lock = true;
+        Ok(true)
     }
 
     /// What the versions say of a change that meets what was found, and then the rules for the table.
     pub(super) fn decide(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decide: impl Fn(Local<'_>, Version<'_>, bool) -> Decision,
     ) -> Result<Decision, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let rules = self.target(key)?.plan.rules;
         if current.unsettled && self.may_yet_be_older(current, found) {
             return Err(self.wait_for_commit(
@@ -727,11 +782,11 @@ impl Session {
             ));
         }
         let local = self.local(found);
-        let decision = decide(local, version(current), current.from_origin);
+        let decision = decide(local, context.version(), current.from_origin);
         if current.runs && decision.conflict.is_some() {
             return Err(self.wait_for_commit("It meets a conflict."));
         }
-        if current.told {
+        if current.is_displacement_notice {
             return Ok(match found {
                 // It is gone here too: nothing to speak of.
                 Found::Missing(_) => Decision {
@@ -749,7 +804,7 @@ impl Session {
             });
         }
         rules
-            .resolve(decision, local, version(current))
+            .resolve(decision, local, context.version())
             .map_err(|kind| refused(kind, remote))
     }
 
@@ -800,60 +855,56 @@ impl Session {
 
     pub(super) fn insert(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         after: &RowValues,
     ) -> Result<(), PgError> {
+        let RowContext { key, current, .. } = context;
         if self.target(key)?.plan.key.is_none() {
-            if let Some(met) = self.removal_of(key, remote, current, after)? {
+            if let Some(met) = self.removal_of(context, after)? {
                 let (found, decision) = (met.found(), met.decision);
                 self.stay_away(key, current, met)?;
                 let incoming = Incoming::inserted(after);
                 return self
-                    .write_row(key, remote, current, found, decision, incoming)
+                    .write_row(context, found, decision, incoming)
                     .map(|_| ());
             }
             // Else nothing but a truncate may have taken it.
             let found = self.recall(key, after, None, true)?;
-            let mut decision = self.decide(key, remote, current, found, decide_insert)?;
+            let mut decision = self.decide(context, found, decide_insert)?;
             if decision.action == Action::Ask {
                 let local = self.local(found);
-                decision = decide_insert(local, version(current), current.from_origin);
+                decision = decide_insert(local, context.version(), current.from_origin);
             }
             let incoming = Incoming::inserted(after);
             return self
-                .write_row(key, remote, current, found, decision, incoming)
+                .write_row(context, found, decision, incoming)
                 .map(|_| ());
         }
-        let act = |session: &mut Self, found, decision| {
-            let incoming = Incoming::inserted(after);
-            let written = session.write_row(key, remote, current, found, decision, incoming)?;
-            if written == Written::Done {
-                session.settle_late(key, remote, current, found, decision, (after, after))?;
+        let sought = Sought::new(after, Purpose::Insert, None);
+        let mut search = self.search(key, false);
+        loop {
+            let (found, decision) =
+                self.find_and_decide(context, sought, search.lock, decide_insert)?;
+            if self.must_lock_first(key, &mut search, found, decision)? {
+                continue;
             }
-            Ok(written)
-        };
-        self.resolve_whole(
-            key,
-            remote,
-            Sought::new(after, Purpose::Insert, None),
-            current,
-            decide_insert,
-            act,
-        )
+            let incoming = Incoming::inserted(after);
+            if self.write_row(context, found, decision, incoming)? == Written::Done {
+                return self.settle_late(context, found, decision, (after, after));
+            }
+            search.lock = true;
+        }
     }
 
     /// Write what comes over what was found, or into the gap, as decided; record the conflict.
     fn write_row(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decision: Decision,
         incoming: Incoming<'_>,
     ) -> Result<Written, PgError> {
+        let RowContext { key, current, .. } = context;
         let after = incoming.after;
         let exists = matches!(found, Found::Row(_));
         {
@@ -866,7 +917,7 @@ impl Session {
         }
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             let rows = self.rows(key, exists, Some(after))?;
-            let meeting = Meeting {
+            let input = ConflictInput {
                 found,
                 kind,
                 rows,
@@ -874,13 +925,13 @@ impl Session {
                 in_the_way: false,
                 others: &[],
             };
-            return self.settle_by_function(key, remote, current, meeting);
+            return self.settle_by_function(context, input);
         }
         let merged = self.merge_columns(key, current, found, decision, incoming)?;
         if decision.conflict.is_some() {
             let rows = self.rows(key, exists, Some(after))?;
             let words = merged.as_ref().map_or("", |merged| &merged.words);
-            self.record_in_words(key, remote, current, found, decision, (rows, words))?;
+            self.record_in_words(context, found, decision, (rows, words))?;
         }
         if decision.action == Action::Keep {
             let Some(merged) = merged else {
@@ -902,7 +953,7 @@ impl Session {
                 table.prepare_insert(plan, &values);
             }
         }
-        let written = self.write_new(key, remote, current, found)?;
+        let written = self.write_new(context, found)?;
         if written == Written::Done {
             self.check_not_removed(key, current, after)?;
             self.note_added(key, after);
@@ -916,14 +967,13 @@ impl Session {
     /// Write the row in the new slot over what was found, or into the gap.
     pub(super) fn write_new(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
     ) -> Result<Written, PgError> {
+        let RowContext { key, current, .. } = context;
         let exists = matches!(found, Found::Row(_));
         if self.hints.check_other_keys {
-            match self.make_way(key, remote, current, found)? {
+            match self.make_way(context, found)? {
                 Way::Clear => {}
                 Way::Leave if exists => {
                     if self.open(key)?.delete()? == Written::Changed {
@@ -1016,133 +1066,171 @@ impl Session {
         self.opened(key).map(|(_, table)| table)
     }
 
+    /// Apply an update of one row: find it, decide, and carry that out; anew as long as it changes meanwhile.
     fn update(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         old: &RowValues,
         after: &RowValues,
         moved: bool,
     ) -> Result<(), PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let before = (remote.identity == braid_gir::ReplicaIdentity::Full
             && !std::ptr::eq(old, after))
         .then_some(old);
         self.check_before(key, remote, before)?;
         let filled = before.and_then(|before| self.filled(key, after, before));
         let after = filled.as_ref().unwrap_or(after);
-        let is_bag = self.is_bag(key);
-        let room = if moved || is_bag {
-            self.room(key, remote, current, (old, after), moved)?
-        } else {
-            Room::Own
-        };
+        let room = self.room(context, (old, after), moved)?;
         if room == Room::Taken {
             // The row under the new key is newer: this row only leaves its old key.
-            return self.delete(key, remote, current, old);
+            return self.delete(context, old);
         }
-        let incomplete = self.has_gaps(key, after);
-        let wanted = Wanted {
-            row: after,
-            before: (key, old),
-            moved,
-        };
-        let answer: RefCell<Option<Fetched>> = RefCell::new(None);
-        let ask = |session: &mut Self, found, decision: Decision| {
-            let writes = matches!(decision.action, Action::Apply | Action::Ask);
-            if (writes || moved) && answer.borrow().is_none() && !session.knows_rest(found, current)
-            {
-                let fetched = session.fetch_gaps(key, remote, current, wanted)?;
-                answer.replace(Some(fetched));
-                return Ok(true);
-            }
-            Ok(false)
-        };
-        // The whole old row is as good as an answer.
-        let ask = (incomplete && before.is_none()).then_some(ask);
-        let whole = || match (before, &*answer.borrow()) {
-            (Some(before), _) => Some(filled_from(after, before)),
-            (None, Some(Fetched::Columns(columns))) => Some(completed(after, columns)),
-            (None, _) => None,
-        };
         let gone = moved.then(|| self.key_hashes(key, old)).flatten();
-        let left = Cell::new(gone.filter(|gone| self.leaves(key, *gone, after)));
-        let act = |session: &mut Self, mut found, mut decision: Decision| {
-            let missing = matches!(found, Found::Missing(_));
-            // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
-            if missing && left.take().is_some() {
-                if session.has_come(key, remote, current.timestamp, old)? {
-                    return Ok(Written::Changed);
-                }
-                session.pass_on_deletion(key, current, found, old)?;
-            }
-            let writes = matches!(decision.action, Action::Apply | Action::Ask);
-            if is_bag && missing && writes {
-                match session.leave_bag(key, remote, current, (old, after))? {
-                    ControlFlow::Break(written) => return Ok(written),
-                    ControlFlow::Continue(Some(served)) => (found, decision) = served,
-                    ControlFlow::Continue(None) => {}
-                }
-            }
-            let foreign = incomplete && !session.knows_rest(found, current);
-            let row = whole().filter(|_| foreign && (writes || moved));
-            let row = row.as_ref().unwrap_or(after);
-            let incomplete = session.has_gaps(key, row);
-            if missing && writes && incomplete {
-                decision.action = Action::Keep;
-                decision.reason =
-                    "the row is not here, and the change does not carry its unchanged large values";
-            }
-            let incoming = Incoming {
-                after: row,
-                before,
-                is_insert: false,
-            };
-            let written = session.write_row(key, remote, current, found, decision, incoming)?;
-            if written == Written::Changed {
-                return Ok(written);
-            }
-            if decision.action == Action::Apply
-                && foreign
-                && matches!(&*answer.borrow(), Some(Fetched::Gone))
-            {
-                session.doubt(key, (current.timestamp, session_origin()))?;
-            }
-            if decision.action != Action::Keep {
-                return Ok(written);
-            }
-            if !moved {
-                session.settle_late(key, remote, current, found, decision, (after, old))?;
-            }
-            if room != Room::Free || incomplete || !session.newest_wins(key, decision)? {
-                return Ok(written);
-            }
-            session.write_under_new_key(key, remote, current, incoming)
+        let mut update = Update {
+            old,
+            after,
+            before,
+            moved,
+            room,
+            incomplete: self.has_gaps(key, after),
+            answer: None,
+            left: gone.filter(|gone| self.leaves(key, *gone, after)),
         };
         let seen = before.map(|before| (Kind::UpdateOriginDiffers, before));
         let sought = Sought::new(old, Purpose::Change, seen);
-        self.resolve(key, remote, sought, current, decide_update, (ask, act))?;
+        let mut search = self.search(key, update.may_ask());
+        loop {
+            let (found, decision) =
+                self.find_and_decide(context, sought, search.lock, decide_update)?;
+            if self.ask_for_gaps(context, &mut update, found, decision)? {
+                // That may have taken long. A row that was not here may have come since, and may be gone again.
+                continue;
+            }
+            if self.must_lock_first(key, &mut search, found, decision)? {
+                continue;
+            }
+            if self.carry_out_update(context, &mut update, found, decision)? == Written::Done {
+                break;
+            }
+            search.lock = true;
+        }
         gone.map_or(Ok(()), |gone| {
-            self.remember_left(key, current, gone, left.take())
+            self.remember_left(key, current, gone, update.left)
         })
     }
 
-    /// The old row of an update is not in a table without a key. What to go on with where another row is gone for it; or what has become of the update.
-    fn leave_bag(
+    /// Ask another node for large values that an update leaves as they were, if it is to be written and the row here may have others. Whether
+    /// it was asked.
+    fn ask_for_gaps(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
+        update: &mut Update<'_>,
+        found: Found,
+        decision: Decision,
+    ) -> Result<bool, PgError> {
+        let is_wanted = update.may_ask()
+            && update.answer.is_none()
+            && (writes(decision) || update.moved)
+            && !self.knows_rest(found, context.current);
+        if is_wanted {
+            let wanted = Wanted {
+                row: update.after,
+                before: (context.key, update.old),
+                moved: update.moved,
+            };
+            update.answer = Some(self.fetch_gaps(context, wanted)?);
+        }
+        Ok(is_wanted)
+    }
+
+    /// Do what was decided about an update.
+    fn carry_out_update(
+        &mut self,
+        context: RowContext<'_>,
+        update: &mut Update<'_>,
+        mut found: Found,
+        mut decision: Decision,
+    ) -> Result<Written, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
+        let (old, after) = (update.old, update.after);
+        let missing = matches!(found, Found::Missing(_));
+        // Nobody waits for a row that is not here. Another stream may be about to insert an older state of it under the key that it leaves.
+        if missing && update.left.take().is_some() {
+            if self.has_come(key, remote, current.timestamp, old)? {
+                return Ok(Written::Changed);
+            }
+            self.pass_on_deletion(key, current, found, old)?;
+        }
+        let writes = writes(decision);
+        if missing && writes && self.is_keyless(key) {
+            match self.leave_keyless(context, (old, after))? {
+                ControlFlow::Break(written) => return Ok(written),
+                ControlFlow::Continue(Some(served)) => (found, decision) = served,
+                ControlFlow::Continue(None) => {}
+            }
+        }
+        let foreign = update.incomplete && !self.knows_rest(found, current);
+        let whole = (foreign && (writes || update.moved))
+            .then(|| update.whole())
+            .flatten();
+        let row = whole.as_ref().unwrap_or(after);
+        let incomplete = self.has_gaps(key, row);
+        if missing && writes && incomplete {
+            decision.action = Action::Keep;
+            decision.reason =
+                "the row is not here, and the change does not carry its unchanged large values";
+        }
+        let incoming = Incoming {
+            after: row,
+            before: update.before,
+            is_insert: false,
+        };
+        let written = self.write_row(context, found, decision, incoming)?;
+        if written == Written::Changed {
+            return Ok(written);
+        }
+        if decision.action == Action::Apply
+            && foreign
+            && matches!(update.answer, Some(Fetched::Gone))
+        {
+            self.mark_unverified(key, (current.timestamp, session_origin()))?;
+        }
+        if decision.action != Action::Keep {
+            return Ok(written);
+        }
+        if !update.moved {
+            self.settle_late(context, found, decision, (after, old))?;
+        }
+        if update.room != Room::Free || incomplete || !self.newest_wins(key, decision)? {
+            return Ok(written);
+        }
+        self.write_under_new_key(context, incoming)
+    }
+
+    /// The old row of an update is not in a table without a key. What to go on with where another row is gone for it; or what has become of the update.
+    fn leave_keyless(
+        &mut self,
+        context: RowContext<'_>,
         (old, after): (&RowValues, &RowValues),
     ) -> Result<ControlFlow<Written, Option<(Found, Decision)>>, PgError> {
-        let served = match self.remove_without_row(key, remote, current, old)? {
+        let RowContext { key, current, .. } = context;
+        let served = match self.remove_without_row(context, old)? {
             Without::Changed => return Ok(ControlFlow::Break(Written::Changed)),
             // As if it had been found.
             Without::Served => Some((Found::Missing(None), NO_CONFLICT)),
             Without::Remembered => None,
         };
         // What is without a row now may be newer than this, and the new row identical.
-        match self.removal_of(key, remote, current, after)? {
+        match self.removal_of(context, after)? {
             Some(met) => {
                 self.stay_away(key, current, met)?;
                 Ok(ControlFlow::Break(Written::Done))
@@ -1154,16 +1242,18 @@ impl Session {
     /// What is under the new key of a row that gets another one; where rows have no key, whether the new row was taken out before it came.
     fn room(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         (old, after): (&RowValues, &RowValues),
         moved: bool,
     ) -> Result<Room, PgError> {
+        let RowContext { key, current, .. } = context;
         if moved {
-            return self.make_room(key, remote, current, old, after);
+            return self.make_room(context, old, after);
         }
-        let Some(met) = self.removal_of(key, remote, current, after)? else {
+        if !self.is_keyless(context.key) {
+            return Ok(Room::Own);
+        }
+        let Some(met) = self.removal_of(context, after)? else {
             return Ok(Room::Own);
         };
         self.stay_away(key, current, met)?;
@@ -1173,9 +1263,7 @@ impl Session {
     /// Something newer has happened under the row's old key, which says nothing about the new one.
     fn write_under_new_key(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         incoming: Incoming<'_>,
     ) -> Result<Written, PgError> {
         let nothing = Found::Missing(None);
@@ -1183,7 +1271,7 @@ impl Session {
             is_insert: true,
             ..incoming
         };
-        self.write_row(key, remote, current, nothing, NO_CONFLICT, incoming)
+        self.write_row(context, nothing, NO_CONFLICT, incoming)
     }
 
     /// Whether a row with the key of these hashes has another with these values. Another form of the same key is no other.
@@ -1202,7 +1290,7 @@ impl Session {
         left: Option<KeyHashes>,
     ) -> Result<(), PgError> {
         if let Some(left) = left.filter(|_| self.remembers(key)) {
-            self.entomb_row(key, left, (current.timestamp, session_origin()))?;
+            self.record_tombstones(key, left, (current.timestamp, session_origin()))?;
         }
         self.attempt()
             .written
@@ -1249,12 +1337,15 @@ impl Session {
     /// Remove what stands under a row's new key, unless it is newer.
     fn make_room(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         old: &RowValues,
         after: &RowValues,
     ) -> Result<Room, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let own = match self.find(key, remote, old, (Purpose::Change, true))? {
             Found::Row(_) => Some(self.found_at(key)),
             Found::Missing(_) => None,
@@ -1264,11 +1355,11 @@ impl Session {
             // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
             return Ok(Room::Own);
         }
-        let decision = self.decide(key, remote, current, found, decide_new_key)?;
+        let decision = self.decide(context, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             // What it gives is written over the row that is there; what was to come only leaves its old key.
-            self.ask_about_new_key(key, remote, current, found, kind, after)?;
+            self.ask_about_new_key(context, found, kind, after)?;
             return Ok(Room::Taken);
         }
         if decision.conflict.is_some() {
@@ -1278,10 +1369,10 @@ impl Session {
                 table.prepare_update(after);
             }
             let rows = self.rows(key, exists, exists.then_some(after))?;
-            self.record(key, remote, current, found, decision, rows)?;
+            self.record(context, found, decision, rows)?;
         }
         if decision.action == Action::Keep {
-            self.settle_late(key, remote, current, found, decision, (after, after))?;
+            self.settle_late(context, found, decision, (after, after))?;
             return Ok(Room::Taken);
         }
         if exists {
@@ -1293,44 +1384,44 @@ impl Session {
         Ok(Room::Free)
     }
 
-    fn delete(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
-        before: &RowValues,
-    ) -> Result<(), PgError> {
-        let act = |session: &mut Self, found, decision| {
-            session.delete_row(key, remote, current, found, decision, before)
-        };
+    fn delete(&mut self, context: RowContext<'_>, before: &RowValues) -> Result<(), PgError> {
+        let RowContext { key, remote, .. } = context;
         let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
         let seen = whole.then_some((Kind::DeleteOriginDiffers, before));
-        self.resolve_whole(
-            key,
-            remote,
-            Sought::new(before, Purpose::Delete, seen),
-            current,
-            decide_delete,
-            act,
-        )
+        let sought = Sought::new(before, Purpose::Delete, seen);
+        let mut search = self.search(key, false);
+        loop {
+            let (found, decision) =
+                self.find_and_decide(context, sought, search.lock, decide_delete)?;
+            if self.must_lock_first(key, &mut search, found, decision)? {
+                continue;
+            }
+            if self.delete_row(context, found, decision, before)? == Written::Done {
+                return Ok(());
+            }
+            search.lock = true;
+        }
     }
 
     /// Delete what was found, as decided; record the conflict.
     fn delete_row(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decision: Decision,
         before: &RowValues,
     ) -> Result<Written, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let exists = matches!(found, Found::Row(_));
         if !exists {
             if self.has_come(key, remote, current.timestamp, before)? {
                 return Ok(Written::Changed);
             }
-            match self.remove_without_row(key, remote, current, before)? {
+            match self.remove_without_row(context, before)? {
                 Without::Changed => return Ok(Written::Changed),
                 // As if it had been found.
                 Without::Served => return Ok(Written::Done),
@@ -1341,7 +1432,7 @@ impl Session {
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
             let rows = self.rows(key, exists, None)?;
             let whole = remote.identity == braid_gir::ReplicaIdentity::Full;
-            let meeting = Meeting {
+            let input = ConflictInput {
                 found,
                 kind,
                 rows,
@@ -1349,7 +1440,7 @@ impl Session {
                 in_the_way: false,
                 others: &[],
             };
-            return self.settle_by_function(key, remote, current, meeting);
+            return self.settle_by_function(context, input);
         }
         if decision.conflict.is_some() {
             if !exists
@@ -1363,7 +1454,7 @@ impl Session {
                 table.prepare_insert(plan, before);
             }
             let rows = self.rows(key, exists, (!exists).then_some(before))?;
-            self.record(key, remote, current, found, decision, rows)?;
+            self.record(context, found, decision, rows)?;
         }
         if decision.action == Action::Apply && exists {
             if self.open(key)?.delete()? == Written::Changed {
@@ -1396,26 +1487,27 @@ impl Session {
     /// Count a conflict, and record it with its rows if that is wanted.
     pub(super) fn record(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decision: Decision,
         rows: Rows<'_>,
     ) -> Result<(), PgError> {
-        self.record_in_words(key, remote, current, found, decision, (rows, ""))
+        self.record_in_words(context, found, decision, (rows, ""))
     }
 
     /// The same, with more words on why.
     fn record_in_words(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decision: Decision,
         (rows, words): (Rows<'_>, &str),
     ) -> Result<(), PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         if decision.conflict == Some(Kind::UpdateDeleted)
             && rows.remote.is_some()
             && self.is_displaced(key, current)
@@ -1481,7 +1573,10 @@ impl Session {
         found: Found,
         decision: Decision,
     ) -> Result<Option<bool>, PgError> {
-        let Some(kind) = decision.conflict.filter(|_| !current.told) else {
+        let Some(kind) = decision
+            .conflict
+            .filter(|_| !current.is_displacement_notice)
+        else {
             return Ok(None);
         };
         let by_versions = self.target(key)?.plan.rules.go_by_versions();

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::rc::Rc;
 
-use braid_bgworker::conflict::{Action as Deed, decide_insert, decide_update};
+use braid_bgworker::conflict::{Action as RowAction, decide_insert, decide_update};
 use braid_bgworker::consolidate::{
     Action, Change as Part, Net, Operation as PartOperation, Run, Version as PartVersion,
     group_by_table,
@@ -257,7 +257,7 @@ impl Session {
         } else {
             decide_insert(self.local(found), incoming, from_origin)
         };
-        if decision.conflict.is_some() || decision.action != Deed::Apply {
+        if decision.conflict.is_some() || decision.action != RowAction::Apply {
             return Ok(false);
         }
         let mut slot: fn(&OpenTable) -> *mut pgrx::pg_sys::TupleTableSlot = OpenTable::new_slot;

@@ -388,10 +388,10 @@ impl DeadRows {
             if table.is_null() {
                 return Ok(None);
             }
-            let is_bag = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f'
+            let is_keyless = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f'
                 && compat::is_in_file(table, &file)
                 && identity_key(table).is_none();
-            let found = if is_bag {
+            let found = if is_keyless {
                 let any = &raw mut pg_sys::SnapshotAnyData;
                 at_place(table, place, any, |slot| {
                     let hash = row_hash(table, slot);
@@ -501,8 +501,8 @@ pub(super) unsafe fn version_in(
         let hashes_as = hasher(table, slot);
         let hashes = hashes_as(oid.to_u32());
         // Where no change says whole old rows, none is ever taken out.
-        let is_bag = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f';
-        let row_hash = (is_bag && identity_key(table).is_none()).then(|| row_hash(table, slot));
+        let is_keyless = (*(*table).rd_rel).relreplident.cast_unsigned() == b'f';
+        let row_hash = (is_keyless && identity_key(table).is_none()).then(|| row_hash(table, slot));
         let xid = writer(slot);
         let stamp = match (stamp_of(xid), hashes) {
             (Stamp::Unversioned, _) if is_copied(xid) => {

@@ -16,6 +16,7 @@ use super::constraint::{Checked, Unchecked};
 use super::in_the_way::{UNIQUE_VIOLATION, Way, drop_rows};
 use super::lookup::LockedRows;
 use super::relation::RemoteRelation;
+use super::row_context::RowContext;
 use super::table::OpenTable;
 
 impl Session {
@@ -72,7 +73,12 @@ impl Session {
         let Some(current) = self.current().cloned() else {
             return Err(violated(remote));
         };
-        match self.settle(key, remote, &current, row.exists, rows)? {
+        let context = RowContext {
+            key,
+            remote,
+            current: &current,
+        };
+        match self.settle(context, row.exists, rows)? {
             // It took the place of what is to stay, which can't be had back.
             Way::Stay if row.exists => return Err(violated(remote)),
             Way::Clear => return Err(violated(remote)),

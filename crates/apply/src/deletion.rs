@@ -53,7 +53,7 @@ impl Session {
             }
             _ => return Ok(()),
         };
-        self.entomb_row(key, hashes, version)
+        self.record_tombstones(key, hashes, version)
     }
 
     /// There is no row with the key of these values any more, as a transaction of this time says.
@@ -67,7 +67,7 @@ impl Session {
             return Ok(());
         }
         match self.key_hashes(key, values) {
-            Some(hashes) => self.entomb_row(key, hashes, (timestamp, session_origin())),
+            Some(hashes) => self.record_tombstones(key, hashes, (timestamp, session_origin())),
             None => Ok(()),
         }
     }
@@ -139,7 +139,7 @@ impl Session {
         if !registry::remembers_deletions() {
             return Ok(());
         }
-        self.entomb(key, table_hash(key.1), (timestamp, session_origin()))
+        self.record_tombstone(key, table_hash(key.1), (timestamp, session_origin()))
     }
 
     /// Whether a table was truncated by another transaction than the one in hand that is newer, or by this very one when it came by another way.
@@ -219,7 +219,7 @@ impl Session {
     }
 
     /// The row with these hashes is gone.
-    pub(super) fn entomb_row(
+    pub(super) fn record_tombstones(
         &mut self,
         key: Key,
         hashes: KeyHashes,
@@ -227,10 +227,10 @@ impl Session {
     ) -> Result<(), PgError> {
         hashes
             .each()
-            .try_for_each(|hash| self.entomb(key, hash, version))
+            .try_for_each(|hash| self.record_tombstone(key, hash, version))
     }
 
-    pub(super) fn entomb(
+    pub(super) fn record_tombstone(
         &mut self,
         key: Key,
         hash: u64,

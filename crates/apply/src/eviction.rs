@@ -30,6 +30,7 @@ use super::in_the_way::UNIQUE_VIOLATION;
 use super::key_hash::key_hash;
 use super::lookup::{Found, Purpose, lock_row, writer};
 use super::merge::{self, Call};
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::{Current, Session, Target};
@@ -253,7 +254,7 @@ impl Session {
         calls: &[Call],
         origin: pg_sys::RepOriginId,
     ) -> Result<(), PgError> {
-        let (own, told): (Vec<_>, Vec<_>) = evictions
+        let (own, noticed): (Vec<_>, Vec<_>) = evictions
             .iter()
             .partition(|eviction| matches!(eviction.loser, Loser::HereAsOwn));
         // SAFETY: outside of a transaction; without an origin for the commits, until it is set again.
@@ -275,11 +276,11 @@ impl Session {
             drop_slots(locked);
             self.commit_as_own()?;
         }
-        let Some(first) = told.iter().map(|eviction| eviction.timestamp()).min() else {
+        let Some(first) = noticed.iter().map(|eviction| eviction.timestamp()).min() else {
             return Ok(());
         };
         stamp_with(origin);
-        self.remove_losers(&told)?;
+        self.remove_losers(&noticed)?;
         self.commit_as_of(first)?;
         stamp_with(0);
         tell()
@@ -342,14 +343,12 @@ impl Session {
             index: eviction.index,
         };
         let found = Found::Row(eviction.stamp);
-        self.record(
+        let context = RowContext {
             key,
-            &remote,
-            &eviction.current,
-            found,
-            eviction.decision,
-            rows,
-        )
+            remote: &remote,
+            current: &eviction.current,
+        };
+        self.record(context, found, eviction.decision, rows)
     }
 
     /// The bytes of a heap tuple with the key of the row in a slot, and what else of it is small.

@@ -45,7 +45,7 @@ impl Session {
         current: &Current,
     ) -> Result<(), PgError> {
         self.open_emptied(table)?;
-        if !self.is_bag(table.key) || !self.target(table.key)?.plan.rules.go_by_versions() {
+        if !self.is_keyless(table.key) || !self.target(table.key)?.plan.rules.go_by_versions() {
             return Ok(());
         }
         if current.unsettled {

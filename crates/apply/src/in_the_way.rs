@@ -16,16 +16,16 @@ use braid_bgworker::resolution::Resolution;
 use braid_postgres::error::PgError;
 use pgrx::pg_sys;
 
-use super::change::{Key, Rows, refused, version};
+use super::Session;
+use super::change::{Key, Rows, refused};
 use super::constraint::Checked;
 use super::copied;
 use super::eviction::{Loser, to_leave_first};
 use super::key_hash::key_hash;
 use super::lookup::{Found, LockedRows, writer};
-use super::merge::Meeting;
-use super::relation::RemoteRelation;
+use super::merge::ConflictInput;
+use super::row_context::RowContext;
 use super::version::Stamp;
-use super::{Current, Session};
 
 /// SQLSTATE unique_violation.
 pub(super) const UNIQUE_VIOLATION: &str = "23505";
@@ -66,18 +66,17 @@ impl Session {
     /// Make way for the row in the new slot, which takes the place of what was `found`, if it wins; record each conflict.
     pub(super) fn make_way(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
     ) -> Result<Way, PgError> {
+        let RowContext { key, .. } = context;
         let table = self.open(key)?;
         let exists = matches!(found, Found::Row(_));
         // SAFETY: the local slot holds what was found.
         let own = exists.then(|| unsafe { (*table.local_slot()).tts_tid });
         table.compute_generated(exists);
         let rows = table.in_the_way(own, Checked::AtOnce)?;
-        let way = self.settle(key, remote, current, exists, &rows);
+        let way = self.settle(context, exists, &rows);
         drop_rows(rows);
         way
     }
@@ -85,12 +84,15 @@ impl Session {
     /// The same, for rows that were found in its way. Clear when there are none, or one that this very transaction wrote.
     pub(super) fn settle(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         exists: bool,
         rows: &[(*mut pg_sys::TupleTableSlot, Stamp)],
     ) -> Result<Way, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let kind = match (rows.len(), exists) {
             (0, _) => return Ok(Way::Clear),
             (1, false) => Kind::InsertExists,
@@ -98,7 +100,7 @@ impl Session {
             _ => Kind::MultipleUniqueConflicts,
         };
         if self.is_asked(key, kind) {
-            return self.ask_who_stays(key, remote, current, kind, rows);
+            return self.ask_who_stays(context, kind, rows);
         }
         let rules = self.target(key)?.plan.rules;
         let mut decisions: Vec<(*mut pg_sys::TupleTableSlot, Found, Decision)> = Vec::new();
@@ -110,9 +112,9 @@ impl Session {
                 // This very transaction wrote it: the write says what is wrong.
                 return Ok(Way::Clear);
             }
-            let decision = decide_in_the_way(kind, local, version(current));
+            let decision = decide_in_the_way(kind, local, context.version());
             let decision = rules
-                .resolve(decision, local, version(current))
+                .resolve(decision, local, context.version())
                 .map_err(|kind| refused(kind, remote))?;
             decisions.push((*slot, found, decision));
         }
@@ -123,10 +125,14 @@ impl Session {
             .map(|(_, _, decision)| *decision);
         let new_slot = self.open(key)?.new_slot();
         // What is told is a deletion, which the versions have to be left to judge.
-        let told =
+        let sends_notice =
             self.remembers(key) && rules.of(Kind::UpdateDeleted) == Resolution::LastUpdateWins;
         let Some(kept) = kept else {
-            let loser = if told { Loser::Here } else { Loser::HereAsOwn };
+            let loser = if sends_notice {
+                Loser::Here
+            } else {
+                Loser::HereAsOwn
+            };
             for (slot, found, decision) in decisions {
                 if let Found::Row(stamp) = found {
                     self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
@@ -135,7 +141,7 @@ impl Session {
             return Err(to_leave_first());
         };
         let stays = rules.of(kind) == Resolution::KeepLocal;
-        let told = told && !stays && !self.is_displaced(key, current);
+        let sends_notice = sends_notice && !stays && !self.is_displaced(key, current);
         let mut first = true;
         for (slot, found, decision) in decisions {
             let decision = Decision {
@@ -143,7 +149,7 @@ impl Session {
                 reason: kept.reason,
                 ..decision
             };
-            if let (true, Found::Row(stamp)) = (told, found) {
+            if let (true, Found::Row(stamp)) = (sends_notice, found) {
                 let loser = Loser::Incoming { first };
                 self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
                 first = false;
@@ -154,7 +160,7 @@ impl Session {
                 given: None,
                 index: self.met_index(key, slot),
             };
-            self.record(key, remote, current, found, decision, rows)?;
+            self.record(context, found, decision, rows)?;
         }
         Ok(if stays { Way::Stay } else { Way::Leave })
     }
@@ -162,12 +168,11 @@ impl Session {
     /// Ask the function whether the row in the new slot takes the place of those in its way.
     fn ask_who_stays(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         kind: Kind,
         rows: &[(*mut pg_sys::TupleTableSlot, Stamp)],
     ) -> Result<Way, PgError> {
+        let RowContext { key, current, .. } = context;
         let mut found = Vec::with_capacity(rows.len());
         for (slot, stamp) in rows {
             let stamp = self.refined(key, *slot, *stamp)?;
@@ -182,7 +187,7 @@ impl Session {
         };
         let others: Vec<_> = found.iter().skip(1).map(|(slot, _)| *slot).collect();
         let new_slot = self.open(key)?.new_slot();
-        let meeting = Meeting {
+        let input = ConflictInput {
             found: Found::Row(stamp),
             kind,
             rows: Rows {
@@ -196,7 +201,7 @@ impl Session {
             others: &others,
         };
         self.hints.forget_calls();
-        let asked = self.ask(key, remote, current, meeting)?;
+        let asked = self.ask(context, input)?;
         let leave = asked.answer == Answer::Remote;
         let decision = Decision {
             action: if leave { Action::Apply } else { Action::Keep },
@@ -218,7 +223,7 @@ impl Session {
                 given: None,
                 index: self.met_index(key, slot),
             };
-            self.record(key, remote, current, Found::Row(stamp), decision, rows)?;
+            self.record(context, Found::Row(stamp), decision, rows)?;
         }
         if leave {
             return Err(to_leave_first());

@@ -50,6 +50,7 @@ mod querier;
 mod relation;
 mod removal;
 mod route;
+mod row_context;
 mod rules;
 mod savepoint;
 mod scan;
@@ -203,8 +204,8 @@ struct Current {
     origin: Rc<str>,
     /// The sender is the origin: its order is the order of versions.
     from_origin: bool,
-    /// The sender tells of a row that has lost to another one (`eviction`): a deletion, which versions judge and no rule.
-    told: bool,
+    /// The sender gives notice of a row that has lost to another one (`eviction`): a deletion, which versions judge and no rule.
+    is_displacement_notice: bool,
     /// It is to be prepared: the time is that of PREPARE, and its version will have a later one. Or it runs.
     unsettled: bool,
     /// It runs at the provider: it commits after this position, and at this time or later. What more than that would have to be known for is
@@ -416,7 +417,7 @@ impl Session {
                 Rc::from(begin.origin)
             },
             from_origin,
-            told: begin.origin == &*self.provider,
+            is_displacement_notice: begin.origin == &*self.provider,
             unsettled: false,
             runs: false,
         };

@@ -6,7 +6,7 @@
 //! (`braid.conflict_call`) of which rows met and what it gave; then the transaction is applied once more, and finds the note.
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
-use braid_bgworker::merge::{Answer, Deed, sees, settle};
+use braid_bgworker::merge::{Answer, MergeAction, sees, settle};
 use braid_bgworker::resolution::{Function, Resolution};
 use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::PgError;
@@ -21,7 +21,7 @@ use super::eviction::copy_tuple;
 use super::function::{Callee, Given, Writes};
 use super::key_hash::key_hash;
 use super::lookup::{Found, Purpose};
-use super::relation::RemoteRelation;
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::write::Written;
 use super::{Current, NO_SUBSCRIPTION, Session, Target};
@@ -40,7 +40,7 @@ type Slot = *mut pg_sys::TupleTableSlot;
 
 /// What meets.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Meeting<'a> {
+pub(super) struct ConflictInput<'a> {
     pub(super) found: Found,
     pub(super) kind: Kind,
     pub(super) rows: Rows<'a>,
@@ -126,29 +126,28 @@ impl Session {
     /// Ask the function about a row that was found, or a gap, and do what it says; record the conflict.
     pub(super) fn settle_by_function(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
-        meeting: Meeting<'_>,
+        context: RowContext<'_>,
+        input: ConflictInput<'_>,
     ) -> Result<Written, PgError> {
+        let RowContext { key, current, .. } = context;
         if current.unsettled {
             return Err(self.wait_for_commit("It meets a conflict that a function decides."));
         }
-        let asked = self.ask(key, remote, current, meeting)?;
-        let found = meeting.found;
-        let mut settled = settle(asked.answer, self.local(found), version(current));
-        if asked.answer == Answer::Nothing && meeting.rows.remote.is_none() {
-            settled.action = match settled.deed {
-                Deed::Nothing => Action::Keep,
-                Deed::Write | Deed::Delete => Action::Apply,
+        let asked = self.ask(context, input)?;
+        let found = input.found;
+        let mut settled = settle(asked.answer, self.local(found), context.version());
+        if asked.answer == Answer::Nothing && input.rows.remote.is_none() {
+            settled.action = match settled.merge_action {
+                MergeAction::Nothing => Action::Keep,
+                MergeAction::Write | MergeAction::Delete => Action::Apply,
             };
         }
         let decision = Decision {
             action: settled.action,
-            conflict: Some(meeting.kind),
+            conflict: Some(input.kind),
             reason: reason(asked.answer),
         };
-        self.record(key, remote, current, found, decision, meeting.rows)?;
+        self.record(context, found, decision, input.rows)?;
         let own = (current.timestamp, session_origin());
         let stamp = match found {
             Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
@@ -156,9 +155,9 @@ impl Session {
         };
         let larger = stamp.filter(|_| settled.keeps_version).unwrap_or(own);
         let mut slot: fn(&OpenTable) -> Slot = OpenTable::new_slot;
-        match settled.deed {
-            Deed::Nothing => return Ok(Written::Done),
-            Deed::Delete => {
+        match settled.merge_action {
+            MergeAction::Nothing => return Ok(Written::Done),
+            MergeAction::Delete => {
                 slot = OpenTable::local_slot;
                 if self.open(key)?.delete()? == Written::Changed {
                     return Ok(Written::Changed);
@@ -167,11 +166,11 @@ impl Session {
                 self.remember_deletion_of(key, larger, slot)?;
                 self.count(key, |counts| counts.deletes += 1);
             }
-            Deed::Write => {
+            MergeAction::Write => {
                 if let Some(values) = &asked.values {
                     self.open(key)?.prepare_update(values);
                 }
-                if self.write_new(key, remote, current, found)? == Written::Changed {
+                if self.write_new(context, found)? == Written::Changed {
                     return Ok(Written::Changed);
                 }
             }
@@ -185,13 +184,12 @@ impl Session {
     /// Ask the function about a row that stands under the new key of another, and do what it says there.
     pub(super) fn ask_about_new_key(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         kind: Kind,
         after: &RowValues,
     ) -> Result<(), PgError> {
+        let RowContext { key, .. } = context;
         if self.has_gaps(key, after) {
             return Err(PgError::new(
                 "0A000",
@@ -212,7 +210,7 @@ impl Session {
             given: Some(after),
             index: None,
         };
-        let meeting = Meeting {
+        let input = ConflictInput {
             found,
             kind,
             rows,
@@ -221,7 +219,7 @@ impl Session {
             others: &[],
         };
         // The row that is there is locked.
-        match self.settle_by_function(key, remote, current, meeting)? {
+        match self.settle_by_function(context, input)? {
             Written::Done => Ok(()),
             Written::Changed => Err(PgError::new("40001", "a locked row has changed")),
         }
@@ -244,33 +242,31 @@ impl Session {
     /// Ask the function that the rule names.
     pub(super) fn ask(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
-        meeting: Meeting<'_>,
+        context: RowContext<'_>,
+        input: ConflictInput<'_>,
     ) -> Result<Asked, PgError> {
+        let RowContext { key, current, .. } = context;
         let target = self.target(key)?;
-        let Some(function) = target.plan.rules.function(meeting.kind) else {
+        let Some(function) = target.plan.rules.function(input.kind) else {
             return Err(PgError::new("XX000", "no function to be asked"));
         };
         let callee = Callee::find(function.oid)?;
-        let (arguments, about) = self.arguments(key, remote, current, meeting, &callee)?;
+        let (arguments, about) = self.arguments(context, input, &callee)?;
         let replicates = function.replicates && self.identity.subscription_id != NO_SUBSCRIPTION;
-        let note = self.note_of(key, current, meeting)?;
+        let note = self.note_of(key, current, input)?;
         self.attempt().asked_about.push(note.hash);
         if replicates && let Some(row) = self.noted(key, note, &callee)? {
             let given = Given { row, wrote: false };
-            return self.understand(key, meeting, &callee, given);
+            return self.understand(key, input, &callee, given);
         }
-        let writes = if replicates || meeting.in_the_way {
+        let writes = if replicates || input.in_the_way {
             Writes::Undo
         } else {
             Writes::Keep
         };
-        let given =
-            self.call_as_owner((key, remote, meeting), &callee, arguments, writes, &about)?;
-        let asked = self.understand(key, meeting, &callee, given)?;
-        if meeting.in_the_way {
+        let given = self.call_as_owner(context, input, &callee, (arguments, writes), &about)?;
+        let asked = self.understand(key, input, &callee, given)?;
+        if input.in_the_way {
             if !matches!(asked.answer, Answer::Local | Answer::Remote) {
                 return Err(callee
                     .error("gave neither of two rows")
@@ -303,8 +299,8 @@ impl Session {
                     "what a conflict function writes is to be committed here first",
                 ));
             } else {
-                let asked_about = (key, remote, meeting);
-                self.call_as_owner(asked_about, &callee, arguments, Writes::Keep, &about)?;
+                let call = (arguments, Writes::Keep);
+                self.call_as_owner(context, input, &callee, call, &about)?;
             }
         }
         Ok(asked)
@@ -312,30 +308,29 @@ impl Session {
 
     fn call_as_owner(
         &mut self,
-        (key, remote, meeting): (Key, &RemoteRelation, Meeting<'_>),
+        context: RowContext<'_>,
+        input: ConflictInput<'_>,
         callee: &Callee,
-        arguments: [Option<pg_sys::Datum>; 4],
-        writes: Writes,
+        (arguments, writes): ([Option<pg_sys::Datum>; 4], Writes),
         about: &str,
     ) -> Result<Given, PgError> {
         self.work_as_self();
         self.work_as(callee.owner);
         let given = callee.call(arguments, writes, about, &mut || {
-            self.is_untouched(key, remote, meeting)
+            self.is_untouched(context, input)
         })?;
         self.work_as_self();
-        self.work_as_owner_of(key);
+        self.work_as_owner_of(context.key);
         Ok(given)
     }
 
     /// Whether the row that the function is asked about, or the gap, is what it was.
     fn is_untouched(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        meeting: Meeting<'_>,
+        RowContext { key, remote, .. }: RowContext<'_>,
+        input: ConflictInput<'_>,
     ) -> Result<bool, PgError> {
-        match (meeting.rows.local, meeting.rows.given) {
+        match (input.rows.local, input.rows.given) {
             (Some(local), _) => Ok(self.open(key)?.is_there(local)),
             (None, Some(given)) => Ok(matches!(
                 self.find_here(key, remote, given, (Purpose::Change, false))?,
@@ -348,12 +343,15 @@ impl Session {
     /// The function's arguments, in the current memory context; and what they are about, for errors.
     fn arguments(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
-        meeting: Meeting<'_>,
+        context: RowContext<'_>,
+        input: ConflictInput<'_>,
         callee: &Callee,
     ) -> Result<([Option<pg_sys::Datum>; 4], String), PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let (plan, table) = self.opened(key)?;
         let relation = table.relation();
         let key_names: Vec<String> = plan
@@ -369,12 +367,12 @@ impl Session {
             let of = |slot: Option<Slot>| {
                 slot.map(|slot| converted(copy_tuple(slot), descriptor, callee.row_type))
             };
-            let before = meeting
+            let before = input
                 .before
                 .map(|values| converted(form(descriptor, values), descriptor, callee.row_type));
             (
                 own_type,
-                [of(meeting.rows.local), of(meeting.rows.remote), before],
+                [of(input.rows.local), of(input.rows.remote), before],
             )
         };
         let json = |slot: Option<Slot>| {
@@ -393,13 +391,13 @@ impl Session {
             KEY,
             &[
                 encoding::texts_argument(&key_names),
-                json(meeting.rows.local),
-                json(meeting.rows.remote),
+                json(input.rows.local),
+                json(input.rows.remote),
             ],
         )?;
         let key_text = first_bytes(found);
         let mut others = None;
-        for other in meeting.others {
+        for other in input.others {
             // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.
             unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
             // SAFETY: a jsonb, or null.
@@ -414,7 +412,7 @@ impl Session {
                 .map(|text| read_as(pg_sys::JSONBOID, text))
                 .transpose()?;
         }
-        let stamp = match meeting.found {
+        let stamp = match input.found {
             Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
             Found::Missing(None) => None,
         };
@@ -425,13 +423,13 @@ impl Session {
             key_text
                 .as_deref()
                 .map_or("unknown".into(), String::from_utf8_lossy),
-            meeting.kind.name()
+            input.kind.name()
         );
         // SAFETY: SPI leaves the context that it was called in as the current one; to be sure.
         unsafe { pg_sys::MemoryContextSwitchTo(self.change_context) };
         let timestamp = |micros: i64| pg_sys::Datum::from(micros.saturating_sub(EPOCH_DIFFERENCE));
         let values: [Option<pg_sys::Datum>; INFO_COLUMNS] = [
-            Some(text(meeting.kind.name())),
+            Some(text(input.kind.name())),
             Some(pg_sys::Datum::from(pg_sys::Oid::from(key.1))),
             key_text
                 .map(|key| read_as(pg_sys::JSONBOID, key))
@@ -451,7 +449,7 @@ impl Session {
     fn understand(
         &mut self,
         key: Key,
-        meeting: Meeting<'_>,
+        input: ConflictInput<'_>,
         callee: &Callee,
         given: Given,
     ) -> Result<Asked, PgError> {
@@ -467,13 +465,13 @@ impl Session {
             let descriptor = (*table.new_slot()).tts_tupleDescriptor;
             let values = taken_apart(row, callee.row_type, descriptor, own_type(table));
             let is = |slot: Option<Slot>| slot.is_some_and(|slot| same_row(slot, &values));
-            let answer = match (is(meeting.rows.local), is(meeting.rows.remote)) {
+            let answer = match (is(input.rows.local), is(input.rows.remote)) {
                 (true, true) => Answer::Both,
                 (true, false) => Answer::Local,
                 (false, true) => Answer::Remote,
                 (false, false) => Answer::Merged,
             };
-            let slots = [meeting.rows.local, meeting.rows.remote];
+            let slots = [input.rows.local, input.rows.remote];
             let keeps_key = slots.iter().flatten().any(|slot| {
                 plan.key.iter().flat_map(|key| &key.columns).all(|column| {
                     let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
@@ -497,10 +495,10 @@ impl Session {
         &mut self,
         key: Key,
         current: &Current,
-        meeting: Meeting<'_>,
+        input: ConflictInput<'_>,
     ) -> Result<Note, PgError> {
         let plan = &self.target(key)?.plan;
-        let hash = match (meeting.rows.remote, meeting.rows.local) {
+        let hash = match (input.rows.remote, input.rows.local) {
             // SAFETY: the slot holds a row of the table.
             (Some(slot), _) | (None, Some(slot)) => unsafe { key_hash(plan, slot) },
             (None, None) => 0,
@@ -515,7 +513,7 @@ impl Session {
             lsn: current.commit_lsn,
             relation: key.1,
             hash,
-            local: match meeting.found {
+            local: match input.found {
                 Found::Row(stamp) | Found::Missing(Some(stamp)) => stamp.known(),
                 Found::Missing(None) => None,
             },

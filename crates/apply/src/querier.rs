@@ -32,6 +32,7 @@ use super::lookup::Found;
 use super::merge::same_value;
 use super::peer::{AsOf, Column, Question, Reply, Source};
 use super::relation::RemoteRelation;
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::version::Stamp;
 use super::write::Written;
@@ -73,11 +74,14 @@ impl Session {
     /// The values that a change, which is about to be written, leaves as they were.
     pub(super) fn fetch_gaps(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         wanted: Wanted<'_>,
     ) -> Result<Fetched, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         if current.runs {
             return Err(self.wait_for_commit("A large value is to be asked for."));
         }
@@ -301,7 +305,7 @@ impl Session {
 
     /// The row in the new slot was just written with columns that nobody vouches for: it has this version, and whatever changes it next
     /// does not take them for granted.
-    pub(super) fn doubt(
+    pub(super) fn mark_unverified(
         &mut self,
         key: Key,
         version: (i64, pg_sys::RepOriginId),
@@ -326,13 +330,16 @@ impl Session {
     /// it has there. `sought` has its key.
     pub(super) fn settle_late(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         found: Found,
         decision: Decision,
         (after, sought): (&RowValues, &RowValues),
     ) -> Result<(), PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         // Where whole old rows come and complete each row that is written, nobody has left anything out; and what is merged is not the other node's alone.
         if remote.identity == braid_gir::ReplicaIdentity::Full
             && self.target(key)?.plan.column_rules.any()
@@ -401,7 +408,7 @@ impl Session {
             return Err(PgError::new("40001", "a locked row has changed"));
         }
         self.note_version(key, current, OpenTable::new_slot);
-        self.doubt(key, (timestamp, origin))
+        self.mark_unverified(key, (timestamp, origin))
     }
 
     /// Places in the plan's columns of large values that another node may have left as they were: those that a row brings, if they are

@@ -24,7 +24,7 @@ use super::change::{Key, version};
 use super::deletion::session_origin;
 use super::key_hash::{RowHash, key_hash, row_hash_by};
 use super::lookup::{Found, Purpose};
-use super::relation::RemoteRelation;
+use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
 use super::version::{Stamp, known};
 use super::{Current, Session};
@@ -146,7 +146,7 @@ impl Alike {
 
 impl Session {
     /// Whether removals of a table's rows are remembered.
-    pub(super) fn is_bag(&self, key: Key) -> bool {
+    pub(super) fn is_keyless(&self, key: Key) -> bool {
         self.targets
             .get(&key)
             .is_some_and(|target| target.plan.key.is_none())
@@ -174,7 +174,7 @@ impl Session {
 
     /// A row was added by the transaction in hand.
     pub(super) fn note_added(&mut self, key: Key, values: &RowValues) {
-        if self.is_bag(key)
+        if self.is_keyless(key)
             && let Some(hash) = self.row_hash(key, values)
         {
             self.attempt().added.note(hash);
@@ -187,7 +187,7 @@ impl Session {
             return false;
         };
         added.any
-            && self.is_bag(key)
+            && self.is_keyless(key)
             && self
                 .row_hash(key, values)
                 .is_some_and(|hash| added.may_have(hash))
@@ -217,7 +217,7 @@ impl Session {
         let Found::Row(stamp) = found else {
             return Ok(());
         };
-        if !self.is_bag(key) || !self.target(key)?.plan.rules.go_by_versions() {
+        if !self.is_keyless(key) || !self.target(key)?.plan.rules.go_by_versions() {
             return Ok(());
         }
         let (plan, table) = self.opened(key)?;
@@ -266,19 +266,22 @@ impl Session {
     /// A row is to be taken out of a table without a key, and is not here. Write that down, and look again; then see whose row it gets.
     pub(super) fn remove_without_row(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         old: &RowValues,
     ) -> Result<Without, PgError> {
-        if !self.is_bag(key) {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
+        if !self.is_keyless(key) {
             return Ok(Without::Remembered);
         }
         let Some(hash) = self.row_hash(key, old) else {
             return Ok(Without::Remembered);
         };
         let removal = (current.timestamp, session_origin());
-        self.entomb(key, hash, removal)?;
+        self.record_tombstone(key, hash, removal)?;
         self.store_tombstones()?;
         if matches!(
             self.find_here(key, remote, old, (Purpose::Delete, true))?,
@@ -291,9 +294,8 @@ impl Session {
             return Ok(Without::Remembered);
         }
         self.wait_for_sessions()?;
-        let mut take = |session: &mut Self, older_than: Author| {
-            session.take_older(key, remote, current, old, older_than)
-        };
+        let mut take =
+            |session: &mut Self, older_than: Author| session.take_older(context, old, older_than);
         self.hand_on(key, hash, removal, true, &mut take)
     }
 
@@ -310,12 +312,15 @@ impl Session {
     /// Take out a row with these values that is older than a removal, of whichever transaction.
     fn take_older(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         old: &RowValues,
         (timestamp, origin): Author,
     ) -> Result<Live, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
         let as_of = Current {
             timestamp,
             origin: self.origins.node(origin).into(),
@@ -377,7 +382,7 @@ impl Session {
                 Without::Served
             }
             Live::Nothing => {
-                self.entomb(key, hash, last(&hands))?;
+                self.record_tombstone(key, hash, last(&hands))?;
                 alike.removals.push(last(&hands));
                 Without::Remembered
             }
@@ -458,13 +463,12 @@ impl Session {
     /// The removal that was meant for a row that is to come, if it stays away for that. Unless a rule says otherwise, or it is older than a truncate and does so anyway.
     pub(super) fn removal_of(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         row: &RowValues,
     ) -> Result<Option<Met>, PgError> {
+        let RowContext { key, current, .. } = context;
         let since = if current.runs { 1 } else { current.timestamp };
-        if !self.is_bag(key) {
+        if !self.is_keyless(key) {
             return Ok(None);
         }
         let Some(hash) = self.may_be_removed(key, row, since) else {
@@ -481,10 +485,10 @@ impl Session {
         let Some(removal) = self.meant(&alike.removals, current) else {
             return Ok(None);
         };
-        let mut decision = self.decide(key, remote, current, found(removal), decide_insert)?;
+        let mut decision = self.decide(context, found(removal), decide_insert)?;
         if decision.action == Action::Ask {
             let local = self.local(found(removal));
-            decision = decide_insert(local, version(current), current.from_origin);
+            decision = decide_insert(local, context.version(), current.from_origin);
         }
         Ok((decision.action == Action::Keep).then_some(Met {
             hash,

@@ -14,10 +14,11 @@ use braid_postgres::error::PgError;
 use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
-use super::change::{Key, version};
+use super::change::Key;
 use super::doing::Step;
 use super::lookup::{Found, writer};
 use super::relation::{self, RemoteRelation};
+use super::row_context::RowContext;
 use super::table::OpenTable;
 use super::version::{Stamp, is_copied, stamp_of};
 use super::{Current, Session, scan};
@@ -193,7 +194,12 @@ impl Session {
         let mut found = false;
         for table in tables.iter().filter(|table| table.is_heap) {
             let remote = self.open_emptied(table)?;
-            self.each_row(table.key, &remote, current, &mut |_, fate| {
+            let context = RowContext {
+                key: table.key,
+                remote: &remote,
+                current,
+            };
+            self.each_row(context, &mut |_, fate| {
                 found = !matches!(fate, Fate::Goes(None));
                 Ok(!found)
             })?;
@@ -219,28 +225,28 @@ impl Session {
             for table in tables {
                 let remote = self.open_emptied(table)?;
                 if table.is_heap {
-                    self.delete_older(table, &remote, current)?;
+                    let context = RowContext {
+                        key: table.key,
+                        remote: &remote,
+                        current,
+                    };
+                    self.delete_older(table, context)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn delete_older(
-        &mut self,
-        table: &Emptied,
-        remote: &Rc<RemoteRelation>,
-        current: &Current,
-    ) -> Result<(), PgError> {
-        let key = table.key;
+    fn delete_older(&mut self, table: &Emptied, context: RowContext<'_>) -> Result<(), PgError> {
+        let RowContext { key, current, .. } = context;
         let mut deleted = false;
-        self.each_row(key, remote, current, &mut |session, fate| {
+        self.each_row(context, &mut |session, fate| {
             let slot = session.open(key)?.local_slot();
             if let Fate::Goes(Some((found, decision))) | Fate::Stays((found, decision)) = fate
                 && decision.conflict.is_some()
             {
                 let rows = session.rows(key, true, None)?;
-                session.record(key, remote, current, found, decision, rows)?;
+                session.record(context, found, decision, rows)?;
             }
             if matches!(fate, Fate::Goes(_)) {
                 deleted = true;
@@ -281,11 +287,10 @@ impl Session {
     /// Look at each row of an open table, in its local slot, and at what becomes of it; until `look` says no.
     fn each_row(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         look: &mut dyn FnMut(&mut Self, Fate) -> Result<bool, PgError>,
     ) -> Result<(), PgError> {
+        let RowContext { key, .. } = context;
         let table = self.open(key)?;
         let (relation, slot) = (table.relation(), table.local_slot());
         // SAFETY: the table is open and locked against everybody; the slot is of its kind. The scan ends before its snapshot, and lives in
@@ -301,7 +306,7 @@ impl Session {
             while matches!(result, Ok(true)) && scan::next(relation, rows, slot) {
                 pgrx::check_for_interrupts!();
                 result = self
-                    .fate(key, remote, current, &mut gone)
+                    .fate(context, &mut gone)
                     .and_then(|fate| look(self, fate));
                 pg_sys::MemoryContextReset(self.change_context);
             }
@@ -313,13 +318,8 @@ impl Session {
     }
 
     /// What becomes of the row in the local slot of an open table. `gone` is a transaction whose rows all go.
-    fn fate(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
-        gone: &mut Gone,
-    ) -> Result<Fate, PgError> {
+    fn fate(&mut self, context: RowContext<'_>, gone: &mut Gone) -> Result<Fate, PgError> {
+        let RowContext { key, current, .. } = context;
         let slot = self.open(key)?.local_slot();
         // SAFETY: the slot holds a row of a heap.
         let xid = unsafe { writer(slot) };
@@ -336,7 +336,7 @@ impl Session {
                 Stamp::Own | Stamp::Merged(..) | Stamp::OwnMerged(..) => false,
             };
         if is_common {
-            let (_, decision) = self.decide_about(key, remote, current, stamp)?;
+            let (_, decision) = self.decide_about(context, stamp)?;
             if decision.action == Action::Apply && decision.conflict.is_none() {
                 *gone = Some(xid);
                 return Ok(Fate::Goes(None));
@@ -346,7 +346,7 @@ impl Session {
             Stamp::Known(_, 0) => stamp,
             _ => self.refined(key, slot, stamp)?,
         };
-        let decided = self.decide_about(key, remote, current, stamp)?;
+        let decided = self.decide_about(context, stamp)?;
         Ok(match (decided.1.action, decided.1.conflict) {
             (Action::Keep, _) => Fate::Stays(decided),
             (_, Some(_)) => Fate::Goes(Some(decided)),
@@ -356,14 +356,12 @@ impl Session {
 
     fn decide_about(
         &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        current: &Current,
+        context: RowContext<'_>,
         stamp: Stamp,
     ) -> Result<(Found, Decision), PgError> {
         let found = Found::Row(stamp);
-        let decision = self.decide(key, remote, current, found, decide_delete)?;
-        let decision = decide_truncated(decision, self.local(found), version(current));
+        let decision = self.decide(context, found, decide_delete)?;
+        let decision = decide_truncated(decision, self.local(found), context.version());
         Ok((found, decision))
     }
 }

@@ -1,0 +1,30 @@
+//! The table and the transaction of a row, as all functions take them that find, decide and write one.
+
+use braid_bgworker::conflict::Version;
+
+use super::Current;
+use super::change::{Key, version};
+use super::relation::RemoteRelation;
+
+/// Context in which a row is found, decided about and written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowContext<'a> {
+    /// The open table.
+    pub(super) key: Key,
+    /// The stream's relation.
+    pub(super) remote: &'a RemoteRelation,
+    /// The source's transaction.
+    pub(super) current: &'a Current,
+}
+
+impl<'a> RowContext<'a> {
+    /// The context of a row in another table: a partition.
+    pub(super) fn at(self, key: Key) -> Self {
+        Self { key, ..self }
+    }
+
+    /// Version that the change gives to a row.
+    pub(super) fn version(self) -> Version<'a> {
+        version(self.current)
+    }
+}
