@@ -15,6 +15,10 @@ pub(crate) fn tests() -> Vec<Test> {
         test("catch: a Rust panic", panic),
         test("catch: an error within a caught error", nested),
         test("catch: SQLSTATEs, there and back", states),
+        test(
+            "catch: a SQLSTATE of a user's own, through a function of ours",
+            through,
+        ),
         test("catch: context lines add up", context),
         test("catch: the table and column of an error", fields),
         test("catch: no error at all", none),
@@ -56,11 +60,11 @@ fn error_in<T>(work: impl FnOnce() -> T) -> Result<PgError, String> {
 fn parts() -> Outcome {
     let error = failed(attempt(|| {
         sql(
-            "do $$ begin raise exception 'no %', 1 using errcode = '22023', detail = 'the detail', hint = 'the hint'; end $$",
+            "do $$ begin raise exception 'no %', 1 using errcode = 'AB123', detail = 'the detail', hint = 'the hint'; end $$",
         );
         Ok(((), true))
     }))?;
-    same(&error.sqlstate.as_str(), &"22023")?;
+    same(&error.sqlstate.as_str(), &"AB123")?;
     same(&error.message.as_str(), &"no 1")?;
     same(&error.detail.as_deref(), &Some("the detail"))?;
     same(&error.hint.as_deref(), &Some("the hint"))?;
@@ -99,11 +103,22 @@ fn nested() -> Outcome {
 }
 
 fn states() -> Outcome {
-    for state in ["22P02", "40P01", "57P03", "F0001", "HV00R", "XX000"] {
+    for state in [
+        "00001", "22P02", "40P01", "57P03", "F0001", "HV00R", "ZZZZZ", "XX000",
+    ] {
         let error = failed(catch(|| -> () { PgError::new(state, "m").raise() }))?;
         same(&error.sqlstate.as_str(), &state)?;
     }
     Ok(())
+}
+
+/// pgrx has no name for it, where the function's error becomes one of PostgreSQL.
+fn through() -> Outcome {
+    let error = failed(attempt(|| Ok((sql("select inside.fail('AB123')"), true))))?;
+    same(
+        &(error.sqlstate.as_str(), error.message.as_str()),
+        &("AB123", "so it failed"),
+    )
 }
 
 fn context() -> Outcome {

@@ -107,3 +107,9 @@ fn run(name: &str) -> Option<String> {
         Err(error) => Some(format!("{}: {}", error.sqlstate, error.message)),
     }
 }
+
+/// inside.fail(sqlstate text): raises an error with this SQLSTATE.
+#[pg_extern(sql = false)]
+fn fail(sqlstate: &str) {
+    error::pass_on(|| error::PgError::new(sqlstate, "so it failed").raise());
+}

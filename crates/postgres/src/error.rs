@@ -116,7 +116,7 @@ impl PgError {
         // Where an older error was raised again by a handler in between, what was seen last is another's.
         let fields = seen.filter(|fields| fields.are_of(code, report.message()));
         Self {
-            sqlstate: sqlstate_text(code),
+            sqlstate: sqlstate_text(fields.as_ref().map_or(code, |fields| fields.code())),
             message: report.message().to_owned(),
             detail: report.detail().map(str::to_owned),
             hint: report.hint().map(str::to_owned),
@@ -127,7 +127,7 @@ impl PgError {
 
     /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came from there.
     pub fn raise(self) -> ! {
-        if self.fields.is_some() {
+        if self.fields.is_some() || !is_named(&self.sqlstate) {
             fields::raise(self);
         }
         report(pgrx::PgLogLevel::ERROR, &self);
@@ -196,8 +196,19 @@ fn sqlstate_text(mut code: i32) -> String {
     text
 }
 
+/// SQLSTATE of what pgrx has no name for, whatever it was.
+const INTERNAL_ERROR: i32 = pg_sys::errcodes::PgSqlErrorCode::ERRCODE_INTERNAL_ERROR as i32;
+
+/// Whether pgrx has a name for this SQLSTATE. It takes all others, which users can raise, for
+/// XX000.
+fn is_named(sqlstate: &str) -> bool {
+    let code = sqlstate_code(sqlstate);
+    pg_sys::errcodes::PgSqlErrorCode::from(code) as i32 == code
+}
+
 fn report(level: pgrx::PgLogLevel, error: &PgError) {
-    if error.context().is_some() && (level as i32) < fields::ERROR {
+    let needs_all = error.context().is_some() || !is_named(&error.sqlstate);
+    if needs_all && (level as i32) < fields::ERROR {
         fields::report(level as i32, error);
         return;
     }

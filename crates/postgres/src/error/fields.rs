@@ -16,7 +16,7 @@ use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys;
 
-use super::{PgError, sqlstate_code};
+use super::{INTERNAL_ERROR, PgError, sqlstate_code};
 use crate::ffi::raw;
 
 /// ERROR of src/include/utils/elog.h, 15 to 18.
@@ -44,6 +44,11 @@ pub struct Fields {
     file: Option<CString>,
     line: c_int,
     function: Option<CString>,
+}
+
+/// Whether `carried` is what pgrx makes of the SQLSTATE `raised`.
+fn may_be(carried: c_int, raised: c_int) -> bool {
+    carried == raised || carried == INTERNAL_ERROR
 }
 
 fn lossy(text: Option<&CString>) -> Option<String> {
@@ -80,9 +85,14 @@ impl Fields {
         }
     }
 
-    /// Whether they are those of an error with this code and message.
+    /// Whether they are those of an error of which pgrx says this code and message.
     pub(super) fn are_of(&self, sqlstate: i32, message: &str) -> bool {
-        self.sqlstate == sqlstate && lossy(self.message.as_ref()).as_deref() == Some(message)
+        may_be(sqlstate, self.sqlstate) && lossy(self.message.as_ref()).as_deref() == Some(message)
+    }
+
+    /// The SQLSTATE that PostgreSQL said.
+    pub(super) fn code(&self) -> i32 {
+        self.sqlstate
     }
 
     /// CONTEXT.
@@ -411,11 +421,12 @@ unsafe extern "C-unwind" fn complete(_: *mut c_void) {
     unsafe {
         let data = copy_error();
         let is_it = (*data).elevel == ERROR
-            && (*data).sqlerrcode == (*passing).sqlerrcode
+            && may_be((*data).sqlerrcode, (*passing).sqlerrcode)
             && same_text((*data).message, (*passing).message);
         raw::FreeErrorData(data);
         if is_it {
             PASSING.set(std::ptr::null_mut());
+            raw::errcode((*passing).sqlerrcode);
             complete_with(passing);
             free(passing);
         }
