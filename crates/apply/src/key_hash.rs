@@ -9,7 +9,7 @@
 //!   another form of the key must meet (1.0 and 1.00), and for copied rows.
 //!
 //! Where no key has two forms these are one. Otherwise a value's hash is that of the type's own extended hash function, under the
-//! index's collation. It stays the same from release to release, as hash indexes and partitions do; but what a collation calls equal
+//! index's collation, or is made of the parts ([`feed_equal`]). It stays the same from release to release, as hash indexes and partitions do; but what a collation calls equal
 //! is made of the sort keys of a library, which another node, or this one tomorrow, may have in another version. So what is told by
 //! such a hash is told by that of the stored bytes as well ([`KeyHashes::each`]): then the same bytes are found everywhere, and another form of
 //! them wherever the library is the same.
@@ -18,9 +18,9 @@
 //!
 //! A row of a table without a key is remembered by all of its values ([`RowHash`]).
 
-use braid_decoder::KeyHasher;
-use braid_postgres::compat;
+use braid_decoder::{KeyHasher, Numeric};
 use braid_postgres::encoding::from_server;
+use braid_postgres::{compat, ffi};
 use pgrx::pg_sys;
 
 use super::relation::LocalRelation;
@@ -145,13 +145,13 @@ unsafe fn feed_portable(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::
         }
         match pg_sys::get_typtype(of).cast_unsigned() {
             b'd' => feed_portable(hasher, pg_sys::getBaseType(of), value),
-            b'c' => feed_fields(hasher, value),
-            b'r' => feed_range(hasher, of, value),
+            b'c' => feed_fields(hasher, Form::Portable, value),
+            b'r' => feed_range(hasher, Form::Portable, of, value),
             // An enum's label, and the text of a multirange, whose parts PostgreSQL does not show.
             b'e' | b'm' => feed_text(hasher, of, value),
             _ => match pg_sys::get_element_type(of) {
                 pg_sys::InvalidOid => feed_bytes(hasher, of, value),
-                element => feed_elements(hasher, element, value),
+                element => feed_elements(hasher, Form::Portable, element, value),
             },
         }
     }
@@ -183,15 +183,126 @@ unsafe fn feed_text(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datu
     }
 }
 
+/// Which values have the same hash.
+#[derive(Clone, Copy)]
+enum Form {
+    /// Those with the same parts, at all nodes.
+    Portable,
+    /// Equal ones, under this collation.
+    Equal(pg_sys::Oid),
+}
+
+impl Form {
+    /// The form of a part that has a collation of its own.
+    fn under(self, collation: pg_sys::Oid) -> Self {
+        match self {
+            Self::Portable => Self::Portable,
+            Self::Equal(_) => Self::Equal(collation),
+        }
+    }
+}
+
+/// Feed a value so that equal ones have the same hash, and no others by rule.
+///
+/// PostgreSQL's hash functions leave things out: `hash_numeric` the sign, `hash_array` the bounds.
+/// A hash table compares the values as well; here nothing else is known of a row. So numbers are
+/// fed in a canonical form, and what is made of parts is taken apart.
+///
+/// # Safety
+/// As [`feed_portable`].
+unsafe fn feed_equal(
+    hasher: &mut KeyHasher,
+    declared: pg_sys::Oid,
+    collation: pg_sys::Oid,
+    value: pg_sys::Datum,
+) {
+    let form = Form::Equal(collation);
+    // SAFETY: as the caller says; catalog look-ups.
+    unsafe {
+        let of = pg_sys::getBaseType(declared);
+        match of {
+            pg_sys::NUMERICOID => return feed_numeric(hasher, value),
+            pg_sys::JSONBOID => feed_json(hasher, value),
+            _ => {}
+        }
+        match pg_sys::get_typtype(of).cast_unsigned() {
+            b'c' => return feed_fields(hasher, form, value),
+            b'r' => return feed_range(hasher, form, of, value),
+            b'm' => return feed_multirange(hasher, of, value),
+            _ => {}
+        }
+        match pg_sys::get_element_type(of) {
+            pg_sys::InvalidOid => match hash_of_value(of, collation, value) {
+                Some(hash) => hasher.word(hash),
+                None => feed_portable(hasher, of, value),
+            },
+            element => feed_elements(hasher, form, element, value),
+        }
+    }
+}
+
+/// # Safety
+/// `value` is a numeric.
+unsafe fn feed_numeric(hasher: &mut KeyHasher, value: pg_sys::Datum) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
+        let bytes = pgrx::varlena_to_byte_slice(packed);
+        match Numeric::from_stored(bytes) {
+            Some(number) => number.feed(hasher),
+            None => hasher.bytes(bytes),
+        }
+    }
+}
+
+/// Feed the numbers and the structure of a jsonb, which equal ones share. `jsonb_hash_extended` has
+/// all else: keys, strings and booleans.
+///
+/// # Safety
+/// `value` is a jsonb.
+unsafe fn feed_json(hasher: &mut KeyHasher, value: pg_sys::Datum) {
+    // SAFETY: as the caller says. The iterator reads the value, which stays in memory; a number
+    // is a numeric within it.
+    unsafe {
+        let json = pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast::<pg_sys::Jsonb>();
+        let mut iterator = pg_sys::JsonbIteratorInit(&raw mut (*json).root);
+        let mut part = std::mem::zeroed::<pg_sys::JsonbValue>();
+        loop {
+            let token = pg_sys::JsonbIteratorNext(&raw mut iterator, &raw mut part, false);
+            hasher.word(u64::from(token));
+            match (token, part.type_) {
+                (pg_sys::JsonbIteratorToken::WJB_DONE, _) => break,
+                // A scalar is stored as the only element of an array.
+                (pg_sys::JsonbIteratorToken::WJB_BEGIN_ARRAY, _) => {
+                    hasher.word(u64::from(part.val.array.rawScalar));
+                }
+                (_, pg_sys::jbvType::jbvNumeric) => {
+                    feed_numeric(hasher, pg_sys::Datum::from(part.val.numeric));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 /// Feed a part of a value.
 ///
 /// # Safety
 /// As [`feed_portable`].
-unsafe fn feed_part(hasher: &mut KeyHasher, of: pg_sys::Oid, part: Option<pg_sys::Datum>) {
-    match part {
+unsafe fn feed_part(
+    hasher: &mut KeyHasher,
+    form: Form,
+    of: pg_sys::Oid,
+    part: Option<pg_sys::Datum>,
+) {
+    match (part, form) {
         // SAFETY: as the caller says.
-        Some(part) => unsafe { feed_portable(hasher, of, part) },
-        None => hasher.word(u64::MAX),
+        (Some(part), Form::Portable) => unsafe { feed_portable(hasher, of, part) },
+        // SAFETY: as the caller says.
+        (Some(part), Form::Equal(collation)) => unsafe {
+            feed_equal(hasher, of, collation, part);
+        },
+        (None, _) => hasher.word(u64::MAX),
     }
 }
 
@@ -199,7 +310,7 @@ unsafe fn feed_part(hasher: &mut KeyHasher, of: pg_sys::Oid, part: Option<pg_sys
 ///
 /// # Safety
 /// `value` is a composite; in a transaction.
-unsafe fn feed_fields(hasher: &mut KeyHasher, value: pg_sys::Datum) {
+unsafe fn feed_fields(hasher: &mut KeyHasher, form: Form, value: pg_sys::Datum) {
     // SAFETY: as the caller says: its header names its type. The descriptor is a copy, which is
     // freed when nothing refers to it any more; one value and one mark a field.
     unsafe {
@@ -224,7 +335,8 @@ unsafe fn feed_fields(hasher: &mut KeyHasher, value: pg_sys::Datum) {
         for (position, (value, is_null)) in values.into_iter().zip(nulls).enumerate() {
             let field = compat::TupleDescAttr(descriptor, position);
             if !(*field).attisdropped {
-                feed_part(hasher, (*field).atttypid, (!is_null).then_some(value));
+                let form = form.under((*field).attcollation);
+                feed_part(hasher, form, (*field).atttypid, (!is_null).then_some(value));
             }
         }
         pg_sys::FreeTupleDesc(descriptor);
@@ -235,7 +347,12 @@ unsafe fn feed_fields(hasher: &mut KeyHasher, value: pg_sys::Datum) {
 ///
 /// # Safety
 /// `value` is an array of the element type; in a transaction.
-unsafe fn feed_elements(hasher: &mut KeyHasher, element: pg_sys::Oid, value: pg_sys::Datum) {
+unsafe fn feed_elements(
+    hasher: &mut KeyHasher,
+    form: Form,
+    element: pg_sys::Oid,
+    value: pg_sys::Datum,
+) {
     // SAFETY: as the caller says. An array's header is followed by its dimensions and then their
     // lower bounds (ARR_DIMS, ARR_LBOUND of src/include/utils/array.h, 15 to 18).
     unsafe {
@@ -269,7 +386,7 @@ unsafe fn feed_elements(hasher: &mut KeyHasher, element: pg_sys::Oid, value: pg_
         for place in 0..usize::try_from(count).unwrap_or(0) {
             let is_null = nulls.add(place).read();
             let part = (!is_null).then(|| values.add(place).read());
-            feed_part(hasher, element, part);
+            feed_part(hasher, form, element, part);
         }
     }
 }
@@ -278,11 +395,12 @@ unsafe fn feed_elements(hasher: &mut KeyHasher, element: pg_sys::Oid, value: pg_
 ///
 /// # Safety
 /// `value` is of the range type; in a transaction.
-unsafe fn feed_range(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+unsafe fn feed_range(hasher: &mut KeyHasher, form: Form, of: pg_sys::Oid, value: pg_sys::Datum) {
     // SAFETY: as the caller says; a range type's entry has that of its subtype.
     unsafe {
         let flags = pg_sys::TYPECACHE_RANGE_INFO.cast_signed();
         let known = pg_sys::lookup_type_cache(of, flags);
+        let form = form.under((*known).rng_collation);
         let range = pg_sys::pg_detoast_datum(value.cast_mut_ptr()).cast::<pg_sys::RangeType>();
         let (mut lower, mut upper) = (pg_sys::RangeBound::default(), pg_sys::RangeBound::default());
         let mut is_empty = false;
@@ -298,7 +416,27 @@ unsafe fn feed_range(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Dat
             hasher.word(u64::from(bound.inclusive));
             let is_given = !is_empty && !bound.infinite;
             let subtype = (*(*known).rngelemtype).type_id;
-            feed_part(hasher, subtype, is_given.then_some(bound.val));
+            feed_part(hasher, form, subtype, is_given.then_some(bound.val));
+        }
+    }
+}
+
+/// Feed the ranges of a multirange, for equality.
+///
+/// # Safety
+/// `value` is of the multirange type; in a transaction.
+unsafe fn feed_multirange(hasher: &mut KeyHasher, of: pg_sys::Oid, value: pg_sys::Datum) {
+    // SAFETY: as the caller says; a multirange type's entry has that of its range type.
+    unsafe {
+        let flags = pg_sys::TYPECACHE_MULTIRANGE_INFO.cast_signed();
+        let known = (*pg_sys::lookup_type_cache(of, flags)).rngtype;
+        let form = Form::Equal((*known).rng_collation);
+        let multirange = pg_sys::pg_detoast_datum(value.cast_mut_ptr());
+        let (ranges, count) = ffi::multirange_deserialize(known, multirange);
+        hasher.word(count as u64);
+        for place in 0..count {
+            let range = pg_sys::Datum::from(ranges.add(place).read());
+            feed_range(hasher, form, (*known).type_id, range);
         }
     }
 }
@@ -469,15 +607,11 @@ impl Hashing {
         // SAFETY: as the caller says.
         unsafe {
             feed(&mut self.stored, descriptor, position, value);
-            let hash = match (equality, value) {
+            match (equality, value) {
                 (Equality::Type { of, collation, .. }, Some(value)) => {
-                    hash_of_value(of, collation, value)
+                    feed_equal(&mut self.equal, of, collation, value);
                 }
-                _ => None,
-            };
-            match hash {
-                Some(hash) => self.equal.word(hash),
-                None => feed(&mut self.equal, descriptor, position, value),
+                _ => feed(&mut self.equal, descriptor, position, value),
             }
         }
         self.everywhere &= !matches!(

@@ -157,6 +157,39 @@ pub unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List {
 }
 
 unsafe extern "C-unwind" {
+    /// src/include/utils/multirangetypes.h, 15 to 18.
+    #[link_name = "multirange_deserialize"]
+    fn multirange_deserialize_unguarded(
+        range_type: *mut pg_sys::TypeCacheEntry,
+        multirange: *const pg_sys::varlena,
+        count: *mut i32,
+        ranges: *mut *mut *mut pg_sys::RangeType,
+    );
+}
+
+/// Takes a multirange apart: its ranges, and their number.
+///
+/// # Safety
+/// `range_type` is the type cache's entry of the range type, with what it has of ranges; the
+/// multirange is one of that, and not compressed or stored out of line. The ranges are allocated in
+/// the current memory context.
+pub unsafe fn multirange_deserialize(
+    range_type: *mut pg_sys::TypeCacheEntry,
+    multirange: *const pg_sys::varlena,
+) -> (*mut *mut pg_sys::RangeType, usize) {
+    let (mut count, mut ranges) = (0, std::ptr::null_mut());
+    let (to_count, to_ranges) = (&raw mut count, &raw mut ranges);
+    // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of
+    // the closure.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            multirange_deserialize_unguarded(range_type, multirange, to_count, to_ranges);
+        });
+    }
+    (ranges, usize::try_from(count).unwrap_or(0))
+}
+
+unsafe extern "C-unwind" {
     // src/include/utils/timeout.h, 15 to 18.
     #[link_name = "RegisterTimeout"]
     fn register_timeout_unguarded(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int;
