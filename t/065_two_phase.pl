@@ -134,16 +134,38 @@ sub cut { sql($_[0], "select braid.disable_subscription('$_[1]')"); return }
 sub join_again { sql($_[0], "select braid.enable_subscription('$_[1]')"); return }
 sub row { return sql($_[0], "select v from item where id = $_[1]") }
 sub waiting_for { my ($where, $n) = @_; return wait_until(sub { sql($where, 'select count(*) from braid.unprepared') eq $n }, 20) }
-cut($paris, $name);
+sub apart
+{
+	cut($paris, $name);
+	cut($tokyo, $back);
+	$_->poll_query_until('postgres', q[select not exists (select from pg_replication_slots where active and slot_name !~ '^braid_deletions')]) for @nodes;
+	return;
+}
+apart();
 sql($paris, q[update item set v = 'paris earlier' where id = 12]);
 sql($tokyo, q[begin; update item set v = 'tokyo prepared' where id = 12; prepare transaction 'conflict']);
 join_again($paris, $name);
 caught_up($paris, $tokyo);
 is(sql($paris, q[select count(*) from braid.conflict_history]), '0', 'the conflict is in the prepared transaction');
 sql($tokyo, q[commit prepared 'conflict']);
+join_again($tokyo, $back);
 converged(@nodes);
 is(row($_, 12), 'tokyo prepared', 'the later one stays, on ' . $_->name) for @nodes;
 is(sql($paris, q[select kind, winner, local_row->>'v' from braid.conflict_history]), 'update_origin_differs|remote|paris earlier', 'and the other one is kept');
+
+# Its writer had seen one row, and not the other.
+sql($paris, q[update item set v = 'paris' where id in (18, 19)]);
+converged(@nodes);
+apart();
+sql($paris, q[update item set v = 'not seen' where id = 19]);
+sql($tokyo, q[begin; update item set v = 'prepared' where id in (18, 19); prepare transaction 'seen']);
+join_again($paris, $name);
+caught_up($paris, $tokyo);
+sql($tokyo, q[commit prepared 'seen']);
+join_again($tokyo, $back);
+converged(@nodes);
+is(sql($paris, q[select string_agg(concat_ws(' ', key ->> 'id', winner, coalesce(concurrent::text, 'unknown')), ', ') from braid.conflict_history where key ->> 'id' in ('18', '19')]),
+	'19 remote true', 'what was seen is not recorded');
 
 # What was written after the PREPARE: the time of the commit decides, either way.
 for my $newer (qw(tokyo paris))

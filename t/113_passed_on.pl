@@ -22,6 +22,7 @@ on_all(q[
 	create table parent (k int primary key);
 	create table child (k int primary key, parent int not null references parent);
 	create table many (k int primary key, v text);
+	create table met (k int primary key, v text);
 ], @all);
 my @links = ([ $east, $hub ], [ $hub, $west ], [ $west, $far ]);
 my @streams = map { my ($one, $other) = @$_; ([ $one, $other ], [ $other, $one ]) } @links;
@@ -102,6 +103,19 @@ for my $mode (qw(parallel batch))
 	settle();
 	everywhere($_, '', "$mode: and all of it goes") for @keyed, 'emptied';
 }
+
+# The hub replaces a row for a writer that has not seen that row: the conflict is in the history of all that it goes on to.
+on($east, q[insert into met values (1, 'first')]);
+settle();
+hold([ $hub, $east ], [ $east, $hub ]);
+on($west, q[update met set v = 'west']);
+caught_up($hub, $west);
+on($east, q[update met set v = 'east']);
+let([ $hub, $east ], [ $east, $hub ]);
+settle();
+everywhere('met', '1east', 'the later one is on all');
+is(one($_, q[select string_agg(concat_ws(' ', kind, winner, local_origin, remote_origin, coalesce(concurrent::text, 'unknown')), ', ') from braid.conflict_history where relation = 'met'::regclass]),
+	'update_origin_differs remote west east unknown', 'not called seen by what came before it at the hub: ' . $_->name) for $hub, $west, $far;
 
 # Transactions are not joined, so their versions go on.
 for my $mode (qw(batch aggregate))

@@ -8,12 +8,13 @@ use Braid;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $conf = "max_worker_processes = 32\nbraid.clock_skew_limit = 0\n";
+my $conf = "max_worker_processes = 32\nautovacuum = off\nbraid.clock_skew_limit = 0\nlogical_decoding_work_mem = 64kB\n";
 my $tokyo = new_node('tokyo', conf => $conf);
 my $paris = new_node('paris', conf => $conf);
 my @both = ($tokyo, $paris);
 on_all(q[
 	create table item (id int primary key, code text unique, v text, n int);
+	create table wide (id int primary key, v text);
 	create table hot (id int primary key, version text, seen text);
 	create table moved (id int, v text, primary key (id, v)) partition by list (v);
 	create table moved_a partition of moved for values in ('a');
@@ -46,13 +47,19 @@ sub in_turn
 	return;
 }
 
+sub cut
+{
+	converged(@both);
+	sql($_->[0], "select braid.disable_subscription('$_->[1]')") for @streams;
+	$_->poll_query_until('postgres', q[select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions']) for @both;
+	return;
+}
+
 # While they do not hear of each other, the first of them first.
 sub apart
 {
 	my ($first, $second) = @_;
-	converged(@both);
-	sql($_->[0], "select braid.disable_subscription('$_->[1]')") for @streams;
-	$_->poll_query_until('postgres', q[select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions']) for @both;
+	cut();
 	sql($tokyo, $first);
 	sql($paris, $second);
 	sql($_->[0], "select braid.enable_subscription('$_->[1]')") for @streams;
@@ -82,6 +89,18 @@ is(history($paris, 'item'),
 	'at the other node too') or diag(sql($paris, 'select conflict_id, kind, winner, key, columns, concurrent, local_row, remote_row, reason from braid.conflict_history'));
 is(sql($tokyo, 'select bool_and(conflict_id < before) from (select conflict_id, lag(conflict_id) over () before from braid.conflict_history) h'), 't', 'the newest comes first');
 
+# What a subscription has brought is known while that is disabled.
+in_turn($tokyo => q[update item set v = 'tokyo' where id = 18]);
+my $counted = counted($tokyo, 'item');
+cut();
+sql($paris, q[update item set v = 'seen' where id = 18]);
+sql($tokyo, "select braid.enable_subscription('tokyo_from_paris')");
+caught_up($tokyo, $paris);
+is(counted($tokyo, 'item'), $counted + 1, 'the node that it is disabled at tells what it has');
+is(sql($tokyo, q[select count(*) from braid.conflict_history where key ->> 'id' = '18']), '0', 'so it is not recorded');
+sql($paris, "select braid.enable_subscription('paris_from_tokyo')");
+converged(@both);
+
 # Changes that are gathered before they are applied say it, too.
 for my $options (q[apply_mode => 'batch'], q[apply_mode => 'batch', consolidate => true], q[apply_mode => 'aggregate'], q[apply_mode => 'parallel', consolidate => true])
 {
@@ -108,6 +127,47 @@ for my $stream (@streams)
 	sql($stream->[0], "select braid.alter_subscription('$stream->[1]', apply_mode => 'parallel', consolidate => false)");
 	sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
 }
+
+# So do large transactions, which leave the provider while they run. They are applied once they have committed, as they meet conflicts.
+sub streamed { return sql($paris, q[select coalesce(sum(stream_txns), 0) from pg_stat_replication_slots]) }
+sub while_running { return sql($tokyo, q[select coalesce(sum(applied_while_running), 0) from braid.dependency_stats where subscription = 'tokyo_from_paris']) }
+sub large
+{
+	my ($what, $when) = @_;
+	my $streams = streamed();
+	my $large = $paris->background_psql('postgres');
+	$large->query_safe(q[begin; update wide set v = v || ' here'; savepoint s; update wide set v = v || ' again' where id > 1000]);
+	ok(wait_until(sub { streamed() > $streams }, 20), "$what: it leaves while it runs");
+	$when->() if $when;
+	$large->query_safe('commit');
+	$large->quit;
+	converged(@both);
+	return;
+}
+in_turn($tokyo => q[insert into wide select i, 'first' from generate_series(1, 2000) i]);
+for my $options (q[streaming => 'parallel'], q[streaming => 'on'], q[streaming => 'on', apply_mode => 'batch', consolidate => true])
+{
+	sql($tokyo, "select braid.alter_subscription('tokyo_from_paris', $options)");
+	sql($tokyo, "select braid.wait_for_subscription('tokyo_from_paris')");
+	my $before = counted($tokyo, 'wide');
+	large($options);
+	is(history($tokyo, 'wide'), '', "$options: what was seen is not recorded");
+	is(counted($tokyo, 'wide'), $before + 2000, "$options: but counted");
+	in_turn($tokyo => q[update wide set v = 'seen at tokyo']);
+	apart(q[update wide set v = 'not seen' where id = 7], q[update wide set v = v || ' large']);
+	is(history($tokyo, 'wide'), '7 update_origin_differs remote true {v}', "$options: what was not seen is recorded");
+	sql($_, q[delete from braid.conflict_record where relation = 'wide'::regclass]) for @both;
+	in_turn($tokyo => q[update wide set v = 'tokyo']);
+}
+# Where they meet none, it does not keep them from being applied while they run: what they replace another node has written, and it is not here yet.
+sql($tokyo, q[select braid.alter_subscription('tokyo_from_paris', streaming => 'parallel', apply_mode => 'parallel', consolidate => false)]);
+sql($tokyo, q[select braid.wait_for_subscription('tokyo_from_paris')]);
+in_turn($paris => q[update wide set v = 'paris']);
+sql($paris, q[select pg_replication_origin_create('braid/osaka/1')]);
+sql($paris, q[select pg_replication_origin_session_setup('braid/osaka/1'); update wide set v = 'osaka']);
+my $running = while_running();
+large('no conflict', sub { ok(wait_until(sub { sql($tokyo, q[select exists (select from pg_locks where relation = 'wide'::regclass and mode = 'RowExclusiveLock')]) eq 't' }, 20), 'and is applied') });
+is(while_running(), $running + 1, 'and was when it committed');
 
 # A virtual generated column is no part of a stored row, nor of what is recorded.
 if (sql($tokyo, 'show server_version_num') >= 180000)

@@ -15,6 +15,7 @@ mod options;
 mod origin;
 mod outbox;
 mod publication;
+mod replaced;
 mod request;
 mod row_filter;
 mod shape;
@@ -32,6 +33,7 @@ pub use publication::{
     Actions, Catalog, Columns, Filter, GeneratedColumns, Publication, Publishing, RelationFacts,
     publishing,
 };
+pub use replaced::{ReplacedVersions, Writers, Written, full_id};
 pub use request::{JsonRequest, Request, Selection};
 pub use row_filter::{Passed, transform};
 pub use shape::{SchemaBook, Shape, ShapeColumn, ShapeKey};

@@ -1,20 +1,25 @@
-//! Which versions of rows, written by other nodes, the changes in WAL have replaced. Run by the walsender, for a subscriber that wants to
+//! Finds the row versions, written by other nodes, that changes in WAL have replaced. Run by the walsender, for a subscriber that wants to
 //! tell concurrent changes from others.
 //!
-//! WAL names the place of the old row version, not its writer. So the version is looked at in its table, in the moment in which the record
-//! is read: then it is still there, unless the walsender is far behind. Where it is not there any more, nothing is known and nothing sent.
-//! Nothing is looked at in a database that has no subscriptions, as all rows are its own.
+//! WAL names the place of the old row version, not its writer. So the walsender looks at the version in its table as soon as it reads the
+//! record: the version is still there then, and its page in shared buffers, unless the walsender is far behind. Of a version that is gone,
+//! or whose page is, nothing is known and nothing sent. In a database without subscriptions all rows are its own, so nothing is looked at.
+//!
+//! A walsender looks for each update and delete of its node, which is a large part of its work: so nothing here asks the file system, and
+//! the transactions that were looked up last are remembered.
 
-use std::collections::{HashMap, VecDeque};
-
+use braid_decoder::{ReplacedVersions, Writers, Written, full_id};
 use braid_node::origin::COPIED;
 use braid_node::registry;
 use braid_postgres::compat;
 use braid_postgres::heap_page::lifetime;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{Sees, has_any};
 use braid_postgres::xid::still_known;
 use pgrx::pg_sys;
 
 use super::page_read::readable_end;
+use super::stream::{in_transaction, no_origin};
 
 /// XLOG_HEAP_OPMASK and the kinds of records of src/include/access/heapam_xlog.h, 15 to 18.
 const KINDS: u8 = 0x70;
@@ -27,20 +32,22 @@ const HAS_OLD: u8 = 1 << 1 | 1 << 2;
 /// Size of the fields that xl_heap_update and xl_heap_delete have in common: xmax, the row's number, two bytes of flags.
 const FIELDS: u32 = 8;
 
-/// How many versions are kept for changes that are not sent yet. Of the others nothing is known.
-const KEPT: usize = 65_536;
+/// How many versions are kept for changes that are not sent yet, in 24 bytes each. Of the others nothing is known.
+const KEPT: usize = 262_144;
 /// How many records are read between two looks at how things are.
 const LOOK_EVERY: u32 = 256;
 /// Further behind the end of WAL than this many bytes, old row versions are mostly gone, and reading their pages would cost time.
 const FAR_BEHIND: u64 = 64 * 1024 * 1024;
 
 /// Versions that changes have replaced, by the LSNs of the changes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ReplacedRows {
-    /// Commit timestamp (TimestampTz) and origin of each.
-    versions: HashMap<u64, (i64, pg_sys::RepOriginId)>,
-    /// Their LSNs, as they were read.
-    order: VecDeque<u64>,
+    versions: ReplacedVersions,
+    writers: Writers,
+    /// The next transaction's full id, as of the last look at how things are.
+    next_xid: u64,
+    /// The database has, or had since the stream began, subscriptions, enabled or not.
+    subscribed: bool,
     /// Records until the next look.
     until_look: u32,
     /// Whether other nodes' rows are looked for.
@@ -48,7 +55,27 @@ pub(super) struct ReplacedRows {
 }
 
 impl ReplacedRows {
+    /// Nothing is looked at yet.
+    ///
+    /// # Safety
+    /// Where a transaction can be begun, or in one; without a historic snapshot.
+    pub(super) unsafe fn new() -> Self {
+        // SAFETY: as the caller says.
+        let subscribed = unsafe { in_transaction(|| has_subscriptions()) };
+        Self {
+            versions: ReplacedVersions::new(KEPT),
+            writers: Writers::default(),
+            next_xid: 0,
+            subscribed,
+            until_look: 0,
+            looks: false,
+        }
+    }
+
     /// A record is read that may be decoded: look at what it has replaced.
+    ///
+    /// A record with an origin is none of this node's writers': it was applied here, and its writer
+    /// may not have seen the row that it replaced here.
     ///
     /// # Safety
     /// The reader is valid and holds a record.
@@ -58,6 +85,7 @@ impl ReplacedRows {
         unsafe {
             let record = (*reader).record;
             if record.is_null()
+                || (*record).record_origin != no_origin()
                 || u32::from((*record).header.xl_rmid) != pg_sys::RmgrIds::RM_HEAP_ID
             {
                 return;
@@ -75,9 +103,14 @@ impl ReplacedRows {
             self.until_look = LOOK_EVERY;
             // SAFETY: a variable of the process.
             let keeps_versions = unsafe { pg_sys::track_commit_timestamp };
+            self.subscribed |= registry::has_subscriptions();
             self.looks = keeps_versions
-                && registry::has_subscriptions()
+                && self.subscribed
                 && readable_end().saturating_sub(lsn) < FAR_BEHIND;
+            if self.looks {
+                // SAFETY: a read of shared memory.
+                self.next_xid = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
+            }
         }
         self.until_look -= 1;
         self.looks
@@ -109,39 +142,37 @@ impl ReplacedRows {
                 return;
             };
             // Another row may have its place by now.
-            if found.ended_by != Some((*record).header.xl_xid) {
+            let xid = (*record).header.xl_xid;
+            if found.ended_by != Some(xid) {
                 return;
             }
-            let version = found.writer.and_then(still_known);
-            if let Some((timestamp, origin)) =
-                version.filter(|(_, origin)| *origin != 0 && *origin != COPIED)
+            // A transaction's own row is this node's.
+            let Some(writer) = found.writer.filter(|writer| *writer != xid) else {
+                return;
+            };
+            let id = full_id(writer.into_inner(), self.next_xid);
+            if let Some(version) = self.writers.get(id, || still_known(writer))
+                && version.1 != COPIED
             {
-                self.keep(lsn, (timestamp, origin));
+                self.versions.keep(lsn, version);
             }
         }
     }
 
-    fn keep(&mut self, lsn: u64, version: (i64, pg_sys::RepOriginId)) {
-        while self.order.len() >= KEPT {
-            if let Some(oldest) = self.order.pop_front() {
-                self.versions.remove(&oldest);
-            }
-        }
-        if self.versions.insert(lsn, version).is_none() {
-            self.order.push_back(lsn);
-        }
-    }
-
-    /// What the change at `lsn` has replaced: commit timestamp (TimestampTz) and origin.
+    /// The version that the change at `lsn` has replaced: commit timestamp (TimestampTz) and origin.
     #[inline]
-    pub(super) fn take(&mut self, lsn: u64) -> Option<(i64, pg_sys::RepOriginId)> {
-        if self.versions.is_empty() {
-            return None;
-        }
-        let version = self.versions.remove(&lsn);
-        if self.versions.is_empty() {
-            self.order.clear();
-        }
-        version
+    pub(super) fn take(&mut self, lsn: u64) -> Option<Written> {
+        self.versions.take(lsn)
     }
+}
+
+/// Whether the database has subscriptions. The manager knows only those that are enabled; rows of
+/// the others' nodes are there all the same.
+///
+/// # Safety
+/// In a transaction without a historic snapshot.
+unsafe fn has_subscriptions() -> bool {
+    // SAFETY: as the caller says; the table is read without an index.
+    own_table("subscription")
+        .is_ok_and(|table| unsafe { has_any(table, pg_sys::InvalidOid, &[], Sees::Committed) })
 }

@@ -110,8 +110,8 @@ pub struct Stream {
     pub(super) held: Held,
     /// Which rows of other nodes the changes to come have replaced, if the reader wants to know.
     replaced: Option<ReplacedRows>,
-    /// Version of that which the change in hand has replaced: Unix microseconds and node.
-    replaced_now: Option<(i64, String)>,
+    /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and node. Empty if none is.
+    replaced_now: Vec<u8>,
 }
 
 /// How the frames of a stream leave: as they are, or as something else that says the same.
@@ -217,7 +217,9 @@ impl Stream {
             let context = small_context(parent, c"braid output plugin");
             (context, small_context(context, c"braid change"))
         };
-        let replaced = options.replaced_versions.then(ReplacedRows::default);
+        let replaced = options.replaced_versions;
+        // SAFETY: as the caller says.
+        let replaced = replaced.then(|| unsafe { ReplacedRows::new() });
         Self {
             options,
             outbox: Outbox::new(),
@@ -240,7 +242,7 @@ impl Stream {
             session: Some(Session::enter()),
             held: Held::default(),
             replaced,
-            replaced_now: None,
+            replaced_now: Vec::new(),
         }
     }
 
@@ -326,18 +328,23 @@ impl Stream {
         classify(&origin).is_node(self.options.node.as_deref())
     }
 
-    /// Version of the row of another node that the change at `lsn` has replaced: Unix microseconds and node.
+    /// Notes the version of the row of another node that the change at `lsn` has replaced, if it has.
     ///
     /// # Safety
     /// In a transaction with a historic snapshot.
     #[inline]
-    unsafe fn replaced_version(&mut self, lsn: u64) -> Option<(i64, String)> {
-        let (timestamp, origin) = self.replaced.as_mut()?.take(lsn)?;
+    unsafe fn note_replaced(&mut self, lsn: u64) {
+        self.replaced_now.clear();
+        let Some((timestamp, origin)) = self.replaced.as_mut().and_then(|rows| rows.take(lsn))
+        else {
+            return;
+        };
         // SAFETY: as the caller says.
         let name = unsafe { self.origin_name(origin) };
-        match classify(&name) {
-            Source::Node(node) => Some((to_unix_micros(timestamp), node.to_owned())),
-            Source::Here | Source::Foreign(_) => None,
+        if let Source::Node(node) = classify(&name) {
+            let micros = to_unix_micros(timestamp).to_le_bytes();
+            self.replaced_now.extend_from_slice(&micros);
+            self.replaced_now.extend_from_slice(node.as_bytes());
         }
     }
 
@@ -520,8 +527,6 @@ impl Stream {
             lsn,
             author,
         } = change;
-        // Of what an own table tells, this says nothing.
-        let replaced = self.replaced_now.take();
         // SAFETY: as the caller says.
         let oid = unsafe { self.refresh(relation) };
         // Filters, hashes and output functions may ask the type cache.
@@ -534,12 +539,15 @@ impl Stream {
             old: old_row,
             new: new_row,
             keys,
+            replaced_now,
             ..
         } = self;
         let Some(entry) = relations.get_mut(&oid) else {
             return false;
         };
         if let Some(own) = entry.own {
+            // An own table's row says nothing of the version of the row that it tells of.
+            replaced_now.clear();
             // SAFETY: as the caller says.
             return unsafe {
                 match own {
@@ -606,7 +614,7 @@ impl Stream {
         let schema = announce(outbox, book, &mut entry.number, &compiled.shape);
         or_raise(outbox.ensure_begun(author.xid));
         if operation != Operation::Insert {
-            tell_replaced(outbox, lsn, replaced);
+            tell_replaced(outbox, lsn, replaced_now);
         }
         let _encoding = if compiled.sends_text {
             ServerEncoding::enter()
@@ -998,9 +1006,10 @@ impl Format for Stream {
     ) {
         let running = self.outbox.in_segment() || self.unsettled;
         // SAFETY: as the caller says.
-        self.replaced_now = unsafe { self.replaced_version(change.lsn) }.filter(|_| !running);
-        // SAFETY: as the caller says.
-        let mut put = || unsafe { !self.leaves_out(change.author) && self.put_row(change) };
+        let mut put = || unsafe {
+            self.note_replaced(change.lsn);
+            !self.leaves_out(change.author) && self.put_row(change)
+        };
         let written = if running {
             watch(change.author.xid, put)
         } else {
@@ -1075,17 +1084,16 @@ impl Format for Stream {
     }
 }
 
-/// Say which version of a row, Unix microseconds and node, the change that comes next has replaced, if that is known.
-fn tell_replaced(outbox: &mut Outbox, lsn: u64, replaced: Option<(i64, String)>) {
-    let Some((timestamp, node)) = replaced else {
+/// Says which version of a row the change that comes next has replaced, if that is known.
+fn tell_replaced(outbox: &mut Outbox, lsn: u64, content: &[u8]) {
+    if content.is_empty() {
         return;
-    };
-    let content = [&timestamp.to_le_bytes(), node.as_bytes()].concat();
+    }
     or_raise(outbox.writer().message(&Message {
         transactional: true,
         lsn,
         prefix: REPLACED_PREFIX,
-        content: &content,
+        content,
     }));
 }
 

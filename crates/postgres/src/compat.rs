@@ -152,6 +152,26 @@ pub type FileLocator = pg_sys::RelFileNode;
 #[cfg(not(feature = "pg15"))]
 pub type FileLocator = pg_sys::RelFileLocator;
 
+/// The tag of a block in shared buffers.
+pub(crate) fn buffer_tag(
+    file: FileLocator,
+    fork: pg_sys::ForkNumber::Type,
+    block: pg_sys::BlockNumber,
+) -> pg_sys::BufferTag {
+    pg_sys::BufferTag {
+        #[cfg(feature = "pg15")]
+        rnode: file,
+        #[cfg(not(feature = "pg15"))]
+        spcOid: file.spcOid,
+        #[cfg(not(feature = "pg15"))]
+        dbOid: file.dbOid,
+        #[cfg(not(feature = "pg15"))]
+        relNumber: file.relNumber,
+        forkNum: fork,
+        blockNum: block,
+    }
+}
+
 /// Where a relation's file is.
 ///
 /// # Safety

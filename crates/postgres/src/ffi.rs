@@ -308,24 +308,6 @@ pub mod raw {
         /// Reads a block of the main fork and pins its buffer.
         pub fn ReadBuffer(relation: pg_sys::Relation, block: pg_sys::BlockNumber)
         -> pg_sys::Buffer;
-        pub(crate) fn ReadBufferWithoutRelcache(
-            file: FileLocator,
-            fork: pg_sys::ForkNumber::Type,
-            block: pg_sys::BlockNumber,
-            mode: pg_sys::ReadBufferMode::Type,
-            strategy: pg_sys::BufferAccessStrategy,
-            permanent: bool,
-        ) -> pg_sys::Buffer;
-        // src/include/storage/smgr.h: the process of a temporary table is a number of the same type in 15 to 18.
-        pub(crate) fn smgropen(file: FileLocator, backend: c_int) -> pg_sys::SMgrRelation;
-        pub(crate) fn smgrexists(
-            relation: pg_sys::SMgrRelation,
-            fork: pg_sys::ForkNumber::Type,
-        ) -> bool;
-        pub(crate) fn smgrnblocks(
-            relation: pg_sys::SMgrRelation,
-            fork: pg_sys::ForkNumber::Type,
-        ) -> pg_sys::BlockNumber;
         /// Releases one pin of the buffer.
         pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
         /// Pins the block's buffer and releases the given one, which may be invalid or hold that block.
@@ -409,7 +391,15 @@ pub mod raw {
         pub fn RelationDecrementReferenceCount(relation: pg_sys::Relation);
         /// Locks the relation until the end of the transaction; waits, and serves invalidations.
         pub fn LockRelationOid(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE);
+        // src/include/storage/buf_internals.h, 15 to 18.
+        pub(crate) fn BufTableHashCode(tag: *mut pg_sys::BufferTag) -> u32;
+        pub(crate) fn BufTableLookup(tag: *mut pg_sys::BufferTag, hash: u32) -> c_int;
         // src/include/storage/lwlock.h, 15 to 18.
+        pub(crate) fn LWLockAcquire(
+            lock: *mut pg_sys::LWLock,
+            mode: pg_sys::LWLockMode::Type,
+        ) -> bool;
+        pub(crate) fn LWLockRelease(lock: *mut pg_sys::LWLock);
         pub(crate) fn ForEachLWLockHeldByMe(
             callback: Option<
                 unsafe extern "C-unwind" fn(

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 
 use pgrx::pg_sys;
 
-use crate::compat::FileLocator;
+use crate::compat::{self, FileLocator};
 use crate::ffi::raw;
 
 /// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
@@ -56,6 +56,27 @@ pub(crate) unsafe fn items(page: *mut c_char) -> usize {
     end.saturating_sub(HEADER) / ITEM
 }
 
+/// The row version that is item `item` of a page, and its length; `None` if that item is none.
+///
+/// # Safety
+/// The page is pinned and locked. The result is valid as long as it stays so.
+unsafe fn version_at(
+    page: *mut c_char,
+    item: u16,
+) -> Option<(*mut pg_sys::HeapTupleHeaderData, u32)> {
+    let before = usize::from(item).checked_sub(1)?;
+    // SAFETY: as the caller says; of the page only items are read that it has.
+    unsafe {
+        if before >= items(page) {
+            return None;
+        }
+        // ItemIdData: 15 bits for the place in the page, two for its kind, 15 for the length.
+        let pointer = page.add(HEADER + before * ITEM).cast::<u32>().read();
+        (pointer >> 15 & 3 == NORMAL)
+            .then(|| (page.add((pointer & 0x7FFF) as usize).cast(), pointer >> 17))
+    }
+}
+
 /// Put the row version at `place` into `slot` if the snapshot sees it. The pin goes to the slot, or is given up.
 ///
 /// # Safety
@@ -75,21 +96,14 @@ pub unsafe fn fetch(
             .base
             .tupdata;
         raw::LockBuffer(buffer, SHARE);
-        let page = page_of(buffer);
-        let pointer = match usize::from(item).checked_sub(1) {
-            Some(before) if before < items(page) => {
-                page.add(HEADER + before * ITEM).cast::<u32>().read()
-            }
-            _ => 0,
-        };
-        // ItemIdData: 15 bits for the place in the page, two for what it is, 15 for the length.
-        let is_visible = pointer >> 15 & 3 == NORMAL && {
-            (*tuple).t_data = page.add((pointer & 0x7FFF) as usize).cast();
-            (*tuple).t_len = pointer >> 17;
+        let found = version_at(page_of(buffer), item);
+        let is_visible = found.is_some_and(|(header, length)| {
+            (*tuple).t_data = header;
+            (*tuple).t_len = length;
             (*tuple).t_tableOid = (*table).rd_id;
             (*tuple).t_self = tid_of(place);
             raw::HeapTupleSatisfiesVisibility(tuple, snapshot, buffer)
-        };
+        });
         raw::LockBuffer(buffer, UNLOCK);
         if !is_visible {
             raw::ReleaseBuffer(buffer);
@@ -110,51 +124,32 @@ pub struct Lifetime {
     pub ended_by: Option<pg_sys::TransactionId>,
 }
 
-/// Reads who wrote and who ended the row version that is item `item` of a block of a table's file. `None` where there is no such block or version
-/// any more. Works outside of transactions too.
+/// Reads who wrote and who ended the row version that is item `item` of a block of a table's file.
+/// `None` if the block is not in shared buffers, or has no such version any more. Works outside of
+/// transactions too.
+///
+/// Nothing is read from files: so there is no file to miss, and no error of a read can leave a pin
+/// or a read under way behind.
 ///
 /// # Safety
-/// In a process that is attached to shared buffers; the file is one of a permanent table of the heap access method.
+/// In a process that is attached to shared buffers; the file is one of a permanent table of the
+/// heap access method.
 pub unsafe fn lifetime(
     file: FileLocator,
     block: pg_sys::BlockNumber,
     item: u16,
 ) -> Option<Lifetime> {
     let mut found = None;
-    // SAFETY: as the caller says. Nothing on the closure's stack has a destructor. A pin needs a resource owner: outside of a transaction that is one
-    // of the process's own. The page is read while it is pinned and locked, and nothing in between can raise an error.
+    // SAFETY: as the caller says. Nothing on the closure's stack has a destructor. From the pin to
+    // its release nothing raises an error, and the page is read while it is pinned and locked.
     unsafe {
-        let outer = pg_sys::CurrentResourceOwner;
-        if outer.is_null() {
-            pg_sys::CurrentResourceOwner = own_resource_owner();
-        }
+        let _owner = Owner::ensure();
         pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            let relation = raw::smgropen(file, NO_PROCESS);
-            if !raw::smgrexists(relation, MAIN_FORK)
-                || raw::smgrnblocks(relation, MAIN_FORK) <= block
-            {
+            let Some(buffer) = pin(file, block) else {
                 return;
-            }
-            let buffer = raw::ReadBufferWithoutRelcache(
-                file,
-                MAIN_FORK,
-                block,
-                pg_sys::ReadBufferMode::RBM_NORMAL,
-                std::ptr::null_mut(),
-                true,
-            );
-            raw::LockBuffer(buffer, SHARE);
-            let page = page_of(buffer);
-            let pointer = match usize::from(item).checked_sub(1) {
-                Some(before) if before < items(page) => {
-                    page.add(HEADER + before * ITEM).cast::<u32>().read()
-                }
-                _ => 0,
             };
-            if pointer >> 15 & 3 == NORMAL {
-                let header = page
-                    .add((pointer & 0x7FFF) as usize)
-                    .cast::<pg_sys::HeapTupleHeaderData>();
+            raw::LockBuffer(buffer, SHARE);
+            if let Some((header, _)) = version_at(page_of(buffer), item) {
                 let mask = u32::from((*header).t_infomask);
                 let fields = (*header).t_choice.t_heap;
                 found = Some(Lifetime {
@@ -166,14 +161,58 @@ pub unsafe fn lifetime(
             raw::LockBuffer(buffer, UNLOCK);
             raw::ReleaseBuffer(buffer);
         });
-        pg_sys::CurrentResourceOwner = outer;
     }
     found
 }
 
-/// InvalidBackendId, or INVALID_PROC_NUMBER, of src/include/storage: not a temporary table's.
-const NO_PROCESS: i32 = -1;
 const MAIN_FORK: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+
+/// Pins the shared buffer that has this block, if there is one.
+///
+/// # Safety
+/// Under a guard, in a process that is attached to shared buffers, with a resource owner.
+unsafe fn pin(file: FileLocator, block: pg_sys::BlockNumber) -> Option<pg_sys::Buffer> {
+    let mut tag = compat::buffer_tag(file, MAIN_FORK, block);
+    // SAFETY: as the caller says. The table of buffers is read under the lock of its partition, as in BufferAlloc
+    // of src/backend/storage/buffer/bufmgr.c, 15 to 18. Another block may be in the buffer by the time
+    // that it is pinned: ReadRecentBuffer compares.
+    unsafe {
+        let hash = raw::BufTableHashCode(&raw mut tag);
+        let partition = pg_sys::BUFFER_MAPPING_LWLOCK_OFFSET + hash % pg_sys::NUM_BUFFER_PARTITIONS;
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(partition as usize)).lock;
+        raw::LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
+        let number = raw::BufTableLookup(&raw mut tag, hash);
+        raw::LWLockRelease(lock);
+        let buffer = number + 1;
+        (number >= 0 && raw::ReadRecentBuffer(file, MAIN_FORK, block, buffer)).then_some(buffer)
+    }
+}
+
+/// Sees to a resource owner, which pins need: outside of transactions that is one of the process's
+/// own. Puts the former one back at its end, also after an error.
+struct Owner {
+    outer: pg_sys::ResourceOwner,
+}
+
+impl Owner {
+    fn ensure() -> Self {
+        // SAFETY: a variable of the process.
+        unsafe {
+            let outer = pg_sys::CurrentResourceOwner;
+            if outer.is_null() {
+                pg_sys::CurrentResourceOwner = own_resource_owner();
+            }
+            Self { outer }
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: a variable of the process, as it was.
+        unsafe { pg_sys::CurrentResourceOwner = self.outer };
+    }
+}
 
 /// A resource owner for what is done outside of transactions, made once in a process.
 fn own_resource_owner() -> pg_sys::ResourceOwner {

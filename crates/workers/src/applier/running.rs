@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_apply::{Item, Savepoint, Session};
 use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
+use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_node::registry::SubscriptionEntry;
 use braid_node::subscription;
@@ -278,8 +279,11 @@ impl Applier {
                 if matches!(tag, Tag::Schema) {
                     continue;
                 }
-                let Record::Change(change) = Record::read(tag, body)? else {
-                    return Err(given_up("It is more than changes of rows."));
+                let change = match Record::read(tag, body)? {
+                    Record::Change(change) => change,
+                    // For the history of conflicts. If it meets one, it is applied once it has committed.
+                    Record::Message(message) if message.prefix == REPLACED_PREFIX => continue,
+                    _ => return Err(given_up("It is more than changes of rows.")),
                 };
                 self.know(change.header.schema.0)?;
                 applied += 1;

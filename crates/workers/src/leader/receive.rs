@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use braid_apply::is_rule;
 use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::table_order::TableOrder;
-use braid_decoder::POSITION_PREFIX;
+use braid_decoder::{POSITION_PREFIX, REPLACED_PREFIX};
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
 use braid_node::subscription::{self, InitialCopy};
 use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
@@ -40,6 +40,12 @@ fn located(end: End, position: &Position, read: u64) -> End {
         }
         end => end,
     }
+}
+
+/// Whether a message says which version of a row the change that comes next has replaced.
+fn is_replaced(tag: Tag, body: &[u8]) -> Result<bool, End> {
+    let record = Record::read(tag, body)?;
+    Ok(matches!(record, Record::Message(message) if message.prefix == REPLACED_PREFIX))
 }
 
 impl Stream {
@@ -101,6 +107,8 @@ impl Stream {
                     self.rows = self.rows.wrapping_add(1);
                     self.running_change(body)?;
                 }
+                // It belongs to the change that comes next.
+                Tag::Message if self.segments.is_open() && is_replaced(tag, body)? => {}
                 Tag::Truncate | Tag::Message if self.segments.is_open() => {
                     if let Some(content) = self.segments.content() {
                         content.leave("It is more than changes of rows.");
