@@ -1,5 +1,5 @@
 //! Remembers row versions that other nodes wrote and changes in WAL have replaced, in bounded
-//! memory. Run by the walsender, which reads them from its tables (`crates/pg`).
+//! memory. Run by the walsender, which reads them from its tables (`crates/plugin`).
 //!
 //! Invariant: [`ReplacedVersions`] gets its LSNs in rising order, as WAL is read.
 //! Not for: judging whether a change and a row are concurrent (`bgworker`).
