@@ -28,7 +28,8 @@ use super::{Counts, Current};
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
     pub(super) current: Option<Current>,
-    /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix microseconds and node.
+    /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix
+    /// microseconds and node.
     pub(super) replaced: Option<(i64, String)>,
     /// The newest timestamp of the batch in hand.
     pub(super) newest: i64,
@@ -123,7 +124,8 @@ pub(super) struct RetryHints {
     pub(super) evictions: Vec<Eviction>,
     /// Calls of conflict functions that are to be made before it.
     pub(super) calls: Vec<Call>,
-    /// Rows of the transaction that is committed at this position, by their hashes, of which the others were told that they are dead.
+    /// Rows of the transaction that is committed at this position, by their hashes, of which the
+    /// others were told that they are dead.
     pub(super) displaced: (u64, Vec<u64>),
     /// Why the transaction, which was to be prepared, can't be.
     pub(super) waits_for_commit: Option<&'static str>,

@@ -83,7 +83,7 @@ pub struct WrittenVersions {
     merged: NumberMap<u64, Merged>,
 }
 
-/// What a process remembers of batches that are committed.
+/// Committed batches, as far as a process remembers them.
 #[derive(Debug, Default)]
 pub struct KnownVersions {
     known: NumberMap<u32, Rc<Versions>>,
@@ -176,7 +176,7 @@ impl WrittenVersions {
         store(xid, versions, newest)
     }
 
-    /// What was written since [`WrittenVersions::begin`], which ends.
+    /// Takes the versions written since [`WrittenVersions::begin`], and ends the batch.
     pub fn take(&mut self) -> Versions {
         let mut merged: Vec<Merged> = self.merged.drain().map(|(_, row)| row).collect();
         merged.sort_unstable_by_key(|row| row.hash);
@@ -203,8 +203,8 @@ impl KnownVersions {
         Ok(found)
     }
 
-    /// The version of a row that transaction `xid` wrote, given that of the transaction. `written` is what the attempt in hand has written,
-    /// `hash` gives the row's.
+    /// The version of a row that transaction `xid` wrote, given that of the transaction. `written`
+    /// has the versions of the attempt in hand, `hash` gives the row's.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.

@@ -56,11 +56,11 @@ struct Update<'v> {
     after: &'v RowValues,
     /// The row as its writer saw it, if all of it is known.
     before: Option<&'v RowValues>,
-    /// It gives the row another key.
+    /// The row gets another key.
     moved: bool,
     /// Under the new key.
     room: Room,
-    /// It does not carry all large values.
+    /// Large values are missing that the update left as they were.
     incomplete: bool,
     /// Large values that were asked for.
     answer: Option<Fetched>,
@@ -114,7 +114,7 @@ impl<'v> Sought<'v> {
 struct Search {
     /// The row has to be locked before it is written.
     must_lock: bool,
-    /// It is locked when it is found.
+    /// The row is locked when it is found.
     lock: bool,
 }
 
@@ -709,8 +709,8 @@ impl Session {
         .with_hint("Create the primary key or unique index that the provider's table has."))
     }
 
-    /// Begin to look for a row. It is locked at once where it must be, unless another node may be asked about it first: nobody is to wait
-    /// for a row meanwhile.
+    /// Begin to look for a row. A row that must be locked is locked at once, unless another node
+    /// may be asked about it first: nobody is to wait for a row meanwhile.
     fn search(&self, key: Key, may_ask: bool) -> Search {
         let must_lock = self.needs_lock(key);
         Search {
@@ -744,8 +744,8 @@ impl Session {
         Ok((found, decision))
     }
 
-    /// Whether the row that was found has to be locked, and decided about once more, before the decision is carried out: there is a conflict
-    /// to record, or its version may change.
+    /// Whether the row that was found has to be locked, and decided about once more, before the
+    /// decision is carried out: there is a conflict to record, or its version may change.
     fn must_lock_first(
         &mut self,
         key: Key,
@@ -1108,7 +1108,8 @@ impl Session {
             let (found, decision) =
                 self.find_and_decide(context, sought, search.lock, decide_update)?;
             if self.ask_for_gaps(context, &mut update, found, decision)? {
-                // That may have taken long. A row that was not here may have come since, and may be gone again.
+                // An answer may take long. A row that was not here may have come since, and may be
+                // gone again.
                 continue;
             }
             if self.must_lock_first(key, &mut search, found, decision)? {
@@ -1124,8 +1125,8 @@ impl Session {
         })
     }
 
-    /// Ask another node for large values that an update leaves as they were, if it is to be written and the row here may have others. Whether
-    /// it was asked.
+    /// Ask another node for large values that an update leaves as they were, if the update is to be
+    /// written and the row here may have others. Whether the node was asked.
     fn ask_for_gaps(
         &mut self,
         context: RowContext<'_>,
