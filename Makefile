@@ -2,7 +2,7 @@
 #
 #   make && make install          with the PostgreSQL that pg_config belongs to
 #   make test [PG_CONFIG=...]     every test; installs what is missing first; SUITES="regress tap" for some of them
-#   make demo [KEEP=1]            two writable nodes that converge, before your eyes
+#   make demo [KEEP=1]            three writable nodes that converge, before your eyes
 #
 # The library is built by cargo; PGXS says where things go.
 
@@ -16,6 +16,8 @@ endif
 
 CARGO ?= $(or $(shell command -v cargo),$(wildcard $(HOME)/.cargo/bin/cargo),cargo)
 export CARGO
+# pgrx asks for a newer Rust than it needs. scripts/setup sees to the Rust that is needed.
+cargo_flags := --locked --ignore-rust-version
 
 major := $(shell $(PG_CONFIG) --version 2>/dev/null | sed -E 's/^[^0-9]*([0-9]+).*/\1/')
 target_base := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -51,7 +53,7 @@ rust_sources := $(shell find crates decoder bgworker extension -name target -pru
 # A file target, so that `sudo make install` after `make` needs no cargo of root's own.
 $(library): $(rust_sources)
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
-	    $(CARGO) build --release --locked -p braid --no-default-features --features pg$(major)
+	    $(CARGO) build --release $(cargo_flags) -p braid --no-default-features --features pg$(major)
 	cp $(target)/release/libbraid.so $@.new
 	mv $@.new $@
 
@@ -80,16 +82,22 @@ setup:
 test: setup
 	$(MAKE) --no-print-directory test-installed
 
+# PostgreSQL's own tests come with its sources, which Debian's archive lacks for the majors that scripts/unpack-postgres knows.
 test-installed: install
-	scripts/test $(or $(SUITES),unit inside regress tap demo postgres differential)
+	scripts/test $(or $(SUITES),unit inside regress tap demo $(if $(filter 17 19,$(major)),,postgres) differential)
 
 unit:
 	scripts/test unit
 
 # Logic that needs a server, called from Rust: scripts/check-inside PATTERN for some of it.
-.PHONY: inside
+.PHONY: inside inside-library
 inside: install
 	scripts/test inside
+
+# As scripts/check-inside builds it.
+inside-library:
+	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
+	    $(CARGO) build --release --quiet $(cargo_flags) -p braid-inside --no-default-features --features pg$(major)
 
 regress: install
 	scripts/test regress
@@ -99,9 +107,13 @@ tap: install
 	scripts/test tap
 
 # Random schemas and statements, replicated by native and by Braid: DIFFERENTIAL_SECONDS (default 120) of new seeds.
-.PHONY: differential differential-check
+.PHONY: differential differential-check differential-mends
 differential: install
 	differential/run --seconds $(or $(DIFFERENTIAL_SECONDS),120)
+
+# Whether that finds faults: each patch in differential/mends puts one in, and it has MEND_SECONDS (default 120) to be found.
+differential-mends: install
+	scripts/check-mends $(MENDS)
 
 # What needs no server of it.
 differential-check:
@@ -111,6 +123,11 @@ differential-check:
 .PHONY: postgres
 postgres: install
 	scripts/test postgres
+
+# All of PostgreSQL's regression tests at one node of a group: the other one gets its schema.
+.PHONY: group-regression
+group-regression: install
+	GROUP_REGRESSION=all TAP_FILE_TIMEOUT=3000 TESTS=t/205_group_regression.pl scripts/test tap
 
 demo: setup
 	$(MAKE) --no-print-directory demo-installed
@@ -128,7 +145,7 @@ bench-installed: install
 # What the dependency tracker costs the leader: keys a second, with 1 to 100,000 transactions waiting.
 .PHONY: bench-tracker
 bench-tracker:
-	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench --locked -p braid-bgworker --bench tracker
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-bgworker --bench tracker
 # Where the CPU seconds of a drain go: make bench-profile BENCH_ONLY=sysbench
 .PHONY: bench-profile bench-report bench-check
 bench-profile: setup
@@ -143,7 +160,7 @@ bench-traces: setup
 	$(MAKE) --no-print-directory bench-traces-installed
 
 bench-traces-installed: install
-	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) build --release --quiet --locked -p braid-simulator
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) build --release --quiet $(cargo_flags) -p braid-simulator
 	@BRAID_SIMULATOR=$(target_base)/unit/release/braid-simulator bench/run traces
 
 # Two nodes that were cut off meet again, with Braid and with Bucardo, which set-up installs for this alone: bench/run --help
@@ -174,7 +191,7 @@ bench-decode-installed: install
 # The wake-ups between leader and appliers under every interleaving that the memory model allows; a minute, two from cold.
 .PHONY: loom
 loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test --locked -p braid-ring --release --test loom
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test $(cargo_flags) -p braid-ring --release --test loom
 
 # Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default 60) each target, and a fifth of that
 # with large inputs.
@@ -203,20 +220,20 @@ check-sql: $(library)
 lint: check-sql
 	$(CARGO) fmt --all --check
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) \
-	    $(CARGO) clippy --release --locked --workspace --all-targets --no-default-features --features braid/pg$(major),braid-inside/pg$(major) -- -D warnings
+	    $(CARGO) clippy --release $(cargo_flags) --workspace --all-targets --no-default-features --features braid/pg$(major),braid-inside/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
-	    $(CARGO) doc --release --locked --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
+	    $(CARGO) doc --release $(cargo_flags) --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
 	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@for test in t/*.pl; do grep -qF -- "- \`$${test#t/}\`: " t/README.md || { echo "lint: t/README.md lacks $$test" >&2; exit 1; }; done
+	@for test in t/*.pl; do sed -n '1,/^$$/p' $$test | grep -qE '^# Majors: (every|all|one|assert)$$' || { \
+	    echo "lint: the head of $$test does not say on which majors it runs: t/README.md" >&2; exit 1; }; done
 	@for test in $$(sed -n 's/^- `\([a-z0-9_]*\.pl\)`: .*/\1/p' t/README.md); do \
 	    [ -e t/$$test ] || { echo "lint: t/README.md names $$test, which is not there" >&2; exit 1; }; done
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
 
-# The majors that neither Debian 12 nor scripts/build-postgres carries are type-checked against the bindings that pgrx ships.
+# No suite of Debian's carries PostgreSQL 16: it is type-checked against the bindings that pgrx ships.
 check-versions:
-	for v in 16 17; do \
-	    DOCS_RS=1 RUSTC_WRAPPER=$(abspath scripts/rustc-shipped-bindings) CARGO_TARGET_DIR=$(target_base)/versions \
-	        $(CARGO) check --locked -p braid --no-default-features --features pg$$v || exit 1; \
-	done
+	DOCS_RS=1 RUSTC_WRAPPER=$(abspath scripts/rustc-shipped-bindings) CARGO_TARGET_DIR=$(target_base)/versions \
+	    $(CARGO) check $(cargo_flags) -p braid --no-default-features --features pg16

@@ -36,6 +36,8 @@ FORMATS = {
     "wal2json v1": ("wal2json", []),
     "wal2json v2": ("wal2json", ["format-version=2"]),
     "braid gir": ("braid", PGOUTPUT),
+    # As a subscription asks: with the versions that changes have replaced.
+    "braid gir replaced": ("braid", [*PGOUTPUT, "replaced_versions=on"]),
     "braid wal2json v1": ("braid", ["format=wal2json"]),
     "braid wal2json v2": ("braid", ["format=wal2json", "format-version=2"]),
     "braid gir-json": ("braid", ["format=gir-json", *PGOUTPUT]),
@@ -80,7 +82,14 @@ CASES = {
     "large": ("rows of 100 kB",
               "create table large (id int primary key, v text); alter table large alter v set storage external",
               single_rows("large", 2_000, "i, repeat(md5(i::text), 3200)")),
+    # Less than 64 MB of WAL: further behind, replaced versions are not looked for.
+    "update": ("single-row updates, in a database that subscribes to another one",
+               f"create table updated (id int primary key, k int, v text, pad text); "
+               f"insert into updated select i, i * 7, 'value ' || i, 'pad' from generate_series(1, {count(100_000)}) i",
+               f"do $$ begin for i in 1..{count(100_000)} loop update updated set k = k + 1 where id = i; commit; end loop; end $$"),
 }
+# Cases in a database that has a subscription: where there is none, all rows are its own.
+SUBSCRIBED = ("update",)
 
 
 class Server:
@@ -92,12 +101,24 @@ class Server:
                                   check=True, capture_output=True, text=True, cwd="/").stdout
         self.postmaster = int(pid_file.split("\n", 1)[0])
 
-    def ask(self, sql):
-        done = subprocess.run([*self.prefix, f"{self.bindir}/psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *self.connection, "-c", sql],
+    def ask(self, sql, database="postgres"):
+        done = subprocess.run([*self.prefix, f"{self.bindir}/psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *self.connection[:-1], database, "-c", sql],
                               capture_output=True, text=True, cwd="/")
         if done.returncode:
             raise SystemExit(f"bench: {sql}\n{done.stderr}")
         return done.stdout.strip()
+
+    def subscribe(self):
+        """Makes the database a node that subscribes to another one, and writes nothing by that."""
+        host, port = self.connection[1], self.connection[3]
+        self.ask("create database other")
+        for database in ("other", "postgres"):
+            dsn = f"host={host} port={port} user=postgres dbname={database}"
+            self.ask(f"create extension braid; select braid.create_node('{database}', '{dsn}')", database)
+        self.ask("create publication braid for all tables", "other")
+        self.ask(f"select braid.create_subscription('from_other', 'host={host} port={port} user=postgres dbname=other')")
+        self.ask("select braid.wait_for_subscription('from_other')")
+        self.ask("select braid.disable_subscription('from_other')")
 
     def reaped(self):
         """CPU seconds of the server's processes that have ended."""
@@ -163,6 +184,8 @@ def main():
     samples = {}
     for case in cases:
         title, tables, work = CASES[case]
+        if case in SUBSCRIBED:
+            server.subscribe()
         server.ask(tables)
         server.ask("select pg_create_logical_replication_slot('start', 'test_decoding')")
         server.ask(work)

@@ -45,6 +45,17 @@ create function little_endian(n int8) returns bytea language sql as $$
 select position('\x11000000aa000000'::bytea in data) > 0 as lsn,
   position(little_endian((extract(epoch from timestamptz '2020-01-01 00:00:00+00') * 1000000)::int8) in data) > 0 as timestamp
 from pg_logical_slot_peek_binary_changes('dec_origin', null, null, 'proto_version', '1', 'publication_names', 'dec_origin', 'origin', 'any');
+-- One other node's alone, behind a position in its WAL.
+call write(70);
+select records('dec_origin', 'dec_origin', 'origin', 'any', 'only_origin', 'tokyo', 'only_after', 'AA/10');
+call write(80);
+select records('dec_origin', 'dec_origin', 'origin', 'any', 'only_origin', 'tokyo', 'only_after', 'AA/11');
+call write(90);
+select records('dec_origin', 'dec_origin', 'origin', 'any', 'only_origin', 'paris');
+call write(100);
+select records('dec_origin', 'dec_origin', 'origin', 'any', 'only_origin', 'tokyo');
+select records('dec_origin', 'dec_origin', 'only_origin', 'tokyo');
+select records('dec_origin', 'dec_origin', 'origin', 'any', 'only_after', 'AA/11');
 -- An origin that is gone by now is still known at its time.
 select pg_replication_origin_drop('braid/tokyo/1');
 select records('dec_origin', 'dec_origin', 'origin', 'any');

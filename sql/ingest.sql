@@ -66,7 +66,7 @@ select * from braid.ingest(jsonb_build_array(put('update', 3, 'again', '0/30', '
   put('insert', 4, 'four', '0/40', '2024-01-01T00:00:40Z')), 'shop');
 select * from braid.ingest('[]', 'shop');
 select * from shop.t order by id;
-select "position" from braid.ingest_sources where origin = 'shop';
+select "position" - '0/0' as "position" from braid.ingest_sources where origin = 'shop';
 
 -- The commit is the source's, with its time; the next one of this session is this node's own.
 select (pg_xact_commit_timestamp_origin(xmin)).timestamp = '2024-01-01 00:00:40Z' as its_time,
@@ -81,7 +81,7 @@ select * from braid.ingest(jsonb_build_array(put('insert', 10, 'old', '0/50', '2
 select * from braid.ingest(jsonb_build_array(put('update', 10, 'from depot', '0/1', '2024-01-01T00:00:55Z'), put('update', 11, 'from depot', '0/1', '2024-01-01T00:00:55Z'),
   put('insert', 100, 'loses to own', '0/1', '2024-01-01T00:00:55Z'), put('update', 999, 'missing', '0/1', '2024-01-01T00:00:55Z')), 'depot');
 select * from shop.t where id >= 10 order by id;
-select subscription, relation, kind, resolution, winner, key, local_row->>'v' as local, remote_row->>'v' as remote, local_origin, remote_origin, remote_lsn
+select subscription, relation, kind, resolution, winner, key, local_row->>'v' as local, remote_row->>'v' as remote, local_origin, remote_origin, remote_lsn - '0/0' as remote_lsn
 from braid.conflict_history order by key->>'id', kind;
 
 -- Two calls in one transaction, savepoints, exceptions: what is rolled back has not come.
@@ -189,7 +189,7 @@ select pg_drop_replication_slot('ingest') \g /dev/null
 -- Forgotten: what comes under its name afterwards is new, and still newer than what it brought before.
 select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
 select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
-select origin, "position", newest_at = '2024-01-01T00:05:00Z' as newest from braid.ingest_sources where origin = 'gone';
+select origin, "position" - '0/0' as "position", newest_at = '2024-01-01T00:05:00Z' as newest from braid.ingest_sources where origin = 'gone';
 begin; select braid.forget_source('gone'); rollback;
 select braid.forget_source('gone');
 select count(*) from braid.ingest_sources where origin = 'gone';

@@ -58,7 +58,7 @@ set datestyle = 'ISO, YMD';
 insert into braid.parked_transaction (subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, committed_at, changes, bytes,
     barred_tables, other_tables, keys, waits_for, error_sqlstate, error_message)
 select subscription_id, subscription_name, state, '7', lsn::pg_lsn, lsn::pg_lsn + 8, 'there', '2030-01-01', 1, 100, '{public.u}', '{public.t}', '{1,-2}', waits_for, code, said
-  from braid.subscription, (values ('failed', '0/10', null::bigint, '23514', 'no'), ('waiting', '0/20', 1, null, null)) v (state, lsn, waits_for, code, said);
+  from braid.subscription, (values ('failed', '0/80000010', null::bigint, '23514', 'no'), ('waiting', '0/80000020', 1, null, null)) v (state, lsn, waits_for, code, said);
 select subscription, parked_id, state, waits_for, error, error_sqlstate, changes, bytes, relations, origin, committed_at, xid, commit_lsn, end_lsn, skipped_at is null
   from braid.parked_transactions;
 select name, state, parked from braid.subscription_status;

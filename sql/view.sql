@@ -11,7 +11,7 @@ select table_name, string_agg(column_name || ' ' || data_type, ', ' order by ord
    and table_name in (select viewname from pg_views where schemaname = 'braid') group by 1 order by table_name collate "C";
 -- the signatures
 select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
-  from pg_proc p where pronamespace = 'braid'::regnamespace order by p.proname collate "C";
+  from pg_proc p where pronamespace = 'braid'::regnamespace order by p.proname collate "C", 2;
 \a
 \t
 select braid.create_node('here', :'here');

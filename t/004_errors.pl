@@ -1,4 +1,5 @@
 # What cannot be applied stops the subscription, says why, holds its place, and can be continued or left out.
+# Majors: one
 
 use strict;
 use warnings;

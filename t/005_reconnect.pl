@@ -1,4 +1,5 @@
 # A provider that goes away and comes back, in each way of going: the subscriber waits, says so, and goes on.
+# Majors: one
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
 # The initial copy: while both nodes are written to, several tables at once, interrupted, and refused where it would clash.
+# Majors: all
 
 use strict;
 use warnings;

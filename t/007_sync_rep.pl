@@ -1,4 +1,5 @@
 # A subscription named in synchronous_standby_names makes commits wait for it, as a native one does.
+# Majors: all
 
 use strict;
 use warnings;

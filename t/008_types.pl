@@ -1,5 +1,6 @@
 # Every built-in type, and types made by users and extensions, arrive with the very same value, between nodes that differ in
 # encoding, DateStyle, TimeZone, IntervalStyle, bytea_output, float digits and locale.
+# Majors: every
 
 use strict;
 use warnings;
@@ -128,6 +129,17 @@ on_all($types, @nodes);
 
 # The server may be built without libxml.
 delete $values{xml} unless ($tokyo->psql('postgres', q[select '<a/>'::xml]))[0] == 0 && ($paris->psql('postgres', q[select '<a/>'::xml]))[0] == 0;
+
+# Types of newer majors.
+my %newer = ('oid8' => q{'18446744073709551615'; '0'}, 'regdatabase' => q{'template1'});
+for my $type (keys %newer)
+{
+	my $is_there = "select to_regtype('$type') is not null";
+	$values{$type} = $newer{$type} if $tokyo->safe_psql('postgres', $is_there) eq 't' && $paris->safe_psql('postgres', $is_there) eq 't';
+}
+# The number of a database differs between the nodes.
+$paris->safe_psql('postgres', $_) for 'create database made_anew template template1', q(alter database template1 is_template false),
+	'drop database template1', 'alter database made_anew rename to template1';
 
 my @extensions;
 for my $extension (qw(hstore citext ltree))

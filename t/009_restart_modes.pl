@@ -1,5 +1,6 @@
 # A server that stops in any of the three ways stops promptly with subscriptions at work, and goes on where it was. Workers
 # follow the state of their subscription at once.
+# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
 # A role that is no superuser sets up and runs replication with braid_admin alone, over a connection that has a password; nobody's
 # password reaches a log.
+# Majors: all
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
 # What goes wrong at the provider, or for want of something, is said with a hint; what mends it lets the subscription go on.
+# Majors: one
 
 use strict;
 use warnings;

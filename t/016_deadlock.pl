@@ -1,5 +1,6 @@
 # Transactions that are independent at the provider collide at the subscriber where nobody could foresee it: through a trigger that says
 # that it sees its row only, and writes another one; and with sessions that lock rows there in another order. Nobody notices.
+# Majors: one
 
 use strict;
 use warnings;

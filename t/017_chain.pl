@@ -1,4 +1,5 @@
 # What a node received goes on to another with origin => 'any', still as its first origin's; in a ring of three it stops there.
+# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
 # Two nodes change the same rows while they do not hear of each other. Afterwards they agree, and each has written down what
 # it met, what stayed, and what did not.
+# Majors: one
 
 use strict;
 use warnings;
@@ -89,7 +90,7 @@ $_->query_safe('begin isolation level repeatable read; select count(*) from item
 for my $subscriber (@nodes)
 {
 	my $name = $name{ $subscriber->name };
-	$subscriber->safe_psql('postgres', "select braid.disable_subscription('$name')");
+	disable($subscriber, $name);
 }
 for my $provider (@nodes)
 {

@@ -1,5 +1,6 @@
 # Invariant I5: while several appliers work through a backlog, a reader on the subscriber always sees a prefix of what the provider
 # committed, never a later transaction without an earlier one.
+# Majors: one
 
 use strict;
 use warnings;
@@ -16,7 +17,7 @@ $paris->reload;
 # Independent keys in two tables, so that nothing but the order of commits keeps them together.
 on_all('create table first (id int primary key, filler text); create table second (id int primary key)', $tokyo, $paris);
 my $name = subscribe($paris, $tokyo);
-$paris->safe_psql('postgres', "select braid.disable_subscription('$name')");
+disable($paris, $name);
 my $rows = 15000;
 $tokyo->safe_psql('postgres', qq[
 	set synchronous_commit = off;

@@ -1,4 +1,5 @@
 # A server with many databases: finding out which have the extension takes no worker processes from those that do.
+# Majors: one
 
 use strict;
 use warnings;

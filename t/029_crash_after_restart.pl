@@ -1,5 +1,6 @@
 # A leader that starts anew reports where its predecessor had come to. What was applied up to there but never flushed must not
 # be reported: a crash would take it, and the provider would never send it again.
+# Majors: one
 
 use strict;
 use warnings;
@@ -19,8 +20,10 @@ $tokyo->safe_psql('postgres', q[
 my $name = subscribe($paris, $tokyo);
 
 my $unflushed = 0;
-for my $round (1 .. 3)
+# On a busy machine WAL may be flushed just then: that round shows nothing.
+for my $round (1 .. 9)
 {
+	last if $round > 3 && $unflushed;
 	# Appliers go on with what the leader has handed out while it stands still.
 	my ($leader) = wait_for_worker($paris, 'braid leader');
 	my $before = $paris->safe_psql('postgres', 'select count(*) from note');

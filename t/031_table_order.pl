@@ -1,5 +1,6 @@
 # Transactions that share no key at the provider but collide at the subscriber: through unique indexes, exclusion constraints and triggers
 # that only the subscriber has. The leader knows, and orders them beforehand: nothing is applied twice.
+# Majors: every
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# kill -9 of random processes of provider and subscriber for half a minute, in apply mode parallel: each transaction takes effect once. For half of it one
+# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode parallel: each transaction takes effect once. For half of it one
 # applier does all unless more prove faster, for half of it all do.
+# Majors: assert
 
 use strict;
 use warnings;

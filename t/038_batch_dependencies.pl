@@ -1,5 +1,6 @@
 # Apply mode batch: a transaction that depends on one of its own batch and on an earlier one that another applier has not committed
 # yet waits for that one, in either order of commits.
+# Majors: one
 
 use strict;
 use warnings;
@@ -23,7 +24,7 @@ for my $mode ('source', 'relaxed')
 	for my $consolidate ('false', 'true')
 	{
 		$paris->safe_psql('postgres', "select braid.alter_subscription('$name', consolidate => $consolidate)");
-		$paris->safe_psql('postgres', "select braid.disable_subscription('$name')");
+		disable($paris, $name);
 		on_all('truncate kv, filler', $tokyo);
 		my $psql = '';
 		# Too large for a batch, so that an applier takes it alone; and it is held up here before it has inserted anything.

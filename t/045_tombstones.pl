@@ -1,5 +1,6 @@
 # Rows that were deleted stay deleted: an older change that comes late from another node does not bring one back, also when VACUUM
 # has removed its dead versions meanwhile, the server was killed, or the change comes by way of a third node.
+# Majors: one
 
 use strict;
 use warnings;
@@ -51,7 +52,7 @@ my @streams = map { my $s = $_; map { [ $s, $s->name . '_from_' . $_->name, $_ ]
 sub cut
 {
 	converged(@all);
-	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @_ ? @_ : @streams;
+	disable($_->[0], $_->[1]) for @_ ? @_ : @streams;
 	return if @_;
 	quiet($_) or die for @all;
 	return;

@@ -1,4 +1,5 @@
 # What braid.dependency_stats says of loads whose shape is known.
+# Majors: one
 
 use strict;
 use warnings;
@@ -41,6 +42,9 @@ sub stats
 sub grown
 {
 	my ($transactions, $work, @columns) = @_;
+	# What a leader has not confirmed would be scheduled once more after a restart.
+	my $end = Braid::end_of_commits($tokyo);
+	$tokyo->poll_query_until('postgres', "select bool_and(confirmed_flush_lsn >= '$end') from pg_replication_slots where slot_name !~ '^braid_deletions'") or die 'not confirmed';
 	my $before = stats();
 	$work->();
 	caught_up($paris, $tokyo);
@@ -116,8 +120,14 @@ sub backlog
 	$paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 	return;
 }
-$paris->safe_psql('postgres', "select braid.alter_subscription('$name', apply_mode => 'batch')");
-ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it runs in batches');
+# Alters the subscription, and waits for the leader that runs with these options.
+sub alter
+{
+	my ($options, $what) = @_;
+	ok(alter_running($paris, $name, $options) && wait_until(sub { defined stats()->{scheduled} }, 20), $what);
+	return;
+}
+alter(q[apply_mode => 'batch'], 'it runs in batches');
 $grown = grown(300, sub { backlog(300, 'insert into item values (2000 + $1, 0)') }, qw(local_commits batches consolidated retries without_edge));
 my $of = q[from (select count(*) as n from item where id > 2000 group by xmin::text) c];
 my $commits = $paris->safe_psql('postgres', "select count(*) $of");
@@ -130,14 +140,21 @@ my $now = stats();
 is("$now->{batch_max} $now->{batch_mean}", $paris->safe_psql('postgres', "select max(n) || ' ' || round(avg(n) filter (where n > 1), 1) $of"), 'how large they are');
 
 # What waits for a common row looks for its other rows meanwhile.
-$grown = grown(8000, sub { backlog(8000, 'with h as (update hot set n = n + 1 where id = 1) update item set n = n + 1 where id = $1 % 1000 + 1') }, qw(sought_ahead retries));
+# The common row is locked until an applier waits for another one, which it may not come to if both are fast.
+my $locker = $paris->background_psql('postgres');
+$grown = grown(8000, sub {
+	$locker->query_safe('begin; select from hot where id = 1 for update');
+	backlog(8000, 'with h as (update hot set n = n + 1 where id = 1) update item set n = n + 1 where id = $1 % 1000 + 1');
+	wait_until(sub { $paris->safe_psql('postgres', q[select count(*) > 0 from braid.apply_workers where state = 'waiting for a dependency']) eq 't' }, 20);
+	$locker->query_safe('commit');
+}, qw(sought_ahead retries));
+$locker->quit;
 cmp_ok($grown->{sought_ahead}, '>', 0, "$grown->{sought_ahead} rows were looked for ahead");
 is($grown->{retries}, 0, 'which nobody had to give way for');
 same_tables([ $tokyo, $paris ], qw(item hot));
 
 # Consolidation: of each local commit's changes of the row the last one is written.
-$paris->safe_psql('postgres', "select braid.alter_subscription('$name', consolidate => true)");
-ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it consolidates');
+alter(q[consolidate => true], 'it consolidates');
 $grown = grown(300, sub { backlog(300, 'update hot set n = n + 1 where id = 1') }, qw(local_commits consolidated));
 is($grown->{local_commits} + $grown->{consolidated}, 300, 'each change was written, or a later one for it');
 cmp_ok($grown->{consolidated}, '>', 200, "$grown->{consolidated} of 300 changes were not written");
@@ -146,8 +163,7 @@ same_tables([ $tokyo, $paris ], qw(item hot cleared whole odd fired large));
 # What each process sleeps in: the same names in both views, from PostgreSQL 17 on.
 my $names = "select distinct wait_event from braid.apply_workers where subscription = '$name' and wait_event is not null order by 1";
 ok($paris->poll_query_until('postgres', $names, "BraidApplierWork\nBraidLeaderProvider"), 'nothing to do: the leader waits for the provider, appliers for work');
-$paris->safe_psql('postgres', "select braid.alter_subscription('$name', apply_mode => 'parallel', consolidate => false)");
-ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it applies side by side');
+alter(q[apply_mode => 'parallel', consolidate => false], 'it applies side by side');
 sub waits
 {
 	my ($event, $what) = @_;
@@ -182,11 +198,7 @@ caught_up($paris, $tokyo);
 # The same where commits may overtake each other: one after the other, and joined, where an applier waits with a batch in hand.
 for my $mode ('parallel', 'batch')
 {
-	my $leader = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'");
-	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', commit_order => 'relaxed', apply_mode => '$mode')");
-	ok(wait_until(sub { my $now = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'"); $now && $now ne $leader }, 20),
-		"relaxed, $mode");
-	ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'it runs');
+	alter("commit_order => 'relaxed', apply_mode => '$mode'", "relaxed, $mode");
 	waits('BraidLeaderProvider', 'the leader waits for the provider');
 	waits('BraidApplierWork', 'an applier waits for work');
 	my $base = $mode eq 'batch' ? 20000 : 10000;
@@ -206,17 +218,26 @@ for my $mode ('parallel', 'batch')
 	$holder->query_safe('commit');
 	caught_up($paris, $tokyo);
 }
-$paris->safe_psql('postgres', "select braid.alter_subscription('$name', commit_order => 'source', apply_mode => 'parallel')");
-ok(wait_until(sub { defined stats()->{scheduled} }, 20), 'in the order of the source again');
+alter(q[commit_order => 'source', apply_mode => 'parallel'], 'in the order of the source again');
 $paris->safe_psql('postgres', "select braid.set_rate_limit('$name', rows_per_second => 20)");
-each_of(200, 'insert into item values (9000 + $1, 0)');
+# The leader knows the limit once the manager has told it.
+my $key = 100_000;
+wait_until(sub {
+	each_of(100, "insert into item values ($key + \$1, 0)");
+	$key += 100;
+	return $paris->safe_psql('postgres', $names) =~ /^BraidRateLimit$/m;
+}, 20);
 waits('BraidRateLimit', 'the rate limit holds the leader back');
 $paris->safe_psql('postgres', "select braid.set_rate_limit('$name')");
 # A table that is not copied yet is what its changes wait for.
 caught_up($paris, $tokyo);
 $holder->query_safe('begin; lock table hot in exclusive mode');
 $paris->safe_psql('postgres', "select braid.resync_table('$name', 'hot')");
-$tokyo->safe_psql('postgres', 'update hot set n = n + 1 where id = 1');
+# A change that the leader hands out before it knows of the copy is left out, as the copy brings it.
+wait_until(sub {
+	$tokyo->safe_psql('postgres', 'update hot set n = n + 1 where id = 1');
+	return $paris->safe_psql('postgres', $names) =~ /^BraidLeaderTables$/m;
+}, 20);
 waits('BraidLeaderTables', 'the leader waits for a table');
 $holder->query_safe('commit');
 $holder->quit;

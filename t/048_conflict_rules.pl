@@ -1,5 +1,6 @@
 # What is done about a conflict is what the rule for the table and the kind says, here; a rule that is changed counts from the
 # next transaction on; the history says by which rule.
+# Majors: one
 
 use strict;
 use warnings;
@@ -30,7 +31,7 @@ sub meet
 	$run->($tokyo, $before);
 	converged(@both);
 	my @streams = ([ $paris, 'paris_from_tokyo' ], [ $tokyo, 'tokyo_from_paris' ]);
-	$_->[0]->safe_psql('postgres', "select braid.disable_subscription('$_->[1]')") for @streams;
+	disable($_->[0], $_->[1]) for @streams;
 	$_->poll_query_until('postgres', "select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name !~ '^braid_deletions'") for @both;
 	$run->($tokyo, $first);
 	$run->($paris, $second);
@@ -143,7 +144,7 @@ for my $step ([ 'keep_local', 'here' ], [ 'apply_remote', '2' ], [ 'keep_local',
 	converged(@both);
 	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', null, '$rule')");
 	# Its own subscription stands still, so that paris changes the row behind tokyo's back.
-	$tokyo->safe_psql('postgres', "select braid.disable_subscription('tokyo_from_paris')");
+	disable($tokyo, 'tokyo_from_paris');
 	$tokyo->safe_psql('postgres', "update account set v = '1' where id = 500");
 	caught_up($paris, $tokyo);
 	$tokyo->safe_psql('postgres', "update account set v = '2' where id = 500");

@@ -1,5 +1,6 @@
 # split_transactions_above: what has more changes is committed in pieces. Each piece is as large as it may be, has the version of its
 # transaction, and takes effect once, whatever stops it in between; nothing overtakes it; what is seen of it is told.
+# Majors: one
 
 use strict;
 use warnings;
@@ -141,8 +142,7 @@ for my $change (q[apply_mode => 'batch'], q[commit_order => 'relaxed'], q[stream
 	ok(wait_until(sub { (() = slurp_file($paris->logfile) =~ /after 5[0-9]0 changes/g) > $starts }, 20), "goes on after $change");
 }
 ok(wait_until(sub { $half->(530) }, 20), 'in other pieces');
-kill 9, wait_for_worker($paris, 'braid applier');
-ok(wait_until(sub { (attempt($paris, 'select 1'))[0] == 0 }, 30), 'the server is back');
+ok(kill_process($paris, wait_for_worker($paris, 'braid applier')), 'the server is back');
 eval { $lock->quit };
 $lock = $paris->background_psql('postgres');
 caught_up($paris, $tokyo);

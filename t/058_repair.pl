@@ -1,5 +1,6 @@
 # braid.repair: rows become what they are at the provider, with its versions and origins; nothing of it goes on to other nodes, no trigger
 # fires that an applier would not fire, what was written meanwhile is left alone, and all of it is written down.
+# Majors: one
 
 use strict;
 use warnings;
@@ -144,7 +145,7 @@ is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history wh
 is($paris->safe_psql('postgres', 'select balance from account where id = 2'), '1000', 'the next change is applied');
 
 # What was deleted here does not come back, if the provider has only not heard of it yet.
-$tokyo->safe_psql('postgres', "select braid.disable_subscription('tokyo_from_paris')");
+disable($tokyo, 'tokyo_from_paris');
 $paris->safe_psql('postgres', 'delete from entry where account in (8, 9); delete from account where id in (8, 9)');
 ok($paris->poll_query_until('postgres', 'select bool_and(collected_lsn >= pg_current_wal_flush_lsn()) from braid.deletions'), 'what was deleted is collected');
 write_by_hand($paris, q[delete from account where id = 10]);

@@ -1,5 +1,6 @@
 # Prepared transactions arrive prepared: seen only once they are committed, with the source's origin and time, whatever is restarted or
 # stopped in between; rolled back where they are rolled back at the provider.
+# Majors: all
 
 use strict;
 use warnings;
@@ -71,7 +72,7 @@ sql($tokyo, q[commit prepared 'stop4']);
 sql($tokyo, q[rollback prepared 'stop5']);
 caught_up($paris, $tokyo);
 is(gids($paris), '2', 'two have ended since');
-sql($paris, "select braid.disable_subscription('$name')");
+disable($paris, $name);
 sql($tokyo, q[commit prepared 'stop6']);
 sql($tokyo, q[rollback prepared 'stop7']);
 sql($tokyo, q[begin; update item set n = n + 1000 where id = 8; prepare transaction 'off8']);
@@ -130,7 +131,7 @@ is(gids($_), '0', 'both committed, on ' . $_->name) for @nodes;
 is(sql($_, q[select string_agg(v, ',' order by id) from item where id in (10, 11)]), 'tokyo,paris', 'each has both') for @nodes;
 
 # Conflicts. A row that is older than the PREPARE loses, and is kept.
-sub cut { sql($_[0], "select braid.disable_subscription('$_[1]')"); return }
+sub cut { disable($_[0], $_[1]); return }
 sub join_again { sql($_[0], "select braid.enable_subscription('$_[1]')"); return }
 sub row { return sql($_[0], "select v from item where id = $_[1]") }
 sub waiting_for { my ($where, $n) = @_; return wait_until(sub { sql($where, 'select count(*) from braid.unprepared') eq $n }, 20) }

@@ -1,5 +1,6 @@
 # An update that leaves large columns as they are does not carry them. Where the row here was last written by another node than the
 # update's, they are asked for at the node that has them; otherwise nobody is asked.
+# Majors: one
 
 use strict;
 use warnings;
@@ -253,7 +254,7 @@ for my $how ('back', 'disabled')
 	}
 	else
 	{
-		run($paris, q[select braid.disable_subscription('paris_from_tokyo')]);
+		disable($paris, 'paris_from_tokyo');
 		caught_up($paris, $quito);
 		is(run($paris, 'select count(*) from doc where id = 7001'), '1', 'what comes after it comes');
 		links('up');

@@ -1,5 +1,6 @@
 # Transactions that are prepared before, while and after tables are copied: what a copy has seen of them is left out, the rest is applied.
 # And what a prepared transaction deletes is remembered with the time of its commit.
+# Majors: all
 
 use strict;
 use warnings;
@@ -130,7 +131,7 @@ my $third = subscribe($paris, $oslo, copy_data => 'false');
 ok(wait_until(sub { sql($paris, 'select remembered from braid.deletions') eq 't' }, 20), 'deletions are remembered');
 sql($tokyo, q[begin; delete from item where id in (6, 7); prepare transaction 'deletes']);
 caught_up($paris, $tokyo);
-sql($paris, "select braid.disable_subscription('$third')");
+disable($paris, $third);
 sql($oslo, q[insert into item values (6, 'while it was prepared')]);
 sql($tokyo, q[commit prepared 'deletes']);
 caught_up($paris, $tokyo);

@@ -1,5 +1,6 @@
 # A table is truncated on one node while others write it, and nobody hears of the others: what is older than the truncate goes everywhere,
 # whenever it comes, and what is newer stays everywhere.
+# Majors: one
 
 use strict;
 use warnings;
@@ -48,7 +49,7 @@ sub one { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub cut
 {
 	converged(@all);
-	on($_->[0], "select braid.disable_subscription('$_->[1]')") for @_ ? @_ : @streams;
+	disable($_->[0], $_->[1]) for @_ ? @_ : @streams;
 	return if @_;
 	$_->poll_query_until('postgres', q[select not coalesce(bool_or(active), false) from pg_replication_slots where slot_name not like 'braid_deletions_%']) or die for @all;
 	on($_, 'truncate braid.conflict_record') for @all;

@@ -1,5 +1,6 @@
 # A third node joins while the two others write: the rows that it copies from one of them keep their versions, so that what comes from the
 # other one afterwards, and is older, or was seen already by the first, changes nothing; what was deleted stays deleted.
+# Majors: one
 
 use strict;
 use warnings;
@@ -48,7 +49,7 @@ $oslo->safe_psql('postgres', q[
 	create table emptied (id int primary key);
 ]);
 my $from_paris = subscribe($oslo, $paris, copy_data => 'false');
-$oslo->safe_psql('postgres', "select braid.disable_subscription('$from_paris')");
+disable($oslo, $from_paris);
 subscribe($_, $oslo, copy_data => 'false') for $tokyo, $paris;
 
 # What paris writes now, oslo gets later. Tokyo sees it, and writes over some of it.
@@ -71,7 +72,7 @@ $tokyo->safe_psql('postgres', q[
 ]);
 caught_up($paris, $tokyo);
 # And what tokyo will not have seen when it is copied.
-my ($lag) = $tokyo->safe_psql('postgres', q[select braid.disable_subscription('tokyo_from_paris')]);
+disable($tokyo, 'tokyo_from_paris');
 $paris->safe_psql('postgres', q[
 	update account set n = 3, note = 'late' where id in (1, 30);
 	delete from account where id = 2;

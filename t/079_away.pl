@@ -1,5 +1,6 @@
 # A provider that stays away for longer than a limit is given up: what was remembered for its sake is forgotten, and its subscription stops
 # before that, until somebody says what is to become of it. Without a limit, and while it is connected, it is waited for.
+# Majors: one
 
 use strict;
 use warnings;
@@ -23,7 +24,7 @@ sql($tokyo, q[insert into braid.tombstone values (4711, extract(epoch from now()
 my $deletions = q[select count(*) from braid.tombstone where key_hash = 4711];
 
 # Paris writes a row that tokyo deletes, and goes away before it has told.
-sql($tokyo, "select braid.disable_subscription('$name')");
+disable($tokyo, $name);
 sql($paris, q[update item set v = 'paris' where id = 1]);
 sql($tokyo, q[select pg_sleep(0.1); delete from item where id = 1]);
 caught_up($paris, $tokyo);

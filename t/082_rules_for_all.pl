@@ -1,5 +1,6 @@
 # A rule for conflicts that is set on one node for all of them: it comes with what was committed before and after it, the newer of two stays on
 # every node, and nobody else can send one.
+# Majors: one
 
 use strict;
 use warnings;
@@ -82,7 +83,7 @@ all_have('none', 'in a large transaction');
 
 # Cut off from each other, two nodes set the same rule: the newer one stays everywhere, whichever comes first. So does a newer removal.
 my @subscriptions = map { my $to = $_; map { [ $to, $to->name . '_from_' . $_->name ] } grep { $_ != $to } @nodes } @nodes;
-sub cut { sql($_->[0], "select braid.disable_subscription('$_->[1]')") for @subscriptions; return }
+sub cut { disable($_->[0], $_->[1]) for @subscriptions; return }
 sub heal { sql($_->[0], "select braid.enable_subscription('$_->[1]')") for @subscriptions; return }
 cut();
 sql($tokyo, q[select braid.set_conflict_resolution('account', 'update_exists', 'keep_local', on_all_nodes => true)]);

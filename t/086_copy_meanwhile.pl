@@ -1,5 +1,6 @@
 # A table is copied from one node while the changes of another one come in: what these wrote or deleted before the copy was there, and what
 # is in the copy, become the newest version of each row.
+# Majors: one
 
 use strict;
 use warnings;
@@ -29,7 +30,7 @@ caught_up($paris, $tokyo);
 # Nothing that paris writes from here on comes to oslo before it is said.
 $oslo->safe_psql('postgres', $definition);
 my $oslo_from_paris = subscribe($oslo, $paris, copy_data => 'false');
-$oslo->safe_psql('postgres', "select braid.disable_subscription('$oslo_from_paris')");
+disable($oslo, $oslo_from_paris);
 for my $table (@tables)
 {
 	# In quiet nothing is written under a key that the copy has.
@@ -47,7 +48,7 @@ for my $table (@tables)
 	]);
 	caught_up($paris, $tokyo);
 }
-$tokyo->safe_psql('postgres', "select braid.disable_subscription('$tokyo_from_paris')");
+disable($tokyo, $tokyo_from_paris);
 for my $table (@tables)
 {
 	$paris->safe_psql('postgres', "delete from $table where id in (4, 9); insert into $table values (102, 'newest')");

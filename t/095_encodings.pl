@@ -1,5 +1,6 @@
 # Names that are not ASCII, between nodes of different encodings: schemas, tables, columns, in the stream, the copy, conflicts, views and
 # errors.
+# Majors: one
 
 use strict;
 use warnings;
@@ -40,7 +41,7 @@ my $all = '1 2001 changé, 4 2004 inséré, 5 2005 à paris, 20 2002 copié';
 is(rows($_), $all, 'each change has come, at ' . $_->name) for @both;
 
 # A conflict, whose history has the names.
-on_paris("select braid.disable_subscription('$here')");
+disable($paris, $here);
 $tokyo->safe_psql('postgres', q[insert into "café"."Größe" values (6, 1, 'plus tôt')]);
 on_paris(q[insert into "café"."Größe" values (6, 2, 'plus tard')]);
 on_paris("select braid.enable_subscription('$here')");

@@ -1,5 +1,6 @@
 # braid.compare and braid.repair go by the versions that rows have, not by the commits that brought them: of rows that were applied in batches, that
 # an older change has added to, and that were copied. Whoever is asked, both nodes take the same side, and the row keeps the version that won.
+# Majors: one
 
 use strict;
 use warnings;
@@ -101,7 +102,7 @@ for my $node ($paris, $lima)
 on_all(q[select braid.set_column_rule('sum', 'n', 'delta')], $tokyo, $paris);
 on($tokyo, q[insert into sum values (1, 0, 'first')]);
 converged($tokyo, $paris, $lima);
-on($paris, q[select braid.disable_subscription('paris_from_tokyo')]);
+disable($paris, 'paris_from_tokyo');
 on($tokyo, q[update sum set n = n + 1, v = 'loses' where id = 1]);
 my $between = moment();
 on($paris, q[update sum set n = n + 10, v = 'wins' where id = 1]);

@@ -1,4 +1,5 @@
 # A subscription that is disabled stops within a second, whatever its processes are in the middle of.
+# Majors: one
 
 use strict;
 use warnings;

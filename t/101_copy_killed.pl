@@ -1,5 +1,6 @@
 # The initial copy is ended half way, by whatever may end it: it is made again by itself, and what is written meanwhile is neither lost nor there
 # twice, also in a table without a key. Its progress can be seen.
+# Majors: one
 
 use strict;
 use warnings;
@@ -56,7 +57,7 @@ my $write = sub {
 };
 my @faults = (
 	[ 'its process is asked to end', sub { kill 'TERM', worker_pids($paris, 'braid copy') } ],
-	[ 'its process is killed', sub { kill 'KILL', worker_pids($paris, 'braid copy') } ],
+	[ 'its process is killed', sub { kill_process($paris, worker_pids($paris, 'braid copy')) } ],
 	[ 'the leader is asked to end', sub { kill 'TERM', worker_pids($paris, 'braid leader') } ],
 	[ 'its walsender is ended', sub { $tokyo->safe_psql('postgres', q[select pg_terminate_backend(pid) from pg_stat_activity where application_name like '% copy']) } ],
 	[ 'the subscriber crashes', sub { $paris->kill9; restart_crashed($paris) } ],

@@ -1,5 +1,6 @@
 # A table that is made while a subscription runs, of a publication FOR ALL TABLES, joins with its first change. Whoever waits for a position of
 # the provider finds what was committed before it, in such a table too: its first copy is waited for.
+# Majors: one
 
 use strict;
 use warnings;

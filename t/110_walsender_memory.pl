@@ -3,6 +3,7 @@
 # is killed in its middle, or does not read on, or the walsender is ended or told to stop.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB.
+# Majors: all
 
 use strict;
 use warnings;
@@ -232,7 +233,7 @@ for my $way (
 	like($err, qr/a message to the client does not fit into temporary files/, 'beyond temp_file_limit there is an error');
 	like(slurp_file($node->logfile), qr/HINT: .*max-message-size/, 'which says what helps');
 	my $files = "select count(*) from pg_ls_tmpdir()";
-	is($node->safe_psql('postgres', $files), '0', 'and no file is left');
+	ok($node->poll_query_until('postgres', $files, '0'), 'and no file is left');
 	IPC::Run::run([ @read, '-o', 'max-message-size=8MB' ], '>', \$out, '2>', \$err, IPC::Run::timeout(60));
 	is(scalar($out =~ tr/Q//), $fewer * 1_000_000, 'as does a smaller size of messages');
 }

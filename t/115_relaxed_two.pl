@@ -1,5 +1,6 @@
 # commit_order => 'relaxed' with the two appliers that there are by default: one transaction waits for a lock here, and others for that one. All
 # that does not depend on it arrives meanwhile, whatever is behind it and was taken with it; and it is there once after a crash.
+# Majors: one
 
 use strict;
 use warnings;

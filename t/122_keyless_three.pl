@@ -1,5 +1,6 @@
 # Tables without a key on three nodes, which are found by all of their values (REPLICA IDENTITY FULL): what one node adds and another takes out
 # arrives at the third in any order, and all end with the same rows, each as often.
+# Majors: one
 
 use strict;
 use warnings;
@@ -24,7 +25,7 @@ ok(wait_until(sub { scalar worker_pids($_, 'braid collector') }, 20), $_->name .
 
 sub rows { my ($table) = @_; return "select coalesce(string_agg(a || b, ' ' order by a, b), '') from $table"; }
 sub remembered { my ($node) = @_; return sql($node, q[select count(*) from braid.tombstone where relation in ('bag'::regclass, 'parts_low'::regclass, 'parts_high'::regclass)]); }
-sub kinds { my ($node) = @_; return sql($node, q[select string_agg(kind, ' ' order by conflict_id) from braid.conflict_history]); }
+sub kinds { my ($node) = @_; return sql($node, q[select string_agg(kind, ' ' order by remote_lsn, conflict_id) from braid.conflict_history]); }
 sub forget { sql($_, 'delete from braid.conflict_history') for @nodes; return; }
 
 for my $mode (qw(parallel batch aggregate))

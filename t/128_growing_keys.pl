@@ -1,5 +1,6 @@
 # Rows that come with growing keys: appliers find at the end of an index that nothing is there yet. What is there, or comes, or goes at that end is
 # seen all the same: rows of both nodes under the same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built anew.
+# Majors: all
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
 # A server that crashes at the same transaction each time does not do so for ever: after braid.max_transaction_crashes times in a row the subscription stops
 # with an error that names transaction and table. Another process that is killed, whatever is applied then, does not count.
+# Majors: one
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
 # What publications say of columns: tables of which nothing is sent, and tables that two publications disagree about.
+# Majors: all
 
 use strict;
 use warnings;
@@ -76,7 +77,7 @@ is($tokyo->safe_psql('postgres', q[select count(*) from pg_replication_slots whe
 subscribe($paris, $tokyo, name => 'lists', publications => "'{part,same,rows,other}'");
 refused("select braid.alter_subscription('lists', publications => '{part,whole}')", 'refused by alter_subscription');
 is($paris->safe_psql('postgres', q[select publications from braid.subscription where subscription_name = 'lists']), '{part,same,rows,other}', 'which has changed nothing');
-$paris->safe_psql('postgres', q[select braid.alter_subscription('lists', publications => '{whole,every}')]);
+ok(alter_running($paris, 'lists', q[publications => '{whole,every}']), 'it goes on with others');
 $tokyo->safe_psql('postgres', 'insert into t values (1, 1, 1)');
 $tokyo->wait_for_catchup('lists');
 is($paris->safe_psql('postgres', 'select * from t'), '1|1|1', 'all columns are the same list as none');
@@ -129,5 +130,20 @@ $tokyo->safe_psql('postgres', 'alter publication roots drop table root');
 $paris->safe_psql('postgres', q[select braid.refresh_subscription('twice', copy_data => false); select braid.wait_for_subscription('twice')]);
 is($paris->safe_psql('postgres', q[select string_agg(relation::text || ' ' || state, ', ' order by relation::text) from braid.subscription_tables where subscription = 'twice']),
 	'leaf_1 ready, leaf_2 ready, root left out', 'without the root they stand for themselves');
+
+# A leader that starts adds a table that somebody else is about to add.
+on_all('create table joint (k int primary key)', $tokyo, $paris);
+$tokyo->safe_psql('postgres', 'alter publication leaves add table joint');
+my $leader = $paris->background_psql('postgres');
+$leader->query_safe(q[begin; insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state)
+	select subscription_id, 'joint'::regclass, 'public', 'joint', 'ready' from braid.subscription where subscription_name = 'twice']);
+my $asker = $paris->background_psql('postgres', on_error_stop => 0);
+$asker->query_until(qr/asked/, "\\echo asked\nselect count(*) from braid.refresh_subscription('twice', copy_data => false) where action = 'added';\n");
+ok($paris->poll_query_until('postgres', q[select count(*) = 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%where action%' and pid <> pg_backend_pid()]), 'the one waits for the other');
+$leader->query_safe('commit');
+$leader->quit;
+like($asker->query(q[select 'then']), qr/^0\nthen$/, 'and finds it there');
+is($asker->{stderr}, '', 'without an error');
+$asker->quit;
 
 done_testing();

@@ -1,4 +1,5 @@
 # What is left behind: the slots of a node that is forgotten, the slot at a provider that is gone, the owner of a subscription, tables that are dropped.
+# Majors: one
 
 use strict;
 use warnings;
@@ -82,4 +83,19 @@ $paris->safe_psql('postgres', q[select pg_drop_replication_slot('braid_tokyo_tok
 my (undef, undef, $said) = $paris->psql('postgres', q[select braid.drop_node('paris')]);
 is($said, '', 'without slots nothing is said');
 
+# The extension itself, made and dropped while its manager looks at its tables: neither waits for the other in a circle.
+$paris->safe_psql('postgres', 'create database again');
+my $errors = '';
+for my $round (1 .. 15)
+{
+	my (undef, undef, $err) = $paris->psql('again', q[
+		set client_min_messages = warning;
+		create extension braid;
+		select braid.create_node('again', 'host=127.0.0.1 dbname=again');
+		select pg_sleep(0.02 * (random() * 10)::int);
+		drop extension braid;
+	]);
+	$errors .= $err;
+}
+is($errors, '', 'it is dropped as often as it is made');
 done_testing();

@@ -1,5 +1,6 @@
 # A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else to one of its own version. Nothing is lost,
 # nothing comes twice, nothing is copied again, and rows keep their versions. Its peers do nothing for it, and write all the time.
+# Majors: every
 
 use strict;
 use warnings;

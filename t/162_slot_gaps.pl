@@ -1,5 +1,6 @@
 # A slot that somebody has moved on, or made anew, begins behind what is here: what lies between would be missing. The subscription stops and says so,
 # whatever the way in which it had come to rest; and goes on where nothing is missing.
+# Majors: all
 
 use strict;
 use warnings;
@@ -28,7 +29,7 @@ sub slot_is_free
 	return wait_until(sub { $tokyo->safe_psql('postgres', q[select count(*) from pg_replication_slots where active]) eq '0' }, 30);
 }
 
-sub disable
+sub stop_reading
 {
 	$paris->safe_psql('postgres', "select braid.disable_subscription('$name')");
 	return slot_is_free();
@@ -59,7 +60,7 @@ caught_up($paris, $tokyo);
 
 # Nothing has happened to the slot, however it is left and taken up again. WAL that has nothing for the subscription is confirmed too.
 for my $rest (
-	[ 'disabled', sub { disable(); $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") } ],
+	[ 'disabled', sub { stop_reading(); $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") } ],
 	[ 'restarted', sub { $paris->restart } ],
 	[ 'crashed', sub { $paris->stop('immediate'); $paris->start } ],
 	[ 'provider restarted', sub { $tokyo->restart } ])
@@ -77,7 +78,7 @@ for my $rest (
 for my $moved ([ 'moved on', $advance ], [ 'made anew', $anew ])
 {
 	my ($what, $do) = @$moved;
-	disable();
+	stop_reading();
 	insert();
 	$tokyo->safe_psql('postgres', $do);
 	$paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
@@ -92,7 +93,7 @@ for my $moved ([ 'moved on', $advance ], [ 'made anew', $anew ])
 }
 
 # By a session that reads it.
-disable();
+stop_reading();
 insert();
 $tokyo->safe_psql('postgres', "select count(*) from pg_logical_slot_get_binary_changes('$slot', null, null, 'proto_version', '1', 'publication_names', 'braid')");
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");

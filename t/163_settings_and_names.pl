@@ -1,4 +1,5 @@
 # Whatever a role or a database of the provider sets, and whatever characters names have, what comes is the same.
+# Majors: one
 
 use strict;
 use warnings;
@@ -16,6 +17,9 @@ my @settings = (
 	[ 'bytea_output', 'escape' ], [ 'extra_float_digits', '-15' ], [ 'default_transaction_read_only', 'on' ], [ 'default_transaction_isolation', 'serializable' ],
 	[ 'default_transaction_deferrable', 'on' ], [ 'statement_timeout', '1' ], [ 'lock_timeout', '1' ], [ 'idle_in_transaction_session_timeout', '1' ], [ 'timezone', q['Asia/Tokyo'] ],
 	[ 'check_function_bodies', 'off' ], [ 'default_toast_compression', 'pglz' ], [ 'enable_seqscan', 'off' ], [ 'client_min_messages', 'error' ]);
+# 19 has standard string literals alone.
+@settings = grep { $_->[0] !~ /^(?:standard_conforming_strings|escape_string_warning)$/ } @settings
+  if $tokyo->safe_psql('postgres', "select current_setting('server_version_num')::int >= 190000") eq 't';
 # Names with whatever they may have; of node, subscription, publication and table.
 my ($node, $name, $publication) = (q[to\\kyo "q" 'x' %s é], q[from\\tokyo 'it' "is"], q[pub\\lic, "q" 'x' %d]);
 my $long = 'n' x 63;

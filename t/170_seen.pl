@@ -1,5 +1,6 @@
 # A change whose writer had seen the row that it meets is counted as a conflict, but is not recorded. What is left out was seen, by what the
 # rows themselves say; what may have been concurrent is recorded, also under load in both directions.
+# Majors: one
 
 use strict;
 use warnings;
@@ -154,11 +155,12 @@ for my $options (q[streaming => 'parallel'], q[streaming => 'on'], q[streaming =
 	is(history($tokyo, 'wide'), '', "$options: what was seen is not recorded");
 	is(counted($tokyo, 'wide'), $before + 2000, "$options: but counted");
 	in_turn($tokyo => q[update wide set v = 'seen at tokyo']);
+	# The update that arrives first prunes the page of its row, where the versions are that the large transaction has replaced: an older snapshot keeps them.
+	my $reader = $paris->background_psql('postgres');
+	$reader->query_safe(q[begin isolation level repeatable read; select count(*) from wide]);
 	apart(q[update wide set v = 'not seen' where id = 7], q[update wide set v = v || ' large']);
-	# While the link is cut old row versions may be pruned: of those nothing is known, and they are recorded.
-	my $recorded = history($tokyo, 'wide');
-	like($recorded, qr/(^|, )7 update_origin_differs remote (true|unknown) \{v\}/, "$options: what was not seen is recorded");
-	unlike($recorded, qr/(^|, )(?!7 )\d+ update_origin_differs remote true/, "$options: and nothing else is called concurrent");
+	$reader->quit;
+	is(history($tokyo, 'wide'), '7 update_origin_differs remote true {v}', "$options: what was not seen is recorded");
 	sql($_, q[delete from braid.conflict_record where relation = 'wide'::regclass]) for @both;
 	in_turn($tokyo => q[update wide set v = 'tokyo']);
 }

@@ -1,6 +1,7 @@
 # A table does not have a published column here. The subscription stops, or the column's values are
 # left out, by the subscription's option and the table's rule, in each way in which a row can come. A
 # column of a key is never left out. At last a column is dropped in a mesh with writers.
+# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,7 @@
 # A little of each thing that the library does, in little time: `make valgrind` runs it on servers
 # that are many times slower and say what is read wrongly. Both nodes must have the same rows in the
 # end.
+# Majors: all
 
 use strict;
 use warnings;

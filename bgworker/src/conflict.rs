@@ -4,7 +4,7 @@
 //! the origin's name in byte order; it is the *row's* origin, never the sender or the applying node. Merging two versions
 //! keeps the larger one, so it is commutative, associative and idempotent, and nodes agree whatever the order of arrival.
 //!
-//! Names of the kinds are PostgreSQL 18's (src/include/replication/conflict.h).
+//! Names of the kinds are PostgreSQL 19's (src/include/replication/conflict.h).
 
 use std::cmp::Ordering;
 
@@ -85,7 +85,7 @@ impl Kind {
         Self::MultipleUniqueConflicts,
     ];
 
-    /// PostgreSQL 18's name.
+    /// PostgreSQL 19's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

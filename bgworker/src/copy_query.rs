@@ -58,6 +58,34 @@ impl Published {
         )
     }
 
+    /// The query that counts rows with these keys which sessions of the provider have written since a
+    /// snapshot, given as the text of a `pg_snapshot`. Of each row, the key's columns and their values.
+    #[must_use]
+    pub fn later_query(&self, keys: &[Vec<(String, String)>], snapshot: &str) -> String {
+        let is = |(name, value): &(String, String)| {
+            format!("{} = {}", quote_identifier(name), quote_literal(value))
+        };
+        let all =
+            |key: &Vec<(String, String)>| key.iter().map(is).collect::<Vec<_>>().join(" and ");
+        let keys: Vec<String> = keys.iter().map(|key| format!("({})", all(key))).collect();
+        let keys = if keys.is_empty() {
+            "false".to_owned()
+        } else {
+            keys.join(" or ")
+        };
+        let writer = format!("{}.xmin", self.qualified());
+        // The full id, of which a row has the lower half.
+        let newest = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
+        let id =
+            format!("({newest} - (({newest} - {writer}::text::bigint) & 4294967295))::text::xid8");
+        let condition = format!(
+            "({keys}) and not pg_visible_in_snapshot({id}, {}::pg_snapshot) \
+             and exists (select from pg_xact_commit_timestamp_origin({writer}) as written where written.roident = 0)",
+            quote_literal(snapshot)
+        );
+        format!("select count(*) {}", self.rows_clause_with(Some(condition)))
+    }
+
     /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC), and of all that were
     /// merged: hash of the key, each of them where there are two, microseconds since then, whether it was merged, node.
     #[must_use]
@@ -336,6 +364,21 @@ mod tests {
         assert!(command.contains(
             r#"where ((a > 1)) and (braid.commit_timestamp("public"."a where b".xmin) >= to_timestamp(7) or "#
         ));
+    }
+
+    #[test]
+    fn rows_that_come_later_are_told_by_a_snapshot() {
+        let mut published = published();
+        published.name = "t".to_owned();
+        let key = vec![
+            ("a".to_owned(), "1".to_owned()),
+            ("B".to_owned(), "x'y".to_owned()),
+        ];
+        let query = published.later_query(&[key], "10:12:11");
+        let condition = r#"from only "public"."t" where (("a" = '1' and "B" = 'x''y')) and not pg_visible_in_snapshot("#;
+        assert!(query.contains(condition), "{query}");
+        assert!(query.contains(", '10:12:11'::pg_snapshot)"), "{query}");
+        assert!(published.later_query(&[], "1:1:").contains("(false) and"));
     }
 
     #[test]

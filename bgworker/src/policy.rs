@@ -1,5 +1,7 @@
 //! What to do about an error, from its SQLSTATE alone. One table.
 
+use crate::sqlstate::SqlState;
+
 /// How an error is dealt with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
@@ -15,18 +17,25 @@ pub enum Policy {
 
 /// The policy for an error met while a transaction was applied.
 #[must_use]
-pub fn for_apply(sqlstate: &str) -> Policy {
+pub fn for_apply(sqlstate: SqlState) -> Policy {
     match sqlstate {
         // serialization_failure, deadlock_detected, lock_not_available, query_canceled
-        "40001" | "40P01" | "55P03" | "57014" => Policy::Retry,
+        SqlState::SerializationFailure
+        | SqlState::DeadlockDetected
+        | SqlState::LockNotAvailable
+        | SqlState::QueryCanceled => Policy::Retry,
         // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass; object_in_use: a replication origin is
         // still held by a process that is ending
-        "53300" | "53200" | "53100" | "53000" | "55006" => Policy::Reconnect,
+        SqlState::TooManyConnections
+        | SqlState::OutOfMemory
+        | SqlState::DiskFull
+        | SqlState::InsufficientResources
+        | SqlState::ObjectInUse => Policy::Reconnect,
         // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
-        _ if sqlstate.starts_with("57P") || sqlstate.starts_with("08") => Policy::Reconnect,
+        _ if sqlstate.is_of("57P") || sqlstate.is_of("08") => Policy::Reconnect,
         // internal_error: an alteration of a table that is going on (a look-up in a cache that fails); seen with ALTER TABLE under load
-        "XX000" => Policy::Conflict,
-        _ if sqlstate.starts_with("23") => Policy::Conflict,
+        SqlState::InternalError => Policy::Conflict,
+        _ if sqlstate.is_of("23") => Policy::Conflict,
         _ => Policy::Stop,
     }
 }
@@ -44,21 +53,19 @@ pub enum AfterStop {
 
 /// What becomes of a subscription after a stop with this error.
 #[must_use]
-pub fn after_stop(sqlstate: &str) -> AfterStop {
+pub fn after_stop(sqlstate: SqlState) -> AfterStop {
     match sqlstate {
         // integrity_constraint_violation as such: a conflict whose resolution is 'error'
-        "23000" => AfterStop::Wait,
+        SqlState::IntegrityConstraintViolation => AfterStop::Wait,
         // internal_error: an alteration of a table that went on for long
-        "XX000" => AfterStop::TryAgain,
-        _ => match sqlstate.get(..2) {
+        SqlState::InternalError => AfterStop::TryAgain,
+        _ => match &sqlstate.class() {
             // feature_not_supported, cardinality_violation, data_exception, integrity constraints,
             // dependent objects, errors of routines and triggers, invalid_schema_name,
             // syntax_error_or_access_rule_violation, WITH CHECK OPTION, program limits, what
             // PL/pgSQL raises
-            Some(
-                "0A" | "21" | "22" | "23" | "2B" | "2F" | "38" | "39" | "3F" | "42" | "44" | "54"
-                | "P0",
-            ) => AfterStop::TryAgain,
+            b"0A" | b"21" | b"22" | b"23" | b"2B" | b"2F" | b"38" | b"39" | b"3F" | b"42"
+            | b"44" | b"54" | b"P0" => AfterStop::TryAgain,
             // 08P01 (the stream), 55000 (WAL or a rest that is gone), XX001, XX002 (damaged data)
             // ...
             _ => AfterStop::Wait,
@@ -68,13 +75,13 @@ pub fn after_stop(sqlstate: &str) -> AfterStop {
 
 /// The policy for an error that the provider reported or that the connection to it met.
 #[must_use]
-pub fn for_provider(sqlstate: &str) -> Policy {
+pub fn for_provider(sqlstate: SqlState) -> Policy {
     match sqlstate {
         // object_in_use: the slot is still held by a walsender that has not noticed yet
-        "55006" => Policy::Reconnect,
-        _ if sqlstate.starts_with("57")
-            || sqlstate.starts_with("53")
-            || (sqlstate.starts_with("08") && sqlstate != "08P01") =>
+        SqlState::ObjectInUse => Policy::Reconnect,
+        _ if sqlstate.is_of("57")
+            || sqlstate.is_of("53")
+            || (sqlstate.is_of("08") && sqlstate != SqlState::ProtocolViolation) =>
         {
             Policy::Reconnect
         }
@@ -87,38 +94,47 @@ pub fn for_provider(sqlstate: &str) -> Policy {
 /// received is confirmed, by what an earlier walsender had noted down, and a checkpoint may remove what is before that while the next walsender is not past it
 /// yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to 18). Then the one after that does without it.
 #[must_use]
-pub fn is_wal_removed(sqlstate: &str, message: &str) -> bool {
+pub fn is_wal_removed(sqlstate: SqlState, message: &str) -> bool {
     // The second where it had read the file already: there is no errno then (`CheckXLogRemoved` of src/backend/access/transam/xlog.c).
-    matches!(sqlstate, "58P01" | "XX000")
+    matches!(sqlstate, SqlState::UndefinedFile | SqlState::InternalError)
         && message.contains("WAL segment")
         && message.contains("removed")
 }
 
+/// Whether an error is a failure in the sense of `disable_on_error`. A slot or an origin in use is
+/// none: a leader that starts anew may find them held by the processes of the one before.
+#[must_use]
+pub fn is_failure(sqlstate: SqlState) -> bool {
+    sqlstate != SqlState::ObjectInUse
+}
+
 /// A hint for an error of the provider that does not bring a good one.
 #[must_use]
-pub fn provider_hint(sqlstate: &str, message: &str) -> &'static str {
+pub fn provider_hint(sqlstate: SqlState, message: &str) -> &'static str {
     match sqlstate {
-        "42704" if message.contains("replication slot") => {
+        SqlState::UndefinedObject if message.contains("replication slot") => {
             "The slot is gone, and with it what was not received yet. Drop the subscription and create it again; or make a slot of that name \
              with plugin braid at the provider, then copy each table anew with braid.resync_table and enable the subscription."
         }
-        "42704" if message.contains("publication") => {
+        SqlState::UndefinedObject if message.contains("publication") => {
             "Create the publication at the provider, or name others with braid.alter_subscription, then enable the \
              subscription again."
         }
         _ if is_wal_removed(sqlstate, message)
-            || (sqlstate == "55000"
+            || (sqlstate == SqlState::ObjectNotInPrerequisiteState
                 && (message.contains("removed") || message.contains("can no longer"))) =>
         {
             "The provider has removed WAL that this subscription still needs (max_slot_wal_keep_size). Drop the \
              subscription and create it again."
         }
-        "42501" => {
+        SqlState::InsufficientPrivilege => {
             "Grant the connecting role REPLICATION and read access to the published tables at the provider."
         }
-        "58P01" => "Install braid at the provider.",
-        "42883" if message.contains("braid") => "Install braid at the provider.",
-        "XX000" | "22023" => "",
+        SqlState::UndefinedFile => "Install braid at the provider.",
+        SqlState::UndefinedFunction if message.contains("braid") => {
+            "Install braid at the provider."
+        }
+        SqlState::InternalError | SqlState::InvalidParameterValue => "",
         _ => "",
     }
 }
@@ -150,12 +166,12 @@ pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
 /// Returns a hint for an error about `table` that this function of PostgreSQL's source raised, if
 /// the reason is a shape of the table here that the provider's does not have (15 to 18).
 #[must_use]
-pub fn cause_hint(sqlstate: &str, function: &str, table: &str) -> Option<String> {
+pub fn cause_hint(sqlstate: SqlState, function: &str, table: &str) -> Option<String> {
     match (sqlstate, function) {
-        ("23514", "ExecFindPartition") => Some(format!(
+        (SqlState::CheckViolation, "ExecFindPartition") => Some(format!(
             "Create a partition of table \"{table}\" here that takes the row."
         )),
-        ("23514", "ExecPartitionCheckEmitError") => Some(format!(
+        (SqlState::CheckViolation, "ExecPartitionCheckEmitError") => Some(format!(
             "Give partition \"{table}\" here the bounds that it has at the provider."
         )),
         _ => None,
@@ -164,28 +180,28 @@ pub fn cause_hint(sqlstate: &str, function: &str, table: &str) -> Option<String>
 
 /// A hint for an error that may pass and does not bring one: what to look at if it does not.
 #[must_use]
-pub fn transient_hint(sqlstate: &str) -> &'static str {
+pub fn transient_hint(sqlstate: SqlState) -> &'static str {
     match sqlstate {
         // object_in_use: at the provider the slot, here a replication origin
-        "55006" => {
+        SqlState::ObjectInUse => {
             "A process of an earlier connection still holds it and will let go. If none does, look for the slot's active_pid in \
              pg_replication_slots at the provider, or for another subscriber that uses the same slot."
         }
-        "53100" => "Free disk space.",
-        "53200" => "Free memory, or lower braid.apply_buffer_size.",
-        "53300" => "Increase max_connections, or max_wal_senders at the provider.",
-        _ if sqlstate.starts_with("08") => {
+        SqlState::DiskFull => "Free disk space.",
+        SqlState::OutOfMemory => "Free memory, or lower braid.apply_buffer_size.",
+        SqlState::TooManyConnections => {
+            "Increase max_connections, or max_wal_senders at the provider."
+        }
+        _ if sqlstate.is_of("08") => {
             "It goes on by itself once the provider can be reached: check that it runs, the network, its pg_hba.conf, and the \
              connection string, which braid.alter_subscription changes."
         }
-        _ if sqlstate.starts_with("57") => {
+        _ if sqlstate.is_of("57") => {
             "It goes on by itself once the server accepts connections and its processes are left alone; the servers' logs say \
              who ended them."
         }
-        _ if sqlstate.starts_with("53") => {
-            "Raise the limit that was reached, or free what it counts."
-        }
-        _ if sqlstate.starts_with("40") || sqlstate == "55P03" => {
+        _ if sqlstate.is_of("53") => "Raise the limit that was reached, or free what it counts.",
+        _ if sqlstate.is_of("40") || sqlstate == SqlState::LockNotAvailable => {
             "It is tried again. If it does not pass, look for sessions that hold locks for long."
         }
         _ => "It is tried again. The server's log may say more.",
@@ -206,29 +222,30 @@ mod tests {
     #[test]
     fn a_partition_that_is_missing_has_a_hint() {
         let hint = |sqlstate, function| cause_hint(sqlstate, function, "public.t");
-        let missing = hint("23514", "ExecFindPartition").unwrap_or_default();
+        let missing = hint(SqlState::CheckViolation, "ExecFindPartition").unwrap_or_default();
         assert!(missing.starts_with("Create a partition of table \"public.t\""));
-        let bounds = hint("23514", "ExecPartitionCheckEmitError").unwrap_or_default();
+        let bounds =
+            hint(SqlState::CheckViolation, "ExecPartitionCheckEmitError").unwrap_or_default();
         assert!(bounds.contains("\"public.t\"") && bounds.contains("bounds"));
-        assert_eq!(hint("23514", "ExecConstraints"), None);
-        assert_eq!(hint("23505", "ExecFindPartition"), None);
+        assert_eq!(hint(SqlState::CheckViolation, "ExecConstraints"), None);
+        assert_eq!(hint(SqlState::UniqueViolation, "ExecFindPartition"), None);
     }
 
     #[test]
     fn apply_policy_by_class() {
         let table = [
-            ("40001", Policy::Retry),
-            ("40P01", Policy::Retry),
-            ("55P03", Policy::Retry),
-            ("57P01", Policy::Reconnect),
-            ("08006", Policy::Reconnect),
-            ("55006", Policy::Reconnect),
-            ("23505", Policy::Conflict),
-            ("23502", Policy::Conflict),
-            ("42P01", Policy::Stop),
-            ("22P02", Policy::Stop),
-            ("XX000", Policy::Conflict),
-            ("XX001", Policy::Stop),
+            (SqlState::SerializationFailure, Policy::Retry),
+            (SqlState::DeadlockDetected, Policy::Retry),
+            (SqlState::LockNotAvailable, Policy::Retry),
+            (SqlState::AdminShutdown, Policy::Reconnect),
+            (SqlState::ConnectionFailure, Policy::Reconnect),
+            (SqlState::ObjectInUse, Policy::Reconnect),
+            (SqlState::UniqueViolation, Policy::Conflict),
+            (SqlState::NotNullViolation, Policy::Conflict),
+            (SqlState::UndefinedTable, Policy::Stop),
+            (SqlState::InvalidTextRepresentation, Policy::Stop),
+            (SqlState::InternalError, Policy::Conflict),
+            (SqlState::DataCorrupted, Policy::Stop),
         ];
         for (sqlstate, policy) in table {
             assert_eq!(for_apply(sqlstate), policy, "{sqlstate}");
@@ -238,15 +255,43 @@ mod tests {
     #[test]
     fn what_a_change_of_tables_cures_is_tried_again_after_a_stop() {
         let again = [
-            "0A000", "21000", "22001", "22003", "22P02", "23502", "23503", "23505", "23514",
-            "23P01", "38000", "3F000", "42501", "42703", "42704", "42804", "42883", "42P01",
-            "428C9", "44000", "54000", "P0001", "XX000",
+            SqlState::FeatureNotSupported,
+            SqlState::CardinalityViolation,
+            SqlState::StringDataRightTruncation,
+            SqlState::NumericValueOutOfRange,
+            SqlState::InvalidTextRepresentation,
+            SqlState::NotNullViolation,
+            SqlState::ForeignKeyViolation,
+            SqlState::UniqueViolation,
+            SqlState::CheckViolation,
+            SqlState::ExclusionViolation,
+            SqlState::ExternalRoutineException,
+            SqlState::InvalidSchemaName,
+            SqlState::InsufficientPrivilege,
+            SqlState::UndefinedColumn,
+            SqlState::UndefinedObject,
+            SqlState::DatatypeMismatch,
+            SqlState::UndefinedFunction,
+            SqlState::UndefinedTable,
+            SqlState::GeneratedAlways,
+            SqlState::WithCheckOptionViolation,
+            SqlState::ProgramLimitExceeded,
+            SqlState::RaiseException,
+            SqlState::InternalError,
         ];
         for sqlstate in again {
             assert_eq!(after_stop(sqlstate), AfterStop::TryAgain, "{sqlstate}");
         }
         for sqlstate in [
-            "08P01", "23000", "55000", "58P01", "XX001", "XX002", "", "2", "é",
+            SqlState::ProtocolViolation,
+            SqlState::IntegrityConstraintViolation,
+            SqlState::ObjectNotInPrerequisiteState,
+            SqlState::UndefinedFile,
+            SqlState::DataCorrupted,
+            SqlState::IndexCorrupted,
+            SqlState::parse(""),
+            SqlState::parse("2"),
+            SqlState::parse("é"),
         ] {
             assert_eq!(after_stop(sqlstate), AfterStop::Wait, "{sqlstate}");
         }
@@ -255,14 +300,14 @@ mod tests {
     #[test]
     fn provider_policy_by_class() {
         let table = [
-            ("08006", Policy::Reconnect),
-            ("08P01", Policy::Stop),
-            ("57P03", Policy::Reconnect),
-            ("53300", Policy::Reconnect),
-            ("55006", Policy::Reconnect),
-            ("42704", Policy::Stop),
-            ("55000", Policy::Stop),
-            ("28P01", Policy::Stop),
+            (SqlState::ConnectionFailure, Policy::Reconnect),
+            (SqlState::ProtocolViolation, Policy::Stop),
+            (SqlState::CannotConnectNow, Policy::Reconnect),
+            (SqlState::TooManyConnections, Policy::Reconnect),
+            (SqlState::ObjectInUse, Policy::Reconnect),
+            (SqlState::UndefinedObject, Policy::Stop),
+            (SqlState::ObjectNotInPrerequisiteState, Policy::Stop),
+            (SqlState::InvalidPassword, Policy::Stop),
         ];
         for (sqlstate, policy) in table {
             assert_eq!(for_provider(sqlstate), policy, "{sqlstate}");
@@ -272,12 +317,18 @@ mod tests {
     #[test]
     fn wal_that_is_gone_is_told_from_a_file_that_is_not_there() {
         let removed = "requested WAL segment 000000010000000000000005 has already been removed";
-        assert!(is_wal_removed("58P01", removed) && is_wal_removed("XX000", removed));
-        assert!(provider_hint("58P01", removed).contains("max_slot_wal_keep_size"));
+        assert!(
+            is_wal_removed(SqlState::UndefinedFile, removed)
+                && is_wal_removed(SqlState::InternalError, removed)
+        );
+        assert!(provider_hint(SqlState::UndefinedFile, removed).contains("max_slot_wal_keep_size"));
         let plugin = "could not access file \"braid\": No such file or directory";
-        assert!(!is_wal_removed("58P01", plugin));
-        assert!(provider_hint("58P01", plugin).contains("Install braid"));
-        assert!(!is_wal_removed("55000", removed));
+        assert!(!is_wal_removed(SqlState::UndefinedFile, plugin));
+        assert!(provider_hint(SqlState::UndefinedFile, plugin).contains("Install braid"));
+        assert!(!is_wal_removed(
+            SqlState::ObjectNotInPrerequisiteState,
+            removed
+        ));
     }
 
     #[test]
@@ -292,8 +343,22 @@ mod tests {
     #[test]
     fn whatever_is_tried_again_has_a_hint() {
         let states = [
-            "08001", "08006", "40001", "40P01", "53000", "53100", "53200", "53300", "53400",
-            "55006", "55P03", "57014", "57P01", "57P02", "57P03", "23505",
+            SqlState::UnableToConnect,
+            SqlState::ConnectionFailure,
+            SqlState::SerializationFailure,
+            SqlState::DeadlockDetected,
+            SqlState::InsufficientResources,
+            SqlState::DiskFull,
+            SqlState::OutOfMemory,
+            SqlState::TooManyConnections,
+            SqlState::ConfigurationLimitExceeded,
+            SqlState::ObjectInUse,
+            SqlState::LockNotAvailable,
+            SqlState::QueryCanceled,
+            SqlState::AdminShutdown,
+            SqlState::CrashShutdown,
+            SqlState::CannotConnectNow,
+            SqlState::UniqueViolation,
         ];
         for sqlstate in states {
             let retried = [for_apply(sqlstate), for_provider(sqlstate)]
@@ -302,9 +367,9 @@ mod tests {
             assert!(retried, "{sqlstate}");
             assert!(transient_hint(sqlstate).ends_with('.'), "{sqlstate}");
         }
-        assert!(transient_hint("53300").contains("max_wal_senders"));
-        assert!(transient_hint("08006").contains("alter_subscription"));
-        assert!(transient_hint("55006").contains("active_pid"));
+        assert!(transient_hint(SqlState::TooManyConnections).contains("max_wal_senders"));
+        assert!(transient_hint(SqlState::ConnectionFailure).contains("alter_subscription"));
+        assert!(transient_hint(SqlState::ObjectInUse).contains("active_pid"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Names of replication slots: a subscription's slot at the provider, unless its creator names it,
-//! and the collector's own.
+//! the collector's own, and a group's.
 //!
 //! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription differ, for all nodes that read from a
 //! provider share one list of slots, and a node may drop a left-over slot of its own name.
@@ -41,6 +41,18 @@ pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> Strin
     name + &suffix
 }
 
+/// The subscription by which a node of a group follows another: its name, `paris_from_tokyo`, cut
+/// where it is too long, and the name of its slot at the provider.
+#[must_use]
+pub fn between(subscriber: &str, provider: &str) -> (String, String) {
+    let mut name = format!("{subscriber}_from_{provider}");
+    while name.len() > LIMIT {
+        name.pop();
+    }
+    let slot = for_subscription(subscriber, &name, 1);
+    (name, slot)
+}
+
 /// How the names of slots begin that a node's subscriptions read, unless their creator has named others. Another node's may begin so, too.
 #[must_use]
 pub fn prefix_of(node: &str) -> String {
@@ -55,6 +67,25 @@ pub fn of_collector(database: u32) -> String {
     format!("braid_deletions_{database}")
 }
 
+/// The name of the slot by which a member of a group keeps in its own WAL what other members may
+/// lack.
+#[must_use]
+pub fn of_kept(database: u32) -> String {
+    format!("braid_kept_{database}")
+}
+
+/// The subscription by which a node gets a removed node's transactions from another one: its name,
+/// and the name of its slot there.
+#[must_use]
+pub fn recovering(subscriber: &str, removed: &str) -> (String, String) {
+    let mut name = format!("{subscriber}_recovers_{removed}");
+    while name.len() > LIMIT {
+        name.pop();
+    }
+    let slot = for_subscription(subscriber, &name, 1);
+    (name, slot)
+}
+
 /// FNV-1a over both, with a byte between them that no UTF-8 text has.
 fn hash(node: &str, subscription: &str) -> u64 {
     node.bytes()
@@ -67,7 +98,7 @@ fn hash(node: &str, subscription: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{for_subscription, prefix_of};
+    use super::{between, for_subscription, prefix_of};
     use proptest::prelude::*;
 
     #[test]
@@ -80,6 +111,16 @@ mod tests {
             for_subscription("tokyo", "from_paris", 2),
             "braid_tokyo_from_paris_2"
         );
+    }
+
+    #[test]
+    fn members_follow_each_other_by_names_that_fit() {
+        let (name, slot) = between("paris", "tokyo");
+        assert_eq!(name, "paris_from_tokyo");
+        assert_eq!(slot, "braid_paris_paris_from_tokyo");
+        let long = "ü".repeat(31);
+        let (name, slot) = between(&long, "tokyo");
+        assert_eq!((name.len(), slot.len()), (63, 63));
     }
 
     #[test]

@@ -372,6 +372,8 @@ options! {
     on_error: OnError = "'stop'", altered, restarts;
     /// The fate of a published column that a table does not have here.
     on_missing_column: OnMissingColumn = "'error'", altered, restarts;
+    /// Statements that change the schema at the provider are run here.
+    replicate_ddl: bool = "false", altered, restarts;
 }
 
 /// SQL that reads all options of a row of `braid.subscription` as texts. `alias`: the row's.
@@ -511,6 +513,7 @@ mod tests {
             split_transactions_above: None,
             on_error: None,
             on_missing_column: None,
+            replicate_ddl: None,
         }
     }
 
@@ -656,6 +659,7 @@ mod tests {
                     split_transactions_above: Some(options.split_transactions_above),
                     on_error: Some(options.on_error),
                     on_missing_column: Some(options.on_missing_column),
+                    replicate_ddl: Some(options.replicate_ddl),
                 };
                 let mut written = options.texts().into_iter().map(Some).collect::<Vec<_>>();
                 assert_eq!(written, request.texts());

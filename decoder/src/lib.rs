@@ -27,7 +27,7 @@ pub use error::{Error, Result};
 pub use hash::KeyHasher;
 pub use numeric::Numeric;
 pub use options::{OptionText, Options};
-pub use origin::{OriginPolicy, Source, classify};
+pub use origin::{Only, OriginPolicy, Source, classify};
 pub use outbox::{FrameSink, Outbox, POSITION_PREFIX, REPLACED_PREFIX, RULE_PREFIX, Transaction};
 pub use publication::{
     Actions, Catalog, Columns, Filter, GeneratedColumns, Publication, Publishing, RelationFacts,

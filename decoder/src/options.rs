@@ -1,7 +1,7 @@
 //! The plugin's options, as START_REPLICATION or `pg_logical_slot_get_binary_changes` gives them.
 
 use crate::error::{Error, Result};
-use crate::origin::OriginPolicy;
+use crate::origin::{Only, OriginPolicy};
 
 /// Name and value of one option; an option may come without a value.
 pub type OptionText = (String, Option<String>);
@@ -15,6 +15,9 @@ pub struct Options {
     pub origin: OriginPolicy,
     /// Name of the subscriber's node, to which nothing of its own is sent back (`node`).
     pub node: Option<String>,
+    /// Only one other node's transactions are sent, behind a position (`only_origin`,
+    /// `only_after`).
+    pub only: Option<Only>,
     /// Logical messages are sent (`messages`).
     pub messages: bool,
     /// Several small transactions may come in one message, and positions as messages of their own (`join_transactions`).
@@ -27,6 +30,8 @@ pub struct Options {
     pub two_phase: bool,
     /// Of these, the ids, they come when they have committed nevertheless (`unprepared`).
     pub unprepared: Vec<u32>,
+    /// Statements that change the schema are sent (`ddl`).
+    pub ddl: bool,
 }
 
 impl Options {
@@ -40,16 +45,19 @@ impl Options {
     ) -> Result<Self> {
         let mut version = None;
         let mut publications = None;
+        let (mut only_origin, mut only_after) = (None, None);
         let mut options = Self {
             publications: Vec::new(),
             origin: OriginPolicy::Local,
             node: None,
+            only: None,
             messages: false,
             join_transactions: false,
             replaced_versions: false,
             streaming: false,
             two_phase: false,
             unprepared: Vec::new(),
+            ddl: false,
         };
         for (name, value) in given {
             let value = value.unwrap_or_default();
@@ -58,6 +66,8 @@ impl Options {
                 "publication_names" => publications = Some(split_names(value, &split)?),
                 "origin" => options.origin = parse_origin(value)?,
                 "node" => options.node = Some(value).filter(|node| !node.is_empty()),
+                "only_origin" => only_origin = Some(value).filter(|node| !node.is_empty()),
+                "only_after" => only_after = Some(parse_position("only_after", value)?),
                 "messages" => options.messages = parse_switch("messages", value)?,
                 "join_transactions" => {
                     options.join_transactions = parse_switch("join_transactions", value)?;
@@ -68,6 +78,7 @@ impl Options {
                 "streaming" => options.streaming = parse_switch("streaming", value)?,
                 "two_phase" => options.two_phase = parse_switch("two_phase", value)?,
                 "unprepared" => options.unprepared = parse_ids("unprepared", value)?,
+                "ddl" => options.ddl = parse_switch("ddl", value)?,
                 _ => return Err(Error::UnknownOption(name)),
             }
         }
@@ -76,9 +87,51 @@ impl Options {
             Some(version) if version != "1" => return Err(Error::UnsupportedVersion(version)),
             Some(_) => {}
         }
+        options.only = only(only_origin, only_after, &options)?;
         options.publications = publications.ok_or(Error::MissingOption("publication_names"))?;
         Ok(options)
     }
+}
+
+/// The one node that is asked for. Segments come before it is known where their transaction ends at
+/// its origin.
+fn only(node: Option<String>, after: Option<u64>, options: &Options) -> Result<Option<Only>> {
+    let refused = |option, value: &str, hint| {
+        Err(Error::InvalidOption {
+            option,
+            value: value.to_owned(),
+            hint,
+        })
+    };
+    match node {
+        None => after.map_or(Ok(None), |after| {
+            refused(
+                "only_after",
+                &braid_gir::lsn_text(after),
+                "Give \"only_origin\" with it, or leave it out.",
+            )
+        }),
+        Some(node) if options.origin != OriginPolicy::Any => {
+            refused("only_origin", &node, "Set \"origin\" to \"any\".")
+        }
+        Some(node) if options.streaming || options.two_phase => refused(
+            "only_origin",
+            &node,
+            "Set \"streaming\" and \"two_phase\" to \"off\".",
+        ),
+        Some(node) => Ok(Some(Only {
+            node,
+            after: after.unwrap_or(0),
+        })),
+    }
+}
+
+fn parse_position(option: &'static str, value: String) -> Result<u64> {
+    braid_gir::parse_lsn(&value).ok_or(Error::InvalidOption {
+        option,
+        value,
+        hint: "Give a position in WAL, as 0/15E3F40.",
+    })
 }
 
 pub(crate) fn split_names(
@@ -168,6 +221,7 @@ mod tests {
             ("streaming", "on"),
             ("two_phase", "on"),
             ("unprepared", "751,4294967295"),
+            ("ddl", "on"),
             ("node", "tokyo"),
             ("origin", "any"),
             ("publication_names", "a"),
@@ -182,6 +236,30 @@ mod tests {
         assert!(options.streaming);
         assert!(options.two_phase);
         assert_eq!(options.unprepared, [751, u32::MAX]);
+        assert!(options.ddl);
+    }
+
+    #[test]
+    fn one_other_node() {
+        let asked = [
+            ("proto_version", "1"),
+            ("publication_names", "a"),
+            ("origin", "any"),
+            ("only_origin", "tokyo"),
+            ("only_after", "1/A"),
+        ];
+        let only = Only {
+            node: "tokyo".to_owned(),
+            after: 0x1_0000_000A,
+        };
+        assert_eq!(parse(&asked).unwrap().only, Some(only));
+        for unsuited in ["streaming", "two_phase"] {
+            let mut asked = asked.to_vec();
+            asked.push((unsuited, "on"));
+            assert!(
+                matches!(parse(&asked), Err(Error::InvalidOption { option, .. }) if option == "only_origin")
+            );
+        }
     }
 
     #[test]
@@ -206,6 +284,10 @@ mod tests {
             ("messages", ""),
             ("streaming", "parallel"),
             ("two_phase", "yes"),
+            ("ddl", "1"),
+            ("only_origin", "tokyo"),
+            ("only_after", "0/1"),
+            ("only_after", "x"),
             ("unprepared", ""),
             ("unprepared", "1 2"),
             ("publication_names", ""),

@@ -12,6 +12,25 @@ pub enum OriginPolicy {
     Any,
 }
 
+/// The one node whose transactions are asked for, at another node that has received them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Only {
+    /// The node's name.
+    pub node: String,
+    /// The reader has the node's transactions up to this position in the node's WAL.
+    pub after: u64,
+}
+
+impl Only {
+    /// Whether a transaction is left out: another node's, or one that the reader has. `origin_lsn`
+    /// is where it ends at its origin, 0 if that is not known: then it is sent, and its rows'
+    /// versions tell.
+    #[must_use]
+    pub fn leaves_out(&self, source: &Source<'_>, origin_lsn: u64) -> bool {
+        !source.is_node(Some(&self.node)) || (origin_lsn != 0 && origin_lsn <= self.after)
+    }
+}
+
 /// Where a transaction comes from, as its Begin record says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source<'a> {
@@ -77,6 +96,22 @@ mod tests {
             assert_eq!(classify(foreign), Source::Foreign(foreign));
         }
         assert_eq!(classify("").name(), "");
+    }
+
+    #[test]
+    fn one_node_is_asked_for() {
+        let only = Only {
+            node: "tokyo".to_owned(),
+            after: 20,
+        };
+        let tokyo = classify("braid/tokyo/12");
+        assert!(only.leaves_out(&tokyo, 19));
+        assert!(only.leaves_out(&tokyo, 20));
+        assert!(!only.leaves_out(&tokyo, 21));
+        assert!(!only.leaves_out(&tokyo, 0), "not known: sent");
+        for other in ["braid/paris/1", "", "tokyo"] {
+            assert!(only.leaves_out(&classify(other), 21), "{other}");
+        }
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub struct RelationFacts {
 pub trait Catalog {
     /// Publications that list `relation`.
     fn table_publications(&mut self, relation: u32) -> Vec<u32>;
+    /// Publications of all tables that except `relation`, which is no partition (since 19).
+    fn excluding_publications(&mut self, relation: u32) -> Vec<u32>;
     /// Publications that list the schema of `relation`.
     fn schema_publications(&mut self, relation: u32) -> Vec<u32>;
     /// Ancestors of a partition, its parent first.
@@ -191,6 +193,14 @@ fn published_as(
     catalog: &mut impl Catalog,
 ) -> Option<(u32, usize)> {
     if publication.all_tables {
+        // Tables are excepted with all their partitions.
+        let root = *ancestors.last().unwrap_or(&relation.oid);
+        if catalog
+            .excluding_publications(root)
+            .contains(&publication.oid)
+        {
+            return None;
+        }
         return match ancestors.last() {
             Some(root) if publication.via_root => Some((*root, ancestors.len())),
             _ => Some((relation.oid, 0)),
@@ -308,6 +318,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         tables: HashMap<u32, Vec<u32>>,
+        excluding: HashMap<u32, Vec<u32>>,
         schemas: HashMap<u32, Vec<u32>>,
         ancestors: HashMap<u32, Vec<u32>>,
         namespace: HashMap<u32, &'static str>,
@@ -319,6 +330,9 @@ mod tests {
     impl Catalog for Fake {
         fn table_publications(&mut self, relation: u32) -> Vec<u32> {
             self.tables.get(&relation).cloned().unwrap_or_default()
+        }
+        fn excluding_publications(&mut self, relation: u32) -> Vec<u32> {
+            self.excluding.get(&relation).cloned().unwrap_or_default()
         }
         fn schema_publications(&mut self, relation: u32) -> Vec<u32> {
             self.schemas.get(&relation).cloned().unwrap_or_default()
@@ -396,6 +410,34 @@ mod tests {
         assert_eq!(actions(1, 12, &mut fake), Actions::default());
         assert_eq!(actions(5, 14, &mut fake), ALL);
         assert_eq!(actions(6, 14, &mut fake), Actions::default());
+    }
+
+    #[test]
+    fn tables_are_excepted_with_their_partitions() {
+        let mut fake = fake();
+        fake.excluding = [(1, vec![9]), (2, vec![9])].into();
+        for via_root in [false, true] {
+            let mut actions = |facts, oid| {
+                let all = Publication {
+                    all_tables: true,
+                    via_root,
+                    ..publication(oid)
+                };
+                publishing(&facts, &[all], &mut fake).unwrap().actions
+            };
+            assert_eq!(actions(table(1), 9), Actions::default());
+            assert_eq!(actions(table(1), 8), ALL);
+            assert_eq!(actions(table(3), 9), ALL);
+            assert_eq!(actions(partition(30), 9), Actions::default());
+            assert_eq!(actions(partition(30), 8), ALL);
+        }
+        // Another publication may have it.
+        let all = Publication {
+            all_tables: true,
+            ..publication(9)
+        };
+        let both = publishing(&table(1), &[all, publication(10)], &mut fake).unwrap();
+        assert_eq!(both.actions, ALL);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct ShapeColumn {
     pub type_namespace: String,
     /// Name of the type.
     pub type_name: String,
+    /// Mark of the statement that gave the column its name, or 0.
+    pub mark: u64,
 }
 
 /// A unique key of a shape.
@@ -73,6 +75,7 @@ impl Shape {
                 name: &column.name,
                 type_namespace: &column.type_namespace,
                 type_name: &column.type_name,
+                mark: column.mark,
             })
             .collect();
         let keys: Vec<(bool, Vec<SchemaKeyColumn<'_>>)> = self

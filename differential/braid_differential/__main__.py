@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import re
 import sys
 import time
 
@@ -20,6 +21,7 @@ def main():
     parser.add_argument("--cases", type=int, help="how many cases at most")
     parser.add_argument("--shrink-seconds", type=int, default=90, help="how long one case is made smaller (default 90; 0: not)")
     parser.add_argument("--faults", type=int, default=3, help="stop after so many cases that differ (default 3)")
+    parser.add_argument("--until", metavar="REGEX", help="succeed at the first case whose difference this describes, fail without one")
     parser.add_argument("--major", type=int, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="print the cases instead of running them")
     parser.add_argument("--verbose", action="store_true", help="a line for each case, with how both ended")
@@ -39,6 +41,7 @@ def main():
 def _run(options, seed, runner):
     print(f"differential: first seed {seed}", flush=True)
     end = time.monotonic() + options.seconds
+    wanted = re.compile(options.until, re.DOTALL) if options.until else None
     ran, faults, went_on = 0, 0, 0
     while time.monotonic() < end and faults < options.faults and (options.cases is None or ran < options.cases):
         case = generate(seed, options.major)
@@ -50,6 +53,9 @@ def _run(options, seed, runner):
         went_on += native.state == GOES_ON
         if options.verbose:
             print(f"native {native.state} {native.error}, braid {braid.state} {braid.error} ({time.monotonic() - began:.1f} s)", flush=True)
+        if found and wanted and wanted.search("\n".join(found)):
+            print(f"found: seed {seed}, {found[0]}, after {time.monotonic() - end + options.seconds:.0f} s and {ran} cases\n{found[1]}", flush=True)
+            return 0
         if found:
             faults += 1
             _report(options, case, found, runner)
@@ -57,7 +63,7 @@ def _run(options, seed, runner):
             print(f"ok - seed {seed}: {native.state}", flush=True)
         seed += 1
     print(f"{ran} cases, of which {went_on} went on to their end; {faults} differ", flush=True)
-    return 1 if faults else 0
+    return 1 if faults or wanted else 0
 
 
 def _report(options, case, found, runner):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .case import EVERYWHERE, FILL, PROVIDER, PUBLISH, SCHEMA, STREAM, SUBSCRIBERS
 from .libpq import ConnectionLost, SqlError
-from .server import FAULTS
+from .server import faults
 
 PLACES = {PROVIDER: ("provider",), SUBSCRIBERS: ("native", "braid"), EVERYWHERE: ("native", "braid", "provider")}
 GOES_ON, STOPPED, STUCK, CRASHED = "goes on", "stopped", "stuck", "crashed"
@@ -48,10 +48,10 @@ class Runner:
             native.state = braid.state = CRASHED
             braid.error = str(lost)
         log = self.server.new_log()
-        faults = [line for line in log.splitlines() if FAULTS.search(line)]
-        if faults:
+        found = faults(log)
+        if found:
             braid.state = CRASHED
-            braid.error = faults[0].split("|")[-1]
+            braid.error = found[0].split("|")[-1]
         if native.state == STOPPED:
             errors = re.findall(r"^[^|]*\|logical replication[^|]*\|ERROR:  (.*)$", log, re.MULTILINE)
             native.error = errors[0] if errors else native.error
@@ -148,6 +148,7 @@ class Runner:
             f"select state, replay_lsn from pg_stat_replication where application_name = '{name[0]}{self.runs}'")
         if name == "braid":
             said += self.sessions[name].execute("select state, last_error, received_lsn, applied_lsn from braid.subscription_status")
+            said += self.sessions[name].execute("select relation::text, copy_error from braid.subscription_tables where copy_error is not null")
         return f"waits for {lsn}: {said}"
 
     def _end_of_wal(self):

@@ -22,8 +22,13 @@ class Table:
     # Partition bounds allow these values of p.
     parts: tuple = ()
     leaves: list = field(default_factory=list)
+    # The tables that inherit from this one, on all levels, and whether this one inherits itself.
+    heirs: list = field(default_factory=list)
+    inherits: bool = False
     # Columns that statements leave out: generated ones, identities.
     silent: set = field(default_factory=set)
+    # The subscribers have a column of their own.
+    more: bool = False
 
 
 class Schema:
@@ -44,6 +49,9 @@ class Schema:
                   *rng.choice([[self._empty], []])]
         for number in range(self.rng.randint(2, 5)):
             self.rng.choice(makers)(f"s.t{number}")
+        # Besides those above, which are then as frequent as without it.
+        if rng.random() < 0.5:
+            self._inheritance("s.family")
         for table in list(self.tables):
             self._at_subscribers(table)
         self._foreign_keys()
@@ -64,10 +72,10 @@ class Schema:
         name = of.name.removesuffix("[]")
         return [name] if name.startswith("s.") else []
 
-    def _column(self, table, number, places=(EVERYWHERE,), clause=""):
-        """One more column, of a random type."""
+    def _column(self, table, number, places=(EVERYWHERE,), clause="", of=None):
+        """One more column, of a random type unless one is given."""
         rng = self.rng
-        of = rng.choice(self.types)
+        of = of or rng.choice(self.types)
         name = f"c{number}"
         if not clause:
             if rng.random() < 0.2:
@@ -119,12 +127,16 @@ class Schema:
     def _identity(self, table):
         """A replica identity of any kind for a table with a column id and others."""
         rng, case, name = self.rng, self.case, table.name
-        kind = rng.choice(["primary", "primary", "primary", "wide", "full", "full with key", "index", "none"])
+        kind = rng.choice(["primary", "primary", "primary", "wide", "full", "full", "full", "full with key", "index", "none"])
         keys = [column for column, of in table.columns.items() if of.key and column not in table.silent]
         unit = f"{name}.identity"
         # Native stops where a type has no equality: not too often, as nothing is compared after that.
         if kind == "full" and not all(of.equality for of in table.columns.values()) and rng.random() < 0.7:
             kind = "primary"
+        # Whole rows are found by equality, where their bytes differ.
+        if kind == "full" and rng.random() < 0.7:
+            by = rng.choice([lambda of: of.forms, lambda of: of.forms, lambda of: not of.equality])
+            self._column(table, 20, of=rng.choice([of for of in self.types if by(of)]))
         if kind == "wide" and not keys:
             kind = "primary"
         if kind in ("primary", "full with key"):
@@ -188,9 +200,13 @@ class Schema:
         self._create(parent, "(id int primary key)")
         self._columns(parent, range(rng.randint(1, 2)))
         family = [parent]
+        above = {name: []}
         for number in range(rng.randint(1, 3)):
             of = rng.choice(family)
-            child = Table(f"{name}c{number}", f"{name}c{number}", dict(of.columns))
+            child = Table(f"{name}c{number}", f"{name}c{number}", dict(of.columns), inherits=True)
+            above[child.name] = [of, *above[of.name]]
+            for ancestor in above[child.name]:
+                ancestor.heirs.append(child)
             self.case.add(child.unit, EVERYWHERE, SCHEMA, f"create table {child.name} (primary key (id)) inherits ({of.name})",
                           needs=[of.name], defines=[child.name, f"{child.name}.id", *(f"{child.name}.{column}" for column in of.columns)])
             self.tables.append(child)
@@ -206,6 +222,14 @@ class Schema:
         table.columns["p"] = next(of for of in SCALARS if of.name == "int4")
         self._create(table, f"(id int, p int not null) partition by {method} (p)")
         self._columns(table, range(rng.randint(1, 4)))
+        table.whole = rng.random() < 0.3
+        if not table.whole and rng.random() < 0.12:
+            # Before 17 a partition does not have its root's identity: a row that comes by the partition's name has no value.
+            table.more = True
+            always = rng.choice(["always", "by default"])
+            # From 19 on native copies a partitioned table in the order of its partitions' OIDs, so rows get other numbers.
+            column = f"generated {always} as identity" if self.major < 19 else "generated always as (id * 5) stored"
+            self.case.add(f"{name}.more", SUBSCRIBERS, SCHEMA, f"alter table {name} add column more int {column}", needs=[name])
         bounds = {
             "list": ["in (0, 1)", "in (2)", "in (3)"],
             "range": ["from (minvalue) to (1)", "from (1) to (3)", "from (3) to (maxvalue)"],
@@ -213,10 +237,9 @@ class Schema:
         }[method]
         for number, bound in enumerate(bounds):
             self._partition(table, number, bound)
-        if rng.random() < 0.7:
+        if not table.whole:
             self.case.add(f"{name}.identity", EVERYWHERE, SCHEMA, f"alter table {name} add primary key (id, p)", needs=[name])
         else:
-            table.whole = True
             for full in [name, *table.leaves]:
                 self.case.add(f"{name}.identity", EVERYWHERE, SCHEMA, f"alter table {full} replica identity full", needs=[full])
 
@@ -246,7 +269,11 @@ class Schema:
         rng, case, name = self.rng, self.case, table.name
         # Native compares the columns that only the subscriber has, too, and finds no row by all its columns then.
         # It copies no table without columns into one with columns, either.
-        if rng.random() < 0.3 and "c10" not in table.columns and not table.whole and table.has_id:
+        if table.leaves and not table.whole and not table.more and rng.random() < 0.15:
+            table.more = True
+            case.add(f"{name}.more", SUBSCRIBERS, SCHEMA, f"alter table {name} add column more int generated always as (id * 3) stored", needs=[name])
+        if rng.random() < (0.6 if table.leaves else 0.3) and "c10" not in table.columns and not table.whole and not table.more and table.has_id:
+            table.more = True
             of = rng.choice(self.types)
             value = _no_query(rng.choice(of.values))
             null = rng.choice([" not null", ""])

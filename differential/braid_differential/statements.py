@@ -19,7 +19,7 @@ class Statements:
             if rng.random() < 0.6:
                 for _ in range(rng.randint(1, 4)):
                     self._add(FILL, self._insert(table), [table.name])
-        for _ in range(rng.randint(6, 16)):
+        for _ in range(rng.randint(8, 20)):
             self._transaction()
 
     def _add(self, phase, statement, needs=(), place=PROVIDER, unit=None):
@@ -32,6 +32,14 @@ class Statements:
         rng = self.rng
         if rng.random() < 0.12:
             self._rewrite()
+            return
+        whole = [table for table in self.tables if table.whole and table.identified]
+        if whole and rng.random() < 0.25:
+            self._drift(rng.choice(whole))
+            return
+        families = [table for table in self.tables if table.heirs] * 2 + [table for table in self.tables if table.leaves]
+        if families and rng.random() < 0.25:
+            self._empty_family(rng.choice(families))
             return
         if rng.random() < 0.4:
             self._statement()
@@ -50,6 +58,9 @@ class Statements:
     def _statement(self):
         rng = self.rng
         table = rng.choice(self.tables)
+        if table.inherits:
+            # A family has several tables, and the others get as many statements as without it.
+            table = rng.choice(self.tables)
         kinds = [self._insert] * 5 + [self._copy, self._truncate, self._many]
         if table.identified:
             kinds += [self._update] * 5 + [self._delete] * 2 + [self._upsert, self._move, self._toast]
@@ -117,6 +128,56 @@ class Statements:
         only = "only " if not table.partitioned and len(names) == 1 and rng.random() < 0.2 else ""
         clause = rng.choice(["", "", " cascade", " restart identity", " restart identity cascade"])
         return Sql(f"truncate {only}{', '.join(dict.fromkeys(names))}{clause}")
+
+    def _empty_family(self, table):
+        """All of a family get rows, and a part of it is emptied: by the name of its head, of some below it, or both in any order."""
+        rng = self.rng
+        below = table.leaves or [heir.name for heir in table.heirs]
+        filled = [table.name] if table.partitioned else [table.name, *below]
+        rng.shuffle(filled)
+        together = rng.random() < 0.3
+        if together:
+            self._add(STREAM, "begin")
+        for name in filled:
+            first = rng.randint(100, 900)
+            columns, values = ("id, p", "i, i % 4") if table.partitioned else ("id", "i")
+            rows = f"insert into {name} ({columns}) select {values} from generate_series({first}, {first + rng.choice([4, 9])}) i on conflict do nothing"
+            self._add(STREAM, rows, [table.name, name])
+        if together and rng.random() < 0.5:
+            self._add(STREAM, "commit")
+            together = False
+        chosen = rng.sample(below, rng.randint(1, len(below)))
+        head = table.name
+        # A partitioned table has no rows for ONLY.
+        only = head if table.partitioned else f"only {head}"
+        names = rng.choice([[head], [head], [head], [head, *chosen], [head, *chosen], [*chosen, head], [only], [*chosen, only], chosen])
+        clause = rng.choice(["", " cascade", " cascade", " restart identity cascade"])
+        self._add(STREAM, f"truncate {', '.join(names)}{clause}", [head, *chosen])
+        if together:
+            self._add(STREAM, "commit")
+
+    def _drift(self, table):
+        """The subscribers' rows get other bytes, by which the provider's deletions do not find them: other values, or equal ones."""
+        rng = self.rng
+        hard = [name for name, of in table.columns.items() if of.forms or not of.equality]
+        soft = [name for name in table.columns if name != "p"]
+        names = hard or soft
+        if not names:
+            return
+        name = rng.choice(names)
+        where = rng.choice(["id % 2 = 0", "id % 2 = 1", "id > 10", "true"])
+        self.count += 1
+        unit = f"statement{self.count}"
+        of = table.columns[name]
+        rows = rows_of(rng, table, 3)
+        for row in rows:
+            row[name] = f"{rng.choice(of.values)}::{of.name}"
+        self._add(STREAM, Insert(table.name, rows), [table.name], PROVIDER, unit)
+        # The bytes of what was sent in binary form are not those of its text.
+        value = f"{name}::text::{of.name}" if of.forms and rng.random() < 0.8 else literal(rng, of)
+        changed = Update(table.name, {name: value}, where)
+        self._add(STREAM, changed, [table.name], SUBSCRIBERS, unit)
+        self._add(STREAM, Sql(f"delete from {table.name} where {where}"), [table.name], PROVIDER, unit)
 
     def _rewrite(self):
         """A table gets new files, at the provider, at the subscribers or everywhere."""

@@ -11,6 +11,8 @@ class Type:
     values: tuple
     key: bool = False
     equality: bool = True
+    # The text of a value is stored with other bytes than its binary form.
+    forms: bool = False
     since: int = 15
 
 
@@ -61,7 +63,7 @@ SCALARS = [
     _of("polygon", "((0,0),(1,1),(2,0))", "((0,0))", equality=False),
     _of("circle", "<(0,0),1>", "<(1,1),0.5642>", equality=False),
     _of("tsvector", "a:1A fat:2B cat", "", "'it''s' x"),
-    _of("tsquery", "fat & (rat | cat)", "!a <-> b:*AB", "'x' & 'y'"),
+    _of("tsquery", "fat & (rat | cat)", "!a <-> b:*AB", "'x' & 'y'", "cat & (dog:* | !bird)", forms=True),
     _of("pg_lsn", "0/0", "FFFFFFFF/FFFFFFFF"),
     _of("xid", "3", "4294967295"),
     _of("xid8", "18446744073709551615"),
@@ -116,6 +118,7 @@ def array_of(of):
         of.name + "[]",
         ("'{}'", f"array[{one}]", f"array[{one}, null, {last}]", f"array[array[{one}, {last}], array[{last}, {one}]]"),
         equality=of.equality,
+        forms=of.forms,
     )
 
 

@@ -108,6 +108,8 @@ create table braid.subscription (
     -- Whether published columns that a table does not have here are left out, unless a rule of the
     -- table says otherwise.
     on_missing_column text not null default 'error' check (on_missing_column in ('error', 'ignore')),
+    -- Statements that change the schema at the provider are run here.
+    replicate_ddl boolean not null default false,
     apply_mode text not null check (apply_mode in ('serial', 'parallel', 'batch', 'aggregate')),
     consolidate boolean not null default false,
     commit_order text not null default 'source' check (commit_order in ('source', 'relaxed')),
@@ -116,6 +118,10 @@ create table braid.subscription (
     split_transactions_above integer check (split_transactions_above > 0),
     -- Transactions that are prepared at the provider are prepared here.
     two_phase boolean not null default false check (not (two_phase and commit_order = 'relaxed')),
+    -- By the group, where it has one node's changes passed on by another: whose, and behind which
+    -- position in that node's WAL.
+    only_origin name,
+    only_after pg_lsn,
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -196,9 +202,12 @@ create table braid.subscription_table (
     -- The provider's table that was copied, and the position of the snapshot. A table of its name with another OID had been replaced by then.
     copied_relation oid,
     copied_lsn pg_lsn,
+    -- The provider's table whose changes go to this one, once that is known. It keeps its OID whatever names statements give it.
+    provider_relation oid,
     primary key (subscription_id, relation)
 );
 create index subscription_table_name on braid.subscription_table (subscription_id, table_name, schema_name);
+create index subscription_table_provider on braid.subscription_table (subscription_id, provider_relation);
 comment on table braid.subscription_table is 'tables of each subscription and whether they are copied';
 
 -- Tables whose changes come and are not applied.
@@ -286,6 +295,8 @@ create table braid.tombstone (
 );
 create index tombstone_key_hash on braid.tombstone (key_hash);
 create index tombstone_deleted_at on braid.tombstone using brin (deleted_at) with (pages_per_range = 16, autosummarize = on);
+-- Copies of tables ask for a table's own rows.
+create index tombstone_relation on braid.tombstone (relation);
 -- A publication for all tables would otherwise forbid to purge it.
 alter table braid.tombstone replica identity full;
 comment on table braid.tombstone is 'rows that were deleted, as long as older changes of them may still arrive';
@@ -303,6 +314,7 @@ create table braid.taken_row (
 );
 create index taken_row_row_hash on braid.taken_row (row_hash);
 create index taken_row_removed_at on braid.taken_row using brin (removed_at) with (pages_per_range = 16, autosummarize = on);
+create index taken_row_relation on braid.taken_row (relation);
 alter table braid.taken_row replica identity full;
 comment on table braid.taken_row is 'rows of tables without a key that were taken out, and by what, as long as older changes of them may still arrive';
 
@@ -325,6 +337,7 @@ create table braid.column_write (
 );
 create index column_write_key_hash on braid.column_write (key_hash);
 create index column_write_written_at on braid.column_write using brin (written_at) with (pages_per_range = 16, autosummarize = on);
+create index column_write_relation on braid.column_write (relation);
 alter table braid.column_write replica identity full;
 comment on table braid.column_write is 'who wrote which columns, where each is a register of its own, as long as older changes of them may still arrive';
 
@@ -351,6 +364,21 @@ create table braid.copied_table (
     primary key (relation, table_id)
 );
 comment on table braid.copied_table is 'where rows were copied from whose versions are remembered';
+
+-- Tables that a statement has rewritten, by the transaction of that (with its epoch), or the part of one. "newest" is up to when that is to be known
+-- (microseconds since 1970-01-01 UTC). The rows of file "file" up to an item of a block are those that the statement has written anew; "own" has hashes, 64 bits each, of those
+-- that the transaction had written itself before. Versions of the others are in braid.copied_version.
+create table braid.rewrite (
+    xid bigint not null,
+    relation oid not null,
+    newest bigint not null,
+    file bigint not null,
+    last_block bigint not null,
+    last_item integer not null,
+    own bytea not null,
+    primary key (xid, relation)
+);
+comment on table braid.rewrite is 'tables that statements have rewritten, whose rows keep their versions, as long as older changes of them may still arrive';
 
 -- What the copy of a table without a key has of the transactions of another node than that which was copied, whose own stream brings them too: those that commit
 -- before "position" in the other node's WAL, and in the ranges of "beyond" (pairs), without those that commit at "missing". "forwards" says that this goes for what the other node
@@ -462,6 +490,8 @@ create table braid.parked_record (
     primary key (parked_id, part)
 );
 alter table braid.parked_record alter column records set storage external;
+-- A statement among them can have a password: members of pg_read_all_data are kept out.
+alter table braid.parked_record enable row level security;
 comment on table braid.parked_record is 'records of parked transactions';
 
 -- Transactions that are prepared at the provider and could not be prepared here, or could not stay so: they come once more when they have committed there.
@@ -486,6 +516,8 @@ create table braid.slot_cleanup (
     slot_name name not null,
     connection_id bigint,
     provider_name name not null,
+    -- The node: another one of its name may have a slot of this name by now.
+    provider_id uuid,
     since timestamptz not null default now(),
     attempts integer not null default 0,
     last_error text,
@@ -670,6 +702,105 @@ create table braid.rule_change (content text not null);
 alter table braid.rule_change replica identity full;
 comment on table braid.rule_change is 'rules for conflicts, and for columns, on their way to the other nodes';
 
+-- Statements that change the schema, for the nodes that receive from this one: a row that is inserted is what the output plugin sends. It is
+-- deleted at once. A logical message would do as well, if not everybody could write one.
+create table braid.ddl_message (content text not null);
+alter table braid.ddl_message replica identity full;
+comment on table braid.ddl_message is 'statements that change the schema, on their way to the other nodes';
+
+-- Each is written by the transaction that has run the statement, or has passed over it, and by nobody afterwards. An attempt that failed
+-- is written by a transaction of its own, and replaced by the next one.
+create table braid.ddl_entry (
+    ddl_id uuid primary key,
+    node_name name not null,
+    subscription_name name,
+    -- Where its transaction commits at the provider; null at the node of the statement.
+    remote_lsn pg_lsn,
+    remote_xid xid,
+    command_tag text not null,
+    statement text not null,
+    role_name name not null,
+    search_path text not null,
+    table_names text[] not null,
+    publications text[] not null,
+    -- 'sent' at the node of the statement, else what became of it.
+    state text not null check (state in ('sent', 'applied', 'merged', 'done already', 'failed', 'waiting', 'running', 'done', 'skipped', 'cancelled')),
+    reason text,
+    recorded_at timestamptz not null default clock_timestamp()
+);
+create index ddl_recorded_at on braid.ddl_entry (recorded_at);
+
+-- Statements of other nodes that this node runs by itself. The state is that of braid.ddl_entry.
+create table braid.ddl_intent (
+    place bigint generated always as identity primary key,
+    ddl_id uuid not null unique,
+    -- The message, as hexadecimal digits.
+    content text not null,
+    -- Parts of tables that it changes: what concerns one of them is run in the order in which it came.
+    objects text[] not null,
+    -- Tables here that it is about: what has the name of one that is gone is another table.
+    relations oid[] not null,
+    -- It creates an index.
+    creates boolean not null,
+    attempts integer not null default 0,
+    -- An attempt has begun to create the index, so an invalid one is its own.
+    tried boolean not null default false,
+    since timestamptz not null default clock_timestamp(),
+    retry_at timestamptz,
+    -- Of the worker, while one runs it.
+    pid integer
+);
+comment on table braid.ddl_intent is 'statements of other nodes that this node runs by itself';
+
+-- Names that tables had before statements renamed them, as for columns below.
+create table braid.former_table (
+    schema_name name not null,
+    table_name name not null,
+    relation oid not null,
+    ddl_id uuid not null,
+    recorded_at timestamptz not null default clock_timestamp(),
+    primary key (ddl_id, schema_name, table_name)
+);
+create index former_table_relation on braid.former_table (relation);
+comment on table braid.former_table is 'tables here, by the names from before statements that were replicated';
+
+-- Rows with values that this node has computed, as a statement of another node was run here, and that the other nodes are not told yet:
+-- those of "relation" which the transaction "xid" (without its epoch) has written and that were not updated since.
+create table braid.own_value (
+    relation oid not null,
+    xid bigint not null,
+    primary key (relation, xid)
+);
+comment on table braid.own_value is 'tables with rows that have got values here, of which the other nodes are not told yet';
+
+-- Names that columns had before statements renamed or dropped them: rows that other nodes wrote before still come under these.
+create table braid.former_column (
+    relation oid not null,
+    column_name name not null,
+    -- Of the statement that had given the name; 0: it was older than what this node knows.
+    mark bigint not null,
+    -- Null: it was dropped.
+    column_number smallint,
+    -- Mark of the statement that took the name.
+    until bigint not null,
+    recorded_at timestamptz not null default clock_timestamp(),
+    primary key (relation, column_name, mark)
+);
+comment on table braid.former_column is 'columns of tables here, by the names from before statements that were replicated';
+
+-- Names that statements have given to columns. The output plugin reads it under the catalog's snapshot of a moment in WAL.
+create table braid.given_column (
+    relation oid not null,
+    column_number smallint not null,
+    column_name name not null,
+    -- Of the statement; several where nodes gave the name at once.
+    mark bigint not null,
+    primary key (relation, column_number, column_name, mark)
+) with (user_catalog_table = true);
+comment on table braid.given_column is 'columns of tables here, with the marks of the replicated statements that gave them their names';
+
+comment on table braid.ddl_entry is 'statements that changed the schema, and what became of them here';
+
 create table braid.column_rule (
     relation regclass not null,
     -- Of a column, which keeps it when it is renamed, and takes it along when it is dropped.
@@ -759,12 +890,250 @@ create table braid.repair_entry (
 create index repair_entry_repair on braid.repair_entry (repair_id);
 comment on table braid.repair_entry is 'what repairs did, with both rows as they were before';
 
+-- The group that this node is a member of. At most one row.
+create table braid.group_self (
+    is_self boolean primary key default true check (is_self),
+    group_id bytea not null,
+    group_name name not null,
+    member_id bigint not null,
+    publications text[] not null,
+    -- What the member must not forget: its starts, term and vote.
+    core bytea,
+    -- Which files these are: a copy has others.
+    files text,
+    applied_index bigint not null default 0,
+    -- What is copied from, and how: while the node joins.
+    source_name name,
+    join_mode text not null,
+    -- What the others must have before the node leaves.
+    leave_lsn pg_lsn,
+    -- The slot that keeps what others may lack: when it was looked at last, and when it was made or
+    -- moved; a position in this node's WAL to which it moves once all others have what
+    -- braid.group_kept says.
+    kept_looked_at timestamptz,
+    kept_moved_at timestamptz,
+    kept_sample_lsn pg_lsn,
+    -- Why the member takes no part any more.
+    stopped text,
+    stopped_hint text,
+    since timestamptz not null default now()
+);
+comment on table braid.group_self is 'the group that this node is a member of';
+
+-- Entries and snapshots have connection strings in them, and are written so that decoding does not see them.
+create table braid.group_snapshot (
+    log_index bigint primary key,
+    term bigint not null,
+    content bytea not null
+);
+alter table braid.group_snapshot enable row level security;
+comment on table braid.group_snapshot is 'what the group had agreed on up to a place in its log';
+
+create table braid.group_entry (
+    log_index bigint primary key,
+    term bigint not null,
+    content bytea not null
+);
+alter table braid.group_entry enable row level security;
+comment on table braid.group_entry is 'the group''s log behind the snapshot';
+
+create table braid.group_letter (
+    letter_id bigint generated by default as identity primary key,
+    content bytea not null
+);
+alter table braid.group_letter enable row level security;
+comment on table braid.group_letter is 'messages of members that are too long for shared memory, for a moment';
+
+create table braid.group_known (
+    member_id bigint primary key,
+    content bytea not null
+);
+comment on table braid.group_known is 'what this member remembers of the others'' starts and promises';
+
+create table braid.group_member (
+    member_id bigint primary key,
+    node_number integer not null,
+    node_name name not null,
+    node_id uuid not null,
+    role text not null,
+    state text not null,
+    read_only boolean not null default false,
+    connection_id bigint,
+    braid_version text not null,
+    postgres_version integer not null,
+    -- Of its server; null until the log has come.
+    system_identifier text,
+    -- The place in the log at which it was added.
+    since_index bigint not null,
+    -- Where it was when this node had a slot there: what is before comes with the copy.
+    join_lsn pg_lsn,
+    -- The member that confirms no more to this one than held_lsn until this node follows it, as it was
+    -- away when this node joined; the slot at this one that is copied for this node then; since when
+    -- changes of it may be missing here.
+    held_by bigint,
+    held_slot name,
+    held_lsn pg_lsn,
+    held_since timestamptz,
+    -- Of a removed one: its last transactions are passed on among those that go on.
+    recover boolean not null default false,
+    -- Of a removed one: this node's subscription to it is dropped, and the slot that it read here. Its node may be a member again, as another one.
+    forgotten boolean not null default false
+);
+comment on table braid.group_member is 'the members of the group, as agreed; removed ones too';
+
+-- A node that joins while a member is away gets its changes from this node's slot there, once it is back. Until then this node confirms no more to it than this.
+create table braid.group_hold (
+    member_id bigint,
+    for_id bigint,
+    held_lsn pg_lsn not null,
+    primary key (member_id, for_id)
+);
+comment on table braid.group_hold is 'up to where this node confirms to members that were away when others joined';
+
+create table braid.group_option (
+    option_name text primary key,
+    value text not null
+);
+comment on table braid.group_option is 'options of the group, as agreed';
+
+-- The sequences of this database, in a group: numbers count from 1, which stands for the sequence's own START value.
+create table braid.sequence (
+    relation oid primary key,
+    -- Its name when it was created, which all nodes have: the group assigns blocks by it.
+    sequence_key text not null,
+    kind text not null,
+    -- The group's agreement, as it was carried out last; null: it is as it was created.
+    setting text,
+    -- The sequence as its creator has made it.
+    own_start bigint not null,
+    own_increment bigint not null,
+    own_min bigint not null,
+    own_max bigint not null,
+    -- Of a block, or the step.
+    size bigint not null,
+    -- Numbers up to this one are in no block.
+    base bigint not null,
+    block_start bigint,
+    block_end bigint,
+    reserve_start bigint,
+    reserve_end bigint,
+    -- Numbers of earlier blocks that were used.
+    used_before bigint not null default 0,
+    -- The sequence itself is as the kind asks.
+    is_applied boolean not null default false,
+    problem text,
+    hint text,
+    -- Of kind follow: the value to which the sequence was moved, as another node had told it.
+    taken bigint,
+    -- Of kind follow: up to which value this node has told the others that it may have used values.
+    announced bigint,
+    -- How many values were used by then: twelve hours ago or more, and since.
+    old_total bigint not null default 0,
+    old_at timestamptz not null default clock_timestamp(),
+    new_total bigint not null default 0,
+    new_at timestamptz not null default clock_timestamp()
+);
+comment on table braid.sequence is 'the sequences of this database, where it is a member of a group';
+
+-- A row stays until the sequence has gone on from there: it may be in use, or be yet to be created.
+create table braid.sequence_told (
+    sequence_key text primary key,
+    least bigint not null,
+    most bigint not null
+);
+comment on table braid.sequence_told is 'values of sequences of kind follow that other nodes have used, where the sequence is behind';
+
+create sequence braid.snowflake_tick minvalue 0 start 0;
+comment on sequence braid.snowflake_tick is 'up to which tick braid.snowflake may have given values';
+create sequence braid.snowflake53_tick minvalue 0 start 0;
+comment on sequence braid.snowflake53_tick is 'up to which tick braid.snowflake53 may have given values';
+
+-- Of each other member, how much of its transactions may lie before this node's slot of kept
+-- changes, and before the position to which that is to move.
+create table braid.group_kept (
+    member_id bigint primary key,
+    kept_lsn pg_lsn not null,
+    sample_lsn pg_lsn
+);
+comment on table braid.group_kept is 'from where on this node can pass on the transactions of each other member';
+
+-- Recoveries of removed members' last transactions. A survivor's own row is what it does; those of
+-- others are what they said last. Positions are in the removed node's WAL, upto_lsn is in
+-- the survivor's own: all that it had lies before.
+create table braid.group_recovery (
+    member_id bigint not null,
+    survivor_id bigint not null,
+    survivor name not null,
+    state text not null check (state in ('stopping', 'asking', 'passing', 'complete', 'done')),
+    -- The position that it had at least, and the last transaction that is in its WAL.
+    had_lsn pg_lsn,
+    written_lsn pg_lsn,
+    upto_lsn pg_lsn,
+    heard_lsn pg_lsn,
+    most_lsn pg_lsn,
+    gone_lsn pg_lsn,
+    from_id bigint,
+    from_node name,
+    -- In the WAL of that node: all that it has of the removed one lies before.
+    through_lsn pg_lsn,
+    transactions bigint,
+    inserts bigint,
+    updates bigint,
+    deletes bigint,
+    truncates bigint,
+    waits_for text,
+    attempts integer not null default 0,
+    last_error text,
+    last_hint text,
+    started_at timestamptz not null default clock_timestamp(),
+    done_at timestamptz,
+    primary key (member_id, survivor_id)
+);
+comment on table braid.group_recovery is 'how the last transactions of removed members reach all others';
+
+-- Nodes that join with rows and have this one as their source, while they do: which of their tables
+-- this node has taken over, and up to which key.
+create table braid.group_merge (
+    member_id bigint primary key,
+    asked_at timestamptz not null default clock_timestamp(),
+    -- Sequences here go on after the values of its rows.
+    began_at timestamptz,
+    done_at timestamptz,
+    waits_for text,
+    last_error text,
+    last_hint text
+);
+comment on table braid.group_merge is 'nodes whose rows this node takes over as they join';
+
+create table braid.group_merge_table (
+    member_id bigint not null references braid.group_merge on delete cascade,
+    relation oid not null,
+    last_key text[],
+    rows_compared bigint not null default 0,
+    done_at timestamptz,
+    primary key (member_id, relation)
+);
+comment on table braid.group_merge_table is 'up to which key this node has taken over the rows of a node that joins';
+
+create table braid.join_step (
+    step integer primary key,
+    name text not null,
+    started_at timestamptz,
+    done_at timestamptz,
+    waits_for text,
+    attempts integer not null default 0,
+    last_error text,
+    last_hint text
+);
+comment on table braid.join_step is 'the steps by which this node joins its group';
+
 -- None of these travels in a dump: a restored database must not act as the node that it was copied from, nor take over its
 -- subscriptions' slots. Hence no pg_extension_config_dump.
 revoke all on braid.applied, braid.connection, braid.comparison, braid.difference, braid.repair_entry, braid.repair_number, braid.node, braid.upgrade, braid.upgrade_origin, braid.upgrade_slot, braid.upgrade_function, braid.subscription,
-    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.column_rule, braid.conflict_value,
-    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.copied_position, braid.displacement, braid.unfound,
-    braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared from public;
+    braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.ddl_message, braid.ddl_entry, braid.ddl_intent, braid.former_column, braid.own_value, braid.former_table, braid.column_rule, braid.conflict_value,
+    braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.rewrite, braid.copied_position, braid.displacement, braid.unfound,
+    braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared, braid.group_self, braid.group_snapshot, braid.group_entry, braid.group_letter, braid.group_known,
+    braid.group_member, braid.group_hold, braid.group_option, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -787,8 +1156,11 @@ comment on function braid.is_preloaded is 'whether the server was started with t
 
 -- Asked by whoever would act for the node: functions, workers, the output plugin, and peers.
 create function braid.node_standing(out holds boolean, out message text, out detail text, out hint text) returns setof record
-    language sql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp
+    language plpgsql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
+begin
+    return query
     select s.standing = 'node',
            case s.standing
                 when 'begun' then format('node "%s" is prepared for pg_upgrade', s.node_name)
@@ -817,7 +1189,8 @@ as $$
               join pg_database d on d.datname = current_database()
              cross join pg_control_system() c
               left join braid.upgrade u on u.to_lsn is null
-             where n.is_local) s
+             where n.is_local) s;
+end
 $$;
 comment on function braid.node_standing is 'whether this database may act as the node that it is, and what to do where it may not';
 
@@ -892,7 +1265,8 @@ create function braid.create_subscription(
     two_phase boolean default false,
     split_transactions_above integer default null,
     on_error text default 'stop',
-    on_missing_column text default 'error'
+    on_missing_column text default 'error',
+    replicate_ddl boolean default false
 ) returns integer
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'create_subscription_wrapper';
@@ -914,7 +1288,8 @@ create function braid.alter_subscription(
     split_transactions_above integer default null,
     on_error text default null,
     two_phase boolean default null,
-    on_missing_column text default null
+    on_missing_column text default null,
+    replicate_ddl boolean default null
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'alter_subscription_wrapper';
@@ -1071,6 +1446,73 @@ select f.relation, f.constraint_name, c.confrelid::regclass as referenced, f.rul
        join pg_catalog.pg_constraint c on c.conrelid = f.relation::oid and c.conname = f.constraint_name and c.contype = 'f'
  order by f.relation::text, f.constraint_name;
 comment on view braid.foreign_key_rules is 'what this node does about rows whose referenced row is missing, by foreign key';
+
+-- Called with the rights of the extension's owner, by whoever captures or runs a statement. Without numbers of objects, so that shapes compare.
+create function braid.table_shape(relation regclass) returns text[]
+    language sql stable strict parallel safe set search_path = pg_catalog, pg_temp
+    -- Constants in expressions are written under these.
+    set datestyle = 'ISO, MDY' set intervalstyle = 'postgres' set timezone = 'UTC' set extra_float_digits = 1 set bytea_output = 'hex'
+    set quote_all_identifiers = off
+as $$
+    select coalesce(array_agg(line order by line collate "C"), '{}')
+      from (select format(E'column %I\t%s', a.attname,
+                   concat_ws(' ', format_type(a.atttypid, a.atttypmod),
+                       (select format('collate %I.%I', n.nspname, c.collname) from pg_collation c join pg_namespace n on n.oid = c.collnamespace
+                         where c.oid = a.attcollation and a.attcollation <> t.typcollation),
+                       case when a.attnotnull then 'not null' end,
+                       case when a.attidentity <> '' then 'identity ' || a.attidentity::text end,
+                       case when a.attgenerated <> '' then 'generated ' || a.attgenerated::text end,
+                       (select 'default ' || pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d where d.adrelid = a.attrelid and d.adnum = a.attnum)))
+              from pg_attribute a join pg_type t on t.oid = a.atttypid
+             where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
+            union all
+            select format(E'constraint %I\t%s%s', conname, pg_get_constraintdef(oid), case when not convalidated then ' not valid' end)
+              from pg_constraint where conrelid = $1 and contype in ('c', 'f', 'p', 'u', 'x')
+            union all
+            select format(E'index %I\t%s', c.relname, pg_get_indexdef(i.indexrelid))
+              from pg_index i join pg_class c on c.oid = i.indexrelid
+             where i.indrelid = $1 and not exists (select from pg_constraint o where o.conindid = i.indexrelid and o.conrelid = $1 and o.contype in ('p', 'u', 'x'))
+            union all
+            select format(E'trigger %I\t%s %s', tgname, pg_get_triggerdef(oid), tgenabled)
+              from pg_trigger where tgrelid = $1 and not tgisinternal
+            union all
+            select format(E'rule %I\t%s %s', rulename, pg_get_ruledef(oid), ev_enabled)
+              from pg_rewrite where ev_class = $1 and rulename <> '_RETURN'
+            union all
+            select format(E'policy %I\t%s', polname, concat_ws(' ', polcmd, polpermissive, pg_get_expr(polqual, polrelid), '/', pg_get_expr(polwithcheck, polrelid),
+                   (select string_agg(case when r = 0 then 'public' else pg_get_userbyid(r)::text end, ',' order by pg_get_userbyid(r)) from unnest(polroles) r)))
+              from pg_policy where polrelid = $1
+            union all
+            select format(E'persistence\t%s', relpersistence) from pg_class where oid = $1
+            union all
+            select format(E'row security\t%s %s', relrowsecurity, relforcerowsecurity) from pg_class where oid = $1
+            union all
+            select format(E'replica identity\t%s', concat_ws(' ', c.relreplident::text,
+                   (select i.indexrelid::regclass from pg_index i where i.indrelid = c.oid and i.indisreplident)))
+              from pg_class c where c.oid = $1
+            union all
+            select format(E'partition key\t%s', pg_get_partkeydef(oid)) from pg_class where oid = $1 and relkind = 'p'
+            union all
+            select format(E'parent %s\t%s', i.inhparent::regclass, pg_get_expr(c.relpartbound, c.oid))
+              from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhrelid = $1) l (line)
+$$;
+comment on function braid.table_shape is 'what a statement can change of a table, a line for each part of it';
+
+-- Runs what it is given as its caller would: so its search_path is the caller's.
+create function braid.replicate_ddl(statement text) returns void
+    language c volatile parallel unsafe
+    as 'MODULE_PATHNAME', 'replicate_ddl_wrapper';
+comment on function braid.replicate_ddl is 'runs a statement here and has it run at the nodes that receive from this one';
+
+create function braid.cancel_ddl(ddl_id uuid) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'cancel_ddl_wrapper';
+comment on function braid.cancel_ddl is 'cancels a statement of another node that this node runs by itself';
+
+create function braid.retry_ddl(ddl_id uuid) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'retry_ddl_wrapper';
+comment on function braid.retry_ddl is 'runs a statement of another node that has failed or was cancelled here';
 
 create function braid.set_missing_column_rule(relation regclass, rule text) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -1370,7 +1812,9 @@ as $$
            n.system_identifier,
            n.database_oid,
            e.extversion,
-           current_setting('wal_level'),
+           -- Since 19 a server with replica raises its level by itself as long as it has a logical slot.
+           case when current_setting('wal_level') = 'replica' and current_setting('effective_wal_level', true) is not null then 'logical'
+                else current_setting('wal_level') end,
            current_setting('track_commit_timestamp')::boolean,
            l.libraries,
            -- Servers that do not know the setting allow every plugin.
@@ -1606,15 +2050,16 @@ create function braid.commit_timestamp(xid) returns timestamptz
 comment on function braid.commit_timestamp is 'the version of what a transaction wrote: its commit timestamp, but where this node''s clock was behind';
 
 -- What another node asks for that copies a table from here.
+-- By the index, whatever is known of these tables: the copies of many tables together read each row once.
 create function braid.copied_deletions("relation" oid, since timestamptz, out key_hash bigint, out deleted_at bigint, out node name) returns setof record
-    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
-    with tables as (select $1 as oid union select relid from pg_partition_tree($1)),
-         deletions as (
+    with deletions as (
              select t.key_hash, t.origin_id,
                     case when t.deleted_at <> 0 then t.deleted_at
                          else (extract(epoch from coalesce(pg_xact_commit_timestamp(t.xmin), now())) * 1000000)::bigint end as deleted_at
-               from braid.tombstone t join tables on tables.oid = t.relation)
+               from braid.tombstone t
+              where t.relation = any (array(select $1 union select relid from pg_partition_tree($1))))
     select d.key_hash, d.deleted_at, coalesce(o.node_name, n.node_name)
       from deletions d
       left join braid.origin o on o.origin_id = d.origin_id::oid
@@ -1624,14 +2069,14 @@ $$;
 comment on function braid.copied_deletions is 'a part of the initial copy at another node: what was deleted from a table';
 
 create function braid.copied_taken_rows("relation" oid, since timestamptz, out row_hash bigint, out removed_at bigint, out removed_by name, out written_at bigint, out written_by name) returns setof record
-    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
-    with tables as (select $1 as oid union select relid from pg_partition_tree($1)),
-         nodes as (select origin_id::integer as origin_id, node_name from braid.origin union all select 0, node_name from braid.node where is_local),
+    with nodes as (select origin_id::integer as origin_id, node_name from braid.origin union all select 0, node_name from braid.node where is_local),
          taken as (
              select t.*, case when t.removed_at <> 0 then t.removed_at
                               else (extract(epoch from coalesce(pg_xact_commit_timestamp(t.xmin), now())) * 1000000)::bigint end as at
-               from braid.taken_row t join tables on tables.oid = t.relation)
+               from braid.taken_row t
+              where t.relation = any (array(select $1 union select relid from pg_partition_tree($1))))
     select t.row_hash, t.at, r.node_name, t.written_at, w.node_name
       from taken t
       join nodes r on r.origin_id = t.removed_by
@@ -1676,7 +2121,7 @@ comment on function braid.applied_positions is 'a part of the initial copy at an
 
 -- The same for who wrote which columns: their names in UTF-8 and hexadecimal, null for all.
 create function braid.copied_columns("relation" oid, since timestamptz, out key_hash bigint, out written_at bigint, out columns text, out node name) returns setof record
-    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off
 as $$
     select w.key_hash, w.written_at,
            case when w.columns is not null then
@@ -1697,10 +2142,20 @@ comment on function braid.copied_columns is 'a part of the initial copy at anoth
 create function braid.is_unlogged("table" oid) returns boolean
     language sql stable strict parallel restricted set search_path = pg_catalog, pg_temp
 as $$
-    select exists (select from (select $1 union all select relid from pg_partition_tree($1)) as t (relation)
-                     join pg_class c on c.oid = t.relation where c.relpersistence = 'u')
+    -- By index, one look a table: the planner expects a thousand partitions, and would read all of pg_class for each table.
+    select coalesce((select c.relpersistence = 'u'
+                         or c.relkind = 'p' and exists (select from pg_partition_tree(c.oid) as p
+                                                         where (select l.relpersistence from pg_class l where l.oid = p.relid) = 'u')
+                       from pg_class c where c.oid = $1), false)
 $$;
 comment on function braid.is_unlogged is 'whether a table or a partition of it is unlogged, and so empty after a crash of the server';
+
+create view braid.resting_subscription as
+select s.subscription_id
+  from braid.subscription s
+ where exists (select from braid.group_self g join braid.group_member m on m.member_id = g.member_id or m.node_id = s.provider_id
+                where m.state = 'in maintenance');
+comment on view braid.resting_subscription is 'subscriptions that stand still as this node or their provider is in maintenance';
 
 create view braid.subscription_status as
 select s.subscription_name as name,
@@ -1708,6 +2163,7 @@ select s.subscription_name as name,
        case when w.holds and s.given_up_at is null and s.enabled and s.error_retry_at <= clock_timestamp() and a.leader_pid is not null then 'retrying'
             when not w.holds or s.error_sqlstate is not null or s.given_up_at is not null then 'error'
             when not s.enabled then 'disabled'
+            when exists (select from braid.resting_subscription m where m.subscription_id = s.subscription_id) then 'in maintenance'
             else coalesce(a.state, 'starting') end as state,
        -- An end of the provider's WAL that was heard long ago says how much is missing at least, but not that nothing is.
        case when a.provider_lsn > a.applied_lsn or (a.provider_lsn <= a.applied_lsn and r.is_known)
@@ -1766,6 +2222,7 @@ select s.subscription_id,
        s.disable_on_error,
        s.on_error,
        s.on_missing_column,
+       s.replicate_ddl,
        s.copy_data,
        s.rows_per_second as row_limit,
        s.bytes_per_second as byte_limit,
@@ -1863,7 +2320,7 @@ select s.subscription_name, null, 'other tables', null, null, null, null, o.inse
   join braid.subscription s on s.subscription_id = o.subscription_id
 union all
 select s.subscription_name, c.oid::regclass, 'left out', null, null, null, null, null, null, null, null, null, null, null,
-       case l.reason when 'not refreshed' then 'Run braid.refresh_subscription to bring it in.' end, null, null
+       case l.reason when 'not refreshed' then format('Run braid.refresh_subscription(%L) to bring it in.', s.subscription_name) end, null, null
   from braid.left_out_table l
   join braid.subscription s on s.subscription_id = l.subscription_id
   join pg_catalog.pg_namespace n on n.nspname = l.schema_name
@@ -2066,6 +2523,29 @@ select recorded_at,
   from braid.conflict_record
  order by conflict_id desc;
 comment on view braid.conflict_history is 'conflicts as they were resolved, with both rows and both versions, newest first';
+
+create view braid.ddl_log as
+select recorded_at,
+       node_name as node,
+       command_tag,
+       statement,
+       state,
+       reason,
+       role_name as role,
+       search_path,
+       table_names as tables,
+       publications,
+       subscription_name as subscription,
+       remote_lsn,
+       remote_xid,
+       ddl_id,
+       i.attempts,
+       coalesce(i.since, recorded_at) as since,
+       i.retry_at
+  from braid.ddl_entry
+  left join braid.ddl_intent i using (ddl_id)
+ order by recorded_at desc, ddl_id;
+comment on view braid.ddl_log is 'statements that changed the schema, and what became of them here, newest first';
 
 create view braid.conflict_stats as
 select subscription_name as subscription,
@@ -2428,6 +2908,919 @@ comment on function braid.restore_conflict is
     'puts the row that lost a conflict back, as a change of the caller''s own: updates, inserts or deletes it; returns what it did';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Checking
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.peer_facts(dsn text, facts text[], tables text[], out fact text, out answer text, out problem text, out hint text, out asked_at bigint, out answered_at bigint)
+    returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'peer_facts_wrapper';
+comment on function braid.peer_facts is 'a part of check: what another server answers to the questions of braid.facts';
+
+create function braid.dsn_role(dsn text) returns text
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'dsn_role_wrapper';
+comment on function braid.dsn_role is 'a part of check: the role that a connection string names';
+
+create function braid.workers_elsewhere() returns integer
+    language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'workers_elsewhere_wrapper';
+comment on function braid.workers_elsewhere is 'a part of check: how many of Braid''s processes work for other databases of this server';
+
+create function braid.wal_free_bytes() returns bigint
+    language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'wal_free_bytes_wrapper';
+comment on function braid.wal_free_bytes is 'the free space of the file system that WAL is written to';
+
+-- What this server has set aside, what this node uses of it, and what one more node would need.
+create function braid.room(out resource text, out setting text, out capacity integer, out used integer, out wanted integer) returns setof record
+    language sql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp set jit = off
+as $$
+    -- The first look at the library defines its settings.
+    with loaded as materialized (select braid.is_preloaded(), braid.workers_elsewhere() as elsewhere),
+         s as (select count(*)::integer as subscriptions,
+                      count(*) filter (where enabled and apply_mode <> 'serial')::integer as parallel,
+                      count(*) filter (where enabled and apply_mode = 'serial')::integer as serial,
+                      -- A subscription, a source and a peer's slot each bring changes of another
+                      -- node.
+                      (select count(*) from braid.ingest_source)
+                      + (select count(*) from pg_replication_slots where plugin = 'braid' and database = current_database() and slot_name !~ '^braid_deletions_') as others
+                 from braid.subscription),
+         a as (select coalesce(current_setting('braid.appliers_per_subscription', true), '2')::integer as appliers, elsewhere from loaded)
+    select 'subscriptions', 'braid.max_subscriptions', coalesce(current_setting('braid.max_subscriptions', true), '64')::integer, s.subscriptions, 1 from s, a
+    union all
+    select 'replication slots', 'max_replication_slots', current_setting('max_replication_slots')::integer, count(*)::integer,
+           1 + (count(*) filter (where slot_name ~ '^braid_deletions_' and database = current_database()) = 0)::integer
+      from pg_replication_slots
+    union all
+    select 'walsenders', 'max_wal_senders', current_setting('max_wal_senders')::integer, count(*)::integer, 2
+      from pg_stat_activity where backend_type = 'walsender'
+    union all
+    select 'replication origins',
+           case when current_setting('max_active_replication_origins', true) is null then 'max_replication_slots' else 'max_active_replication_origins' end,
+           coalesce(current_setting('max_active_replication_origins', true), current_setting('max_replication_slots'))::integer,
+           greatest((select count(*) from pg_replication_origin_status)::integer,
+                    s.subscriptions * a.appliers + (select count(*) from pg_subscription)::integer),
+           a.appliers
+      from s, a
+    union all
+    select 'worker processes', 'max_worker_processes', current_setting('max_worker_processes')::integer,
+           (current_setting('max_logical_replication_workers')::integer > 0)::integer + 2 + a.elsewhere
+               + case when exists (select from braid.group_self) then 3 else 0 end
+               + (s.subscriptions + s.others > 1)::integer + s.parallel * (1 + a.appliers) + s.serial * 2,
+           2 + a.appliers + (s.subscriptions + s.others <= 1)::integer
+      from s, a
+$$;
+comment on function braid.room is 'what this server has set aside, what this node needs of it, and what one more node would need';
+
+-- Columns, types and keys of a table "c" as lines. Defaults and identities may differ: those are
+-- what gives each node numbers of its own.
+create function braid.shape_query() returns text
+    language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+as $shape$ select $$
+    select string_agg(l.line, chr(10) order by l.line collate "C") as lines from (
+        select format('column %I %s%s%s', a.attname, format_type(a.atttypid, a.atttypmod), case when a.attnotnull then ' not null' end,
+                   case when a.attgenerated <> '' then ' generated as ' || pg_get_expr(b.adbin, b.adrelid) end) as line
+          from pg_attribute a left join pg_attrdef b on b.adrelid = a.attrelid and b.adnum = a.attnum and a.attgenerated <> ''
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        union all
+        select format('%s (%s)%s%s', case when i.indisprimary then 'primary key' when i.indisunique then 'unique' else 'exclude' end,
+                   (select string_agg(pg_get_indexdef(i.indexrelid, k.number, false), ', ' order by k.number) from generate_series(1, i.indnkeyatts) as k (number)),
+                   case when (to_jsonb(i) ->> 'indnullsnotdistinct')::boolean then ' nulls not distinct' end,
+                   ' where ' || pg_get_expr(i.indpred, i.indrelid))
+          from pg_index i where i.indrelid = c.oid and (i.indisunique or i.indisexclusion)) l$$
+$shape$;
+comment on function braid.shape_query is 'a part of check: the query that describes a table';
+
+-- The questions that braid.check asks here and at the other server, where Braid may be missing or
+-- have another version. Each is one query with one value of type jsonb; $1 is an array of names of
+-- tables.
+create function braid.facts(out fact text, out needs_braid boolean, out query text) returns setof record
+    language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+as $facts$
+values
+('server', false, $$
+    select jsonb_build_object(
+        'version', current_setting('server_version'), 'major', current_setting('server_version_num')::integer / 10000,
+        'started_at', extract(epoch from pg_postmaster_start_time())::text, 'in_recovery', pg_is_in_recovery(),
+        'now', (extract(epoch from clock_timestamp()) * 1000000)::bigint,
+        'system_identifier', (select c.system_identifier::text from pg_control_system() c),
+        'database', d.datname, 'database_oid', d.oid, 'encoding', pg_encoding_to_char(d.encoding),
+        'locale', concat_ws(' ', case d.datlocprovider when 'c' then 'libc' when 'i' then 'icu' when 'b' then 'builtin' else d.datlocprovider::text end,
+            d.datcollate, d.datctype, coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale')),
+        'collation_version', pg_database_collation_actual_version(d.oid))
+      from pg_database d where d.datname = current_database()$$),
+('settings', false, $$
+    select jsonb_object_agg(s.name, s.setting) from pg_settings s
+     where s.name in ('wal_level', 'effective_wal_level', 'track_commit_timestamp', 'max_prepared_transactions')$$),
+('role', false, $$
+    select jsonb_build_object('name', r.rolname, 'may_replicate', r.rolreplication or r.rolsuper,
+        'has_monitor', coalesce((select pg_has_role(r.oid, m.oid, 'usage') from pg_roles m where m.rolname = 'braid_monitor'), false))
+      from pg_roles r where r.rolname = current_user$$),
+('roles', false, $$
+    select jsonb_agg(r.rolname) from pg_roles r$$),
+('extensions', false, $$
+    select jsonb_build_object('installed', (select coalesce(jsonb_object_agg(e.extname, e.extversion), '{}') from pg_extension e),
+                              'available', (select jsonb_object_agg(a.name, a.default_version) from pg_available_extensions a))$$),
+('publications', false, $$
+    select coalesce(jsonb_agg(p.pubname), '[]') from pg_publication p$$),
+('published', false, $$
+    select coalesce(jsonb_agg(distinct format('%I.%I', n.nspname, c.relname)), '[]')
+      from pg_publication p cross join lateral pg_get_publication_tables(p.pubname) g
+      join pg_class c on c.oid = g.relid join pg_namespace n on n.oid = c.relnamespace
+     where n.nspname <> 'braid'$$),
+('tables', false, $$
+    select coalesce(jsonb_object_agg(t.name, jsonb_build_object(
+               'digest', md5(s.lines), 'is_filled', case c.relkind when 'p' then (select coalesce(sum(pg_relation_size(p.relid)), 0) > 0 from pg_partition_tree(c.oid) p) else pg_relation_size(c.oid) > 0 end,
+               'is_readable', has_schema_privilege(c.relnamespace, 'usage') and has_any_column_privilege(c.oid, 'select'))), '{}')
+      from unnest($1) as t (name) join pg_class c on c.oid = to_regclass(t.name)
+     cross join lateral ($$ || braid.shape_query() || $$) s$$),
+('shapes', false, $$
+    select coalesce(jsonb_object_agg(t.name, s.lines), '{}')
+      from unnest($1) as t (name) join pg_class c on c.oid = to_regclass(t.name)
+     cross join lateral ($$ || braid.shape_query() || $$) s$$),
+('sequences', false, $$
+    select coalesce(jsonb_object_agg(format('%I.%I', n.nspname, c.relname),
+               jsonb_build_object('increment', q.seqincrement, 'min', q.seqmin, 'max', q.seqmax,
+                   'last', case when has_sequence_privilege(c.oid, 'select, usage') then coalesce(pg_sequence_last_value(c.oid), q.seqstart - q.seqincrement) end)), '{}')
+      from unnest($1) as t (name) join pg_depend d on d.refclassid = 'pg_class'::regclass and d.refobjid = to_regclass(t.name) and d.classid = 'pg_class'::regclass and d.deptype in ('a', 'i')
+      join pg_class c on c.oid = d.objid and c.relkind = 'S' join pg_namespace n on n.oid = c.relnamespace join pg_sequence q on q.seqrelid = c.oid$$),
+('node', true, $$
+    select to_jsonb(n) from braid.node_info() n$$),
+('standing', true, $$
+    select to_jsonb(s) || jsonb_build_object('is_preloaded', braid.is_preloaded()) from (select) one left join braid.node_standing() s on true$$),
+('room', true, $$
+    select jsonb_agg(to_jsonb(r)) from braid.room() r$$)
+$facts$;
+comment on function braid.facts is 'a part of check: the questions that it asks of both servers';
+
+-- The checks, one row each: a new one needs a row here, one in docs/REFERENCE.md, and a test. A
+-- query gives severity ('error', 'warning' or 'notice'), subject, finding, remedy. $1: published
+-- tables; $2: subscribed ones; $3: those that are both, and what they are partitions of; $4 and $5:
+-- the facts here and at the other server, for those that need one.
+create function braid.checks(out code text, out needs_peer boolean, out says text, out query text) returns setof record
+    language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+as $checks$
+values
+-- The server
+('preload', false, 'the server was started without the library', $$
+    select 'error', 'shared_preload_libraries', 'the server was started without braid, so no worker runs',
+           format('alter system set shared_preload_libraries = %s;  -- then restart the server',
+               (select string_agg(quote_literal(btrim(l)), ', ') from unnest(string_to_array(nullif(current_setting('shared_preload_libraries'), ''), ',') || array['braid']) l))
+     where not braid.is_preloaded()$$),
+('wal_level', false, 'WAL has not what logical decoding needs', $$
+    select 'error', 'wal_level', format('wal_level is %s, so no node can subscribe to this one', current_setting('wal_level')),
+           'alter system set wal_level = logical;  -- then restart the server'
+     where current_setting('wal_level') <> 'logical'
+       -- From 19 on, level replica becomes logical with the first logical slot.
+       and not (current_setting('server_version_num')::integer >= 190000 and current_setting('wal_level') = 'replica')$$),
+('track_commit_timestamp', false, 'commits have no timestamps, by which conflicts are resolved', $$
+    select 'error', 'track_commit_timestamp', 'track_commit_timestamp is off, so rows have no versions',
+           'alter system set track_commit_timestamp = on;  -- then restart the server'
+     where current_setting('track_commit_timestamp') <> 'on'$$),
+('output_plugin_libraries', false, 'the server does not allow slots of Braid''s output plugin', $$
+    select 'error', 'output_plugin_libraries', 'output_plugin_libraries does not list braid, so the server refuses its slots',
+           format('alter system set output_plugin_libraries = %s;  select pg_reload_conf();',
+               (select string_agg(quote_literal(btrim(e)), ', ') from unnest(string_to_array(nullif(btrim(l.libraries, ' "'), ''), ',') || array['braid']) e))
+      from current_setting('output_plugin_libraries', true) as l (libraries)
+     where l.libraries !~ '(^|,)[[:space:]]*"?braid"?[[:space:]]*(,|$)'$$),
+('subscriptions', false, 'there is no room for another subscription', $$ select * from braid.room_findings('subscriptions') $$),
+('replication_slots', false, 'there are too few replication slots for one more node', $$ select * from braid.room_findings('replication slots') $$),
+('wal_senders', false, 'there are too few walsenders for one more node', $$ select * from braid.room_findings('walsenders') $$),
+('replication_origins', false, 'there are too few replication origins for one more node', $$ select * from braid.room_findings('replication origins') $$),
+('worker_processes', false, 'there are too few worker processes for what runs, or for one more subscription', $$ select * from braid.room_findings('worker processes') $$),
+('prepared_transactions', false, 'a subscription is two_phase and nothing can be prepared here', $$
+    select 'error', 'max_prepared_transactions', format('max_prepared_transactions is 0, and subscription "%s" prepares transactions', min(s.subscription_name)),
+           'alter system set max_prepared_transactions = 20;  -- then restart the server'
+      from braid.subscription s where s.two_phase and current_setting('max_prepared_transactions') = '0' having count(*) > 0$$),
+('slot_wal_keep_size', false, 'a peer that stays away can fill the disk with WAL', $$
+    select case when count(*) > 0 then 'warning' else 'notice' end, 'max_slot_wal_keep_size',
+           'max_slot_wal_keep_size is unlimited, so a peer that stays away can fill the disk with WAL',
+           format('alter system set max_slot_wal_keep_size = %L;  select pg_reload_conf();',
+               greatest(1, least(100000, coalesce(braid.wal_free_bytes(), 20::bigint << 30) / 2 >> 30)) || 'GB')
+      from pg_replication_slots where plugin = 'braid' having current_setting('max_slot_wal_keep_size') = '-1'$$),
+('idle_replication_slot_timeout', false, 'the server gives up slots of peers that are away for a time', $$
+    select 'warning', 'idle_replication_slot_timeout', format('a peer that is away for %s loses its slot, and its subscription must be made anew', t.timeout),
+           'alter system set idle_replication_slot_timeout = 0;  select pg_reload_conf();'
+      from current_setting('idle_replication_slot_timeout', true) as t (timeout) where t.timeout !~ '^0'$$),
+('replication_timeout', false, 'a connection that is dead is not noticed, or a live one may be taken for dead', $$
+    select 'warning', s.name, case when s.setting = '0' then format('%s is 0, so a dead connection is never noticed', s.name)
+               else format('%s is below 5 s, so a slow peer may be taken for dead', s.name) end,
+           format('alter system set %I = %L;  select pg_reload_conf();', s.name, '60s')
+      from pg_settings s where s.name in ('wal_sender_timeout', 'wal_receiver_timeout') and s.setting::integer < 5000$$),
+('durability', false, 'commits that peers have may be lost here in a crash', $$
+    select 'warning', s.name, format('%s is off: after a crash this node may lack, or have damaged, what its peers have', s.name),
+           format('alter system set %I = on;  select pg_reload_conf();', s.name)
+      from pg_settings s where s.name in ('fsync', 'full_page_writes') and s.setting = 'off'$$),
+('collation_version', false, 'the operating system''s collations have changed since the database was made', $$
+    select 'warning', d.datname, format('collation version of the database is %s, and the operating system has %s: indexes of texts may be wrong', d.datcollversion, v.actual),
+           format('reindex database %I;  alter database %I refresh collation version;', d.datname, d.datname)
+      from pg_database d cross join lateral pg_database_collation_actual_version(d.oid) v (actual)
+     where d.datname = current_database() and d.datcollversion <> v.actual$$),
+('recovery', false, 'the server is a standby', $$
+    select 'notice', 'standby', 'this server is a standby: it neither provides nor subscribes until it is promoted', 'select pg_promote();  -- if the primary is gone'
+     where pg_is_in_recovery()$$),
+-- The node
+('node', false, 'the database is no node', $$
+    select 'error', d.name, 'this database is not a node',
+           format('select braid.create_node(%L, %L);  -- with a name and a host of its own', d.name, format('host=%s port=%s dbname=%s', 'HOST', current_setting('port'), d.name))
+      from (select current_database()::text) as d (name) where not exists (select from braid.node where is_local)$$),
+('node_standing', false, 'the database may not act as the node that it is', $$
+    select 'error', n.node_name::text, s.message, s.hint from braid.node n, braid.node_standing() s where n.is_local and not s.holds$$),
+('node_role', false, 'the role in the node''s own connection string is not there', $$
+    select 'error', r.name, format('the connection string of this node names role "%s", which is not there', r.name), format('create role %I login replication in role braid_monitor;', r.name)
+      from (select braid.dsn_role(c.dsn) from braid.node n join braid.connection c using (connection_id) where n.is_local) as r (name)
+     where r.name is not null and not exists (select from pg_roles p where p.rolname = r.name)$$),
+('role_monitor', false, 'a role that peers connect as lacks braid_monitor', $$
+    select 'warning', r.name, format('peers connect as role "%s", which may not read which node this is', r.name), format('grant braid_monitor to %I;', r.name)
+      from (select a.usename::text from pg_replication_slots s join pg_stat_activity a on a.pid = s.active_pid where s.plugin = 'braid' and s.database = current_database()
+             union select braid.dsn_role(c.dsn) from braid.node n join braid.connection c using (connection_id) where n.is_local) as r (name)
+      join pg_roles p on p.rolname = r.name where not pg_has_role(p.oid, 'braid_monitor', 'usage')$$),
+('role_replication', false, 'the role in the node''s own connection string may not replicate', $$
+    select 'error', r.name, format('peers connect as role "%s", which may not replicate', r.name), format('alter role %I replication;', r.name)
+      from (select braid.dsn_role(c.dsn) from braid.node n join braid.connection c using (connection_id) where n.is_local) as r (name)
+      join pg_roles p on p.rolname = r.name where not (p.rolreplication or p.rolsuper)$$),
+-- What is published
+('publication', false, 'nothing is published', $$
+    select 'warning', 'braid', 'the database has no publication, so no node can subscribe to this one', 'create publication braid for all tables;'
+     where not exists (select from pg_publication)$$),
+('publication_empty', false, 'a publication has no table', $$
+    select 'notice', p.pubname::text, format('publication "%s" has no table', p.pubname), format('alter publication %I add table ...;', p.pubname)
+      from pg_publication p where not p.puballtables
+       and not exists (select from pg_get_publication_tables(p.pubname))$$),
+('replica_identity', false, 'rows of a published table can''t be updated or deleted', $$
+    select 'warning', c.oid::regclass::text, format('published table %s has no replica identity, so its rows can be neither updated nor deleted', c.oid::regclass),
+           format('alter table %s replica identity full;  -- or, better, give it a primary key', c.oid::regclass)
+      from pg_class c where c.oid = any ($1) and c.relkind in ('r', 'p')
+       and not case c.relreplident when 'f' then true
+               when 'd' then exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+               when 'i' then exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident) else false end
+       -- A publication of inserts alone needs none.
+       and exists (select from pg_publication p where p.pubupdate or p.pubdelete)$$),
+('primary_key', false, 'a table that several nodes write to has no primary key', $$
+    select 'notice', c.oid::regclass::text, format('table %s has no primary key, and several nodes write to it: rows that are equal can''t be told apart', c.oid::regclass),
+           format('alter table %s add primary key (...);', c.oid::regclass)
+      from pg_class c where c.oid = any ($3) and c.relkind in ('r', 'p') and c.relreplident = 'f'
+       and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)$$),
+('not_replicated', false, 'a table is unlogged or foreign, and not replicated', $$
+    select 'notice', c.oid::regclass::text, format('%s %s is not replicated', case c.relkind when 'f' then 'foreign table' else 'unlogged table' end, c.oid::regclass),
+           case c.relkind when 'f' then 'Make it on each node, or replicate where its rows are.' else format('alter table %s set logged;', c.oid::regclass) end
+      from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where (c.relkind = 'f' or c.relkind = 'r' and c.relpersistence = 'u') and n.nspname not in ('braid', 'pg_catalog', 'information_schema')
+       and exists (select from pg_publication)$$),
+('not_published', false, 'a table is in no publication', $$
+    select 'notice', c.oid::regclass::text, format('table %s is in no publication', c.oid::regclass),
+           format('alter publication %I add table %s;', (select coalesce(min(p.pubname) filter (where p.pubname = 'braid'), min(p.pubname)) from pg_publication p), c.oid::regclass)
+      from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where c.relkind = 'r' and c.relpersistence = 'p' and n.nspname not in ('braid', 'pg_catalog', 'information_schema') and n.nspname !~ '^pg_'
+       and c.oid <> all ($1) and not exists (select from pg_partition_ancestors(c.oid) a where a.relid = any ($1))
+       and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')
+       and exists (select from pg_publication)$$),
+('large_objects', false, 'the database has large objects, which are not replicated', $$
+    select 'notice', 'large objects', 'the database has large objects, which are not replicated', 'Keep them in columns of type bytea.'
+     where exists (select from pg_largeobject_metadata) and exists (select from pg_publication)$$),
+('extension_tables', false, 'a published table belongs to an extension', $$
+    select 'notice', c.oid::regclass::text, format('published table %s belongs to extension "%s"', c.oid::regclass, e.extname),
+           'Publish it only if each node is to have the same rows in it.'
+      from pg_class c join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e' and d.refclassid = 'pg_extension'::regclass
+      join pg_extension e on e.oid = d.refobjid where c.oid = any ($1)$$),
+-- What several nodes write to
+('sequence', false, 'a sequence gives the same numbers on each node', $$
+    select 'warning', c.oid::regclass::text, format('sequence %s of column %I of %s gives the same numbers on each node', c.oid::regclass, a.attname, t.relation),
+           case when exists (select from braid.group_self) then format('select braid.set_sequence(%L, %L);', c.oid::regclass, 'range')
+                else format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: README, "Two nodes, step by step"', c.oid::regclass) end
+      from (select d.objid, d.refobjid::regclass, d.refobjsubid from pg_depend d
+             where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i') and d.refobjid = any ($3)
+             union
+            select d.refobjid, b.adrelid::regclass, b.adnum from pg_attrdef b join pg_depend d on d.classid = 'pg_attrdef'::regclass and d.objid = b.oid and d.refclassid = 'pg_class'::regclass
+             where b.adrelid = any ($3)) as t (sequence, relation, number)
+      join pg_class c on c.oid = t.sequence and c.relkind = 'S' join pg_sequence q on q.seqrelid = c.oid
+      join pg_attribute a on a.attrelid = t.relation and a.attnum = t.number
+     -- A sequence between bounds of its own is taken for this node's share.
+     where abs(q.seqincrement) = 1 and q.seqmin in (1, -32768, -2147483648, -9223372036854775808) and q.seqmax in (-1, 32767, 2147483647, 9223372036854775807)
+       and not exists (select from braid.sequence s where s.relation = c.oid and s.kind <> 'local')$$),
+('foreign_key', false, 'a foreign key may be left without the row that it refers to, and has no rule for that', $$
+    select 'notice', format('%s on %s', c.conname, c.conrelid::regclass),
+           format('rows of %s can lose the row that foreign key "%s" refers to, if two nodes write at once', c.conrelid::regclass, c.conname),
+           format('select braid.set_foreign_key_rule(%L, %L, %L);  -- or delete, or restore', c.conrelid::regclass, c.conname, 'record')
+      from pg_constraint c where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any ($3)
+       and not exists (select from braid.foreign_key_rule r where r.relation = c.conrelid and r.constraint_name = c.conname)$$),
+('foreign_key_outside', false, 'a published table refers to one that is not published', $$
+    select 'warning', format('%s on %s', c.conname, c.conrelid::regclass), format('published table %s refers to %s, which is not published', c.conrelid::regclass, c.confrelid::regclass),
+           format('alter publication %I add table %s;', (select coalesce(min(p.pubname) filter (where p.pubname = 'braid'), min(p.pubname)) from pg_publication p), c.confrelid::regclass)
+      from pg_constraint c where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any ($1) and c.confrelid <> all ($1)
+       and not exists (select from pg_partition_tree(c.confrelid) t where t.relid = any ($1))$$),
+('unique_key', false, 'a table that several nodes write to has a unique key beside its primary key', $$
+    select 'notice', i.indexrelid::regclass::text,
+           format('two nodes can insert rows of %s that are equal under %s: the older one is taken out then', i.indrelid::regclass, i.indexrelid::regclass),
+           'Look into braid.conflict_history for rows that were taken out.'
+      from pg_index i where i.indrelid = any ($3) and (i.indisunique or i.indisexclusion) and not i.indisprimary
+       and not exists (select from pg_inherits h where h.inhrelid = i.indexrelid)$$),
+('generated_column', false, 'a column is generated, and computed at each node', $$
+    select 'notice', format('%s.%I', a.attrelid::regclass, a.attname), format('column %I of %s is generated: each node computes it by itself', a.attname, a.attrelid::regclass),
+           'Keep its expression the same on all nodes.'
+      from pg_attribute a where a.attrelid = any ($3) and a.attgenerated = 's' and not a.attisdropped
+       and not exists (select from pg_inherits h where h.inhrelid = a.attrelid)$$),
+('trigger', false, 'a trigger fires for changes that come from other nodes', $$
+    select 'notice', format('%s on %s', t.tgname, t.tgrelid::regclass), format('trigger "%s" of %s also fires for changes that come from other nodes', t.tgname, t.tgrelid::regclass),
+           format('alter table %s enable trigger %I;  -- unless that is meant', t.tgrelid::regclass, t.tgname)
+      from pg_trigger t where not t.tgisinternal and t.tgenabled in ('A', 'R') and t.tgrelid = any ($2)
+       and not exists (select from pg_trigger p where p.oid = t.tgparentid)$$),
+('unlogged', false, 'a subscribed table is unlogged, and empty after a crash', $$
+    select 'warning', c.oid::regclass::text, format('subscribed table %s is unlogged: it is empty after a crash', c.oid::regclass), format('alter table %s set logged;', c.oid::regclass)
+      from pg_class c where c.oid = any ($2) and c.relpersistence = 'u'$$),
+('column_rule', false, 'a column rule can''t be followed', $$
+    select 'error', format('%s.%I', r.relation, r.column_name), format('the rule of column %I of %s can''t be followed: %s', r.column_name, r.relation, r.problem),
+           format('select braid.set_column_rule(%L, %L, null);  -- or mend the column', r.relation, r.column_name)
+      from braid.column_rules r where r.problem is not null$$),
+-- Peers that read from here
+('slot_lost', false, 'the WAL that a slot needs is gone', $$
+    select 'error', s.slot_name::text, format('slot "%s" has lost WAL that its reader needs', s.slot_name),
+           format('select pg_drop_replication_slot(%L);  -- then drop the subscription at its node, and create it anew', s.slot_name)
+      from pg_replication_slots s where s.plugin = 'braid' and s.database = current_database() and s.wal_status = 'lost'
+       and s.slot_name !~ '^braid_kept_[0-9]+$'$$),
+('kept_slot', false, 'the slot that keeps changes for other members of the group can''t be made, or has lost its WAL', $$
+    select 'warning', k.slot_name, case when l.wal_status is null then format('there is no slot "%s", so what other members lack is not kept for them', k.slot_name)
+                                        else format('slot "%s" has lost WAL that other members may lack', k.slot_name) end,
+           case when l.wal_status = 'lost' then format('Raise max_slot_wal_keep_size above %s. The slot is made anew by itself.', current_setting('max_slot_wal_keep_size'))
+                when u.slots >= current_setting('max_replication_slots')::bigint then format('alter system set max_replication_slots = %s;  -- then restart the server', u.slots + 1)
+                else 'See the server''s log. It is tried every 10 s.' end
+      from braid.group_self g join braid.group_member m using (member_id)
+     cross join (select 'braid_kept_' || d.oid as slot_name from pg_database d where d.datname = current_database()) k
+     cross join (select count(*) as slots from pg_replication_slots) u
+      left join pg_replication_slots l on l.slot_name = k.slot_name
+     where g.stopped is null and m.state = 'active' and m.role = 'data' and (l.slot_name is null or l.wal_status = 'lost')
+       -- It was tried.
+       and g.kept_looked_at is not null and not exists (select from braid.join_step j where j.done_at is null)
+       and (select count(*) from braid.group_member o where o.member_id <> g.member_id and o.role = 'data' and o.state in ('joining', 'active', 'in maintenance')) >= 2$$),
+('slot_inactive', false, 'a slot has no reader, and holds back WAL', $$
+    select 'warning', s.slot_name::text, format('slot "%s" has no reader and holds back %s of WAL', s.slot_name,
+               coalesce(pg_size_pretty(case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() - s.restart_lsn end), 'an unknown size')),
+           format('Bring its reader back; if that is gone for good, select pg_drop_replication_slot(%L);', s.slot_name)
+      from pg_replication_slots s where s.plugin = 'braid' and s.database = current_database() and not s.active and s.wal_status is distinct from 'lost'
+       -- The group moves that one on by itself.
+       and s.slot_name !~ '^braid_kept_[0-9]+$'
+       -- From 17 on it is known since when.
+       and coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz < clock_timestamp() - interval '10 s', true)$$),
+('slot_wal', false, 'a slot holds back more than half of the WAL that it may', $$
+    select 'warning', s.slot_name::text, format('slot "%s" holds back %s of WAL, and is lost in another %s', s.slot_name,
+               pg_size_pretty(pg_current_wal_insert_lsn() - s.restart_lsn), pg_size_pretty(greatest(s.safe_wal_size, 0))),
+           format('See why its reader is behind, or raise max_slot_wal_keep_size above %s.', current_setting('max_slot_wal_keep_size'))
+      from pg_replication_slots s where s.plugin = 'braid' and s.database = current_database() and not pg_is_in_recovery() and s.wal_status is distinct from 'lost'
+       and s.safe_wal_size < pg_current_wal_insert_lsn() - s.restart_lsn$$),
+('pending_cleanup', false, 'the slot of a dropped subscription is still at its provider', $$
+    select 'warning', p.slot_name::text, format('slot "%s" of a dropped subscription is still at node "%s"', p.slot_name, p.provider),
+           format('Bring the node back; if it is gone for good, select braid.forget_slot(%L, %L);', p.slot_name, p.provider)
+      from braid.pending_cleanup p$$),
+-- Subscriptions
+('subscription_error', false, 'a subscription has stopped', $$
+    select 'error', s.name::text, format('subscription "%s" has stopped: %s', s.name, coalesce(s.last_error, 'its provider was away for too long')),
+           concat(format('select braid.enable_subscription(%L);  -- once the cause is gone', s.name), '. ' || s.error_hint)
+      from braid.subscription_status s where s.state = 'error'$$),
+('subscription_retrying', false, 'a subscription fails and tries again', $$
+    select 'warning', s.name::text, format('subscription "%s" tries again after an error: %s', s.name, s.last_error), coalesce(s.error_hint, 'See braid.subscription_detail for the whole error.')
+      from braid.subscription_status s where s.state in ('retrying', 'paused') or s.state <> 'error' and s.last_error is not null$$),
+('subscription_disabled', false, 'a subscription is disabled', $$
+    select 'notice', s.name::text, format('subscription "%s" is disabled, and its provider keeps WAL for it', s.name), format('select braid.enable_subscription(%L);', s.name)
+      from braid.subscription_status s where s.state = 'disabled'$$),
+('copy_error', false, 'a table can''t be copied', $$
+    select 'error', t.relation::text, format('table %s of subscription "%s" is not copied: %s', t.relation, s.subscription_name, t.copy_error), coalesce(t.copy_error_hint, 'Mend the cause; the copy is tried again by itself.')
+      from braid.subscription_table t join braid.subscription s using (subscription_id) where t.copy_error is not null and t.state <> 'ready'$$),
+('parked', false, 'transactions are parked', $$
+    select 'warning', s.name::text, format('%s transactions of subscription "%s" are parked', s.parked, s.name), format('select braid.retry_parked(%L);  -- once the causes in braid.parked_transactions are gone', s.name)
+      from braid.subscription_status s where s.parked > 0$$),
+('left_out', false, 'changes of a table are left out', $$
+    select 'notice', format('%I.%I', l.schema_name, l.table_name), format('subscription "%s" leaves out changes of %I.%I: %s', l.subscription, l.schema_name, l.table_name, l.reason),
+           format('select braid.refresh_subscription(%L);', l.subscription)
+      from braid.left_out_tables l where l.reason in ('not refreshed', 'gone')$$),
+('clock_skew', false, 'the clock of a provider and this node''s are apart', $$
+    select 'warning', k.provider::text, format('the clock of node "%s" is %s %s this node''s', k.provider, abs(extract(epoch from k.ahead))::numeric(12, 3) || ' s', case when k.ahead > interval '0' then 'ahead of' else 'behind' end),
+           'Run NTP on both.'
+      from braid.clock_skew k where k.state = 'apart'$$),
+-- The other server
+('peer_connection', true, 'the other server can''t be asked', $$
+    select 'error', 'connection', regexp_replace(p.what ->> 'problem', '\s+', ' ', 'g'), coalesce(p.what ->> 'hint', 'Check the connection string.') from (select $5 #> '{problems,connection}') p (what) where p.what is not null$$),
+('peer_fact', true, 'something can''t be read at the other server', $$
+    select 'warning', p.key, format('the other server does not say its %s: %s', p.key, p.value ->> 'problem'), coalesce(p.value ->> 'hint', 'Give the role of the connection string the rights to read it.')
+      from jsonb_each($5 -> 'problems') p
+     where p.key <> 'connection'$$),
+('peer_itself', true, 'the connection string leads back to this database', $$
+    select 'error', h ->> 'database', 'the connection string leads back to this database', 'Give the connection string of another node.'
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t)
+     where h ->> 'system_identifier' = t ->> 'system_identifier' and h ->> 'database_oid' = t ->> 'database_oid' and h ->> 'started_at' = t ->> 'started_at'$$),
+('peer_copy', true, 'the other server is a physical copy of this one', $$
+    select 'error', t ->> 'database', 'the other server is a physical copy of this one, with its node',
+           format('There, run select braid.drop_node(%L); and braid.create_node with a name of its own.', $4 #>> '{answers,node,node_name}')
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t)
+     where h ->> 'system_identifier' = t ->> 'system_identifier' and h ->> 'database_oid' = t ->> 'database_oid' and h ->> 'started_at' <> t ->> 'started_at'
+       and not (t ->> 'in_recovery')::boolean$$),
+('peer_recovery', true, 'the other server is a standby', $$
+    select 'error', t ->> 'database', 'the other server is a standby', 'Give the connection string of its primary.' from (select $5 #> '{answers,server}') s (t) where (t ->> 'in_recovery')::boolean$$),
+('peer_name', true, 'the other node''s name is taken', $$
+    select 'error', t ->> 'node_name', format('the name of the other node, "%s", is known here as that of another one', t ->> 'node_name'),
+           case when n.is_local then 'Drop one of the two nodes, and create it with another name.' else format('select braid.drop_node(%L);  -- if that node is gone for good', n.node_name) end
+      from (select $5 #> '{answers,node}') s (t) join braid.node n on n.node_name = t ->> 'node_name' and n.node_id::text <> t ->> 'node_id'$$),
+('peer_standing', true, 'the other database may not act as the node that it is', $$
+    select 'error', coalesce($5 #>> '{answers,node,node_name}', $5 #>> '{answers,server,database}'), t ->> 'message', 'There: ' || (t ->> 'hint') from (select $5 #> '{answers,standing}') s (t) where not (t ->> 'holds')::boolean$$),
+('peer_postgres', true, 'the other server has another major version of PostgreSQL, or one that is too old', $$
+    select case when (t ->> 'major')::integer < 15 then 'error' else 'notice' end, 'PostgreSQL ' || (t ->> 'version'), format('the other server runs PostgreSQL %s, this one %s', t ->> 'version', h ->> 'version'),
+           case when (t ->> 'major')::integer < 15 then 'Upgrade it to PostgreSQL 15 or newer.' else 'Use no type or feature that the older one does not have.' end
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t) where h ->> 'major' <> t ->> 'major'$$),
+('peer_extension', true, 'the other database does not have Braid', $$
+    select 'error', 'braid', 'the other database does not have extension braid',
+           case when e -> 'available' ? 'braid' then 'There: create extension braid;' else 'Install Braid on the other server, then there: create extension braid;' end
+      from (select $5 #> '{answers,extensions}') s (e) where not e -> 'installed' ? 'braid'$$),
+('peer_version', true, 'the other node has another version of Braid', $$
+    select 'warning', 'braid ' || (t ->> 'braid'), format('the other node has Braid %s, this one %s', t ->> 'braid', h ->> 'braid'), 'Install the newer version on the other of the two, too.'
+      from (select $4 #> '{answers,extensions,installed}', $5 #> '{answers,extensions,installed}') s (h, t) where h ->> 'braid' <> t ->> 'braid'$$),
+('peer_role', true, 'the role of the connection string lacks braid_monitor there', $$
+    select 'error', r ->> 'name', format('role "%s" may not read which node the other database is', r ->> 'name'), format('There: grant braid_monitor to %I;', r ->> 'name')
+      from (select $5 #> '{answers,role}') s (r) where not (r ->> 'has_monitor')::boolean and $5 #> '{answers,extensions,installed}' ? 'braid'$$),
+('peer_replication', true, 'the role of the connection string may not replicate there', $$
+    select 'error', r ->> 'name', format('role "%s" may not replicate from the other server', r ->> 'name'), format('There: alter role %I replication;', r ->> 'name')
+      from (select $5 #> '{answers,role}') s (r) where not (r ->> 'may_replicate')::boolean$$),
+('peer_node', true, 'the other database is no node yet', $$
+    select 'notice', $5 #>> '{answers,server,database}', 'the other database is not a node yet', format('There: select braid.create_node(%L, ...);', 'NAME')
+     where $5 #> '{answers,extensions,installed}' ? 'braid' and ($5 #>> '{answers,role,has_monitor}')::boolean and $5 #> '{answers,node}' is null and $5 #> '{problems,node}' is null$$),
+('peer_setting', true, 'a setting of the other server is not what a node needs', $$
+    select 'error', s.name, format('%s of the other server is %s', s.name, s.setting), format('There: alter system set %I = %s;  -- then restart that server', s.name, s.wanted)
+      from (values ('wal_level', $5 #>> '{answers,settings,wal_level}', 'logical', ($5 #>> '{answers,server,major}')::integer >= 19 and $5 #>> '{answers,settings,wal_level}' = 'replica'),
+                   ('track_commit_timestamp', $5 #>> '{answers,settings,track_commit_timestamp}', 'on', false),
+                   ('shared_preload_libraries', case ($5 #>> '{answers,standing,is_preloaded}')::boolean when false then 'without braid' end, '''braid''', false),
+                   ('output_plugin_libraries', case ($5 #>> '{answers,node,output_plugin_allowed}')::boolean when false then 'without braid' end, '''braid''', false)) as s (name, setting, wanted, suffices)
+     where s.setting <> s.wanted and not s.suffices$$),
+('peer_room', true, 'the other server has no room for one more node', $$
+    select case when r.used > r.capacity then 'error' else 'warning' end, r.setting, format('%s of the other server is %s, and one more node needs %s', r.setting, r.capacity, r.used + r.wanted),
+           format('There: alter system set %s = %s;  -- then restart that server', r.setting, r.used + r.wanted)
+      from (select r ->> 'setting', (r ->> 'capacity')::integer, (r ->> 'used')::integer, (r ->> 'wanted')::integer
+              from jsonb_array_elements($5 #> '{answers,room}') r) as r (setting, capacity, used, wanted) where r.used + r.wanted > r.capacity$$),
+('peer_encoding', true, 'the other database has another encoding', $$
+    select 'warning', t ->> 'encoding', format('the other database has encoding %s, this one %s: texts that only one of them has stop a subscription', t ->> 'encoding', h ->> 'encoding'),
+           format('Create the other database with encoding %s.', h ->> 'encoding')
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t) where h ->> 'encoding' <> t ->> 'encoding'$$),
+('peer_locale', true, 'the other database sorts texts by another locale', $$
+    select 'warning', t ->> 'locale', format('the other database sorts texts by %s, this one by %s', t ->> 'locale', h ->> 'locale'), format('Create the other database with the locale %s.', h ->> 'locale')
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t) where h ->> 'locale' <> t ->> 'locale'$$),
+('peer_collation_version', true, 'the other server sorts texts by another version of the locale', $$
+    select 'notice', t ->> 'collation_version', format('the other server has version %s of the collation, this one %s', t ->> 'collation_version', h ->> 'collation_version'), 'Run the same release of the operating system, or of ICU, on both.'
+      from (select $4 #> '{answers,server}', $5 #> '{answers,server}') s (h, t) where h ->> 'locale' = t ->> 'locale' and h ->> 'collation_version' <> t ->> 'collation_version'$$),
+('peer_clock', true, 'the clocks of the two servers are apart', $$
+    select 'warning', 'clock', format('the clock of the other server is %s s %s this one''s', (abs(t.micros) / 1000000.0)::numeric(12, 3), case when t.micros > 0 then 'ahead of' else 'behind' end), 'Run NTP on both.'
+      from (select ($5 ->> 'offset_micros')::bigint, ($5 ->> 'error_micros')::bigint) t (micros, error)
+     where abs(t.micros) - t.error > coalesce(nullif((select s.setting::bigint from pg_settings s where s.name = 'braid.clock_skew_warning'), 0), 500) * 1000$$),
+('peer_owner', true, 'a role that owns published tables, or has rights on them, is missing there', $$
+    select 'warning', r.rolname::text, format('role "%s" owns, or may use, published tables, and is not at the other server', r.rolname), format('There: create role %I;', r.rolname)
+      from pg_roles r where not $5 #> '{answers,roles}' ? r.rolname::text
+       and r.oid in (select c.relowner from pg_class c where c.oid = any ($1) union select a.grantee from pg_class c cross join lateral aclexplode(c.relacl) a where c.oid = any ($1))$$),
+('peer_extension_missing', true, 'an extension of this database is not in the other one', $$
+    select 'warning', h.key, format('the other database does not have extension "%s"', h.key),
+           format(case when $5 #> '{answers,extensions,available}' ? h.key then 'There: create extension %I;' else 'Install its files on the other server, then there: create extension %I;' end, h.key)
+      from jsonb_each_text($4 #> '{answers,extensions,installed}') h where h.key <> 'braid' and not $5 #> '{answers,extensions,installed}' ? h.key$$),
+('peer_extension_version', true, 'an extension has another version there', $$
+    select 'notice', h.key, format('extension "%s" has version %s in the other database, %s in this one', h.key, t.value, h.value), format('There: alter extension %I update;', h.key)
+      from jsonb_each_text($4 #> '{answers,extensions,installed}') h join jsonb_each_text($5 #> '{answers,extensions,installed}') t on t.key = h.key and t.value <> h.value where h.key <> 'braid'$$),
+('peer_publication', true, 'nothing is published there', $$
+    select 'notice', 'braid', 'the other database has no publication', 'There: create publication braid for all tables;' from (select $5 #> '{answers,publications}') p (names) where p.names = '[]'$$),
+('peer_table_missing', true, 'a published table is not there', $$
+    select 'error', h.key, format('published table %s is not in the other database', h.key), format('Create it there, for example with pg_dump -s -t %L.', h.key)
+      from (select $5 #> '{answers,tables}') s (t) cross join jsonb_object_keys($4 #> '{answers,tables}') h (key) where s.t is not null and not s.t ? h.key$$),
+('peer_table_extra', true, 'a table is published there and missing here', $$
+    select 'warning', t.name, format('the other database publishes %s, which is not in this one', t.name), format('Create it here, for example with pg_dump -s -t %L.', t.name)
+      from jsonb_array_elements_text($5 #> '{answers,published}') t (name) where to_regclass(t.name) is null$$),
+('peer_table_shape', true, 'a published table has other columns, types or keys there', $$
+    select 'error', h.key, concat_ws('; ', format('table %s differs', h.key),
+               'only here: ' || (select string_agg(l, ', ' order by l collate "C") from (select unnest(string_to_array(h.value, chr(10))) except select unnest(string_to_array(t.value, chr(10)))) o (l)),
+               'only there: ' || (select string_agg(l, ', ' order by l collate "C") from (select unnest(string_to_array(t.value, chr(10))) except select unnest(string_to_array(h.value, chr(10)))) o (l))),
+           format('Change %s so that both are alike.', h.key)
+      from jsonb_each_text($4 #> '{answers,shapes}') h join jsonb_each_text($5 #> '{answers,shapes}') t on t.key = h.key and t.value <> h.value
+    union all
+    select 'error', 'further tables', format('%s further tables differ', $4 ->> 'further'), 'Mend those that are listed, then check again.' where ($4 ->> 'further')::integer > 0$$),
+('peer_table_unreadable', true, 'the role of the connection string may not copy a table', $$
+    select 'warning', t.key, format('role "%s" may not read table %s there', $5 #>> '{answers,role,name}', t.key), format('There: grant usage on schema %s to %I;  grant select on %s to %I;',
+               split_part(t.key, '.', 1), $5 #>> '{answers,role,name}', t.key, $5 #>> '{answers,role,name}')
+      from jsonb_each($5 #> '{answers,tables}') t where not (t.value ->> 'is_readable')::boolean$$),
+('peer_data', true, 'published tables have rows on both sides', $$
+    select 'notice', 'tables', format('%s of the %s published tables that are at the other server have rows there: %s', count(*), (select count(*) from jsonb_each($5 #> '{answers,tables}')),
+               (select string_agg(n, ', ') from unnest((array_agg(t.key order by t.key))[:20]) n) || case when count(*) > 20 then ', ...' else '' end),
+           'Truncate them where they are to be copied, or subscribe with copy_data => false.'
+      from jsonb_each($5 #> '{answers,tables}') t join jsonb_each($4 #> '{answers,tables}') h on h.key = t.key
+     where (t.value ->> 'is_filled')::boolean
+       -- Of a peer that is subscribed to this is as it should be.
+       and not exists (select from braid.subscription s where s.provider_id::text = $5 #>> '{answers,node,node_id}') having count(*) > 0$$),
+('peer_sequence', true, 'a sequence gives the same numbers here and there', $$
+    select 'warning', h.key, format('sequence %s gives the same numbers here and there', h.key), format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: README, "Two nodes, step by step"', h.key)
+      from jsonb_each($4 #> '{answers,sequences}') h join jsonb_each($5 #> '{answers,sequences}') t on t.key = h.key
+     where not exists (select from braid.sequence s where s.relation = to_regclass(h.key) and s.kind <> 'local')
+       and h.value ->> 'increment' = t.value ->> 'increment' and (h.value ->> 'min')::bigint <= (t.value ->> 'max')::bigint and (t.value ->> 'min')::bigint <= (h.value ->> 'max')::bigint
+       and (abs((h.value ->> 'increment')::bigint) = 1 or mod((h.value ->> 'last')::numeric - (t.value ->> 'last')::numeric, (h.value ->> 'increment')::numeric) = 0)$$)
+$checks$;
+comment on function braid.checks is 'a part of check: what is looked at, a query each';
+
+create function braid.room_findings(resource text, out severity text, out subject text, out finding text, out remedy text) returns setof record
+    language sql volatile parallel restricted set search_path = pg_catalog, pg_temp
+as $$
+    select case when r.used > r.capacity then 'error' else 'warning' end, r.setting,
+           case when r.used > r.capacity then format('this node needs %s %s, and %s is %s', r.used, r.resource, r.setting, r.capacity)
+                else format('one more node needs %s %s, and %s is %s', r.used + r.wanted, r.resource, r.setting, r.capacity) end,
+           format('alter system set %s = %s;  -- then restart the server', r.setting, r.used + r.wanted)
+      from braid.room() r where r.resource = $1 and r.used + r.wanted > r.capacity
+$$;
+comment on function braid.room_findings is 'a part of check: what is said if something is too small';
+
+-- The names of tables that this node publishes, or subscribes to.
+create function braid.replicated_tables(out published oid[], out subscribed oid[], out both_ways oid[]) returns setof record
+    language sql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp set jit = off
+as $$
+    with published as materialized (
+             select distinct c.oid from pg_publication p cross join lateral pg_get_publication_tables(p.pubname) g
+               join pg_class c on c.oid = g.relid where c.relnamespace <> 'braid'::regnamespace),
+         subscribed as materialized (select distinct t.relation::oid as oid from braid.subscription_table t join pg_class c on c.oid = t.relation),
+         met as (select oid from published intersect select oid from subscribed)
+    select array(select oid from published), array(select oid from subscribed),
+           array(select oid from met union select a.relid::oid from met join pg_class c using (oid) cross join lateral pg_partition_ancestors(c.oid) a where c.relispartition)
+$$;
+comment on function braid.replicated_tables is 'a part of check: the tables that this node publishes, subscribes to, or both';
+
+create function braid.check_findings(here jsonb, there jsonb, out severity text, out subject text, out finding text, out remedy text, out code text) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp set jit = off
+as $$
+declare
+    tables record;
+    item record;
+begin
+    select * into tables from braid.replicated_tables();
+    for item in select c.code, c.query from braid.checks() c where here is not null or not c.needs_peer loop
+        begin
+            return query execute format(
+                'with q (severity, subject, finding, remedy) as materialized (%s)
+                 select l.severity::text, l.subject::text, l.finding::text, l.remedy::text, %2$L::text
+                   from (select q.*, row_number() over (order by q.subject) as place from q) l where l.place <= 20
+                 union all
+                 select max(q.severity), ''further''::text, format(''%%s more findings of this kind are not listed'', count(*) - 20),
+                        ''Act on those that are listed, then check again.''::text, %2$L::text from q having count(*) > 20', item.query, item.code)
+                using tables.published, tables.subscribed, tables.both_ways, here, there;
+        exception when others then
+            severity := 'warning';
+            subject := item.code;
+            finding := format('check "%s" failed: %s', item.code, sqlerrm);
+            remedy := 'Run the check as a superuser; if it fails then too, report it.';
+            code := 'check_failed';
+            return next;
+        end;
+    end loop;
+end
+$$;
+comment on function braid.check_findings is 'a part of check: runs the checks, those of another server where its facts are given';
+
+create function braid.check(out severity text, out subject text, out finding text, out remedy text, out code text) returns setof record
+    language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+    select f.* from braid.check_findings(null, null) f order by array_position(array['error', 'warning', 'notice'], f.severity), f.code, f.subject
+$$;
+comment on function braid.check() is 'what keeps, or may keep, this database from providing and subscribing, and what to do about it';
+
+-- What this server answers, as braid.peer_facts has it of another one.
+create function braid.local_facts(facts text[], tables text[], out fact text, out answer text, out problem text) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp set jit = off
+as $$
+declare
+    item record;
+begin
+    for item in select f.fact, f.query from braid.facts() f where f.fact = any ($1) loop
+        fact := item.fact;
+        answer := null;
+        problem := null;
+        begin
+            execute item.query into answer using tables;
+        exception when others then
+            problem := sqlerrm;
+        end;
+        return next;
+    end loop;
+end
+$$;
+comment on function braid.local_facts is 'a part of check: what this server answers to the questions of braid.facts';
+
+create function braid.check(dsn text, out severity text, out subject text, out finding text, out remedy text, out code text) returns setof record
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+declare
+    every constant text[] := array(select f.fact from braid.facts() f where f.fact <> 'shapes');
+    names text[];
+    differing text[];
+    here jsonb;
+    there jsonb;
+begin
+    select array(select format('%I.%I', n.nspname, c.relname) from unnest(t.published) as p (oid) join pg_class c using (oid) join pg_namespace n on n.oid = c.relnamespace)
+      into names from braid.replicated_tables() t;
+    select jsonb_build_object('answers', coalesce(jsonb_object_agg(f.fact, f.answer::jsonb) filter (where f.answer is not null), '{}'))
+      into here from braid.local_facts(every, names) f;
+    select jsonb_build_object(
+               'answers', coalesce(jsonb_object_agg(f.fact, f.answer::jsonb) filter (where f.answer is not null), '{}'),
+               'problems', coalesce(jsonb_object_agg(f.fact, jsonb_build_object('problem', f.problem, 'hint', f.hint)) filter (where f.problem is not null), '{}'),
+               'offset_micros', max((f.answer::jsonb ->> 'now')::bigint - (f.asked_at + f.answered_at) / 2) filter (where f.fact = 'server'),
+               'error_micros', max(f.answered_at - f.asked_at) filter (where f.fact = 'server'))
+      into there from braid.peer_facts(dsn, every, names) f;
+    -- Of this very database nothing else is worth saying.
+    if (select h ->> 'system_identifier' = t ->> 'system_identifier' and h ->> 'database_oid' = t ->> 'database_oid' and h ->> 'started_at' = t ->> 'started_at'
+          from (select here #> '{answers,server}', there #> '{answers,server}') s (h, t)) then
+        there := jsonb_build_object('answers', jsonb_build_object('server', there #> '{answers,server}'));
+    end if;
+    -- Where the digests differ, the differences are asked for.
+    differing := array(select h.key from jsonb_each(here #> '{answers,tables}') h join jsonb_each(there #> '{answers,tables}') t
+                                      on t.key = h.key and t.value -> 'digest' <> h.value -> 'digest' order by 1);
+    if cardinality(differing) > 0 then
+        select jsonb_set(here, '{answers,shapes}', f.answer::jsonb) || jsonb_build_object('further', cardinality(differing) - 20)
+          into here from braid.local_facts('{shapes}', differing[:20]) f;
+        select coalesce(jsonb_set(there, '{answers,shapes}', max(f.answer) filter (where f.fact = 'shapes')::jsonb), there)
+          into there from braid.peer_facts(dsn, '{shapes}', differing[:20]) f;
+    end if;
+    return query select f.* from braid.check_findings(here, there) f order by array_position(array['error', 'warning', 'notice'], f.severity), f.code, f.subject;
+end
+$$;
+comment on function braid.check(text) is 'the same, compared with another node, or a database that wants to join, at a connection string';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Metrics
+------------------------------------------------------------------------------------------------------------------------
+
+-- How fast this server writes WAL, without a memory of earlier calls: a segment's file was written
+-- to last when the segment was full. Of the segments that are 1, 2, 4, ... before the current one,
+-- the nearest that was full a minute ago counts. Null: unknown.
+create function braid.wal_bytes_per_second() returns double precision
+    language plpgsql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (
+    with here as (select pg_current_wal_insert_lsn() - '0/0' as "position", pg_size_bytes(current_setting('wal_segment_size'))::numeric as size
+                   where not pg_is_in_recovery()),
+         past as (select e.ended_at, h."position", extract(epoch from clock_timestamp() - f.modification) as age
+                    from here h cross join generate_series(0, 12) as g (power)
+                   cross join lateral (select (div(h."position", h.size) - (1 << g.power) + 1) * h.size) as e (ended_at)
+                   cross join lateral pg_stat_file('pg_wal/' || pg_walfile_name('0/0'::pg_lsn + (e.ended_at - 1)), true) f
+                   where e.ended_at > h.size)
+    select ((p."position" - p.ended_at) / p.age)::double precision from past p
+     where p.age >= 1
+     -- Of a server that is younger, its oldest segment.
+     order by p.age < 60, case when p.age >= 60 then - p.ended_at else p.ended_at end limit 1);
+end
+$$;
+comment on function braid.wal_bytes_per_second is 'how fast this server writes WAL, over the last minute or more; null: not known';
+
+-- The metrics. Names, types and labels stay the same from version to version.
+create function braid.metric_list(out name text, out type text, out help text) returns setof record
+    language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+as $$
+values
+    ('braid_node_info', 'gauge', 'The node, with the versions of Braid and PostgreSQL as labels; always 1.'),
+    ('braid_node_standing', 'gauge', 'Whether the database may act as the node that it is: 1, or 0.'),
+    ('braid_wal_position_bytes', 'gauge', 'Position of the node in its WAL.'),
+    ('braid_wal_bytes_per_second', 'gauge', 'WAL that the server writes in a second, over the last minute or more.'),
+    ('braid_wal_free_bytes', 'gauge', 'Free space of the file system that WAL is written to.'),
+    ('braid_slot_active', 'gauge', 'Whether a slot has a reader: 1, or 0.'),
+    ('braid_slot_lost', 'gauge', 'Whether WAL that a slot needs is gone: 1, or 0.'),
+    ('braid_slot_retained_bytes', 'gauge', 'WAL that a slot holds back.'),
+    ('braid_slot_lag_bytes', 'gauge', 'WAL that the reader of a slot has not confirmed yet.'),
+    ('braid_slot_replay_lag_seconds', 'gauge', 'Time until what was committed is reported as applied by the reader of a slot.'),
+    ('braid_slot_inactive_seconds', 'gauge', 'Time since a slot lost its reader; from PostgreSQL 17 on.'),
+    ('braid_slot_seconds_to_full', 'gauge', 'Time after which a slot is lost, or the disk full, if its reader confirms nothing more while WAL grows as it does now.'),
+    ('braid_slot_decoded_transactions_total', 'counter', 'Transactions that were decoded for a slot.'),
+    ('braid_slot_decoded_bytes_total', 'counter', 'Changes that were decoded for a slot.'),
+    ('braid_slot_spilled_transactions_total', 'counter', 'Transactions that decoding for a slot wrote to disk.'),
+    ('braid_slot_spilled_bytes_total', 'counter', 'Changes that decoding for a slot wrote to disk.'),
+    ('braid_slot_streamed_bytes_total', 'counter', 'Changes that were sent to the reader of a slot before their commit.'),
+    ('braid_subscription_in_state', 'gauge', 'The state of a subscription: 1 for the one in label state, 0 for the others.'),
+    ('braid_subscription_lag_bytes', 'gauge', 'WAL of the provider that is not applied yet.'),
+    ('braid_subscription_lag_seconds', 'gauge', 'How old what is here may be.'),
+    ('braid_subscription_received_position_bytes', 'gauge', 'Position in the WAL of the provider up to which changes were received.'),
+    ('braid_subscription_applied_position_bytes', 'gauge', 'Position in the WAL of the provider up to which changes are applied.'),
+    ('braid_subscription_flushed_position_bytes', 'gauge', 'Position in the WAL of the provider that was confirmed.'),
+    ('braid_subscription_provider_position_bytes', 'gauge', 'End of the WAL of the provider, as heard last.'),
+    ('braid_subscription_last_message_timestamp_seconds', 'gauge', 'When the provider was heard last.'),
+    ('braid_subscription_last_commit_timestamp_seconds', 'gauge', 'When the last transaction that was applied was committed at the provider.'),
+    ('braid_subscription_caught_up_timestamp_seconds', 'gauge', 'A time before which all commits of the provider are applied.'),
+    ('braid_subscription_transactions_total', 'counter', 'Transactions that were applied.'),
+    ('braid_subscription_changes_total', 'counter', 'Changes that were applied, by operation.'),
+    ('braid_subscription_received_bytes_total', 'counter', 'What was received.'),
+    ('braid_subscription_conflicts_total', 'counter', 'Conflicts since the subscription started.'),
+    ('braid_subscription_retries_total', 'counter', 'Transactions that were tried again.'),
+    ('braid_subscription_questions_total', 'counter', 'Questions to other nodes for values that were not sent.'),
+    ('braid_subscription_fetched_columns_total', 'counter', 'Values that other nodes were asked for.'),
+    ('braid_subscription_failures', 'gauge', 'Failures of the workers in a row.'),
+    ('braid_subscription_stops', 'gauge', 'How often the subscription has stopped since it last went on.'),
+    ('braid_subscription_error_timestamp_seconds', 'gauge', 'When the subscription stopped, while it is stopped.'),
+    ('braid_subscription_throttled', 'gauge', 'Whether a rate limit holds the subscription back now: 1, or 0.'),
+    ('braid_subscription_parked_transactions', 'gauge', 'Transactions that are parked.'),
+    ('braid_subscription_parked_bytes', 'gauge', 'Size of the transactions that are parked.'),
+    ('braid_subscription_left_out_tables', 'gauge', 'Tables whose changes are left out.'),
+    ('braid_subscription_half_applied_changes', 'gauge', 'Changes of a transaction of which only some pieces are committed here.'),
+    ('braid_subscription_in_flight_transactions', 'gauge', 'Transactions that are received and not yet applied.'),
+    ('braid_subscription_scheduled_total', 'counter', 'Transactions that were scheduled.'),
+    ('braid_subscription_dependent_total', 'counter', 'Transactions that had to wait for another one.'),
+    ('braid_subscription_barriers_total', 'counter', 'Transactions that waited for all others, or for all of a table.'),
+    ('braid_subscription_large_transactions_total', 'counter', 'Transactions that were larger than the apply buffer.'),
+    ('braid_subscription_batches_total', 'counter', 'Batches that were applied.'),
+    ('braid_subscription_batched_transactions_total', 'counter', 'Transactions that were applied within batches.'),
+    ('braid_subscription_consolidated_changes_total', 'counter', 'Changes that were not applied as a later one replaced them.'),
+    ('braid_subscription_appliers', 'gauge', 'Appliers that run.'),
+    ('braid_applier_busy_ratio', 'gauge', 'Share of its time that an applier was busy lately, 0 to 1.'),
+    ('braid_applier_changes_total', 'counter', 'Changes that an applier has applied.'),
+    ('braid_table_states', 'gauge', 'Tables of a subscription, by state.'),
+    ('braid_copy_rows', 'gauge', 'Rows that are copied, of a table that is being copied.'),
+    ('braid_copy_expected_rows', 'gauge', 'Rows that there are to copy, as the provider estimates.'),
+    ('braid_copy_bytes', 'gauge', 'Bytes that are copied, of a table that is being copied.'),
+    ('braid_copy_expected_bytes', 'gauge', 'Bytes that there are to copy, as the provider estimates.'),
+    ('braid_conflicts_total', 'counter', 'Conflicts by kind and resolution, kept over restarts.'),
+    ('braid_clock_behind_seconds', 'gauge', 'How far the clock of the node is behind the newest change that was seen.'),
+    ('braid_clock_waits_total', 'counter', 'Commits that waited for the clock of the node.'),
+    ('braid_clock_wait_seconds_total', 'counter', 'Time that commits waited for the clock of the node.'),
+    ('braid_clock_exceeded_total', 'counter', 'Commits that would have had to wait too long for the clock of the node.'),
+    ('braid_clock_skew_seconds', 'gauge', 'How far the clock of a provider is ahead of that of the node.'),
+    ('braid_clock_skew_error_seconds', 'gauge', 'How exactly that is known: it may be so much more or less.'),
+    ('braid_deletions_remembered', 'gauge', 'Whether deletions are remembered: 1, or 0.'),
+    ('braid_deletions_rows', 'gauge', 'Deleted rows that are remembered, as the statistics of the server estimate.'),
+    ('braid_deletions_lag_bytes', 'gauge', 'WAL of the node in which deletions are not collected yet.'),
+    ('braid_ingest_last_timestamp_seconds', 'gauge', 'When a source of braid.ingest brought something last.'),
+    ('braid_pending_cleanup_slots', 'gauge', 'Slots of dropped subscriptions that are still at their providers.')
+$$;
+comment on function braid.metric_list is 'a part of metrics: names, types and descriptions';
+
+-- One query for what has the same labels: each names its metrics in a list. A value that is not
+-- known has no row. A part can be had alone. The planner takes functions that return rows for
+-- large: hence no just-in-time compilation, which would take seconds.
+create function braid.metric_samples(part text default null, out name text, out labels jsonb, out value double precision) returns setof record
+    language plpgsql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    node constant jsonb := coalesce((select jsonb_build_object('node', n.node_name) from braid.node n where n.is_local), '{}');
+    wal_rate constant double precision := case when coalesce(part, 'node') in ('node', 'slot') then braid.wal_bytes_per_second() end;
+    wal_free constant bigint := braid.wal_free_bytes();
+    wal_end constant pg_lsn := case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end;
+begin
+    if coalesce(part, 'node') = 'node' then
+        return query
+        select m.name, node || m.labels, m.value
+          from (values ('braid_node_info', (select jsonb_build_object('version', e.extversion, 'postgres_version', current_setting('server_version'))
+                                              from pg_extension e where e.extname = 'braid'), 1::double precision),
+                       ('braid_node_standing', '{}', (select s.holds::integer from braid.node_standing() s)),
+                       ('braid_wal_position_bytes', '{}', (wal_end - '0/0')::double precision),
+                       ('braid_wal_bytes_per_second', '{}', wal_rate),
+                       ('braid_wal_free_bytes', '{}', wal_free),
+                       ('braid_pending_cleanup_slots', '{}', (select count(*) from braid.slot_cleanup)),
+                       ('braid_deletions_rows', '{}', pg_stat_get_live_tuples('braid.tombstone'::regclass))) as m (name, labels, value)
+         where m.value is not null;
+
+        return query
+        select m.name, node, m.value
+          from braid.clock_activity() c
+         cross join lateral (values ('braid_clock_behind_seconds', case when c.newest is not null then extract(epoch from greatest(c.newest - clock_timestamp(), interval '0'))::double precision end),
+                                    ('braid_clock_waits_total', c.waits), ('braid_clock_wait_seconds_total', c.wait_micros / 1e6),
+                                    ('braid_clock_exceeded_total', c.exceeded)) as m (name, value)
+         where m.value is not null
+        union all
+        select m.name, node, m.value
+          from braid.deletion_activity() d
+         cross join lateral (values ('braid_deletions_remembered', d.remembered::integer::double precision),
+                                    ('braid_deletions_lag_bytes', case when d.collector_pid is not null and wal_end >= d.collected_lsn then wal_end - d.collected_lsn end)) as m (name, value)
+         where m.value is not null;
+    end if;
+
+    if coalesce(part, 'slot') = 'slot' then
+        return query
+        select m.name, node || jsonb_build_object('slot', s.slot_name), m.value
+          from pg_replication_slots s
+          left join pg_stat_replication_slots t on t.slot_name = s.slot_name
+          left join pg_stat_replication r on r.pid = s.active_pid
+         cross join lateral (values ('braid_slot_active', s.active::integer::double precision),
+                                    ('braid_slot_lost', (s.wal_status = 'lost')::integer),
+                                    ('braid_slot_retained_bytes', wal_end - s.restart_lsn),
+                                    ('braid_slot_lag_bytes', case when s.confirmed_flush_lsn <= wal_end then wal_end - s.confirmed_flush_lsn end),
+                                    ('braid_slot_replay_lag_seconds', extract(epoch from r.replay_lag)),
+                                    ('braid_slot_inactive_seconds', extract(epoch from clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)),
+                                    ('braid_slot_seconds_to_full', case when s.wal_status <> 'lost' then least(s.safe_wal_size, wal_free) / nullif(wal_rate, 0) end),
+                                    ('braid_slot_decoded_transactions_total', t.total_txns), ('braid_slot_decoded_bytes_total', t.total_bytes),
+                                    ('braid_slot_spilled_transactions_total', t.spill_txns), ('braid_slot_spilled_bytes_total', t.spill_bytes),
+                                    ('braid_slot_streamed_bytes_total', t.stream_bytes)) as m (name, value)
+         where s.plugin = 'braid' and s.database = current_database() and m.value is not null;
+    end if;
+
+    if coalesce(part, 'subscription') = 'subscription' and exists (select from braid.subscription) then
+        return query
+        select m.name, node || jsonb_build_object('subscription', s.name, 'provider', s.provider) || m.labels, m.value
+          from braid.subscription_status s
+          join braid.subscription i on i.subscription_name = s.name
+          left join braid.subscription_activity() a on a.subscription_id = i.subscription_id
+          left join braid.schedule_activity() d on d.subscription_id = i.subscription_id
+          left join braid.skew_activity() k on k.subscription_id = i.subscription_id
+          left join braid.split_progress p on p.subscription_id = i.subscription_id
+         cross join lateral (
+               select 'braid_subscription_in_state', jsonb_build_object('state', w.state), (w.state = s.state)::integer::double precision
+                 from unnest(array['disabled', 'in maintenance', 'starting', 'copying', 'catching up', 'streaming', 'retrying', 'paused', 'stopped', 'error']) as w (state)
+               union all values
+               ('braid_subscription_lag_bytes', '{}'::jsonb, s.lag_bytes::double precision),
+               ('braid_subscription_lag_seconds', '{}', extract(epoch from s.lag_time)),
+               ('braid_subscription_received_position_bytes', '{}', a.received_lsn - '0/0'),
+               ('braid_subscription_applied_position_bytes', '{}', a.applied_lsn - '0/0'),
+               ('braid_subscription_flushed_position_bytes', '{}', a.flushed_lsn - '0/0'),
+               ('braid_subscription_provider_position_bytes', '{}', a.provider_lsn - '0/0'),
+               ('braid_subscription_last_message_timestamp_seconds', '{}', extract(epoch from a.last_message_at)),
+               ('braid_subscription_last_commit_timestamp_seconds', '{}', extract(epoch from a.last_commit_at)),
+               ('braid_subscription_caught_up_timestamp_seconds', '{}', extract(epoch from greatest(a.caught_up_at, i.caught_up_at))),
+               ('braid_subscription_transactions_total', '{}', a.transactions),
+               ('braid_subscription_changes_total', '{"operation": "insert"}', a.inserts),
+               ('braid_subscription_changes_total', '{"operation": "update"}', a.updates),
+               ('braid_subscription_changes_total', '{"operation": "delete"}', a.deletes),
+               ('braid_subscription_changes_total', '{"operation": "truncate"}', a.truncates),
+               ('braid_subscription_received_bytes_total', '{}', a.bytes),
+               ('braid_subscription_conflicts_total', '{}', a.conflicts),
+               ('braid_subscription_retries_total', '{}', a.retries),
+               ('braid_subscription_questions_total', '{}', d.questions),
+               ('braid_subscription_fetched_columns_total', '{}', d.fetched_columns),
+               ('braid_subscription_failures', '{}', a.failures),
+               ('braid_subscription_stops', '{}', i.error_attempts),
+               ('braid_subscription_error_timestamp_seconds', '{}', extract(epoch from i.error_at)),
+               ('braid_subscription_throttled', '{}', a.is_throttled::integer),
+               ('braid_subscription_half_applied_changes', '{}', p.changes),
+               ('braid_subscription_in_flight_transactions', '{}', d.in_flight),
+               ('braid_subscription_scheduled_total', '{}', d.scheduled),
+               ('braid_subscription_dependent_total', '{}', d.dependent),
+               ('braid_subscription_barriers_total', '{"scope": "table"}', d.table_barriers),
+               ('braid_subscription_barriers_total', '{"scope": "all"}', d.all_barriers),
+               ('braid_subscription_large_transactions_total', '{}', d.large),
+               ('braid_subscription_batches_total', '{}', d.batches),
+               ('braid_subscription_batched_transactions_total', '{}', d.batched),
+               ('braid_subscription_consolidated_changes_total', '{}', d.consolidated),
+               ('braid_subscription_appliers', '{}', cardinality(a.applier_pids)),
+               ('braid_clock_skew_seconds', '{}', k.offset_micros / 1e6),
+               ('braid_clock_skew_error_seconds', '{}', k.error_micros / 1e6)) as m (name, labels, value)
+         where m.value is not null;
+
+        return query
+        select m.name, node || jsonb_build_object('subscription', s.subscription_name, 'provider', s.provider_name) || m.labels, m.value
+          from braid.subscription s
+          left join (select subscription_id, count(*), sum(bytes) as bytes from braid.parked_transaction where state <> 'skipped' group by 1) p using (subscription_id)
+          left join (select subscription_id, count(*) from braid.left_out_table group by 1) l using (subscription_id)
+         cross join lateral (values ('braid_subscription_parked_transactions', '{}'::jsonb, coalesce(p.count, 0)::double precision),
+                                    ('braid_subscription_parked_bytes', '{}', coalesce(p.bytes, 0)),
+                                    ('braid_subscription_left_out_tables', '{}', coalesce(l.count, 0))) as m (name, labels, value)
+        union all
+        select 'braid_table_states', node || jsonb_build_object('subscription', s.subscription_name, 'provider', s.provider_name, 'state', t.state), t.count
+          from (select subscription_id, state, count(*) from braid.subscription_table group by 1, 2) t join braid.subscription s using (subscription_id)
+        union all
+        select m.name, node || jsonb_build_object('subscription', s.subscription_name, 'provider', s.provider_name, 'applier', w.number::text), m.value
+          from braid.applier_activity() w join braid.subscription s using (subscription_id)
+         cross join lateral (values ('braid_applier_busy_ratio', w.busy_fraction), ('braid_applier_changes_total', w.changes)) as m (name, value)
+         where m.value is not null;
+    end if;
+
+    if coalesce(part, 'conflict') = 'conflict' then
+        return query
+        select 'braid_conflicts_total', node || jsonb_build_object('subscription', c.subscription_name, 'kind', c.kind, 'resolution', c.resolution), sum(c.conflicts)::double precision
+          from (select subscription_name, kind, resolution, conflicts from braid.conflict_total
+                union all select subscription_name, kind, resolution, conflicts from braid.conflict_count) c
+         group by c.subscription_name, c.kind, c.resolution
+        union all
+        select 'braid_ingest_last_timestamp_seconds', node || jsonb_build_object('source', i.source_name), extract(epoch from i.last_at)
+          from braid.ingest_source i where i.last_at is not null;
+    end if;
+
+    -- Counters by table are looked at only while a table is copied.
+    if coalesce(part, 'copy') = 'copy' and exists (select from braid.subscription_table t where t.state = 'copying') then
+        return query
+        select m.name, node || jsonb_build_object('subscription', s.subscription_name, 'provider', s.provider_name, 'table', format('%I.%I', t.schema_name, t.table_name)), m.value
+          from braid.subscription_table t join braid.subscription s using (subscription_id)
+          left join braid.table_activity() a on a.subscription_id = t.subscription_id and a.relation = t.relation
+         cross join lateral (values ('braid_copy_rows', a.copy_rows::double precision), ('braid_copy_expected_rows', t.rows_total),
+                                    ('braid_copy_bytes', a.copy_bytes), ('braid_copy_expected_bytes', t.bytes_total)) as m (name, value)
+         where t.state = 'copying' and m.value is not null;
+    end if;
+end
+$$;
+comment on function braid.metric_samples is 'a part of metrics: labels and values';
+
+create view braid.metrics as
+select m.name, m.type, m.help, s.labels, s.value
+  from braid.metric_list() with ordinality as m (name, type, help, place)
+  join braid.metric_samples() s on s.name = m.name
+ order by m.place;
+comment on view braid.metrics is 'all that monitoring needs, one value a row, under names that stay';
+
+create function braid.metrics_text() returns text
+    language sql volatile parallel restricted set search_path = pg_catalog, pg_temp set jit = off set extra_float_digits = 1
+as $$
+    select coalesce(string_agg(b.lines, '' order by b.place), '') from (
+        select m.place, format(E'# HELP %1$s %2$s\n# TYPE %1$s %3$s\n', m.name, replace(replace(m.help, '\', '\\'), E'\n', '\n'), m.type)
+               || string_agg(format(E'%s%s %s\n', m.name, '{' || l.labels || '}', replace(s.value::text, 'Infinity', 'Inf')), '') as lines
+          from braid.metric_list() with ordinality as m (name, type, help, place)
+          join braid.metric_samples() s on s.name = m.name
+         cross join lateral (select string_agg(format('%s="%s"', e.key, replace(replace(replace(e.value, '\', '\\'), '"', '\"'), E'\n', '\n')), ',')
+                               from jsonb_each_text(s.labels) e) as l (labels)
+         group by m.place, m.name, m.type, m.help) b
+$$;
+comment on function braid.metrics_text is 'the metrics in the text format of Prometheus, version 0.0.4';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Dropping the extension
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -2442,12 +3835,590 @@ create event trigger braid_guard_drop on ddl_command_start
 comment on event trigger braid_guard_drop is 'refuses to drop extension braid while there are subscriptions';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- The group
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.create_group(
+    group_name name,
+    node_name name default null,
+    dsn text default null,
+    publications text[] default '{braid}',
+    adopt boolean default false
+) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'create_group_wrapper';
+comment on function braid.create_group is 'makes this database the first member of a new group, and a node if it is none';
+
+create function braid.join_group(
+    member_dsn text,
+    node_name name default null,
+    dsn text default null,
+    mode text default 'empty'
+) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'join_group_wrapper';
+comment on function braid.join_group is 'makes this database a member of the group of another one; takes effect after commit, step by step; with mode data, the rows of both are reconciled';
+
+create function braid.leave_group() returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'leave_group_wrapper';
+comment on function braid.leave_group is 'has this node leave its group, once the others have all that was written here';
+
+create function braid.abort_join() returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'abort_join_wrapper';
+comment on function braid.abort_join is 'gives up joining: drops subscriptions and slots, and has the group remove this node; tables and rows stay';
+
+create function braid.remove_node(node_name name, recover boolean default false) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'remove_node_wrapper';
+comment on function braid.remove_node is 'removes another member from the group for good; with recover, its last transactions that only some have reach all first';
+
+create function braid.start_without(node_name name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'start_without_wrapper';
+comment on function braid.start_without is 'has this node take part in its group after a restart of the machine, although a member that is gone can''t confirm it';
+
+create function braid.forget_group() returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'forget_group_wrapper';
+comment on function braid.forget_group is 'at a node that was removed or is not believed any more: forgets the group; subscriptions, tables and rows stay';
+
+create function braid.wait_for_group(timeout interval default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'wait_for_group_wrapper';
+comment on function braid.wait_for_group is 'waits until this node has joined, all is copied, and changes stream in all directions';
+
+-- Called by the other members, under the role of the connection string.
+create function braid.group_receive(messages bytea[]) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_receive_wrapper';
+comment on function braid.group_receive is 'takes messages of another member of the group';
+
+create function braid.group_add(request bytea) returns text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_add_wrapper';
+comment on function braid.group_add is 'a part of join_group: has the group add a member; returns its numbers';
+
+create function braid.group_remove(request bytea) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_remove_wrapper';
+comment on function braid.group_remove is 'a part of abort_join: has the group remove a member that has not joined yet';
+
+create function braid.group_hold(member bigint, for_member bigint) returns text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_hold_wrapper';
+comment on function braid.group_hold is 'for a member that joins: has this node hold back for it what it confirms to a member that is away; returns up to where and since when, the slot there, and what server that is';
+
+create function braid.group_release(member bigint, for_member bigint) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_release_wrapper';
+comment on function braid.group_release is 'for a member that has joined: it needs nothing any more of what this node holds back';
+
+create function braid.group_take_over(member bigint) returns void
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_take_over_wrapper';
+comment on function braid.group_take_over is 'a part of joining with rows: has this node, the source, take over those of a node that joins';
+
+create function braid.group_taken_over(member bigint, out is_done boolean, out waits_for text, out last_error text, out last_hint text, out rows bigint)
+    returns setof record
+    language sql stable strict parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select g.done_at is not null, g.waits_for, g.last_error, g.last_hint,
+           (select coalesce(sum(t.rows_compared), 0)::bigint from braid.group_merge_table t where t.member_id = g.member_id)
+      from braid.group_merge g where g.member_id = $1
+$$;
+comment on function braid.group_taken_over is 'a part of joining with rows: how far this node, the source, is with the rows of a node that joins';
+
+-- Has connection strings: for roles that may replicate only, which the function's first line sees to.
+create function braid.group_contacts(
+    out group_id text, out group_name name, out publications text[], out member_id bigint, out node_number integer, out node_name name,
+    out node_id uuid, out role text, out state text, out dsn text, out braid_version text, out postgres_version integer, out since_index bigint,
+    out is_self boolean
+) returns setof record
+    language plpgsql stable parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    -- Whoever may replicate can read all that is written here anyway.
+    if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
+        raise insufficient_privilege using message = 'permission denied to read the members of the group',
+            hint = 'The role in the connection string needs the REPLICATION attribute.';
+    end if;
+    return query
+    select encode(s.group_id, 'hex'), s.group_name, s.publications, m.member_id, m.node_number, m.node_name, m.node_id, m.role, m.state, c.dsn,
+           m.braid_version, m.postgres_version, m.since_index, m.member_id = s.member_id
+      from braid.group_self s
+     cross join braid.group_member m
+      left join braid.connection c using (connection_id)
+     where s.stopped is null and m.state <> 'removed'
+     order by m.member_id;
+end
+$$;
+comment on function braid.group_contacts is 'a part of join_group: the group and its members, for a node that joins';
+
+create function braid.group_activity(
+    out view text, out leader_id bigint, out term bigint, out committed bigint, out majority boolean,
+    out member_id bigint, out reachable boolean, out silent interval, out applied bigint
+) returns setof record
+    language c volatile parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_activity_wrapper';
+comment on function braid.group_activity is 'how the group looks from this member, a row for each member; none if its group worker does not run';
+
+create function braid.forget_members() returns void
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform braid.release_sequences();
+    delete from braid.group_option;
+    perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
+      where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database()) and not l.active;
+    delete from braid.group_self;
+    delete from braid.group_snapshot;
+    delete from braid.group_entry;
+    delete from braid.group_letter;
+    delete from braid.group_known;
+    delete from braid.group_member;
+    delete from braid.group_hold;
+    delete from braid.group_kept;
+    delete from braid.group_merge;
+    delete from braid.group_recovery;
+    delete from braid.join_step;
+end
+$$;
+comment on function braid.forget_members is 'a part of leaving: deletes all that is stored of the group, and the slot that keeps changes for other members';
+
+create function braid.set_read_only(read_only boolean default true, node_name name default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_read_only_wrapper';
+comment on function braid.set_read_only is 'has a member, this one unless another is named, take no writes of users, or take them again';
+
+create function braid.begin_maintenance(node_name name default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'begin_maintenance_wrapper';
+comment on function braid.begin_maintenance is 'stops all streams from and to a member, this one unless another is named, which keeps its place';
+
+create function braid.end_maintenance(node_name name default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'end_maintenance_wrapper';
+comment on function braid.end_maintenance is 'has the streams from and to a member go on';
+
+create function braid.group_is_behind() returns boolean
+    language sql stable parallel restricted set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce((
+        select case when s.stopped is not null then s.leave_lsn is not null
+                    else exists (select from braid.join_step j where j.done_at is null)
+                      or own.state = 'leaving'
+                      or exists (select from braid.group_merge g
+                                  where g.done_at is null
+                                     or not exists (select from braid.group_member m where m.member_id = g.member_id and m.state = 'joining'))
+                      or s.join_mode <> 'witness' and coalesce(s.kept_looked_at < clock_timestamp() - interval '10 s',
+                                  (select count(*) > 1 from braid.group_member m
+                                    where m.member_id <> s.member_id and m.role = 'data' and m.state in ('joining', 'active', 'in maintenance')))
+                      or exists (select from braid.group_member m
+                                  where m.member_id <> s.member_id
+                                    and case when m.state = 'removed'
+                                             then not m.forgotten and s.join_mode <> 'witness'
+                                             else m.role = 'data' and s.join_mode <> 'witness' and m.state in ('joining', 'active', 'in maintenance')
+                                              and (m.held_by is not null or not exists (select from braid.subscription u where u.provider_id = m.node_id)) end) end
+          from braid.group_self s
+          left join braid.group_member own on own.member_id = s.member_id), false)
+$$;
+comment on function braid.group_is_behind is 'whether this node is not in line with what its group has agreed';
+
+-- The views that it reads cost much by the planner's guess: compiling the query would take a thousand times as long as running it.
+create function braid.group_node_rows(
+    out name name, out state text, out role text, out read_only boolean, out is_local boolean, out leads boolean, out node_number integer, out braid_version text,
+    out postgres_version integer, out reachable boolean, out heard_at timestamptz, out subscription name, out subscription_state text,
+    out lag_from_bytes bigint, out lag_from interval, out lag_to_bytes bigint, out lag_to interval, out message text, out hint text
+) returns setof record
+    language plpgsql volatile parallel restricted rows 8 security definer set search_path = pg_catalog, pg_temp set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select m.node_name,
+           case when m.member_id = s.member_id and s.stopped is not null then 'stopped' else m.state end as state,
+           m.role,
+           m.read_only,
+           m.member_id = s.member_id as is_local,
+           m.member_id = a.leader_id as leads,
+           m.node_number,
+           m.braid_version,
+           m.postgres_version,
+           a.reachable,
+           date_trunc('milliseconds', clock_timestamp() - a.silent) as heard_at,
+           f.name as subscription,
+           f.state as subscription_state,
+           f.lag_bytes as lag_from_bytes,
+           f.lag_time as lag_from,
+           t.lag_bytes as lag_to_bytes,
+           t.replay_lag as lag_to,
+           case when m.member_id = s.member_id then coalesce(s.stopped, a.view)
+                when m.held_slot is not null then 'was away when this node joined, which follows it once it is back' end as message,
+           case when m.member_id = s.member_id
+                then coalesce(s.stopped_hint,
+                              case when s.stopped is null and a.view like 'this node''s start is not confirmed%'
+                                   then 'It goes on by itself when they run and can be reached. See braid.start_without for one that is gone for good.' end)
+                when m.held_slot is not null then 'If it does not come back, remove it with braid.remove_node.' end as hint
+      from braid.group_self s
+     cross join braid.group_member m
+      left join braid.group_activity() a on a.member_id = m.member_id
+      left join lateral (select u.name, u.state, u.lag_bytes, u.lag_time
+                           from braid.subscription_status u join braid.subscription b on b.subscription_name = u.name
+                          where b.provider_id = m.node_id and b.only_origin is null order by b.subscription_id limit 1) f on true
+      left join lateral (select greatest(pg_wal_lsn_diff(pg_current_wal_lsn(), r.replay_lsn), 0)::bigint as lag_bytes, r.replay_lag
+                           from pg_stat_replication r join pg_replication_slots l on l.active_pid = r.pid
+                          where l.plugin = 'braid' and l.database = current_database()
+                            -- A subscription that was made by hand may have any name, but its slot begins with its node's.
+                            and starts_with(l.slot_name, left('braid_' || regexp_replace(lower(m.node_name), '[^a-z0-9]', '_', 'g') || '_', 46))
+                          order by r.application_name = m.node_name || '_from_' || (select n.node_name from braid.node n where n.is_local) desc
+                          limit 1) t on true
+     -- A node that was removed is told so.
+     where m.state <> 'removed' or m.member_id = s.member_id
+     order by m.member_id;
+end
+$$;
+comment on function braid.group_node_rows is 'the rows of braid.group_nodes';
+
+create view braid.group_nodes as
+select * from braid.group_node_rows();
+comment on view braid.group_nodes is 'the members of the group, how they look from here, and the lag from and to each';
+
+-- Called by the other members, under the role of the connection string. Both say what is on disk.
+create function braid.group_applied(out member_id bigint, out applied_lsn pg_lsn, out written_lsn pg_lsn) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
+        raise insufficient_privilege using message = 'permission denied to read the positions of the group',
+            hint = 'The role in the connection string needs the REPLICATION attribute.';
+    end if;
+    return query
+    select m.member_id,
+           -- The least that is here: all that lies before the slot came with a copy.
+           greatest(p.lsn, u.start_lsn, case when not exists (select from braid.join_step j where j.done_at is null) then m.join_lsn end),
+           -- The most that is in this node's WAL: in relaxed order some is beyond the position.
+           greatest(p.lsn, (select max(r.lsn) from braid.applied a cross join unnest(a.ranges) r (lsn) where a.subscription_id = u.subscription_id))
+      from braid.group_self s
+      join braid.group_member m on m.member_id <> s.member_id and m.role = 'data'
+      left join lateral (select u.subscription_id, u.start_lsn from braid.subscription u
+                          where u.provider_id = m.node_id and u.only_origin is null order by u.subscription_id limit 1) u on true
+      left join lateral (select max(pg_replication_origin_progress(r.roname, true)) as lsn
+                           from braid.origin o join pg_replication_origin r on r.roident = o.origin_id
+                          where o.subscription_id = u.subscription_id and o.node_name = m.node_name) p on true;
+end
+$$;
+comment on function braid.group_applied is 'for other members of the group: up to where this node has the transactions of each other one';
+
+create function braid.group_survivor(
+    removed bigint, out state text, out had_lsn pg_lsn, out written_lsn pg_lsn, out upto_lsn pg_lsn, out keeps_from pg_lsn, out is_exact boolean, out heard_lsn pg_lsn,
+    out most_lsn pg_lsn, out gone_lsn pg_lsn, out from_node name, out transactions bigint, out inserts bigint, out updates bigint,
+    out deletes bigint, out truncates bigint, out waits_for text, out last_error text, out last_hint text
+) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
+        raise insufficient_privilege using message = 'permission denied to read the recovery of the group',
+            hint = 'The role in the connection string needs the REPLICATION attribute.';
+    end if;
+    return query
+    select coalesce(r.state, case when m.state = 'removed' and u.provider_id is null then 'none' else 'unaware' end), r.had_lsn, r.written_lsn, r.upto_lsn,
+           case when l.wal_status <> 'lost' then k.kept_lsn end,
+           coalesce(u.commit_order = 'source' and u.split_transactions_above is null, false),
+           r.heard_lsn, r.most_lsn, r.gone_lsn, r.from_node, r.transactions, r.inserts, r.updates, r.deletes, r.truncates, r.waits_for,
+           r.last_error, r.last_hint
+      from braid.group_self s
+      join braid.group_member m on m.member_id = removed
+      left join braid.group_recovery r on r.member_id = m.member_id and r.survivor_id = s.member_id
+      left join braid.group_kept k on k.member_id = m.member_id
+      left join pg_replication_slots l on l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database())
+      left join braid.subscription u on u.provider_id = m.node_id and u.only_origin is null;
+end
+$$;
+comment on function braid.group_survivor is 'for other members of the group: this node''s part in the recovery of a removed one''s last transactions';
+
+create view braid.recovery as
+select m.node_name as removed,
+       r.survivor as node,
+       r.state,
+       r.from_node,
+       r.had_lsn as from_lsn,
+       case when r.most_lsn > r.gone_lsn or r.gone_lsn <= r.had_lsn then r.most_lsn else r.had_lsn end as to_lsn,
+       r.transactions,
+       r.inserts,
+       r.updates,
+       r.deletes,
+       r.truncates,
+       case when r.gone_lsn > r.had_lsn
+            then format('no node keeps transactions that node %I committed between %s and %s any more', m.node_name, r.had_lsn, r.gone_lsn) end as not_kept,
+       case when r.most_lsn is not null
+            then format('node %I may have committed transactions after %s that no node has applied; its WAL was last heard to end at %s',
+                        m.node_name, r.most_lsn,
+                        coalesce((select max(h.heard_lsn) from braid.group_recovery h where h.member_id = r.member_id)::text, 'an unknown position')) end as lost,
+       r.waits_for,
+       r.started_at,
+       r.done_at,
+       r.attempts,
+       r.last_error,
+       r.last_hint
+  from braid.group_recovery r
+  join braid.group_member m using (member_id)
+ order by m.member_id, r.survivor_id;
+comment on view braid.recovery is 'how the last transactions of removed nodes reach all others, and what is lost of them';
+
+create view braid.kept_changes as
+select m.node_name as node,
+       k.kept_lsn,
+       l.slot_name,
+       l.wal_status,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), l.restart_lsn)::bigint as wal_bytes,
+       s.kept_moved_at as moved_at
+  from braid.group_self s
+  join braid.group_kept k on true
+  join braid.group_member m on m.member_id = k.member_id and m.state <> 'removed'
+  left join pg_replication_slots l on l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database())
+ order by m.member_id;
+comment on view braid.kept_changes is 'from where on this node can pass on the transactions of each other member, should that die';
+
+create view braid.join_progress as
+select row_number() over (order by j.step)::integer as step,
+       (select count(*) from braid.join_step) as steps,
+       j.name,
+       case when j.done_at is not null then 'done' when j.last_error is not null then 'failing' when j.started_at is not null then 'running' else 'to come' end as state,
+       j.waits_for,
+       j.started_at,
+       j.done_at,
+       j.attempts,
+       j.last_error,
+       j.last_hint
+  from braid.join_step j
+ order by j.step;
+comment on view braid.join_progress is 'the steps by which this node joins, and what the current one waits for';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Sequences of a group
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.unknown_sequences(
+    out relation oid, out sequence_key text, out own_start bigint, out own_increment bigint, out own_min bigint, out own_max bigint,
+    out cycles boolean, out last_value bigint, out made_by xid
+) returns setof record
+    language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+    select c.oid,
+           coalesce((select format('%I.%I.%I', tn.nspname, t.relname, a.attname)
+                       from pg_depend d join pg_class t on t.oid = d.refobjid join pg_namespace tn on tn.oid = t.relnamespace
+                       join pg_attribute a on a.attrelid = t.oid and a.attnum = d.refobjsubid
+                      where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')),
+                    format('%I.%I', n.nspname, c.relname)),
+           q.seqstart, q.seqincrement, q.seqmin, q.seqmax, q.seqcycle, pg_sequence_last_value(c.oid), c.xmin
+      from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_sequence q on q.seqrelid = c.oid
+     where c.relkind = 'S' and c.relpersistence <> 't' and n.nspname <> 'braid'
+       and not exists (select from braid.sequence s where s.relation = c.oid)
+       and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')
+$$;
+comment on function braid.unknown_sequences is 'sequences that braid.sequence does not have';
+
+create function braid.sequence_top(relation oid) returns bigint
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+declare
+    goes_down boolean := (select q.seqincrement < 0 from pg_sequence q where q.seqrelid = $1);
+    top bigint := pg_sequence_last_value($1);
+    of_column bigint;
+    used record;
+begin
+    -- Columns that have its values, where an index tells the farthest.
+    for used in
+        select distinct t.oid::regclass as "table", a.attname as "column"
+          from (select d.refobjid as table_id, d.refobjsubid::smallint as number from pg_depend d
+                 where d.classid = 'pg_class'::regclass and d.objid = $1 and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')
+                 union
+                select b.adrelid, b.adnum from pg_depend d join pg_attrdef b on d.classid = 'pg_attrdef'::regclass and d.objid = b.oid
+                 where d.refclassid = 'pg_class'::regclass and d.refobjid = $1) u
+          join pg_class t on t.oid = u.table_id and t.relkind in ('r', 'p')
+          join pg_attribute a on a.attrelid = t.oid and a.attnum = u.number and a.atttypid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)
+         where exists (select from pg_index i join pg_class x on x.oid = i.indexrelid join pg_am m on m.oid = x.relam
+                        where i.indrelid = t.oid and i.indkey[0] = a.attnum and i.indpred is null and i.indisvalid and m.amname = 'btree')
+    loop
+        execute format('select %s(%I)::bigint from %s', case when goes_down then 'min' else 'max' end, used."column", used."table") into of_column;
+        top := case when goes_down then least(top, of_column) else greatest(top, of_column) end;
+    end loop;
+    return top;
+end
+$$;
+comment on function braid.sequence_top is 'the farthest value that a sequence has given, as far as it and the columns that use it tell';
+
+create function braid.release_sequences() returns void
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+declare
+    found record;
+    before text := current_setting('braid.ddl_replication', true);
+begin
+    perform set_config('braid.ddl_replication', 'off', true);
+    for found in
+        select s.* from braid.sequence s join pg_class c on c.oid = s.relation
+         where s.kind in ('range', 'step') and (s.is_applied or s.block_start is not null)
+    loop
+        execute format('alter sequence %s increment by %s minvalue %s maxvalue %s start with %s', found.relation::regclass, found.own_increment, found.own_min, found.own_max, found.own_start);
+    end loop;
+    perform set_config('braid.ddl_replication', coalesce(before, 'auto'), true);
+    delete from braid.sequence;
+    delete from braid.sequence_told;
+end
+$$;
+comment on function braid.release_sequences is 'a part of leaving: sequences go on from where they are, up to the ends that they had before';
+
+create function braid.sequence_rows(
+    out sequence regclass, out kind text, out block_from bigint, out block_to bigint, out used bigint, out reserve_from bigint, out reserve_to bigint,
+    out values_left bigint, out values_per_day bigint, out lasts interval, out state text, out problem text, out hint text
+) returns setof record
+    language sql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    select s.relation::regclass, s.kind,
+           case when s.kind = 'range' and v.rises then v.block_first when s.kind = 'range' then v.block_last end,
+           case when s.kind = 'range' and v.rises then v.block_last when s.kind = 'range' then v.block_first end,
+           case when s.kind = 'range' then n.used end,
+           case when v.rises then v.reserve_first else v.reserve_last end,
+           case when v.rises then v.reserve_last else v.reserve_first end,
+           l.left_values,
+           case when r.seconds > 0 then (r.drawn / r.seconds * 86400)::bigint end,
+           case when r.drawn > 0 and l.left_values / r.drawn * r.seconds < 1e10 then make_interval(secs => (l.left_values / r.drawn * r.seconds)::double precision) end,
+           case when s.problem is not null then 'refused'
+                when not s.is_applied then 'waits'
+                when s.kind = 'follow' and exists (select from braid.sequence_told t where t.sequence_key = s.sequence_key) then 'waits'
+                -- nextval fails until the reserve is taken.
+                when l.left_values = 0 or s.kind = 'range' and n.left_numbers < a.step then 'exhausted'
+                when s.kind = 'range' and s.reserve_start is null and n.left_numbers <= (s.block_end - s.block_start) / 16 then 'low'
+                else 'ready' end,
+           s.problem, s.hint
+      from braid.sequence s
+      join pg_class c on c.oid = s.relation
+      join pg_sequence q on q.seqrelid = s.relation
+     cross join lateral (select s.own_increment > 0 as rises, abs(q.seqincrement)::numeric as step,
+                                (case when s.own_increment > 0 then 1 else -1 end)::numeric as sign, pg_sequence_last_value(s.relation) as last_value) a
+     cross join lateral (select a.rises,
+                                (s.own_start + a.sign * (s.block_start - 1))::bigint as block_first, (s.own_start + a.sign * (s.block_end - 1))::bigint as block_last,
+                                (s.own_start + a.sign * (s.reserve_start - 1))::bigint as reserve_first, (s.own_start + a.sign * (s.reserve_end - 1))::bigint as reserve_last) v
+     -- Numbers of the block, and of all for another kind.
+     cross join lateral (select case when s.kind = 'range' then case when a.last_value is null or a.last_value not between least(v.block_first, v.block_last) and greatest(v.block_first, v.block_last) then 0
+                                          else (a.last_value - v.block_first) * a.sign + 1 end
+                                     else coalesce((a.last_value - s.own_start) * a.sign + 1, 0) end as used) u
+     cross join lateral (select u.used::bigint as used,
+                                case when s.kind = 'range' then s.block_end - s.block_start + 1 - u.used
+                                     else case when a.rises then q.seqmax - coalesce(a.last_value::numeric, q.seqmin - 1) else coalesce(a.last_value::numeric, q.seqmax + 1) - q.seqmin end end as left_numbers) n
+     cross join lateral (select case when s.kind in ('snowflake', 'snowflake53') then null
+                                     else floor(coalesce(n.left_numbers, 0) / a.step) + coalesce(floor((s.reserve_end - s.reserve_start + 1) / a.step), 0) end::bigint as left_values) l
+     cross join lateral (select greatest(floor((s.used_before + n.used) / a.step) - s.old_total, 0) as drawn, extract(epoch from clock_timestamp() - s.old_at)::numeric as seconds) r
+     where exists (select from braid.group_self)
+     order by s.relation::regclass::text
+$$;
+comment on function braid.sequence_rows is 'the rows of braid.sequences';
+
+create view braid.sequences as
+select * from braid.sequence_rows();
+comment on view braid.sequences is 'the sequences of this database in a group: kind, block, reserve, and how long they last';
+
+create function braid.set_sequence(sequence regclass, kind text, size bigint default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_sequence_wrapper';
+comment on function braid.set_sequence is 'says how the nodes of the group come to different values of a sequence: range, step, snowflake, snowflake53, follow, local';
+
+create function braid.set_sequence_default(kind text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_sequence_default_wrapper';
+comment on function braid.set_sequence_default is 'sets the kind of sequences that are created in the group from now on: range, step, follow or local';
+
+create function braid.snowflake(sequence regclass) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'snowflake_wrapper';
+comment on function braid.snowflake is 'the next value of this node, of 63 bits: time, node, count';
+
+create function braid.snowflake53(sequence regclass) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'snowflake53_wrapper';
+comment on function braid.snowflake53 is 'the next value of this node, of 53 bits, which a double holds: time, node, count';
+
+create function braid.snowflake_time(value bigint) returns timestamptz
+    language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
+as $$ select timestamptz '2025-01-01 00:00:00+00' + ($1 >> 22) * interval '1 millisecond' $$;
+comment on function braid.snowflake_time is 'the time in a value of braid.snowflake';
+
+create function braid.snowflake_node(value bigint) returns integer
+    language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
+as $$ select (($1 >> 12) & 1023)::integer $$;
+comment on function braid.snowflake_node is 'the node number in a value of braid.snowflake';
+
+create function braid.snowflake53_time(value bigint) returns timestamptz
+    language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
+as $$ select timestamptz '2025-01-01 00:00:00+00' + ($1 >> 13) * interval '2 milliseconds' $$;
+comment on function braid.snowflake53_time is 'the time in a value of braid.snowflake53';
+
+create function braid.snowflake53_node(value bigint) returns integer
+    language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
+as $$ select (($1 >> 5) & 255)::integer $$;
+comment on function braid.snowflake53_node is 'the node number in a value of braid.snowflake53';
+
+create function braid.take_sequence_positions(content text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'take_sequence_positions_wrapper';
+comment on function braid.take_sequence_positions is 'what an applier does with values of sequences that another node has used';
+
+create function braid.sequence_facts(
+    out sequence_name text, out sequence_key text, out kind text, out setting text, out own_start bigint, out own_increment bigint, out own_min bigint,
+    out own_max bigint, out size bigint, out base bigint, out top bigint, out is_ready boolean
+) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    caller name := session_user;
+begin
+    if not exists (select from pg_roles where rolname = caller and (rolsuper or rolreplication)) then
+        raise insufficient_privilege using message = 'permission denied to read the sequences of the group',
+            hint = 'The role in the connection string needs the REPLICATION attribute.';
+    end if;
+    return query
+    select format('%I.%I', n.nspname, c.relname), s.sequence_key, s.kind, s.setting, s.own_start, s.own_increment, s.own_min, s.own_max, s.size, s.base,
+           -- The last number that is used, or may be by now.
+           greatest(s.block_end, s.reserve_end, (select max((v.value - s.own_start) * sign(s.own_increment) + 1)
+                                                   from (values (braid.sequence_top(s.relation)::numeric), (s.announced),
+                                                                (case when s.kind = 'follow' and s.own_increment < 0 then t.least when s.kind = 'follow' then t.most end)) v (value)))::bigint,
+           s.is_applied
+      from braid.sequence s join pg_class c on c.oid = s.relation join pg_namespace n on n.oid = c.relnamespace
+      left join braid.sequence_told t using (sequence_key)
+    union all
+    select u.relation::regclass::text, null, null, null, null, null, null, null, null, null, null, false from braid.unknown_sequences() u;
+end
+$$;
+comment on function braid.sequence_facts is 'the sequences of a member, for another one';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Privileges
 ------------------------------------------------------------------------------------------------------------------------
 
 revoke all on all routines in schema braid from public;
 
+-- Defaults of columns call these with the rights of whoever inserts: the sequence's own decide.
 grant execute on function
+    braid.snowflake,
+    braid.snowflake53,
+    braid.snowflake_time,
+    braid.snowflake_node,
+    braid.snowflake53_time,
+    braid.snowflake53_node
+    to public;
+
+grant execute on function
+    braid.replicate_ddl,
+    braid.cancel_ddl,
+    braid.retry_ddl,
     braid.create_node,
     braid.drop_node,
     braid.await_peers,
@@ -2484,7 +4455,22 @@ grant execute on function
     braid.repair_begin,
     braid.repair_step,
     braid.repair_failed,
-    braid.repair_result
+    braid.repair_result,
+    braid.check(text),
+    braid.peer_facts,
+    braid.local_facts,
+    braid.create_group,
+    braid.join_group,
+    braid.leave_group,
+    braid.abort_join,
+    braid.remove_node,
+    braid.set_read_only,
+    braid.begin_maintenance,
+    braid.end_maintenance,
+    braid.start_without,
+    braid.forget_group,
+    braid.set_sequence,
+    braid.set_sequence_default
     to braid_admin;
 grant execute on procedure
     braid.prepare_upgrade,
@@ -2495,6 +4481,21 @@ grant execute on function
     braid.wait_for_subscription,
     braid.sync_event,
     braid.wait_for_event,
+    braid.wait_for_group,
+    braid.group_receive,
+    braid.group_add,
+    braid.group_remove,
+    braid.group_hold,
+    braid.group_release,
+    braid.group_contacts,
+    braid.group_applied,
+    braid.group_survivor,
+    braid.group_take_over,
+    braid.group_taken_over,
+    braid.group_activity,
+    braid.group_node_rows,
+    braid.sequence_rows,
+    braid.sequence_facts,
     braid.node_info,
     braid.node_standing,
     braid.is_preloaded,
@@ -2522,6 +4523,19 @@ grant execute on function
     braid.rules_for_all_nodes,
     braid.parked_records,
     braid.compare_activity,
+    braid.check(),
+    braid.check_findings,
+    braid.facts,
+    braid.shape_query,
+    braid.checks,
+    braid.room,
+    braid.replicated_tables,
+    braid.workers_elsewhere,
+    braid.wal_free_bytes,
+    braid.wal_bytes_per_second,
+    braid.metric_list,
+    braid.metric_samples,
+    braid.metrics_text,
     -- With the caller's rights: who may read the tables.
     braid.orphans,
     braid.orphan_query,
@@ -2530,6 +4544,7 @@ grant execute on function
 
 grant select on
     braid.subscription_status,
+    braid.resting_subscription,
     braid.subscription_detail,
     braid.subscription_tables,
     braid.left_out_tables,
@@ -2541,6 +4556,9 @@ grant select on
     braid.clock_status,
     braid.clock_skew,
     braid.deletions,
+    braid.ddl_log,
+    -- Subscribers ask by which names their provider's tables came before.
+    braid.former_table,
     braid.conflict_history,
     braid.conflict_stats,
     braid.conflict_value,
@@ -2554,5 +4572,11 @@ grant select on
     braid.repair_log,
     braid.ingest_sources,
     braid.nodes,
-    braid.pending_cleanup
+    braid.pending_cleanup,
+    braid.group_nodes,
+    braid.recovery,
+    braid.kept_changes,
+    braid.join_progress,
+    braid.sequences,
+    braid.metrics
     to braid_admin, braid_monitor;

@@ -1,4 +1,5 @@
 //! The extension's library: what PostgreSQL loads and calls.
+
 #![allow(unsafe_code)]
 
 mod functions;
@@ -18,12 +19,10 @@ pub extern "C-unwind" fn _PG_init() {
     if braid_workers::upgrade::is_under_way() {
         return;
     }
-    // SAFETY: reads a variable of the process.
-    if unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress } {
+    if braid_postgres::plain::process_shared_preload_libraries_in_progress() {
         braid_node::registry::install();
-        braid_node::tombstone::drop_database::install();
         braid_workers::supervisor::register();
-        braid_node::clock::install();
+        braid_node::watch::install(braid_apply::table_is_rewritten);
         // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set for something else. That of a panic is
         // another matter.
         if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {

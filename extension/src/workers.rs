@@ -30,6 +30,13 @@ pub extern "C-unwind" fn braid_applier_main(argument: pg_sys::Datum) {
     braid_workers::applier::main(argument);
 }
 
+/// Started by the manager when rows have got values here that the other nodes are not told yet.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_values_main(argument: pg_sys::Datum) {
+    braid_workers::own_values::main(argument);
+}
+
 /// Started by the manager when slots of dropped subscriptions are left at providers.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
@@ -63,4 +70,32 @@ pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_orphans_main(argument: pg_sys::Datum) {
     braid_workers::orphan::main(argument);
+}
+
+/// Started by the manager when a statement is due that this node runs by itself.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_intent_main(argument: pg_sys::Datum) {
+    braid_workers::intent::main(argument);
+}
+
+/// One for each database that is a member of a group; started by the manager.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_group_main(argument: pg_sys::Datum) {
+    braid_workers::group::main(argument);
+}
+
+/// Started by the manager while a node is not in line with its group.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_group_steps_main(argument: pg_sys::Datum) {
+    braid_workers::group::steps::main(argument);
+}
+
+/// One for each database that is a member of a group; started by the manager.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_sequences_main(argument: pg_sys::Datum) {
+    braid_workers::group::sequences::main(argument);
 }

@@ -10,16 +10,17 @@ use Exporter 'import';
 use IPC::Run ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use Session;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(
-  new_server new_node subscribe on_all keep_newest
+  new_server new_node subscribe alter_running disable on_all keep_newest
   caught_up converged status
   digest same_tables
-  worker_pids wait_for_worker
+  worker_pids wait_for_worker end_of_commits
   start_pgbench finish_pgbench
-  wait_until attempt restart_crashed write_by_hand
+  wait_until attempt kill_process restart_crashed write_by_hand
 );
 
 # The time that a session's query may take is not what the session may last.
@@ -100,6 +101,25 @@ sub subscribe
 	return $name;
 }
 
+# Alter a running subscription in what only a new leader knows, and wait for that: until then changes come as before.
+sub alter_running
+{
+	my ($subscriber, $name, $options) = @_;
+	my $leader_pid = "select leader_pid from braid.subscription_detail where name = '$name'";
+	my $leader = $subscriber->safe_psql('postgres', $leader_pid);
+	$subscriber->safe_psql('postgres', "select braid.alter_subscription('$name', $options)");
+	return wait_until(sub { my $now = $subscriber->safe_psql('postgres', $leader_pid); $now && $now ne $leader }, 30);
+}
+
+# Disable a subscription, and wait until it has no process any more: what is written from then on does not come here.
+sub disable
+{
+	my ($subscriber, $name) = @_;
+	$subscriber->safe_psql('postgres', "select braid.disable_subscription('$name')");
+	$subscriber->poll_query_until('postgres', "select not exists (select from braid.apply_workers where subscription = '$name' and pid is not null)") or die "$name does not stop";
+	return;
+}
+
 # The same SQL on each node.
 sub on_all
 {
@@ -138,8 +158,8 @@ sub caught_up
 	return;
 }
 
-# One session that waits at the server, as sessions that ask again and again cost most of the time of a test. Each look is a
-# transaction of its own.
+# One statement that waits at the server. Each look is a transaction of its own, and later ones come less often. Of the time between two
+# looks five seconds count at most, as in Session::patience.
 sub wait_for_position
 {
 	my ($provider, $name, $lsn) = @_;
@@ -147,7 +167,9 @@ sub wait_for_position
 	$provider->safe_psql('postgres', qq[
 		do \$\$
 		declare
-			started timestamptz := clock_timestamp();
+			now timestamptz := clock_timestamp();
+			waited interval := '0';
+			pause double precision := 0.002;
 			is_there bool;
 			seen text;
 		begin
@@ -157,11 +179,14 @@ sub wait_for_position
 					string_agg(concat_ws(' ', application_name, state, replay_lsn), ', ') into is_there, seen
 				  from pg_stat_replication where application_name in ('$name', 'walreceiver');
 				exit when is_there;
-				if clock_timestamp() > started + interval '$seconds s' then
+				waited := waited + least(clock_timestamp() - now, interval '5 s');
+				now := clock_timestamp();
+				if waited > interval '$seconds s' then
 					raise exception '$name has not come to $lsn: %', seen;
 				end if;
 				commit;
-				perform pg_sleep(0.03);
+				perform pg_sleep(pause);
+				pause := least(pause * 1.5, 0.04);
 			end loop;
 		end \$\$;
 	]);
@@ -173,14 +198,15 @@ sub wait_for_position
 sub end_of_commits
 {
 	my ($node) = @_;
-	return $node->safe_psql('postgres', q[
-		set synchronous_commit = local;
-		select pg_current_wal_insert_lsn() > pg_current_wal_lsn() as unwritten \gset
-		\if :unwritten
-			select pg_logical_emit_message(true, 'written', '') as message \gset
-		\endif
+	my ($unwritten, $end) = split /\n/, $node->safe_psql('postgres', 'select pg_current_wal_insert_lsn() > pg_current_wal_lsn(); select pg_current_wal_lsn()');
+	return $end if $unwritten ne 't';
+	return (split /\n/, $node->safe_psql('postgres', q[
+		begin;
+		set local synchronous_commit = local;
+		select pg_logical_emit_message(true, 'written', '');
+		commit;
 		select pg_current_wal_lsn();
-	]);
+	]))[-1];
 }
 
 # Wait until every one of these nodes has what every other one of them has committed.
@@ -282,19 +308,20 @@ sub finish_pgbench
 	return $n // 0;
 }
 
-# Whether the condition came true within so many seconds. Each look is a session most times: a condition that takes long is
-# looked at less and less often.
+# Whether the condition came true within so many seconds. A condition that takes long is looked at less and less often.
 sub wait_until
 {
 	my ($condition, $seconds) = @_;
-	my $end = time + $seconds;
-	my $pause = 0.05;
+	# Bounds are those of a machine that runs one file. With eight side by side on two processors what takes seconds may take many.
+	$seconds *= 3 if $seconds > 5;
+	my $is_over = Session::patience($seconds);
+	my $pause = 0.01;
 	while (1)
 	{
 		return 1 if $condition->();
-		return 0 if time > $end;
+		return 0 if $is_over->();
 		sleep $pause;
-		$pause = $pause * 1.3 > 0.4 ? 0.4 : $pause * 1.3;
+		$pause = $pause * 1.4 > 0.2 ? 0.2 : $pause * 1.4;
 	}
 }
 
@@ -306,6 +333,18 @@ sub attempt
 	local $SIG{PIPE} = 'IGNORE';
 	my ($status, $out) = eval { $node->psql('postgres', $sql) };
 	return ($status // -1, $out // '');
+}
+
+# kill -9 of a process of a server, which takes down all others. Returns once the server serves again: a postmaster that has
+# not noticed yet lets sessions in.
+sub kill_process
+{
+	my ($node, $pid, $seconds) = @_;
+	my $offset = -s $node->logfile;
+	kill 9, $pid or die "no process $pid: $!";
+	return wait_until(sub {
+			slurp_file($node->logfile, $offset) =~ /all server processes terminated; reinitializing/ && (attempt($node, 'select 1'))[0] == 0;
+		}, $seconds // 60);
 }
 
 # Start a node whose postmaster was killed: its orphans hold shared memory for a moment.
@@ -366,6 +405,10 @@ END
 		{
 			my ($ok, $out) = eval { $node->psql('postgres', 'select * from braid.subscription_status', extra_params => ['-x'], timeout => 5) };
 			diag '--- ' . $node->name . ': braid.subscription_status';
+			diag $out // '(not available)';
+			# A subscription that does not go on waits for something, and so may whoever looks at it.
+			(undef, $out) = eval { $node->psql('postgres', q[select backend_type, pid, wait_event_type, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 80) from pg_stat_activity where (xact_start is not null or backend_type ~ '^braid') and pid <> pg_backend_pid() order by 1, 2], timeout => 5) };
+			diag '--- ' . $node->name . ': what its processes wait for';
 			diag $out // '(not available)';
 			# Each message once, the last ones first found: a loop of retries would hide what came before it.
 			my (%seen, @log);

@@ -4,7 +4,9 @@
 #   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
 #   $proxy->connstr('postgres')                  what to connect with
 #   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut; 'stall 1000': after so many bytes
-#   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes
+#   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes;
+#                                                'only on', 'only off': down for those of the other side. A connection's side is what the
+#                                                server that opened it has in its environment as PGGEQO, which libpq sends
 #   $proxy->faults                               how many connections have come to their bad end so far
 #   Proxy->new($provider, lies => 1)             one that can also change what the stream says
 #   $proxy->lie('unknown_tag')                   once, with what the provider sends next that it fits (Liar.pm); 'always unknown_tag': until told ''
@@ -60,8 +62,16 @@ sub behave
 sub link
 {
 	my ($self, $state) = @_;
+	unlink "$self->{dir}/heard";
 	$self->tell('link', $state);
-	kill 'USR1', $self->{pid} if $self->{pid};
+	return unless $self->{pid};
+	kill 'USR1', $self->{pid};
+	# Nothing that is written from now on gets through a link that is down.
+	for (1 .. 400)
+	{
+		last if -e "$self->{dir}/heard" && PostgreSQL::Test::Utils::slurp_file("$self->{dir}/heard") eq $state;
+		select undef, undef, undef, 0.005;
+	}
 	return;
 }
 
@@ -134,11 +144,11 @@ sub serve
 			$told = 0;
 			$link = PostgreSQL::Test::Utils::slurp_file("$dir/link");
 			$lie = PostgreSQL::Test::Utils::slurp_file("$dir/lie");
-			if ($link eq 'down')
-			{
-				my %each = map { $_ => $_ } values %pair;
-				$close->($_) for values %each;
-			}
+			my %each = map { $_ => $_ } values %pair;
+			$close->($_) for grep { is_cut($link, $_) } values %each;
+			open my $file, '>', "$dir/heard" or die $!;
+			print $file $link;
+			close $file;
 		}
 		for my $end (($link eq 'hold' ? $held : $select)->can_read(0.05))
 		{
@@ -159,6 +169,12 @@ sub serve
 			if (!$n) { $close->($pair); next; }
 			next if $pair->{stalled};
 			my $to_client = $end == $pair->{server};
+			# The first packet says it.
+			if (!$to_client && !defined $pair->{side})
+			{
+				$pair->{side} = $bytes =~ /\0geqo\0(on|off)\0/ ? $1 : '';
+				if (is_cut($link, $pair)) { $close->($pair); next; }
+			}
 			if ($to_client && $pair->{liar})
 			{
 				$bytes = $pair->{liar}->pass($bytes, \$lie);
@@ -190,6 +206,14 @@ sub serve
 			elsif (($pair->{more} -= length $bytes) < 0) { $close->($pair); }
 		}
 	}
+}
+
+# Whether a connection can't be while the link is so. One of which nothing was heard yet can.
+sub is_cut
+{
+	my ($link, $pair) = @_;
+	return 1 if $link eq 'down';
+	return $link =~ /^only (\w+)/ && defined $pair->{side} && $pair->{side} ne $1;
 }
 
 sub write_all

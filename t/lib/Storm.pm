@@ -22,6 +22,9 @@
 #       same                    another one, of which many rows are
 #       delete                  rows of all these tables are deleted, and deleted and inserted again in one transaction
 #       truncate                now and then a table is emptied
+#       ddl                     a table whose writers add, rename and drop columns and indexes, and a table of inserts; both are rewritten by
+#                               another type of a column; tables that come and go
+#       swap                    with ddl: two tables swap their names
 #   disturb => [..]         down (a link is cut), hold (nothing passes through a link), isolate (all links of a node), terminate (a
 #                           process is asked to end), kill (kill -9 of a process), crash (kill -9 of a server), vacuum
 #   seconds => 8            how long the writers go on, about
@@ -61,6 +64,8 @@ our @storms;
 
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken', deferred => 'shared', range => 'booked', bag => 'keyless', same => 'alike');
+# Those of one that has several.
+my %more_of = (ddl => [qw(shaped appended)], swap => [qw(swapped_one swapped_other)]);
 my %definition = (
 	item => '(k int primary key, n int not null, v text)',
 	moving => '(k int primary key, n int not null, v text)',
@@ -70,6 +75,10 @@ my %definition = (
 	booked => '(k int primary key, code int not null, n int not null, v text, exclude using gist (int4range(code, code + 2) with &&))',
 	keyless => '(k int, n int not null, v text)',
 	alike => '(k int, v text)',
+	shaped => '(k int primary key, n int not null, v text)',
+	swapped_one => '(k int primary key, n int not null, v text)',
+	swapped_other => '(k int primary key, n int not null, v text)',
+	appended => '(k text primary key, n int not null)',
 );
 
 my %default = (
@@ -98,6 +107,7 @@ sub new
 	$self->{nodes} = [ (qw(tokyo paris quito lima oslo))[ 0 .. $self->{nodes}[0] - 1 ] ] if $self->{nodes}[0] =~ /^[2-5]$/;
 	$self->{has} = { map { $_ => 1 } @{ $self->{with} } };
 	$self->{tables} = [ map { $self->{has}{$_} ? $table_of{$_} : () } qw(plain key toast unique deferred range bag same) ];
+	push @{ $self->{tables} }, map { $self->{has}{$_} ? @{ $more_of{$_} } : () } sort keys %more_of;
 	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
 	$self->start;
 	push @storms, $self;
@@ -125,14 +135,19 @@ sub start
 	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
 	$tables .= "; alter table $table_of{$_} replica identity full" for grep { $self->{has}{$_} } qw(bag same);
 	my @nodes = map {
-		new_node($_, publication => '', conf => "braid.max_transaction_crashes = 0\nmax_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 2s\nwal_receiver_status_interval = 1s\n"
+		new_node($_, publication => '', conf => "braid.max_transaction_crashes = 0\nmax_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 5s\nwal_receiver_status_interval = 1s\n"
 			  . ($self->{large} ? "braid.apply_buffer_size = '1MB'\n" : '')
-			  . ($self->{stream} ? "logical_decoding_work_mem = '64kB'\n" : ''))
+			  . ($self->{stream} ? "logical_decoding_work_mem = '64kB'\n" : '')
+			  . ($self->{has}{ddl} ? "braid.ddl_replication = on\n" : ''))
 	} @{ $self->{nodes} };
+	# Tables that come later are published, too, and the journal is not.
+	my $published = $self->{has}{ddl} ? 'tables in schema public' : 'table ' . join ', ', @{ $self->{tables} };
+	my $journal = $self->{has}{ddl} ? 'local.storm_journal' : 'storm_journal';
+	on_all('create schema local; alter database postgres set search_path = public, local', @nodes) if $self->{has}{ddl};
 	on_all(qq[
 		$tables;
-		create table storm_journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
-		create publication braid for table ] . join(', ', @{ $self->{tables} }), @nodes);
+		create table $journal (id bigint generated always as identity, tbl text, k int, image jsonb, what text);
+		create publication braid for $published], @nodes);
 	$self->{members} = \@nodes;
 	if ($self->{ask}) { on_all("alter table $_ replica identity full; " . keep_newest($_), @nodes) for grep { /^(item|moving)$/ } @{ $self->{tables} }; }
 	for my $subscriber (@nodes)
@@ -142,15 +157,16 @@ sub start
 			next if $subscriber == $provider;
 			my $proxy = Proxy->new($provider);
 			my $name = subscribe($subscriber, $provider, copy_data => 'false', dsn => $proxy->connstr('postgres'),
-				$self->{prepare} ? (two_phase => 'true') : (), $self->{stream} ? (streaming => "'parallel'") : ());
+				$self->{prepare} ? (two_phase => 'true') : (), $self->{stream} ? (streaming => "'parallel'") : (),
+				$self->{has}{ddl} ? (replicate_ddl => 'true') : ());
 			push @{ $self->{links} }, { from => $provider, to => $subscriber, proxy => $proxy, name => $name };
 		}
 	}
 	return;
 }
 
-# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as
-# long as it goes, until one fails; or those that somebody wants to repeat.
+# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many, of which TAP_SHARE takes
+# its share; in a soak new ones for as long as it goes, until one fails; or those that somebody wants to repeat.
 sub storms
 {
 	my ($count, @kinds) = @_;
@@ -164,7 +180,13 @@ sub storms
 	}
 	else
 	{
-		$kinds[ $_ % @kinds ]->($_) for defined $seeds ? split ' ', $seeds : 1 .. $count;
+		my @seeds = defined $seeds ? split ' ', $seeds : 1 .. $count;
+		if (!defined $seeds && ($ENV{TAP_SHARE} // '') =~ m{^(\d+)/(\d+)$})
+		{
+			my ($share, $of) = ($1, $2);
+			@seeds = grep { $count < $of || $_ % $of == $share } @seeds;
+		}
+		$kinds[ $_ % @kinds ]->($_) for @seeds;
 	}
 	return;
 }
@@ -187,13 +209,14 @@ sub run
 	my ($files, $decisions) = $self->decide($seed);
 	my @done = $self->blow($files, $decisions);
 	my $calm = time;
-	if (my $why = $self->settle(90))
+	if (my $why = $self->settle(240))
 	{
 		fail("seed $seed: all nodes catch up");
 		diag($why);
 		return 0;
 	}
 	my $differences = $self->compare;
+	is($self->compare_schemas, 0, "seed $seed: the nodes have one schema") if $self->{has}{ddl};
 	is($differences, 0, "seed $seed ($what): the nodes are equal");
 	$self->told;
 	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
@@ -226,7 +249,7 @@ sub reset
 	my $tables = join ', ', @{ $self->{tables} };
 	if ($self->{kept}) { $_->safe_psql('postgres', "rollback prepared 'storm'") for @nodes; }
 	$_->safe_psql('postgres', "truncate $tables") for @nodes;
-	if (my $why = $self->settle(60))
+	if (my $why = $self->settle(240))
 	{
 		fail('the nodes catch up before the storm');
 		diag($why);
@@ -257,7 +280,7 @@ sub decide
 			my $number = 0;
 			for my $part (1 .. $chunks)
 			{
-				my $text = "\\set VERBOSITY terse\n";
+				my $text = "\\set VERBOSITY terse\nset client_min_messages = warning;\n";
 				$text .= $self->transaction($who, ++$number) . sprintf("select pg_sleep(%.4f);\n", rand(2 * $self->{pause}) / 1000) for 1 .. $chunk;
 				my $file = "$self->{dir}/$seed.$who.$part.sql";
 				PostgreSQL::Test::Utils::append_to_file($file, $text);
@@ -435,7 +458,8 @@ sub settle
 sub round
 {
 	my ($self, $end) = @_;
-	my %lsn = map { $_->name => $_->safe_psql('postgres', 'select pg_current_wal_insert_lsn()') } @{ $self->{members} };
+	# An end of WAL that nothing has written yet is sent to nobody.
+	my %lsn = map { $_->name => end_of_commits($_) } @{ $self->{members} };
 	for my $link (@{ $self->{links} })
 	{
 		my $provider = $link->{from};
@@ -446,11 +470,39 @@ sub round
 			last if $status == 0 && $there eq 't';
 			my $state = eval { status($link->{to}, $link->{name}) } // {};
 			return "$link->{name}: $state->{state}: $state->{last_error}" if ($state->{state} // '') eq 'error';
-			return "$link->{name} has not caught up: " . ($state->{state} // 'unknown') . ', ' . ($state->{last_error} // '') if time > $end;
+			return "$link->{name} has not caught up with $lsn{$provider->name}: " . ($state->{state} // 'unknown') . ', ' . ($state->{last_error} // '') . look_at($link) if time > $end;
 			sleep 0.2;
 		}
 	}
 	return '';
+}
+
+# Where a link that does not catch up stands: in lines, as both of its ends see it.
+sub look_at
+{
+	my ($link) = @_;
+	my %asked = (
+		from => [
+			'select pg_current_wal_insert_lsn(), pg_current_wal_lsn(), pg_current_wal_flush_lsn()',
+			"select state, sent_lsn, replay_lsn, reply_time, clock_timestamp() from pg_stat_replication where application_name = '$link->{name}'",
+			'select slot_name, active, restart_lsn, confirmed_flush_lsn from pg_replication_slots',
+		],
+		to => [
+			"select to_jsonb(d) from braid.subscription_detail d where to_jsonb(d)::text ~ '$link->{name}'",
+			"select to_jsonb(w) from braid.apply_workers w where subscription = '$link->{name}'",
+			"select pid, backend_type, wait_event_type, wait_event, xact_start, left(query, 80) from pg_stat_activity where backend_type ~ 'braid'",
+		],
+	);
+	my $text = '';
+	for my $end (qw(from to))
+	{
+		for my $query (@{ $asked{$end} })
+		{
+			my ($status, $out) = attempt($link->{$end}, $query);
+			$text .= "\n" . $link->{$end}->name . ': ' . ($_ eq '' ? '(nothing)' : $_) for $status == 0 ? split(/\n/, $out || ' ') : "cannot be asked: $query";
+		}
+	}
+	return $text;
 }
 
 # A test that dies leaves nobody behind.

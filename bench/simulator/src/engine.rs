@@ -13,6 +13,8 @@ use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use braid_bgworker::consolidate::{self, Change as NetChange, Run, Version};
 use braid_bgworker::dependency::DependencyTracker;
+use braid_bgworker::subscription_option::ApplyMode;
+use braid_bgworker::taking::{self, Grain};
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, Rows};
@@ -20,40 +22,6 @@ use crate::workload::{Operation, Transaction};
 
 /// Keys that the tracker remembers, as the leader's.
 const TRACKED_KEYS: usize = 200_000;
-
-/// Which transactions are taken at once, as the appliers' (`crates/workers/src/applier.rs`): changes of a run, and up to how many
-/// a transaction is small.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Grain {
-    run: usize,
-    small: usize,
-}
-
-const ONE: Grain = Grain { run: 1, small: 0 };
-const RUN: Grain = Grain { run: 128, small: 2 };
-const BATCH: Grain = Grain {
-    run: 1024,
-    small: 128,
-};
-const SHARED_BATCH: Grain = Grain {
-    run: 256,
-    small: 128,
-};
-const CONSOLIDATE: Grain = Grain {
-    run: 4096,
-    small: 128,
-};
-
-impl Grain {
-    /// What a transaction of so many changes adds to a run.
-    fn weight(self, changes: usize) -> usize {
-        if changes > self.small {
-            self.run
-        } else {
-            changes.max(1)
-        }
-    }
-}
 
 /// The order of commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -532,26 +500,33 @@ impl Engine<'_> {
         }
     }
 
+    fn taking(&self) -> taking::Mode {
+        let (mode, consolidate) = match self.setup.mode {
+            Mode::Serial => (ApplyMode::Serial, false),
+            Mode::Parallel => (ApplyMode::Parallel, false),
+            Mode::Batch => (ApplyMode::Batch, false),
+            Mode::Consolidate => (ApplyMode::Batch, true),
+        };
+        taking::Mode::of(mode, consolidate)
+    }
+
     fn joins(&self) -> bool {
-        matches!(self.setup.mode, Mode::Batch | Mode::Consolidate)
+        self.taking().joins()
     }
 
+    /// As the appliers take them. Where there is one applier only, how much it takes at once changes nothing.
     fn grain(&self) -> Grain {
-        match self.setup.mode {
-            Mode::Serial => ONE,
-            Mode::Parallel if self.setup.singly => ONE,
-            Mode::Parallel => RUN,
-            Mode::Batch | Mode::Consolidate if self.setup.singly => SHARED_BATCH,
-            Mode::Batch => BATCH,
-            Mode::Consolidate => CONSOLIDATE,
-        }
+        let relaxed = self.setup.order == Order::Relaxed;
+        let singly = self.setup.singly || self.setup.mode == Mode::Serial;
+        self.taking().grain(relaxed, singly)
     }
 
-    fn weight(&self, sequence: u64) -> usize {
+    fn weight(&self, sequence: u64) -> u32 {
         let changes = self
             .transaction(sequence)
             .map_or(1, |one| one.changes.len());
-        self.grain().weight(changes)
+        self.grain()
+            .weight(u32::try_from(changes).unwrap_or(u32::MAX))
     }
 
     /// Whether a whole run waits.
@@ -621,7 +596,7 @@ impl Engine<'_> {
     /// Relaxed: any that are ready, and those that depend on nothing but them.
     fn pick(&mut self, number: usize) -> bool {
         let joined = if self.joins() { self.grain().run } else { 1 };
-        let most = (self.ready.len() / self.appliers.len()).clamp(1, joined);
+        let most = (self.ready.len() / self.appliers.len()).clamp(1, joined as usize);
         let mut unit: Vec<u64> = Vec::new();
         let mut sum = 0;
         let mut members: HashSet<u64> = HashSet::new();

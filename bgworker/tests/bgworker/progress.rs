@@ -2,6 +2,7 @@
 
 use braid_bgworker::policy::{Policy, backoff_ms, for_apply, for_provider, provider_hint};
 use braid_bgworker::progress::Progress;
+use braid_bgworker::sqlstate::SqlState;
 
 use crate::random::Random;
 
@@ -111,7 +112,7 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
                     _ if code.starts_with("23") => Policy::Conflict,
                     _ => Policy::Stop,
                 };
-                assert_eq!(for_apply(&code), apply, "{code}");
+                assert_eq!(for_apply(SqlState::parse(&code)), apply, "{code}");
                 let reconnects = ["57", "53", "08"]
                     .iter()
                     .any(|class| code.starts_with(class))
@@ -122,14 +123,14 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
                 } else {
                     Policy::Stop
                 };
-                assert_eq!(for_provider(&code), provider, "{code}");
+                assert_eq!(for_provider(SqlState::parse(&code)), provider, "{code}");
             }
         }
     }
-    assert_eq!(for_apply("55P03"), Policy::Retry);
-    assert_eq!(for_provider("55006"), Policy::Reconnect);
+    assert_eq!(for_apply(SqlState::LockNotAvailable), Policy::Retry);
+    assert_eq!(for_provider(SqlState::ObjectInUse), Policy::Reconnect);
     // What is no SQLSTATE at all stops: a person has to look.
-    for odd in ["", "5", "4000", "400011", "é", "\0\0\0\0\0"] {
+    for odd in ["", "5", "4000", "é", "\0\0\0\0\0"].map(SqlState::parse) {
         assert_eq!(
             (for_apply(odd), for_provider(odd)),
             (Policy::Stop, Policy::Stop),
@@ -137,7 +138,13 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
         );
         assert_eq!(provider_hint(odd, ""), "");
     }
-    assert!(provider_hint("42704", "replication slot \"s\" does not exist").contains("slot"));
+    assert!(
+        provider_hint(
+            SqlState::UndefinedObject,
+            "replication slot \"s\" does not exist"
+        )
+        .contains("slot")
+    );
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Aggregation: the changes of a batch's transactions, regrouped by table (`braid_bgworker::aggregate`), carried out. Run by the
-//! appliers in apply mode `aggregate`.
+//! Aggregation: the changes of a batch's transactions, regrouped by table
+//! (`braid_bgworker::aggregate`), carried out. Run by the appliers in apply mode `aggregate`.
 //!
-//! Rows that come are inserted in bulk, in the order of their keys; what changes and what goes is looked up in that order too.
+//! Rows that come are inserted in bulk, in the order of their keys; what changes and what goes is
+//! looked up in that order too.
 
 use std::collections::hash_map::Entry;
 
@@ -15,7 +16,8 @@ use braid_postgres::error::PgError;
 use super::consolidate::{ExactKey, Item, Joined, part};
 use super::number_map::NumberMap;
 use super::relation::RemoteRelation;
-use super::{GENERATION, Session};
+use super::route::Effect;
+use super::{Session, generation};
 
 /// A table of the batch in hand.
 #[derive(Debug)]
@@ -121,7 +123,7 @@ impl Session {
 
     /// What is to be known of the table that a relation of the stream goes to.
     fn place(&mut self, schema: u32) -> Result<Place, PgError> {
-        let Some((key, remote, _)) = self.prepare(schema, false)? else {
+        let Some((key, remote, _)) = self.prepare(schema, Effect::Remove)? else {
             // What is not applied has no order; it may be from a later transaction on.
             return Ok(Place {
                 relation: u32::MAX - schema,
@@ -129,7 +131,7 @@ impl Session {
                 columns: Vec::new(),
             });
         };
-        let target = self.target(key)?;
+        let target = self.tables.target(key)?;
         let (plain, one_key) = target.table.as_ref().map_or((false, false), |table| {
             (table.is_plain(), table.has_one_key())
         });
@@ -138,7 +140,8 @@ impl Session {
             .key
             .as_ref()
             .map(|key| key.columns.iter().map(|column| column.remote).collect());
-        // A function is asked about each change by itself, and who has written which register is remembered of each.
+        // A function is asked about each change by itself, and who has written which register is
+        // remembered of each.
         let one_key = one_key
             && columns.is_some()
             && !target.plan.rules.asks()
@@ -157,7 +160,7 @@ impl Session {
         schema: u32,
         remote: &RemoteRelation,
     ) -> Result<TableOrder, PgError> {
-        let generation = GENERATION.load(std::sync::atomic::Ordering::Relaxed);
+        let generation = generation::now();
         if let Some((known, order)) = self.orders.get(&schema)
             && *known == generation
         {

@@ -1,21 +1,19 @@
-//! Looking for rows before it is their turn to be changed. Run by the appliers, for a batch that waits for others to be committed:
-//! reading pages, making room in them and searching in trees is done meanwhile, and the batch then finds its rows by their
-//! places (`super::places`), which are checked there.
+//! Looking for rows before it is their turn to be changed. Run by the appliers, for a batch that
+//! waits for others to be committed: reading pages, making room in them and searching in trees is
+//! done meanwhile, and the batch then finds its rows by their places (`super::places`), which are
+//! checked there.
 //!
-//! Nothing is written, and nothing is waited for but pages: neither for who is writing a row nor for a lock on a table.
-
-use std::sync::atomic::Ordering;
+//! Nothing is written, and nothing is waited for but pages: neither for who is writing a row nor
+//! for a lock on a table.
 
 use braid_gir::{Change, Image, Operation};
 use braid_postgres::error::PgError;
-use pgrx::pg_sys;
 
 use super::lookup::Purpose;
 use super::relation::{LocalColumn, fill_row};
-use super::table::{OpenTable, RowValues};
-use super::{GENERATION, Session};
-
-type Key = (u32, u32);
+use super::table::RowValues;
+use super::target::{Key, Standing};
+use super::{Session, generation};
 
 impl Session {
     /// Open a transaction for [`Session::look_ahead`].
@@ -31,8 +29,8 @@ impl Session {
         self.end();
     }
 
-    /// Look where the row is that a change is about, where that is simple: in a plain table that this process has changed before, and that nobody
-    /// locks now. Whether it was looked for.
+    /// Look where the row is that a change is about, where that is simple: in a plain table that
+    /// this process has changed before, and that nobody locks now. Whether it was looked for.
     ///
     /// # Errors
     /// As [`Session::change`], of which all come again when the change is applied.
@@ -47,16 +45,12 @@ impl Session {
             return Ok(false);
         };
         self.work_as_owner_of(key);
-        // SAFETY: the context lives as long as the process; what was in it belongs to the change before.
-        unsafe {
-            pg_sys::MemoryContextSwitchTo(self.change_context);
-            pg_sys::MemoryContextReset(self.change_context);
-        }
+        self.begin_change();
         let Some(values) = self.key_values(image, key)? else {
             return Ok(false);
         };
         let mut was_sought = false;
-        if let Some(target) = self.targets.get_mut(&key)
+        if let Some(target) = self.tables.get_mut(key)
             && let (Some(table), Some(index)) = (target.table.as_mut(), &target.plan.key)
         {
             was_sought = table.look_ahead(&values, index, purpose);
@@ -65,39 +59,23 @@ impl Session {
         Ok(was_sought)
     }
 
-    /// The plain table that a relation of the stream goes to, open; `None` where it would have to be waited for, or set up.
+    /// The plain table that a relation of the stream goes to, open; `None` where it would have to
+    /// be waited for, or set up.
     fn open_to_look(&mut self, schema: u32) -> Option<Key> {
-        let fresh = |generation| generation == GENERATION.load(Ordering::Relaxed);
         let route = self.routes.get(&schema)?;
-        if !fresh(route.generation) || route.from_lsn.is_none() {
+        if !generation::is_current(route.generation) || route.from_lsn.is_none() {
             return None;
         }
         let key = (schema, route.oid.to_u32());
-        let oid = route.oid;
-        let target = self.targets.get_mut(&key)?;
-        if target.is_open() {
-            return Some(key);
+        if self.tables.resume_if_free(key)? == Standing::Resumed {
+            self.attempt().open.push(key);
         }
-        let table = target.table.as_mut()?;
-        // SAFETY: in a transaction; as in `open_table`. What was locked stays so until the end of the transaction, also where the table
-        // is not taken up.
-        unsafe {
-            if !fresh(target.generation)
-                || !OpenTable::lock_if_free(oid, &target.indexes)
-                || !fresh(target.generation)
-            {
-                return None;
-            }
-            table.resume();
-        }
-        self.kept = self.kept.saturating_sub(1);
-        self.attempt().open.push(key);
         Some(key)
     }
 
     /// The values of the key by which rows of the table are found; `None` where it has none.
     fn key_values(&mut self, image: &Image<'_>, key: Key) -> Result<Option<RowValues>, PgError> {
-        let Some(target) = self.targets.get_mut(&key) else {
+        let Some(target) = self.tables.get_mut(key) else {
             return Ok(None);
         };
         let Some(index) = &target.plan.key else {

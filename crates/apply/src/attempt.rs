@@ -10,19 +10,21 @@
 //!
 //! Memory contexts are not part of an attempt: the session resets them.
 
-use braid_node::taken_row::TakenRow;
-use braid_node::tombstone::Tombstone;
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::error::PgError;
 
 use super::batch::WrittenVersions;
 use super::bulk::Held;
-use super::change::Key;
 use super::constraint::Unchecked;
-use super::eviction::{self, Eviction};
+use super::counts::Counts;
+use super::eviction::Eviction;
+use super::held_removals::HeldRemovals;
 use super::history::Tally;
 use super::merge::{self, Call};
 use super::removal::Added;
+use super::target::Key;
+use super::transaction::Current;
 use super::user::UserSwitch;
-use super::{Counts, Current};
 
 /// The local transaction in hand, and the source's transaction that it is for.
 #[derive(Debug, Default)]
@@ -50,12 +52,8 @@ pub(super) struct Attempt {
     pub(super) unchecked: Vec<(Key, Unchecked)>,
     /// Hashes of the rows that functions were asked about.
     pub(super) asked_about: Vec<u64>,
-    /// Deletions that are not written down yet.
-    pub(super) tombstones: Vec<Tombstone>,
-    /// Rows taken out of tables without a key that are not written down yet.
-    pub(super) taken: Vec<TakenRow>,
-    /// How often either was written down.
-    pub(super) tombstones_stored: u64,
+    /// Removals that are not written down yet.
+    pub(super) removals: HeldRemovals,
     /// Rows added to tables without a key.
     pub(super) added: Added,
     /// Tables that it has emptied, to be counted.
@@ -72,24 +70,21 @@ impl Attempt {
         Self {
             open: buffers.open,
             held: buffers.held,
-            tombstones: buffers.tombstones,
-            taken: buffers.taken,
+            removals: buffers.removals,
             added: buffers.added,
             ..Self::default()
         }
     }
 
-    /// The end of it. Returns the open tables, the counts and the truncated tables; `buffers` gets the memory.
+    /// The end of it. Returns the open tables, the counts and the truncated tables; `buffers` gets
+    /// the memory.
     pub(super) fn end(mut self, buffers: &mut Buffers) -> Uncounted {
-        eviction::free(std::mem::take(&mut self.kept_out));
-        self.tombstones.clear();
-        self.taken.clear();
+        self.kept_out.clear();
         self.added.clear();
         *buffers = Buffers {
             open: Vec::new(),
             held: self.held.emptied(),
-            tombstones: self.tombstones,
-            taken: self.taken,
+            removals: self.removals.emptied(),
             added: self.added,
         };
         Uncounted {
@@ -97,6 +92,17 @@ impl Attempt {
             tables: self.open,
             truncated: self.truncated,
         }
+    }
+
+    /// Write down what is held back.
+    pub(super) fn store_removals(&mut self) -> Result<(), PgError> {
+        let is_unsettled = self.current.as_ref().is_some_and(|now| now.unsettled);
+        self.removals.store(is_unsettled)
+    }
+
+    /// Whether the source's transaction runs at the provider.
+    pub(super) fn runs(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.runs)
     }
 
     /// Time of the source's transaction, in Unix microseconds; 0 for none.
@@ -110,8 +116,7 @@ impl Attempt {
 pub(super) struct Buffers {
     pub(super) open: Vec<Key>,
     held: Held,
-    tombstones: Vec<Tombstone>,
-    taken: Vec<TakenRow>,
+    removals: HeldRemovals,
     added: Added,
 }
 
@@ -132,9 +137,20 @@ pub(super) struct RetryHints {
 }
 
 impl RetryHints {
+    /// The transaction in hand can't be prepared: its meeting with a row is to be decided once it
+    /// has committed.
+    pub(super) fn wait_for_commit(&mut self, reason: &'static str) -> PgError {
+        self.waits_for_commit = Some(reason);
+        PgError::new(
+            SqlState::SerializationFailure,
+            "a transaction is not applied before it has committed",
+        )
+        .with_detail(reason)
+    }
+
     /// Another transaction begins: nothing has to leave or to be called for it.
     pub(super) fn forget_preparations(&mut self) {
-        eviction::free(std::mem::take(&mut self.evictions));
+        self.evictions.clear();
         self.forget_calls();
     }
 

@@ -1,27 +1,38 @@
-//! Batches: transactions of one origin that are committed here as one, and the true versions of their rows. Run by the appliers.
+//! Batches: transactions of one origin that are committed here as one, and the true versions of
+//! their rows. Run by the appliers.
 //!
-//! A local commit has one commit timestamp, but a row's version is that of the source's transaction that wrote it. So the commit
-//! that ends a batch carries the newest timestamp, and, in the same transaction, a row of `braid.batch` says for each row of
-//! the batch that is older which it has: by a hash of table and key, as the row's place changes when a table is rewritten.
-//! Two rows with one hash in one batch are told apart by neither; the later one's version then counts for both. Where that matters, as several nodes write to a table without
-//! a key, a batch in which two transactions have written identical rows is given up, and they are applied one by one.
+//! A local commit has one commit timestamp, but a row's version is that of the source's transaction
+//! that wrote it. So the commit that ends a batch carries the newest timestamp, and, in the same
+//! transaction, a row of `braid.batch` says for each row of the batch that is older which it has:
+//! by a hash of table and key, as the row's place changes when a table is rewritten. Two rows with
+//! one hash in one batch are told apart by neither; the later one's version then counts for both.
+//! Where that matters, as several nodes write to a table without a key, a batch in which two
+//! transactions have written identical rows is given up, and they are applied one by one.
 //!
-//! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds since 1970-01-01 UTC.
+//! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds
+//! since 1970-01-01 UTC.
 //!
-//! Rows that the user's function made of two (`braid_bgworker::merge`), or a losing change has added to (`braid_bgworker::column_rule`), are written down too, batch or not, in `merged`: hash,
-//! timestamp, and 16 bits for the origin's number here, little-endian. These have a version of another origin, or one that does not
-//! tell all that is in them. They are kept for longer: until whoever wrote one half has surely heard of the other.
+//! Rows that the user's function made of two (`braid_bgworker::merge`), or a losing change has
+//! added to (`braid_bgworker::column_rule`), are written down too, batch or not, in `merged`: hash,
+//! timestamp, and 16 bits for the origin's number here, little-endian. These have a version of
+//! another origin, or one that does not tell all that is in them. They are kept for longer: until
+//! whoever wrote one half has surely heard of the other.
 //!
-//! It is asked only when versions decide: a change that comes straight from the origin that wrote the row is newer anyway.
+//! It is asked only when versions decide: a change that comes straight from the origin that wrote
+//! the row is newer anyway.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry;
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
+use braid_postgres::memory;
 use braid_postgres::names::own_table;
-use braid_postgres::table_scan::{self, By, Sees};
+use braid_postgres::table_scan::{self, By, Cell, Sees};
+use braid_postgres::transaction;
 use braid_postgres::xid::full;
 use pgrx::pg_sys;
 
@@ -32,9 +43,13 @@ use super::version::{Stamp, is_own};
 const REMEMBERED: usize = 64;
 /// Columns of `braid.batch`.
 const COLUMNS: usize = 4;
+/// Of these, from 0, `versions` and `merged`.
+const TIMES: usize = 2;
+const MERGED: usize = 3;
 /// Bytes of a row in `merged`.
 const MERGED_BYTES: usize = 18;
-/// For how long merged rows are known to be some, in microseconds, beyond what holds for batches: 30 days.
+/// For how long merged rows are known to be some, in microseconds, beyond what holds for batches:
+/// 30 days.
 pub const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
 
 /// A row that was made of several, and its version.
@@ -42,7 +57,7 @@ pub const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
 pub struct Merged {
     hash: u64,
     timestamp: i64,
-    origin: pg_sys::RepOriginId,
+    origin: ReplOriginId,
 }
 
 /// Versions that rows have, where the commit does not tell.
@@ -75,7 +90,8 @@ impl Versions {
 pub struct WrittenVersions {
     /// Those of the batch in the making.
     making: Option<Vec<(u64, i64)>>,
-    /// Rows of tables without a key that the batch in the making has written: how many by which hash, and the time of the transaction.
+    /// Rows of tables without a key that the batch in the making has written: how many by which
+    /// hash, and the time of the transaction.
     alike: NumberMap<u64, (i64, usize)>,
     /// Some of them are identical, but of several transactions.
     is_ambiguous: bool,
@@ -124,7 +140,8 @@ impl WrittenVersions {
         }
     }
 
-    /// Such a row, which this local transaction has written, is gone. The time of the transaction that it came with, if there is a batch.
+    /// Such a row, which this local transaction has written, is gone. The time of the transaction
+    /// that it came with, if there is a batch.
     pub fn take_alike(&mut self, hash: u64) -> Option<i64> {
         let (timestamp, count) = self.alike.get_mut(&hash).filter(|(_, count)| *count > 0)?;
         *count -= 1;
@@ -139,7 +156,7 @@ impl WrittenVersions {
     }
 
     /// The row with this hash, just written, was made of several, and has this version.
-    pub fn note_merged(&mut self, hash: u64, timestamp: i64, origin: pg_sys::RepOriginId) {
+    pub fn note_merged(&mut self, hash: u64, timestamp: i64, origin: ReplOriginId) {
         let row = Merged {
             hash,
             timestamp,
@@ -159,21 +176,20 @@ impl WrittenVersions {
         self.is_ambiguous = false;
     }
 
-    /// Write down the versions of the batch that is about to be committed with the timestamp `newest`.
+    /// Write down the versions of the batch that is about to be committed with the timestamp
+    /// `newest`.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises; 40001 where they can't be written down.
     pub fn store(&mut self, newest: i64) -> Result<(), PgError> {
         if self.is_ambiguous {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 "transactions that are committed as one have written identical rows to a table without a key",
             ));
         }
         let versions = self.take();
-        // SAFETY: in a transaction.
-        let xid = || unsafe { pg_sys::GetTopFullTransactionId() }.value;
-        store(xid, versions, newest)
+        store(transaction::assign_top_full_id, versions, newest)
     }
 
     /// Takes the versions written since [`WrittenVersions::begin`], and ends the batch.
@@ -197,8 +213,7 @@ impl KnownVersions {
         if let Some(found) = self.found_some {
             return Ok(found);
         }
-        // SAFETY: in a transaction.
-        let found = unsafe { read(None)?.is_some() };
+        let found = read(None)?.is_some();
         self.found_some = Some(found);
         Ok(found)
     }
@@ -217,8 +232,7 @@ impl KnownVersions {
     ) -> Result<Stamp, PgError> {
         match stamp {
             Stamp::Known(..) => {}
-            // SAFETY: looks at the transaction in hand.
-            Stamp::Own if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } => {
+            Stamp::Own if transaction::is_own(xid) => {
                 if written.merged.is_empty() {
                     return Ok(stamp);
                 }
@@ -229,12 +243,9 @@ impl KnownVersions {
             Stamp::Own => {}
             Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
         }
-        // SAFETY: in a transaction; what is allocated goes with it, instead of staying with the look-up that this is part of.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::TopTransactionContext) };
-        let refined = self.look_up(xid, stamp, hash);
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
-        refined
+        // Allocations go with the transaction, instead of staying with the look-up that this is
+        // part of.
+        memory::in_top_transaction(|| self.look_up(xid, stamp, hash))
     }
 
     fn look_up(
@@ -250,8 +261,7 @@ impl KnownVersions {
         let versions = match self.known.get(&short) {
             Some(versions) => Rc::clone(versions),
             None => {
-                // SAFETY: in a transaction.
-                let versions = Rc::new(unsafe { read(Some(full(xid)))? }.unwrap_or_default());
+                let versions = Rc::new(read(Some(full(xid)))?.unwrap_or_default());
                 if self.known.len() >= REMEMBERED {
                     self.known.clear();
                 }
@@ -268,7 +278,8 @@ impl KnownVersions {
             return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
         };
         if let Some(row) = merged {
-            // Between two pieces of the transaction in hand, an older change of another node was merged with what the first one wrote.
+            // Between two pieces of the transaction in hand, an older change of another node was
+            // merged with what the first one wrote.
             return Ok(if is_own(row.timestamp, row.origin) {
                 Stamp::OwnMerged(row.timestamp, row.origin)
             } else {
@@ -289,8 +300,8 @@ fn find_merged(rows: &[Merged], hash: u64) -> Option<&Merged> {
     rows.get(at)
 }
 
-/// Write down the versions that rows of transaction `xid` have, where they differ from that of its commit, which is to carry the
-/// timestamp `newest`.
+/// Write down the versions that rows of transaction `xid` have, where they differ from that of its
+/// commit, which is to carry the timestamp `newest`.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -322,35 +333,23 @@ pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Resu
         bytes.extend_from_slice(&hash.to_le_bytes());
         bytes.extend_from_slice(&timestamp.to_le_bytes());
     }
-    // SAFETY: in a transaction, as the process's own user; the values have the types of the table's columns.
-    unsafe {
-        let relation = pg_sys::table_open(own_table("batch")?, lock(pg_sys::RowExclusiveLock));
-        let mut values = [
-            pg_sys::Datum::from(i64::try_from(xid()).unwrap_or(i64::MAX)),
-            pg_sys::Datum::from(kept.map_or(newest, |kept| kept.max(newest))),
-            bytea(&bytes)?,
-            bytea(&merged_bytes)?,
-        ];
-        let mut nulls: [bool; COLUMNS] = [false, false, false, merged.is_empty()];
-        let tuple =
-            pg_sys::heap_form_tuple((*relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
-        pg_sys::CatalogTupleInsert(relation, tuple);
-        pg_sys::heap_freetuple(tuple);
-        pg_sys::table_close(relation, lock(pg_sys::NoLock));
-    }
+    let row: [Cell<'_>; COLUMNS] = [
+        Cell::Bigint(i64::try_from(xid()).unwrap_or(i64::MAX)),
+        Cell::Bigint(kept.map_or(newest, |kept| kept.max(newest))),
+        Cell::Bytes(&bytes),
+        if merged.is_empty() {
+            Cell::Null
+        } else {
+            Cell::Bytes(&merged_bytes)
+        },
+    ];
+    table_scan::insert(own_table("batch")?, std::iter::once(row));
     registry::count_batch();
     Ok(())
 }
 
-fn lock(mode: u32) -> i32 {
-    i32::try_from(mode).unwrap_or(1)
-}
-
 /// The versions of a batch, sorted by hash; without an id those of any.
-///
-/// # Safety
-/// In a transaction.
-unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
+fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     let index =
         braid_postgres::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
     let by = xid.map(|xid| By {
@@ -358,30 +357,24 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
         value: i64::try_from(xid).unwrap_or(i64::MAX),
     });
     let mut versions = None;
-    // SAFETY: as the caller says; the table has so many columns, the third of which is not null.
-    unsafe {
-        // What was committed with the row that is looked at has to be seen.
-        table_scan::each::<COLUMNS>(own_table("batch")?, by, Sees::Committed, |row| {
-            let ([_, _, times, merged], [.., none]) = (row.values, row.nulls);
-            versions = Some(Versions {
-                times: table_scan::with_bytes(times, |bytes| {
-                    let (pairs, _) = bytes.as_chunks::<16>();
-                    pairs.iter().map(read_time).collect()
-                }),
-                merged: if none {
-                    Vec::new()
-                } else {
-                    table_scan::with_bytes(merged, |bytes| {
-                        let (rows, _) = bytes.as_chunks::<MERGED_BYTES>();
-                        let mut rows: Vec<Merged> = rows.iter().map(read_merged).collect();
-                        rows.sort_unstable_by_key(|row| row.hash);
-                        rows
-                    })
-                },
-            });
-            ControlFlow::Break(())
+    // A batch that was committed with the row that is looked at has to be seen.
+    table_scan::each::<COLUMNS>(own_table("batch")?, by, Sees::Committed, |row| {
+        let times = row.with_bytes(TIMES, |bytes| {
+            let (pairs, _) = bytes.as_chunks::<16>();
+            pairs.iter().map(read_time).collect()
         });
-    }
+        let merged = row.with_bytes(MERGED, |bytes| {
+            let (rows, _) = bytes.as_chunks::<MERGED_BYTES>();
+            let mut rows: Vec<Merged> = rows.iter().map(read_merged).collect();
+            rows.sort_unstable_by_key(|row| row.hash);
+            rows
+        });
+        versions = Some(Versions {
+            times: times.unwrap_or_default(),
+            merged: merged.unwrap_or_default(),
+        });
+        ControlFlow::Break(())
+    });
     Ok(versions)
 }
 
@@ -391,17 +384,14 @@ unsafe fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
 /// Whatever PostgreSQL raises.
 pub fn merging() -> Result<HashSet<u64>, PgError> {
     let mut found = HashSet::new();
-    // SAFETY: in a transaction; the table has so many columns, the first of which is not null.
-    unsafe {
-        table_scan::each::<COLUMNS>(own_table("batch")?, None, Sees::Committed, |row| {
-            pgrx::check_for_interrupts!();
-            let ([xid, ..], [.., none]) = (row.values, row.nulls);
-            if !none {
-                found.insert(table_scan::int8(xid).cast_unsigned());
-            }
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(own_table("batch")?, None, Sees::Committed, |row| {
+        pgrx::check_for_interrupts!();
+        let ([xid, ..], [.., none]) = (row.values, row.nulls);
+        if !none {
+            found.insert(table_scan::int8(xid).cast_unsigned());
+        }
+        ControlFlow::Continue(())
+    });
     Ok(found)
 }
 
@@ -421,12 +411,4 @@ fn read_merged(row: &[u8; MERGED_BYTES]) -> Merged {
         timestamp,
         origin: u16::from_le_bytes([low, high]),
     }
-}
-
-/// A bytea in the current memory context.
-fn bytea(bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
-    use pgrx::IntoDatum;
-    bytes
-        .into_datum()
-        .ok_or_else(|| PgError::new("XX000", "no value for a byte string"))
 }

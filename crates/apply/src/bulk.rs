@@ -1,28 +1,35 @@
-//! Bulk inserts: consecutive inserts into one plain table are held back for a moment, and written together. Run by the
-//! appliers.
+//! Bulk inserts: consecutive inserts into one plain table are held back for a moment, and written
+//! together. Run by the appliers.
 //!
-//! What is saved: a WAL record, a buffer lock and a search for a page for each row; and for keys that come in order the look-up of
-//! each. Nothing is given up. All keys are looked up before the first row is written, and a row that meets something, be
-//! it only the trace of a deletion that decides against it, goes the ordinary way, alone. A session that
-//! inserts a key of the rows in between makes this fail with a unique violation; the transaction is then applied again, row by row.
+//! What is saved: a WAL record, a buffer lock and a search for a page for each row; and for keys
+//! that come in order the look-up of each. Nothing is given up. All keys are looked up before the
+//! first row is written, and a row that meets something, be it only the trace of a deletion that
+//! decides against it, goes the ordinary way, alone. A session that inserts a key of the rows in
+//! between makes this fail with a unique violation; the transaction is then applied again, row by
+//! row.
 //!
-//! Held back are rows of the open transaction whose table is locked since they came: its shape, and what was decided about it,
-//! stays. Whatever else the transaction does comes after [`Session::flush`].
+//! Held back are rows of the open transaction whose table is locked since they came: its shape, and
+//! what was decided about it, stays. Whatever else the transaction does comes after
+//! [`Session::flush`].
 
 use braid_bgworker::conflict::{Action, decide_insert};
 use braid_gir::{Change, Operation};
 use braid_node::registry;
 use braid_postgres::error::PgError;
+use braid_postgres::memory::Scratch;
+use braid_postgres::slot::Slot;
 use pgrx::pg_sys;
 
-use super::change::{Key, version};
+use super::change::version;
 use super::doing::Step;
 use super::key_hash::key_hash;
 use super::key_order::{KeyOrder, is_empty_between};
 use super::lookup::{Found, Purpose};
+use super::route::Effect;
 use super::row_context::RowContext;
 use super::table::{OpenTable, RowValues};
-use super::{Current, Session, memory_context};
+use super::target::Key;
+use super::{Current, Session};
 
 /// Rows that are held back at most.
 const ROWS: usize = 1000;
@@ -76,7 +83,7 @@ impl Held {
 pub struct Bulk {
     /// Whether any are to be.
     allowed: bool,
-    context: pg_sys::MemoryContext,
+    context: Scratch,
     order: Vec<u32>,
 }
 
@@ -84,21 +91,16 @@ impl Bulk {
     pub fn new() -> Self {
         Self {
             allowed: false,
-            context: memory_context(c"braid bulk insert"),
+            context: Scratch::new(c"braid bulk insert"),
             order: Vec::new(),
         }
     }
 
     /// Free the values of rows that were held back.
     pub fn reset(&mut self) {
-        // SAFETY: nothing refers to the values any more.
-        unsafe { pg_sys::MemoryContextReset(self.context) };
-    }
-
-    /// Free everything.
-    pub fn discard(self) {
-        // SAFETY: as in `reset`; it is not the current context.
-        unsafe { pg_sys::MemoryContextDelete(self.context) };
+        // SAFETY: nothing refers to the values any more: they were copied into the table, or are
+        // rolled back. Rows that are kept to be used again are filled anew.
+        unsafe { self.context.context().reset() };
     }
 }
 
@@ -127,7 +129,7 @@ impl Session {
         if held.target.is_some_and(|(_, held)| held != schema) {
             self.flush()?;
         }
-        let Some((key, remote, current)) = self.prepare(schema, true)? else {
+        let Some((key, remote, current)) = self.prepare(schema, Effect::Write)? else {
             return Ok(());
         };
         let held = &self.attempt().held;
@@ -145,11 +147,11 @@ impl Session {
             };
         };
         let size = image.size();
-        // SAFETY: the context lives as long as the session.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(self.bulk.context) };
-        let values = self.values(image, key, &remote);
-        // SAFETY: as above.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        let values = self
+            .bulk
+            .context
+            .context()
+            .run(|| self.values(image, key, &remote));
         let timestamp = current.timestamp;
         self.hold(key, schema, values?, size, current, timestamp);
         if self.attempt().held.is_full() {
@@ -186,7 +188,7 @@ impl Session {
 
     /// Whether rows of a table can be written together.
     fn takes_bulk(&self, key: Key) -> bool {
-        self.targets.get(&key).is_some_and(|target| {
+        self.tables.get(key).is_some_and(|target| {
             // Who has written a register is remembered of each row.
             !target.plan.column_rules.has_registers()
                 && target.table.as_ref().is_some_and(|table| {
@@ -214,11 +216,7 @@ impl Session {
         let remote = self.remote(schema)?;
         self.open_table(schema, &remote, pg_sys::Oid::from(key.1))?;
         self.work_as_owner_of(key);
-        // SAFETY: what was in the context belongs to the change before.
-        unsafe {
-            pg_sys::MemoryContextSwitchTo(self.change_context);
-            pg_sys::MemoryContextReset(self.change_context);
-        }
+        self.begin_change();
         let refused = if rows.len() < FEWEST {
             (0..rows.len()).collect()
         } else {
@@ -232,8 +230,7 @@ impl Session {
             self.attempt().current.clone_from(&current);
             self.show_versions();
             if let Some(current) = current {
-                // SAFETY: what is in the context belongs to the row before.
-                unsafe { pg_sys::MemoryContextReset(self.change_context) };
+                self.forget_change();
                 let context = RowContext {
                     key,
                     remote: &remote,
@@ -253,12 +250,12 @@ impl Session {
         };
         self.attempt().held = held.emptied();
         self.doing = doing;
-        // SAFETY: the values were copied into the table; the rows that are kept to be used again are filled anew.
-        unsafe { pg_sys::MemoryContextReset(self.bulk.context) };
+        self.bulk.reset();
         Ok(())
     }
 
-    /// Write the rows that meet nothing; gives the numbers of the others, in the order in which they came.
+    /// Write the rows that meet nothing; gives the numbers of the others, in the order in which
+    /// they came.
     fn insert_together(
         &mut self,
         key: Key,
@@ -271,29 +268,31 @@ impl Session {
         order.extend(0..count);
         let mut refused = Vec::new();
         let all = || rows.iter().map(|row| (&row.values, row.timestamp));
-        let has_key = self.target(key)?.plan.key.is_some();
+        let has_key = self.tables.target(key)?.plan.key.is_some();
         let may_meet_removal = || {
-            rows.iter()
-                .any(|row| self.may_meet_removal(key, &row.values, row.timestamp))
+            rows.iter().any(|row| {
+                self.tables
+                    .may_meet_removal(key, &row.values, row.timestamp)
+            })
         };
-        if !has_key && (self.may_meet_tombstone(key, all()) || may_meet_removal()) {
+        if !has_key && (self.tables.may_meet_tombstone(key, all()) || may_meet_removal()) {
             // The table was truncated by something that may be newer, or one of the rows taken out.
             refused.extend(order.drain(..).map(|number| number as usize));
         } else if has_key
-            && (!self.sort_and_probe(key, rows, &mut order)? || self.may_meet_tombstone(key, all()))
+            && (!self.sort_and_probe(key, rows, &mut order)?
+                || self.tables.may_meet_tombstone(key, all()))
         {
             let kept = self.look_up_all(key, rows, currents, &order, &mut refused)?;
             order.clear();
             order.extend(kept);
         }
         let written = order.len();
-        let (plan, table) = self.opened(key)?;
+        let (plan, table) = self.tables.opened(key)?;
         let of = |number: &u32| rows.get(*number as usize);
         let slots = table.insert_many(order.iter().filter_map(of).map(|row| &row.values));
         let mut noted = Vec::new();
         for (row, slot) in order.iter().filter_map(of).zip(&slots) {
-            // SAFETY: the slot holds the row that was written.
-            noted.push((unsafe { key_hash(plan, *slot) }, row.timestamp));
+            noted.push((key_hash(plan, slot), row.timestamp));
         }
         let versions = &mut self.attempt().written;
         for (hash, timestamp) in noted {
@@ -303,31 +302,36 @@ impl Session {
             }
         }
         let written_rows = || order.iter().filter_map(of);
-        if self.may_meet_tombstone(key, written_rows().map(|row| (&row.values, row.timestamp))) {
+        if self
+            .tables
+            .may_meet_tombstone(key, written_rows().map(|row| (&row.values, row.timestamp)))
+        {
             for (row, slot) in written_rows().zip(&slots) {
                 if let Some(current) = currents.get(row.current) {
-                    self.check_not_deleted(key, current, *slot)?;
+                    self.deletions().check_not_deleted(key, current, slot)?;
                 }
             }
         }
         if !has_key {
             for row in order.iter().filter_map(of) {
                 if let Some(current) = currents.get(row.current) {
-                    self.check_not_removed(key, current, &row.values)?;
+                    self.removals()
+                        .check_not_removed(key, current, &row.values)?;
                 }
-                self.note_added(key, &row.values);
+                self.removals().note_added(key, &row.values);
             }
         }
         let inserted = written as u64;
         self.count(key, |counts| counts.inserts += inserted);
-        // SAFETY: the slots, and what was allocated for them, are not used any more.
-        unsafe { pg_sys::MemoryContextReset(self.change_context) };
+        drop(slots);
+        self.forget_change();
         self.bulk.order = order;
         refused.sort_unstable();
         Ok(refused)
     }
 
-    /// Put the rows' numbers in the order of their keys. True when none of them can meet a row, or the trace of one in the index.
+    /// Put the rows' numbers in the order of their keys. True when none of them can meet a row, or
+    /// the trace of one in the index.
     fn sort_and_probe(
         &mut self,
         key: Key,
@@ -336,7 +340,7 @@ impl Session {
     ) -> Result<bool, PgError> {
         let empty = RowValues::new();
         let of = |number: u32| rows.get(number as usize).map_or(&empty, |row| &row.values);
-        let (plan, table) = self.opened(key)?;
+        let (plan, table) = self.tables.opened(key)?;
         let (Some(index), Some(key)) = (table.key_index(), &plan.key) else {
             return Ok(false);
         };
@@ -358,7 +362,7 @@ impl Session {
         let (Some(low), Some(high)) = (first(order.first()), first(order.last())) else {
             return Ok(false);
         };
-        // SAFETY: as above; the values are the column's.
+        // SAFETY: the table and its indexes are open; the values are the column's.
         let free =
             unsafe { is_empty_between(table.relation, index, column.collation, (low, high)) };
         if !free {
@@ -367,8 +371,8 @@ impl Session {
         Ok(free)
     }
 
-    /// Look up the rows' keys, in this order. Those of rows that can be written are given back, in the same order; the others are
-    /// refused.
+    /// Look up the rows' keys, in this order. Those of rows that can be written are given back, in
+    /// the same order; the others are refused.
     fn look_up_all(
         &mut self,
         key: Key,
@@ -394,7 +398,11 @@ impl Session {
                 shown = row.current;
             }
             let found = self.find(key, &remote, &row.values, (Purpose::Insert, false))?;
-            let decision = decide_insert(self.local(found), version(current), current.from_origin);
+            let decision = decide_insert(
+                self.origins.local(found),
+                version(current),
+                current.from_origin,
+            );
             let free = matches!(found, Found::Missing(_))
                 && decision.action == Action::Apply
                 && decision.conflict.is_none();
@@ -409,25 +417,22 @@ impl Session {
 }
 
 impl OpenTable {
-    /// Insert rows into a plain table, together. Gives slots with what was inserted, in the current memory context.
+    /// Insert rows into a plain table, together. Gives slots with what was inserted, in the current
+    /// memory context.
     pub(super) fn insert_many<'a>(
         &mut self,
         rows: impl Iterator<Item = &'a RowValues>,
-    ) -> Vec<*mut pg_sys::TupleTableSlot> {
-        let mut slots: Vec<*mut pg_sys::TupleTableSlot> = rows
+    ) -> Vec<Slot> {
+        let slots: Vec<Slot> = rows
             .map(|values| {
-                // SAFETY: the descriptor is the table's own, and outlives the slot; `fill` gives each column a value.
-                unsafe {
-                    let descriptor = (*self.new_slot).tts_tupleDescriptor;
-                    let slot =
-                        pg_sys::MakeTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
-                    self.fill(slot, values);
-                    slot
-                }
+                // SAFETY: the slot is freed with the memory of the change, after its last use.
+                let slot = unsafe { Slot::virtual_like(&self.new_slot) };
+                self.fill(&slot, values);
+                slot
             })
             .collect();
         if !slots.is_empty() {
-            self.write_many(&mut slots);
+            self.write_many(&slots);
         }
         slots
     }

@@ -1,8 +1,8 @@
-//! Consolidation: the changes of a batch's transactions, or of one, joined into one for each row where that comes to the same
-//! (`braid_bgworker::consolidate`), carried out. Run by the appliers.
+//! Consolidation: the changes of a batch's transactions, or of one, joined into one for each row
+//! where that comes to the same (`braid_bgworker::consolidate`), carried out. Run by the appliers.
 //!
-//! A net change is written when its first change meets no conflict; in all other cases its changes are applied one by one, as
-//! they would have been. The row's version is that of its last change.
+//! A net change is written when its first change meets no conflict; in all other cases its changes
+//! are applied one by one, as they would have been. The row's version is that of its last change.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -12,15 +12,19 @@ use braid_bgworker::consolidate::{
     Action, Change as Part, Net, Operation as PartOperation, Run, Version as PartVersion,
     group_by_table,
 };
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{Begin, Change, Image, Operation, Truncate, Value};
 use braid_postgres::error::PgError;
+use braid_postgres::slot::Slot;
 
 use super::Session;
-use super::change::{Key, version};
+use super::change::version;
 use super::doing::{self, Step};
 use super::lookup::{Found, Purpose};
 use super::number_map::NumberMap;
+use super::route::Effect;
 use super::table::{OpenTable, RowValues};
+use super::target::Key;
 use super::write::Written;
 
 /// Changes that are joined at most: of a batch all.
@@ -39,7 +43,8 @@ pub enum Item<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ExactKey<'a>(Vec<Value<'a>>);
 
-// A NaN is not equal to itself; then a row is taken for another one with its hash, which is applied by itself.
+// A NaN is not equal to itself; then a row is taken for another one with its hash, which is applied
+// by itself.
 impl Eq for ExactKey<'_> {}
 
 impl ExactKey<'_> {
@@ -74,7 +79,10 @@ impl Session {
     /// As [`Session::change`].
     pub fn consolidate(&mut self, items: &[Item<'_>]) -> Result<(), PgError> {
         let Some(current) = self.current() else {
-            return Err(PgError::new("XX000", "no transaction is open"));
+            return Err(PgError::new(
+                SqlState::InternalError,
+                "no transaction is open",
+            ));
         };
         let origin = Rc::clone(&current.origin);
         let begin = Begin {
@@ -87,7 +95,8 @@ impl Session {
         self.apply_joined(&[begin], items)
     }
 
-    /// What follows belongs to one of a batch's transactions. A single one is shown already, and more may be known of it than its begin tells.
+    /// What follows belongs to one of a batch's transactions. A single one is shown already, and
+    /// more may be known of it than its begin tells.
     pub(super) fn show_part(&mut self, begins: &[Begin<'_>], number: usize) {
         if begins.len() > 1
             && let Some(begin) = begins.get(number)
@@ -170,7 +179,8 @@ impl Session {
         }
     }
 
-    /// Whether changes of a relation may be joined: then the table, and which of its columns are the key.
+    /// Whether changes of a relation may be joined: then the table, and which of its columns are
+    /// the key.
     fn eligible(
         &mut self,
         known: &mut Eligible,
@@ -179,12 +189,13 @@ impl Session {
         if let Some(found) = known.get(&schema) {
             return Ok(found.clone());
         }
-        let found = match self.prepare(schema, false)? {
+        let found = match self.prepare(schema, Effect::Remove)? {
             None => None,
             Some((key, _, _)) => {
-                let target = self.target(key)?;
-                // A function is asked about each change by itself: what its writer had seen may decide.
-                // And where columns are registers, who has written which is remembered of each change.
+                let target = self.tables.target(key)?;
+                // A function is asked about each change by itself: what its writer had seen may
+                // decide. And where columns are registers, who has written which is remembered of
+                // each change.
                 let simple = !target.plan.rules.asks()
                     && !target.plan.column_rules.has_registers()
                     && target
@@ -201,7 +212,8 @@ impl Session {
         Ok(found)
     }
 
-    /// Write a net change. False, and nothing is written, when its parts have to be applied one by one.
+    /// Write a net change. False, and nothing is written, when its parts have to be applied one by
+    /// one.
     pub(super) fn apply_net(
         &mut self,
         net: &Joined<'_>,
@@ -220,47 +232,47 @@ impl Session {
         let Some(last) = begins.get(last) else {
             return Ok(false);
         };
-        let (exists, remains) = match (net.first.0, &net.action) {
-            (PartOperation::Insert, Action::Insert(_)) => (false, true),
-            (PartOperation::Update, Action::Update(_)) => (true, true),
-            (PartOperation::Update, Action::Delete) => (true, false),
-            // A replaced row's other columns go back to their defaults, a vanished one leaves a trace: both come of the parts.
+        let (exists, effect) = match (net.first.0, &net.action) {
+            (PartOperation::Insert, Action::Insert(_)) => (false, Effect::Write),
+            (PartOperation::Update, Action::Update(_)) => (true, Effect::Write),
+            (PartOperation::Update, Action::Delete) => (true, Effect::Remove),
+            // A replaced row's other columns go back to their defaults, a vanished one leaves a
+            // trace: both come of the parts.
             _ => return Ok(false),
         };
-        let columns = if remains {
-            let changes = net.parts.iter().rev();
-            let changes = changes.filter_map(|number| part(Some(number)));
+        let columns = if effect == Effect::Write {
+            let changes = net.parts.iter().rev().map(Some).filter_map(part);
             Some(joined_columns(changes.map(|(_, change)| change))?)
         } else {
             None
         };
         self.show_part(begins, number);
         self.does(Step::Change(change.operation), Some(change.header.schema.0));
-        let Some((key, remote, current)) = self.prepare(change.header.schema.0, remains)? else {
+        let Some((key, remote, current)) = self.prepare(change.header.schema.0, effect)? else {
             return Ok(false);
         };
         let sought = self.sought(key, &net.key)?;
-        let purpose = match (exists, remains) {
+        let purpose = match (exists, effect) {
             (false, _) => Purpose::Insert,
-            (true, true) => Purpose::Change,
-            (true, false) => Purpose::Delete,
+            (true, Effect::Write) => Purpose::Change,
+            (true, Effect::Remove) => Purpose::Delete,
         };
         let found = self.find(key, &remote, &sought, (purpose, false))?;
         if matches!(found, Found::Row(_)) != exists
-            || (current.unsettled && self.may_yet_be_older(&current, found))
+            || (current.unsettled && self.origins.may_yet_be_older(&current, found))
         {
             return Ok(false);
         }
         let (incoming, from_origin) = (version(&current), current.from_origin);
         let decision = if exists {
-            decide_update(self.local(found), incoming, from_origin)
+            decide_update(self.origins.local(found), incoming, from_origin)
         } else {
-            decide_insert(self.local(found), incoming, from_origin)
+            decide_insert(self.origins.local(found), incoming, from_origin)
         };
         if decision.conflict.is_some() || decision.action != RowAction::Apply {
             return Ok(false);
         }
-        let mut slot: fn(&OpenTable) -> *mut pgrx::pg_sys::TupleTableSlot = OpenTable::new_slot;
+        let mut slot: fn(&OpenTable) -> Slot = OpenTable::new_slot;
         match columns {
             Some(columns) => {
                 let mut values = self.row(
@@ -273,7 +285,7 @@ impl Session {
                 let changes = net.parts.iter().filter_map(|number| part(Some(number)));
                 let changes = changes.map(|(_, change)| change);
                 self.fold_columns(key, &remote, found, changes, &mut values)?;
-                let target = self.target(key)?;
+                let target = self.tables.target(key)?;
                 let Some(table) = target.table.as_mut() else {
                     return Ok(false);
                 };
@@ -286,13 +298,14 @@ impl Session {
                     table.prepare_insert(&target.plan, &values);
                     table.insert();
                     let new_slot = table.new_slot();
-                    self.check_not_deleted(key, &current, new_slot)?;
+                    self.deletions()
+                        .check_not_deleted(key, &current, &new_slot)?;
                 }
                 self.spare.push(values);
             }
             None => {
                 slot = OpenTable::local_slot;
-                if self.open(key)?.delete()? == Written::Changed {
+                if self.tables.open(key)?.delete()? == Written::Changed {
                     return Ok(false);
                 }
             }
@@ -304,8 +317,9 @@ impl Session {
         let mut current = current;
         current.timestamp = last.commit_timestamp;
         self.note_version(key, &current, slot);
-        if !remains {
-            self.remember_deletion(key, current.timestamp, OpenTable::local_slot)?;
+        if effect == Effect::Remove {
+            let mut deletions = self.deletions();
+            deletions.remember(key, current.timestamp, slot)?;
         }
         Ok(true)
     }
@@ -325,6 +339,7 @@ impl Session {
     /// A row that has only the key.
     fn sought(&mut self, key: Key, exact: &ExactKey<'_>) -> Result<RowValues, PgError> {
         let columns: Vec<usize> = self
+            .tables
             .target(key)?
             .plan
             .key
@@ -342,7 +357,7 @@ impl Session {
         values: impl Iterator<Item = (usize, Value<'a>)>,
     ) -> Result<RowValues, PgError> {
         let mut row = self.spare.pop().unwrap_or_default();
-        let plan = &mut self.target(key)?.plan;
+        let plan = &mut self.tables.target(key)?.plan;
         row.clear();
         row.resize(plan.width, None);
         for (remote, value) in values {
@@ -363,8 +378,8 @@ impl Session {
     }
 }
 
-/// A change, as consolidation takes it; `None` when its key is not there. `columns` are those of the key; `hashes` is room for its
-/// hashes.
+/// A change, as consolidation takes it; `None` when its key is not there. `columns` are those of
+/// the key; `hashes` is room for its hashes.
 pub(super) fn part<'c, 'a>(
     begin: &Begin<'_>,
     change: &Change<'a>,
@@ -419,7 +434,8 @@ fn exact<'a>(image: Image<'a>, columns: &[usize]) -> Result<Option<ExactKey<'a>>
     Ok(columns.iter().map(of).collect::<Option<_>>().map(ExactKey))
 }
 
-/// What a row is after these changes of it, the last one of which is given first; `None` in a column that is as it was before them.
+/// What a row is after these changes of it, the last one of which is given first; `None` in a
+/// column that is as it was before them.
 fn joined_columns<'b, 'a: 'b>(
     changes: impl Iterator<Item = &'b Change<'a>>,
 ) -> Result<Vec<Option<Value<'a>>>, PgError> {
@@ -435,7 +451,8 @@ fn joined_columns<'b, 'a: 'b>(
                 *place = Some(value);
             }
         }
-        // Mostly so from the last one: only values that lie apart, and have not changed, are left out.
+        // Mostly so from the last one: only values that lie apart, and have not changed, are left
+        // out.
         if change.operation != Operation::Update || columns.iter().all(Option::is_some) {
             break;
         }

@@ -1,5 +1,6 @@
-//! A hash of what a change holds, for whoever has to know it again in another stream: without what depends on the stream, as the numbers of its
-//! schemas, or on what was sent before. Run by the appliers.
+//! A hash of what a change holds, for whoever has to know it again in another stream: without what
+//! depends on the stream, as the numbers of its schemas, or on what was sent before. Run by the
+//! appliers.
 //!
 //! It must stay as it is: hashes of hashes are stored (`braid.split_progress`).
 

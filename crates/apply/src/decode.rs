@@ -1,15 +1,19 @@
 //! GIR values into Datums of a local column's type. Run by the appliers, inside a transaction.
 //!
-//! The common types are converted directly. Everything else goes through the local type's own receive or input function, so
-//! that a subscriber's column may be of another type than the provider's, as far as the text form allows, and so that
-//! domains check their constraints.
+//! The common types are converted directly. Everything else goes through the local type's own
+//! receive or input function, so that a subscriber's column may be of another type than the
+//! provider's, as far as the text form allows, and so that domains check their constraints.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{DateTime, DateTimeKind, Value};
-use braid_postgres::catalog;
 use braid_postgres::error::PgError;
+use braid_postgres::memory::Context;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::type_function::{Input, Output, Receive};
+use braid_postgres::value::{self, Value as PgValue};
+use braid_postgres::{catalog, encoding, plain};
 use pgrx::pg_sys;
 
 const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
@@ -39,21 +43,20 @@ enum Shortcut {
 pub struct ColumnDecoder {
     shortcut: Shortcut,
     type_modifier: i32,
-    receive: Option<pg_sys::FmgrInfo>,
-    receive_parameter: pg_sys::Oid,
-    input: pg_sys::FmgrInfo,
-    input_parameter: pg_sys::Oid,
+    receive: Option<Receive>,
+    input: Input,
     /// The column's type, that of the domain's base for a domain.
     base: pg_sys::Oid,
-    /// The column is of the very type that it has at the source, but for domains and modifiers, so that the type's own binary
-    /// form is understood.
+    /// The column is of the very type that it has at the source, but for domains and modifiers, so
+    /// that the type's own binary form is understood.
     same_type: bool,
     /// The type at the source.
     remote_type: pg_sys::Oid,
-    /// Once a value came in the binary form of a type that the column does not have: what makes text of it.
+    /// Once a value came in the binary form of a type that the column does not have: what makes
+    /// text of it.
     translator: Option<Box<Translator>>,
     /// Memory for what its functions keep. It outlives the decoder.
-    memory: pg_sys::MemoryContext,
+    memory: Context,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     charset: i32,
     /// The stream's charset is this database's encoding.
@@ -63,38 +66,26 @@ pub struct ColumnDecoder {
 /// Makes text of a type's binary form. Built-in types have the same numbers everywhere.
 #[derive(Debug)]
 struct Translator {
-    receive: pg_sys::FmgrInfo,
-    parameter: pg_sys::Oid,
-    output: pg_sys::FmgrInfo,
+    receive: Receive,
+    output: Output,
 }
 
 impl Translator {
     /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be
     /// called in a transaction. What its functions keep is in `memory`.
-    fn new(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
+    fn new(type_id: pg_sys::Oid, memory: Context) -> Option<Self> {
         if type_id.to_u32() >= pg_sys::FirstNormalObjectId {
             return None;
         }
-        let receive = ReceiveFunction::find(type_id, memory)?;
-        let mut function = pg_sys::InvalidOid;
-        let mut is_varlena = false;
-        let mut output = pg_sys::FmgrInfo::default();
-        // SAFETY: catalog look-ups in a transaction, of a type that is there; the FmgrInfo is
-        // filled in place and keeps what it needs in `memory`.
-        unsafe {
-            pg_sys::getTypeOutputInfo(type_id, &raw mut function, &raw mut is_varlena);
-            pg_sys::fmgr_info_cxt(function, &raw mut output, memory);
-        }
         Some(Self {
-            receive: receive.function,
-            parameter: receive.parameter,
-            output,
+            receive: Receive::find(type_id, memory)?,
+            output: Output::of(type_id, memory),
         })
     }
 
     /// The text, in the database's encoding, in the current memory context.
-    fn text(&mut self, bytes: &[u8]) -> Result<&std::ffi::CStr, PgError> {
-        let value = receive(&mut self.receive, self.parameter, -1, bytes)?;
+    fn text(&mut self, bytes: &[u8]) -> Result<&CStr, PgError> {
+        let value = receive(&mut self.receive, -1, bytes)?;
         // As a copy and single values have it; triggers go on under the settings of their own.
         let settings = [
             ("timezone", "UTC"),
@@ -102,58 +93,14 @@ impl Translator {
             ("extra_float_digits", "3"),
         ];
         catalog::with_settings(&settings, || {
-            // SAFETY: the type's own output function, and a value of it; what it returns ends with a zero byte.
-            unsafe {
-                let text = pg_sys::OutputFunctionCall(&raw mut self.output, value);
-                Ok(std::ffi::CStr::from_ptr(text))
-            }
+            self.output.write(value).ok_or_else(binary_format)
         })
-    }
-}
-
-/// A type's binary input function.
-struct ReceiveFunction {
-    function: pg_sys::FmgrInfo,
-    parameter: pg_sys::Oid,
-}
-
-impl ReceiveFunction {
-    /// `None` if there is no such type, or it has no such function. To be called in a transaction.
-    /// What the function keeps is in `memory`.
-    fn find(type_id: pg_sys::Oid, memory: pg_sys::MemoryContext) -> Option<Self> {
-        // SAFETY: a catalog look-up in a transaction; the FmgrInfo is filled in place and keeps
-        // what it needs in `memory`.
-        unsafe {
-            let tuple = pg_sys::SearchSysCache1(
-                i32::try_from(pg_sys::SysCacheIdentifier::TYPEOID).unwrap_or(0),
-                pg_sys::Datum::from(type_id),
-            );
-            if tuple.is_null() {
-                return None;
-            }
-            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
-            let (function, element) = ((*form).typreceive, (*form).typelem);
-            pg_sys::ReleaseSysCache(tuple);
-            if function == pg_sys::InvalidOid {
-                return None;
-            }
-            let mut found = pg_sys::FmgrInfo::default();
-            pg_sys::fmgr_info_cxt(function, &raw mut found, memory);
-            Some(Self {
-                function: found,
-                parameter: if element == pg_sys::InvalidOid {
-                    type_id
-                } else {
-                    element
-                },
-            })
-        }
     }
 }
 
 fn out_of_range(what: &str) -> PgError {
     PgError::new(
-        "22003",
+        SqlState::NumericValueOutOfRange,
         format!("value from the provider is out of range for type {what}"),
     )
 }
@@ -168,7 +115,7 @@ impl ColumnDecoder {
         type_modifier: i32,
         remote: (u32, i32),
         (charset, local_encoding): (i32, i32),
-        memory: pg_sys::MemoryContext,
+        memory: Context,
     ) -> Self {
         let local = pg_sys::Oid::from(local_type);
         let same = local_type == remote.0 && (type_modifier == -1 || type_modifier == remote.1);
@@ -190,27 +137,12 @@ impl ColumnDecoder {
             pg_sys::CHAROID => Shortcut::Char,
             _ => Shortcut::None,
         };
-        // SAFETY: catalog look-up in a transaction.
-        let base = unsafe { pg_sys::getBaseType(local) };
-        let mut input_function = pg_sys::InvalidOid;
-        let mut input_parameter = pg_sys::InvalidOid;
-        let mut input = pg_sys::FmgrInfo::default();
-        // SAFETY: catalog look-ups in a transaction; the FmgrInfos are filled in place and keep
-        // what they need in `memory`.
-        unsafe {
-            pg_sys::getTypeInputInfo(local, &raw mut input_function, &raw mut input_parameter);
-            pg_sys::fmgr_info_cxt(input_function, &raw mut input, memory);
-        }
-        let receive = ReceiveFunction::find(local, memory);
+        let base = plain::getBaseType(local);
         Self {
             shortcut,
             type_modifier,
-            receive_parameter: receive
-                .as_ref()
-                .map_or(pg_sys::InvalidOid, |found| found.parameter),
-            receive: receive.map(|found| found.function),
-            input,
-            input_parameter,
+            receive: Receive::find(local, memory),
+            input: Input::of(local, type_modifier, memory),
             base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
             remote_type: match remote.0 {
@@ -225,7 +157,8 @@ impl ColumnDecoder {
         }
     }
 
-    /// A value as a Datum in the current memory context; `None` for null. [`Value::None`] is the caller's business.
+    /// A value as a Datum in the current memory context; `None` for null. [`Value::None`] is the
+    /// caller's business.
     ///
     /// # Errors
     /// 22xxx when the value does not fit, or whatever the type's function raises.
@@ -269,17 +202,12 @@ impl ColumnDecoder {
             (Shortcut::Bytea, Value::Binary(bytes)) => {
                 bytes.into_datum().unwrap_or_else(pg_sys::Datum::null)
             }
-            (Shortcut::Uuid, Value::Binary(bytes)) if bytes.len() == 16 => {
-                // SAFETY: 16 fresh bytes in the current context.
-                unsafe {
-                    let to = pg_sys::palloc(16);
-                    to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), 16);
-                    pg_sys::Datum::from(to)
-                }
+            (Shortcut::Uuid, Value::Binary(bytes)) if let Ok(bytes) = (*bytes).try_into() => {
+                value::uuid(bytes).datum()
             }
             (_, Value::Binary(bytes)) => self.receive(bytes)?,
             // It is numeric's own binary form, whatever the type's name at the source.
-            (_, Value::Decimal(decimal)) if self.receive_parameter == pg_sys::NUMERICOID => {
+            (_, Value::Decimal(decimal)) if self.is_numeric() => {
                 self.receive_local(decimal.as_bytes())?
             }
             (_, Value::String(bytes) | Value::BinaryText(bytes)) => self.input(bytes)?,
@@ -296,8 +224,8 @@ impl ColumnDecoder {
         self.shortcut == Shortcut::Bytea
     }
 
-    /// A value from its text form in this database's encoding, as a Datum in the current memory context; that of a bytea
-    /// ([`ColumnDecoder::is_bytea`]) from its bytes.
+    /// A value from its text form in this database's encoding, as a Datum in the current memory
+    /// context; that of a bytea ([`ColumnDecoder::is_bytea`]) from its bytes.
     ///
     /// # Errors
     /// As [`ColumnDecoder::decode`].
@@ -306,18 +234,19 @@ impl ColumnDecoder {
         if self.is_bytea() {
             return Ok(bytes.into_datum().unwrap_or_else(pg_sys::Datum::null));
         }
-        let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
-        // SAFETY: the bytes are valid for `len`; raises an error when they are not of the encoding.
-        unsafe {
-            let encoding = pg_sys::GetDatabaseEncoding();
-            pg_sys::pg_verify_mbstr(encoding, bytes.as_ptr().cast(), len, false);
-            if self.shortcut == Shortcut::Text && self.base == pg_sys::TEXTOID {
-                let text = pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), len);
-                return Ok(pg_sys::Datum::from(text));
-            }
+        if i32::try_from(bytes.len()).is_err() {
+            return Err(out_of_range("this column"));
         }
-        let text = CString::new(bytes)
-            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        encoding::check(bytes);
+        if self.shortcut == Shortcut::Text && self.base == pg_sys::TEXTOID {
+            return Ok(value::text(bytes).datum());
+        }
+        let text = CString::new(bytes).map_err(|_| {
+            PgError::new(
+                SqlState::CharacterNotInRepertoire,
+                "text from the provider contains a zero byte",
+            )
+        })?;
         Ok(self.call_input(&text))
     }
 
@@ -341,7 +270,12 @@ impl ColumnDecoder {
             _ => value
                 .to_text()
                 .map(|text| String::from_utf8_lossy(&text).into_owned())
-                .ok_or_else(|| PgError::new("42846", "value from the provider has no text form")),
+                .ok_or_else(|| {
+                    PgError::new(
+                        SqlState::CannotCoerce,
+                        "value from the provider has no text form",
+                    )
+                }),
         }
     }
 
@@ -358,62 +292,50 @@ impl ColumnDecoder {
     }
 
     fn text(&self, bytes: &[u8]) -> pg_sys::Datum {
-        let converted = self.to_local(bytes);
-        let len = i32::try_from(converted.len()).unwrap_or(i32::MAX);
-        // SAFETY: copies `len` bytes into a fresh varlena in the current context; a length past 1 GB is PostgreSQL's error.
-        unsafe {
-            pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(
-                converted.as_ptr().cast(),
-                len,
-            ))
-        }
+        value::text(self.to_local(bytes)).datum()
     }
 
-    /// `bytes` in this database's encoding, checked. Raises a PostgreSQL error when they are not valid.
+    /// Whether the column's binary form is that of a numeric.
+    fn is_numeric(&self) -> bool {
+        let receive = self.receive.as_ref();
+        receive.is_some_and(|receive| receive.parameter() == pg_sys::NUMERICOID)
+    }
+
+    /// `bytes` in this database's encoding, checked. Raises a PostgreSQL error when they are not
+    /// valid.
     fn to_local<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         if bytes.is_ascii() && !bytes.contains(&0) {
-            return bytes;
-        }
-        let len = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-        // SAFETY: `bytes` is valid for `len`; the result is either `bytes` itself (checked) or a NUL-terminated string in the
-        // current context, which lives until the change is applied.
-        unsafe {
-            if self.same_charset {
-                pg_sys::pg_verify_mbstr(self.charset, bytes.as_ptr().cast(), len, false);
-                bytes
-            } else {
-                let converted = pg_sys::pg_any_to_server(bytes.as_ptr().cast(), len, self.charset);
-                if converted.cast_const().cast::<u8>() == bytes.as_ptr() {
-                    bytes
-                } else {
-                    std::ffi::CStr::from_ptr(converted).to_bytes()
-                }
-            }
+            bytes
+        } else if self.same_charset {
+            encoding::check(bytes);
+            bytes
+        } else {
+            encoding::of_charset(bytes, self.charset)
         }
     }
 
     fn input(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
-        let text = CString::new(self.to_local(bytes))
-            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        let text = CString::new(self.to_local(bytes)).map_err(|_| {
+            PgError::new(
+                SqlState::CharacterNotInRepertoire,
+                "text from the provider contains a zero byte",
+            )
+        })?;
         Ok(self.call_input(&text))
     }
 
     fn input_ascii(&mut self, text: &str) -> Result<pg_sys::Datum, PgError> {
-        let text = CString::new(text)
-            .map_err(|_| PgError::new("22021", "text from the provider contains a zero byte"))?;
+        let text = CString::new(text).map_err(|_| {
+            PgError::new(
+                SqlState::CharacterNotInRepertoire,
+                "text from the provider contains a zero byte",
+            )
+        })?;
         Ok(self.call_input(&text))
     }
 
-    fn call_input(&mut self, text: &std::ffi::CStr) -> pg_sys::Datum {
-        // SAFETY: the FmgrInfo is the type's input function; input functions do not change their argument.
-        unsafe {
-            pg_sys::InputFunctionCall(
-                &raw mut self.input,
-                text.as_ptr().cast_mut(),
-                self.input_parameter,
-                self.type_modifier,
-            )
-        }
+    fn call_input(&mut self, text: &CStr) -> pg_sys::Datum {
+        self.input.read(text).datum()
     }
 
     fn receive(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
@@ -427,11 +349,11 @@ impl ColumnDecoder {
     fn receive_local(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         let Some(function) = self.receive.as_mut() else {
             return Err(PgError::new(
-                "42883",
+                SqlState::UndefinedFunction,
                 "the local type has no binary input function for a value that came in binary form",
             ));
         };
-        receive(function, self.receive_parameter, self.type_modifier, bytes)
+        receive(function, self.type_modifier, bytes).map(PgValue::datum)
     }
 
     /// A value that came in the binary form of a type that the column does not have, by its text.
@@ -441,7 +363,7 @@ impl ColumnDecoder {
             None => Box::new(
                 Translator::new(self.remote_type, self.memory).ok_or_else(|| {
                     PgError::new(
-                    "42846",
+                    SqlState::CannotCoerce,
                     "value came in the binary form of a type that is not known here",
                 )
                 .with_hint(
@@ -467,34 +389,25 @@ fn char_text(value: i64) -> Result<String, PgError> {
     })
 }
 
+/// Encodings are converted from client_encoding, which the applier sets to the stream's charset.
 fn receive(
-    function: &mut pg_sys::FmgrInfo,
-    parameter: pg_sys::Oid,
+    function: &mut Receive,
     type_modifier: i32,
     bytes: &[u8],
-) -> Result<pg_sys::Datum, PgError> {
-    let len = i32::try_from(bytes.len()).map_err(|_| out_of_range("this column"))?;
-    // A copy, with the zero byte behind it that receive functions may rely on.
-    let mut copy = Vec::with_capacity(bytes.len() + 1);
-    copy.extend_from_slice(bytes);
-    copy.push(0);
-    let mut buffer = pg_sys::StringInfoData {
-        data: copy.as_mut_ptr().cast(),
-        len,
-        maxlen: len + 1,
-        cursor: 0,
-    };
-    // SAFETY: the buffer outlives the call and receive functions only read it; what they return is in the current
-    // context. Encodings are converted from client_encoding, which the applier sets to the stream's charset.
-    let datum =
-        unsafe { pg_sys::ReceiveFunctionCall(function, &raw mut buffer, parameter, type_modifier) };
-    if buffer.cursor != buffer.len {
-        return Err(PgError::new(
-            "22P03",
-            "incorrect binary data format from the provider",
-        ));
+) -> Result<PgValue<'static>, PgError> {
+    if i32::try_from(bytes.len()).is_err() {
+        return Err(out_of_range("this column"));
     }
-    Ok(datum)
+    function
+        .read(type_modifier, bytes)
+        .ok_or_else(binary_format)
+}
+
+fn binary_format() -> PgError {
+    PgError::new(
+        SqlState::InvalidBinaryRepresentation,
+        "incorrect binary data format from the provider",
+    )
 }
 
 fn timestamp(value: &DateTime) -> Result<i64, PgError> {

@@ -1,36 +1,40 @@
 //! Deferrable constraints, checked when a transaction is applied. Run by the appliers.
 //!
-//! A transaction may write what one of them forbids as long as it is not so at its end: two rows swap their keys. So each write only
-//! notes rows that meet another one then (`OpenTable::note_unchecked`); those that are still there at the end, and still meet
-//! one, are dealt with as any row in the way of another (`in_the_way`): first the transaction is applied once more, row by row,
-//! then one of the two leaves.
+//! A transaction may write what one of them forbids as long as it is not so at its end: two rows
+//! swap their keys. So each write only notes rows that meet another one then
+//! (`OpenTable::note_unchecked`); those that are still there at the end, and still meet one, are
+//! dealt with as any row in the way of another (`in_the_way`): first the transaction is applied
+//! once more, row by row, then one of the two leaves.
 //!
-//! What is noted takes 8 bytes for each row that met another, 24 at the end. Of what is committed in pieces, each ends with a check.
+//! What is noted takes 8 bytes for each row that met another, 24 at the end. Of what is committed
+//! in pieces, each ends with a check.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
+use braid_postgres::slot::Slot;
 use pgrx::pg_sys;
 
 use super::Session;
-use super::change::Key;
 use super::constraint::{Checked, Unchecked};
-use super::in_the_way::{UNIQUE_VIOLATION, Way, drop_rows};
+use super::in_the_way::Way;
 use super::lookup::LockedRows;
 use super::relation::RemoteRelation;
 use super::row_context::RowContext;
 use super::table::OpenTable;
+use super::target::Key;
 
 impl Session {
     /// All of the transaction is written: whether it ends with what deferrable constraints forbid.
     pub(super) fn check_deferred(&mut self) -> Result<(), PgError> {
         let Self {
-            targets, attempt, ..
+            tables, attempt, ..
         } = self;
         let Some(attempt) = attempt else {
             return Ok(());
         };
         let mut unchecked = std::mem::take(&mut attempt.unchecked);
         for key in &attempt.open {
-            let table = targets.get_mut(key).and_then(|one| one.table.as_mut());
+            let table = tables.get_mut(*key).and_then(|one| one.table.as_mut());
             if let Some(table) = table {
                 unchecked.extend(table.unchecked.drain(..).map(|row| (*key, row)));
             }
@@ -44,22 +48,18 @@ impl Session {
         let remote = self.remote(key.0)?;
         self.open_table(key.0, &remote, pg_sys::Oid::from(key.1))?;
         self.work_as_owner_of(key);
-        let table = self.open(key)?;
+        let table = self.tables.open(key)?;
         let Some(slot) = table.written_at(row.tid) else {
             return Ok(());
         };
         let rows = table.in_the_way(Some(row.tid), Checked::AtTheEnd)?;
-        let outcome = if rows.is_empty() {
+        if rows.is_empty() {
             Ok(())
         } else if self.hints.check_other_keys {
-            self.settle_at_the_end(key, &remote, (slot, row), &rows)
+            self.settle_at_the_end(key, &remote, (&slot, row), &rows)
         } else {
             Err(violated(&remote))
-        };
-        drop_rows(rows);
-        // SAFETY: made by `written_at`.
-        unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
-        outcome
+        }
     }
 
     /// The row that was written, which is in the new slot too, can't stay beside those in its way.
@@ -67,7 +67,7 @@ impl Session {
         &mut self,
         key: Key,
         remote: &RemoteRelation,
-        (slot, row): (*mut pg_sys::TupleTableSlot, Unchecked),
+        (slot, row): (&Slot, Unchecked),
         rows: &LockedRows,
     ) -> Result<(), PgError> {
         let Some(current) = self.current().cloned() else {
@@ -84,11 +84,11 @@ impl Session {
             Way::Clear => return Err(violated(remote)),
             Way::Leave | Way::Stay => {}
         }
-        // SAFETY: the slot holds the row, as this transaction has written it.
-        unsafe { self.open(key)?.delete_row(slot)? };
+        self.tables.open(key)?.delete_row(slot)?;
         if row.exists {
             self.note_version(key, &current, OpenTable::new_slot);
-            self.remember_deletion(key, current.timestamp, OpenTable::new_slot)?;
+            self.deletions()
+                .remember(key, current.timestamp, OpenTable::new_slot)?;
         }
         self.count(key, |counts| counts.deletes += 1);
         Ok(())
@@ -97,7 +97,7 @@ impl Session {
 
 fn violated(remote: &RemoteRelation) -> PgError {
     PgError::new(
-        UNIQUE_VIOLATION,
+        SqlState::UniqueViolation,
         format!(
             "transaction leaves rows in table \"{}\" that a deferrable constraint keeps apart",
             remote.qualified_name()

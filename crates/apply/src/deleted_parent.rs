@@ -10,20 +10,23 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 use braid_postgres::kept_plan;
 use braid_postgres::names::own_table;
+use braid_postgres::slot::Slot;
 use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::PgOid;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 use pgrx::spi::OwnedPreparedStatement;
 
-use super::change::Key;
+use super::Target;
+use super::deletion::Deletions;
 use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::key_hash::key_hashes_as;
 use super::table::OpenTable;
-use super::{Session, Target};
+use super::target::Key;
 
 /// Foreign keys with the rule that refer to a table, or to a partitioned table above it. They are
 /// found by their triggers: `pg_constraint` has no index on referenced tables.
@@ -50,25 +53,24 @@ thread_local! {
 /// Whatever PostgreSQL raises.
 pub(super) fn is_wanted(table: pg_sys::Oid) -> Result<bool, PgError> {
     let rules = own_table("foreign_key_rule")?;
-    // SAFETY: in a transaction.
-    if !unsafe { has_any(rules, pg_sys::InvalidOid, &[], Sees::Committed) } {
+    if !has_any(rules, pg_sys::InvalidOid, &[], Sees::Committed) {
         return Ok(false);
     }
     Ok(!kept_plan::rows(WANTED, &[table.into()])?.is_empty())
 }
 
-impl Session {
+impl Deletions<'_> {
     /// Keeps an image of the row in a slot, which was just deleted, if the table's plan wants that.
     pub(super) fn keep_deleted(
         &mut self,
         key: Key,
-        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
+        slot: impl Fn(&OpenTable) -> Slot,
     ) -> Result<(), PgError> {
         let Some(Target {
             plan,
             table: Some(table),
             ..
-        }) = self.targets.get(&key)
+        }) = self.tables.get(key)
         else {
             return Ok(());
         };
@@ -76,34 +78,22 @@ impl Session {
             return Ok(());
         }
         let (oid, slot) = (plan.oid.to_u32(), slot(table));
-        let hash = plan.key.is_some().then(|| {
-            // SAFETY: the slot holds a row of the table.
-            unsafe { key_hashes_as(oid, plan, slot) }.each().next()
-        });
-        self.work_as_self();
-        // SAFETY: as above.
-        let stored = with_fixed_settings(|| unsafe { store(oid, hash.flatten(), slot) });
-        self.after_statement(key);
-        stored
+        let has_key = plan.key.is_some();
+        let hash = has_key.then(|| key_hashes_as(oid, plan, &slot).each().next());
+        self.rights().with_own(key, || {
+            with_fixed_settings(|| store(oid, hash.flatten(), &slot))
+        })
     }
 }
 
-/// # Safety
-/// The slot holds a row of the table. In a transaction.
-unsafe fn store(
-    table: u32,
-    hash: Option<u64>,
-    slot: *mut pg_sys::TupleTableSlot,
-) -> Result<(), PgError> {
-    // SAFETY: as the caller says.
-    let image = unsafe { Image::of_slot(slot, |_| false) };
-    let [row, absent, names, values] = image.arguments();
+fn store(table: u32, hash: Option<u64>, slot: &Slot) -> Result<(), PgError> {
+    let image = Image::of_slot(slot, |_| false);
+    let [_, absent, names, values] = image.arguments();
     // One plan serves all tables, whose rows have different types. A composite value names its own.
-    let row = match row.datum() {
-        // SAFETY: a composite value, which lives as long as the image.
-        Some(row) => unsafe { DatumWithOid::new(row.sans_lifetime(), pg_sys::RECORDOID) },
-        None => return Ok(()),
+    let Some(row) = image.row() else {
+        return Ok(());
     };
+    let row = row.as_record().argument();
     let [large_names, large_values] = image.large().unwrap_or_else(|| {
         [
             DatumWithOid::null_oid(pg_sys::TEXTARRAYOID),
@@ -143,6 +133,6 @@ unsafe fn store(
         })
     })
     .map_err(|error: pgrx::spi::SpiError| {
-        PgError::new("XX000", format!("could not keep a deleted row: {error}"))
+        PgError::new(SqlState::InternalError, format!("could not keep a deleted row: {error}"))
     })
 }

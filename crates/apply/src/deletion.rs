@@ -1,180 +1,35 @@
-//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is gone (`braid_node::tombstone`). Run by
-//! the appliers.
+//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is
+//! gone (`braid_node::tombstone`). Run by the appliers.
 
 use braid_bgworker::conflict::Version;
+use braid_bgworker::sqlstate::SqlState;
+use braid_node::origin::{self, OriginId};
+use braid_node::registry;
 use braid_node::tombstone::{self, Seen, Tombstone};
-use braid_node::{registry, taken_row};
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
-use pgrx::pg_sys;
+use braid_postgres::memory::{self, Scratch};
+use braid_postgres::slot::Slot;
 
-use super::change::{Key, version};
+use super::attempt::{Attempt, RetryHints};
+use super::change::version;
+use super::held_removals::Room;
 use super::key_hash::{KeyHashes, key_hashes_as, key_hashes_of_values, table_hash};
 use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
+use super::rights::Rights;
 use super::table::{OpenTable, RowValues};
-use super::version::{Stamp, known};
+use super::target::{Key, Tables};
+use super::version::{OriginNames, Stamp, known};
 use super::{Current, Session, Target};
 
-/// Tombstones of one transaction that are held back until it ends.
-const HELD: usize = 1000;
-/// The same of one that runs at the provider.
-const HELD_WHILE_IT_RUNS: usize = 1_000_000;
+type Deletion = Option<(i64, ReplOriginId)>;
 
-impl Session {
-    /// The row in a slot was just deleted by a transaction of this time.
-    pub(super) fn remember_deletion(
-        &mut self,
-        key: Key,
-        timestamp: i64,
-        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
-    ) -> Result<(), PgError> {
-        self.remember_deletion_of(key, (timestamp, session_origin()), slot)
-    }
-
-    /// The same, with the version that the deletion has.
-    pub(super) fn remember_deletion_of(
-        &mut self,
-        key: Key,
-        version: (i64, pg_sys::RepOriginId),
-        slot: impl Fn(&OpenTable) -> *mut pg_sys::TupleTableSlot,
-    ) -> Result<(), PgError> {
-        self.keep_deleted(key, &slot)?;
-        if !self.remembers(key) {
-            return Ok(());
-        }
-        let hashes = match self.targets.get(&key) {
-            Some(Target {
-                plan,
-                table: Some(table),
-                ..
-            }) => {
-                // SAFETY: the slot holds the row.
-                unsafe { key_hashes_as(plan.oid.to_u32(), plan, slot(table)) }
-            }
-            _ => return Ok(()),
-        };
-        self.record_tombstones(key, hashes, version)
-    }
-
-    /// There is no row with the key of these values any more, as a transaction of this time says.
-    pub(super) fn remember_absence(
-        &mut self,
-        key: Key,
-        timestamp: i64,
-        values: &RowValues,
-    ) -> Result<(), PgError> {
-        if !self.remembers(key) {
-            return Ok(());
-        }
-        match self.key_hashes(key, values) {
-            Some(hashes) => self.record_tombstones(key, hashes, (timestamp, session_origin())),
-            None => Ok(()),
-        }
-    }
-
-    /// A row that is to be deleted is not here. Say so, and look again: true if it has come meanwhile.
-    ///
-    /// Another stream's applier may be about to insert an older state of it, and no lock on a row keeps the two apart. So each first
-    /// writes what it has to, and then looks for what the other one writes ([`Session::check_not_deleted`]): one of them sees it.
-    pub(super) fn has_come(
-        &mut self,
-        key: Key,
-        remote: &RemoteRelation,
-        timestamp: i64,
-        values: &RowValues,
-    ) -> Result<bool, PgError> {
-        if !self.remembers(key) {
-            return Ok(false);
-        }
-        self.remember_absence(key, timestamp, values)?;
-        self.store_tombstones()?;
-        let found = self.find_here(key, remote, values, (Purpose::Change, true))?;
-        Ok(matches!(found, Found::Row(_)))
-    }
-
-    /// The row in a slot was just inserted, as none was found. Not if another stream has deleted it just now, with a newer version: then the
-    /// transaction is applied again.
-    pub(super) fn check_not_deleted(
-        &mut self,
-        key: Key,
-        current: &Current,
-        slot: *mut pg_sys::TupleTableSlot,
-    ) -> Result<(), PgError> {
-        if !registry::may_have_tombstone_since(current.timestamp) {
-            return Ok(());
-        }
-        let Some(Target { plan, .. }) = self.targets.get(&key) else {
-            return Ok(());
-        };
-        if plan.key.is_none() {
-            return Ok(());
-        }
-        // SAFETY: the slot holds the row.
-        let hashes = unsafe { key_hashes_as(plan.oid.to_u32(), plan, slot) };
-        let mut newest = None;
-        for hash in hashes.each() {
-            if registry::may_have_tombstone(hash, current.timestamp) {
-                let deletion = self.newest_deletion(hash, Seen::All)?;
-                newest = self.newer(newest, deletion);
-            }
-        }
-        let Some((timestamp, origin)) = newest else {
-            return Ok(());
-        };
-        let deleted = Version {
-            timestamp,
-            origin: self.origins.node(origin),
-        };
-        if deleted.origin == &*current.origin || deleted < version(current) {
-            return Ok(());
-        }
-        Err(PgError::new(
-            "40001",
-            "row was deleted by another subscription's transaction at the same time",
-        ))
-    }
-
-    /// All rows of a table that are older than the transaction in hand are gone, and what comes later and is older stays away.
-    pub(super) fn remember_truncation(&mut self, key: Key, timestamp: i64) -> Result<(), PgError> {
-        if !registry::remembers_deletions() {
-            return Ok(());
-        }
-        self.record_tombstone(key, table_hash(key.1), (timestamp, session_origin()))
-    }
-
-    /// Whether a table was truncated by another transaction than the one in hand that is newer, or by this very one when it came by another way.
-    pub(super) fn is_truncated_since(
-        &mut self,
-        key: Key,
-        current: &Current,
-    ) -> Result<bool, PgError> {
-        let hash = table_hash(key.1);
-        if !registry::may_have_tombstone(hash, current.timestamp) {
-            return Ok(false);
-        }
-        let Some((timestamp, origin)) = self.newest_deletion(hash, Seen::Committed)? else {
-            return Ok(false);
-        };
-        // What the transaction in hand has truncated itself may have been filled since; the same goes for its earlier pieces.
-        let same_stream = self
-            .same_stream
-            .iter()
-            .flat_map(|own| own.iter())
-            .any(|own| own.0 == origin);
-        if timestamp == current.timestamp && (origin == session_origin() || same_stream) {
-            return Ok(false);
-        }
-        let truncated = Version {
-            timestamp,
-            origin: self.origins.node(origin),
-        };
-        Ok(truncated >= version(current))
-    }
-
+impl Tables {
     /// Whether deletions of a table's rows are to be remembered.
     pub(super) fn remembers(&self, key: Key) -> bool {
         let has_key = |target: &Target| target.plan.key.is_some();
-        self.targets.get(&key).is_some_and(has_key) && registry::remembers_deletions()
+        self.get(key).is_some_and(has_key) && registry::remembers_deletions()
     }
 
     /// The hashes of the row with these values.
@@ -184,22 +39,18 @@ impl Session {
 
     /// Those in this table, or in the one with another OID.
     fn key_hashes_in(&self, key: Key, seed: Option<u32>, values: &RowValues) -> Option<KeyHashes> {
-        let target = self.targets.get(&key)?;
+        let target = self.get(key)?;
         let table = target.table.as_ref()?;
         let seed = seed.unwrap_or(target.plan.oid.to_u32());
-        // SAFETY: the table is open, and the values are of its columns.
-        unsafe {
-            let descriptor = (*table.relation).rd_att;
-            key_hashes_of_values(seed, &target.plan, descriptor, values)
-        }
+        key_hashes_of_values(seed, &target.plan, |column| {
+            table.cell(values, column).flatten()
+        })
     }
 
-    /// The hashes by which deletions of a row may be known: as it is here, and as it is where the table was copied from.
+    /// The hashes by which deletions of a row may be known: as it is here, and as it is where the
+    /// table was copied from.
     pub(super) fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
-        let from = self
-            .targets
-            .get(&key)
-            .map(|target| &target.plan.copied_from);
+        let from = self.get(key).map(|target| &target.plan.copied_from);
         let copied = from
             .into_iter()
             .flatten()
@@ -210,89 +61,13 @@ impl Session {
 
     /// The same of truncations of the table.
     fn table_hashes(&self, key: Key) -> Vec<u64> {
-        let from = self
-            .targets
-            .get(&key)
-            .map(|target| &target.plan.copied_from);
+        let from = self.get(key).map(|target| &target.plan.copied_from);
         let copied = from.into_iter().flatten().map(|from| from.table_hash());
         std::iter::once(table_hash(key.1)).chain(copied).collect()
     }
 
-    /// The row with these hashes is gone.
-    pub(super) fn record_tombstones(
-        &mut self,
-        key: Key,
-        hashes: KeyHashes,
-        version: (i64, pg_sys::RepOriginId),
-    ) -> Result<(), PgError> {
-        hashes
-            .each()
-            .try_for_each(|hash| self.record_tombstone(key, hash, version))
-    }
-
-    pub(super) fn record_tombstone(
-        &mut self,
-        key: Key,
-        hash: u64,
-        (timestamp, origin): (i64, pg_sys::RepOriginId),
-    ) -> Result<(), PgError> {
-        self.attempt().tombstones.push(Tombstone {
-            hash,
-            relation: key.1,
-            timestamp,
-            origin,
-        });
-        self.hold_back()
-    }
-
-    /// What was removed is written down with what else is, before there is too much of it.
-    pub(super) fn hold_back(&mut self) -> Result<(), PgError> {
-        let attempt = self.attempt();
-        let held = attempt.tombstones.len() + attempt.taken.len();
-        if self.is_running() {
-            // What is written down has a time.
-            if held < HELD_WHILE_IT_RUNS {
-                return Ok(());
-            }
-            return Err(self.wait_for_commit("It deletes very many rows."));
-        }
-        if held < HELD {
-            return Ok(());
-        }
-        self.store_tombstones()
-    }
-
-    /// Write down what is held back.
-    pub(super) fn store_tombstones(&mut self) -> Result<(), PgError> {
-        let attempt = self.attempt();
-        if attempt.tombstones.is_empty() && attempt.taken.is_empty() {
-            return Ok(());
-        }
-        attempt.tombstones_stored += 1;
-        let mut held = std::mem::take(&mut attempt.tombstones);
-        let mut taken = std::mem::take(&mut attempt.taken);
-        if attempt.current.as_ref().is_some_and(|now| now.unsettled) {
-            for tombstone in &mut held {
-                tombstone.timestamp = tombstone::AT_COMMIT;
-            }
-            for taken in &mut taken {
-                taken.removal.0 = tombstone::AT_COMMIT;
-            }
-        }
-        // SAFETY: in a transaction, with whose memory goes what is left of it.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let stored = tombstone::store(&held).and_then(|()| taken_row::store(&taken));
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
-        held.clear();
-        taken.clear();
-        let attempt = self.attempt();
-        attempt.tombstones = held;
-        attempt.taken = taken;
-        stored
-    }
-
-    /// Whether rows that are to be inserted, with the times of their transactions, may meet a tombstone.
+    /// Whether rows that are to be inserted, with the times of their transactions, may meet a
+    /// tombstone.
     pub(super) fn may_meet_tombstone<'a>(
         &self,
         key: Key,
@@ -306,56 +81,13 @@ impl Session {
                     || self.hashes(key, values).into_iter().any(may))
         })
     }
-
-    /// What is known of a row that is not here: with the deletion that its tombstone tells of, if that is newer. Of an insert only
-    /// what could decide about it is asked for.
-    pub(super) fn recall(
-        &mut self,
-        key: Key,
-        values: &RowValues,
-        found: Option<Stamp>,
-        is_insert: bool,
-    ) -> Result<Found, PgError> {
-        let missing = Found::Missing(found);
-        let timestamp = self.timestamp();
-        if is_insert && !registry::may_have_tombstone_since(timestamp) {
-            return Ok(missing);
-        }
-        // Of another change any deletion counts that there may be.
-        let since = if is_insert { timestamp } else { 1 };
-        let mut newest = None;
-        let hashes = self.hashes(key, values).into_iter();
-        for hash in hashes
-            .chain(self.table_hashes(key))
-            .filter(|hash| registry::may_have_tombstone(*hash, since))
-        {
-            let deletion = self.newest_deletion(hash, Seen::Committed)?;
-            newest = self.newer(newest, deletion);
-        }
-        Ok(match (newest, found) {
-            (None, _) => missing,
-            // This very transaction's, or the same one's by another way: what comes in it later, comes.
-            (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
-            (Some((timestamp, _)), Some(dead))
-                if dead.timestamp().is_some_and(|dead| dead > timestamp) =>
-            {
-                missing
-            }
-            (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
-        })
-    }
 }
 
-type Deletion = Option<(i64, pg_sys::RepOriginId)>;
-
-impl Session {
-    /// The newest deletion of the row with this hash. What it takes of memory goes with the transaction in hand.
+impl OriginNames {
+    /// The newest deletion of the row with this hash. What it takes of memory goes with the
+    /// transaction in hand.
     fn newest_deletion(&mut self, hash: u64, seen: Seen) -> Result<Deletion, PgError> {
-        // SAFETY: in a transaction.
-        let before = unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext) };
-        let newest = tombstone::find_each(hash, seen);
-        // SAFETY: the caller's.
-        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        let newest = memory::in_transaction(|| tombstone::find_each(hash, seen));
         let newest = newest?.into_iter();
         Ok(newest.fold(None, |newest, deletion| self.newer(newest, Some(deletion))))
     }
@@ -366,16 +98,289 @@ impl Session {
             return one.or(other);
         };
         let order = at.cmp(&other_at).then_with(|| {
-            let name = self.origins.node(origin).to_owned();
-            name.as_bytes()
-                .cmp(self.origins.node(other_origin).as_bytes())
+            let name = self.node(origin).to_owned();
+            name.as_bytes().cmp(self.node(other_origin).as_bytes())
         });
         if order.is_lt() { other } else { one }
     }
 }
 
+/// Deletions that the transaction in hand makes, and those that it meets: what it needs of a
+/// session.
+pub(super) struct Deletions<'s> {
+    pub(super) tables: &'s Tables,
+    pub(super) attempt: &'s mut Attempt,
+    pub(super) origins: &'s mut OriginNames,
+    pub(super) hints: &'s mut RetryHints,
+    /// Origins of what came before by the same stream.
+    same_stream: Option<&'s [OriginId]>,
+    /// User to apply as; `None`: each table's owner.
+    run_as: Option<u32>,
+    change_context: &'s Scratch,
+}
+
+impl Deletions<'_> {
+    /// Whose rights work is done with.
+    pub(super) fn rights(&mut self) -> Rights<'_> {
+        Rights {
+            user: &mut self.attempt.user,
+            tables: self.tables,
+            run_as: self.run_as,
+            change_context: self.change_context,
+        }
+    }
+
+    /// The row in a slot was just deleted by a transaction of this time.
+    pub(super) fn remember(
+        &mut self,
+        key: Key,
+        timestamp: i64,
+        slot: impl Fn(&OpenTable) -> Slot,
+    ) -> Result<(), PgError> {
+        self.remember_as(key, (timestamp, session_origin()), slot)
+    }
+
+    /// The row in a slot was just deleted, with this version.
+    pub(super) fn remember_as(
+        &mut self,
+        key: Key,
+        version: (i64, ReplOriginId),
+        slot: impl Fn(&OpenTable) -> Slot,
+    ) -> Result<(), PgError> {
+        self.keep_deleted(key, &slot)?;
+        if !self.tables.remembers(key) {
+            return Ok(());
+        }
+        let hashes = match self.tables.get(key) {
+            Some(Target {
+                plan,
+                table: Some(table),
+                ..
+            }) => key_hashes_as(plan.oid.to_u32(), plan, &slot(table)),
+            _ => return Ok(()),
+        };
+        self.record_tombstones(key, hashes, version)
+    }
+
+    /// The row in a slot was just inserted, as none was found. Not if another stream has deleted it
+    /// just now, with a newer version: then the transaction is applied again.
+    pub(super) fn check_not_deleted(
+        &mut self,
+        key: Key,
+        current: &Current,
+        slot: &Slot,
+    ) -> Result<(), PgError> {
+        if !registry::may_have_tombstone_since(current.timestamp) {
+            return Ok(());
+        }
+        let Some(Target { plan, .. }) = self.tables.get(key) else {
+            return Ok(());
+        };
+        if plan.key.is_none() {
+            return Ok(());
+        }
+        let hashes = key_hashes_as(plan.oid.to_u32(), plan, slot);
+        let mut newest = None;
+        for hash in hashes.each() {
+            if registry::may_have_tombstone(hash, current.timestamp) {
+                let deletion = self.origins.newest_deletion(hash, Seen::All)?;
+                newest = self.origins.newer(newest, deletion);
+            }
+        }
+        let Some((timestamp, origin)) = newest else {
+            return Ok(());
+        };
+        let alone = self.origins.alone;
+        if alone.is_some_and(|alone| alone.has_evicted(timestamp, origin)) {
+            return Ok(());
+        }
+        let deleted = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        if deleted.origin == &*current.origin || deleted < version(current) {
+            return Ok(());
+        }
+        Err(PgError::new(
+            SqlState::SerializationFailure,
+            "row was deleted by another subscription's transaction at the same time",
+        ))
+    }
+
+    /// There is no row with the key of these values any more, as a transaction of this time says.
+    pub(super) fn remember_absence(
+        &mut self,
+        key: Key,
+        timestamp: i64,
+        values: &RowValues,
+    ) -> Result<(), PgError> {
+        if !self.tables.remembers(key) {
+            return Ok(());
+        }
+        match self.tables.key_hashes(key, values) {
+            Some(hashes) => self.record_tombstones(key, hashes, (timestamp, session_origin())),
+            None => Ok(()),
+        }
+    }
+
+    /// All rows of a table that are older than the transaction in hand are gone, and what comes
+    /// later and is older stays away.
+    pub(super) fn remember_truncation(&mut self, key: Key, timestamp: i64) -> Result<(), PgError> {
+        if !registry::remembers_deletions() {
+            return Ok(());
+        }
+        self.record_tombstone(key, table_hash(key.1), (timestamp, session_origin()))
+    }
+
+    /// Whether a table was truncated by another transaction than the one in hand that is newer, or
+    /// by this very one when it came by another way.
+    pub(super) fn is_truncated_since(
+        &mut self,
+        key: Key,
+        current: &Current,
+    ) -> Result<bool, PgError> {
+        let hash = table_hash(key.1);
+        if !registry::may_have_tombstone(hash, current.timestamp) {
+            return Ok(false);
+        }
+        let Some((timestamp, origin)) = self.origins.newest_deletion(hash, Seen::Committed)? else {
+            return Ok(false);
+        };
+        // What the transaction in hand has truncated itself may have been filled since; the same
+        // goes for its earlier pieces.
+        let same_stream = self
+            .same_stream
+            .is_some_and(|own| own.iter().any(|own| own.0 == origin));
+        if timestamp == current.timestamp && (origin == session_origin() || same_stream) {
+            return Ok(false);
+        }
+        let truncated = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        Ok(truncated >= version(current))
+    }
+
+    /// The row with these hashes is gone.
+    pub(super) fn record_tombstones(
+        &mut self,
+        key: Key,
+        hashes: KeyHashes,
+        version: (i64, ReplOriginId),
+    ) -> Result<(), PgError> {
+        hashes
+            .each()
+            .try_for_each(|hash| self.record_tombstone(key, hash, version))
+    }
+
+    pub(super) fn record_tombstone(
+        &mut self,
+        key: Key,
+        hash: u64,
+        (timestamp, origin): (i64, ReplOriginId),
+    ) -> Result<(), PgError> {
+        self.attempt.removals.delete(Tombstone {
+            hash,
+            relation: key.1,
+            timestamp,
+            origin,
+        });
+        self.hold_back()
+    }
+
+    /// What is known of a row that is not here: with the deletion that its tombstone tells of, if
+    /// that is newer. Of an insert only what could decide about it is asked for.
+    pub(super) fn recall(
+        &mut self,
+        key: Key,
+        values: &RowValues,
+        found: Option<Stamp>,
+        is_insert: bool,
+    ) -> Result<Found, PgError> {
+        let missing = Found::Missing(found);
+        let timestamp = self.attempt.timestamp();
+        if is_insert && !registry::may_have_tombstone_since(timestamp) {
+            return Ok(missing);
+        }
+        // Of another change any deletion counts that there may be.
+        let since = if is_insert { timestamp } else { 1 };
+        let mut newest = None;
+        let hashes = self.tables.hashes(key, values).into_iter();
+        for hash in hashes
+            .chain(self.tables.table_hashes(key))
+            .filter(|hash| registry::may_have_tombstone(*hash, since))
+        {
+            let deletion = self.origins.newest_deletion(hash, Seen::Committed)?;
+            newest = self.origins.newer(newest, deletion);
+        }
+        Ok(match (newest, found) {
+            (None, _) => missing,
+            // This very transaction's, or the same one's by another way: what comes in it later,
+            // comes.
+            (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
+            (Some((timestamp, _)), Some(dead))
+                if dead.timestamp().is_some_and(|dead| dead > timestamp) =>
+            {
+                missing
+            }
+            (Some((timestamp, origin)), _) => Found::Missing(Some(known(timestamp, origin))),
+        })
+    }
+
+    /// What was removed is written down with what else is, before there is too much of it.
+    pub(super) fn hold_back(&mut self) -> Result<(), PgError> {
+        match self.attempt.removals.room(self.attempt.runs()) {
+            Room::Enough => Ok(()),
+            Room::ToBeStored => self.store(),
+            Room::Exceeded => Err(self.hints.wait_for_commit("It deletes very many rows.")),
+        }
+    }
+
+    /// Write down what is held back.
+    pub(super) fn store(&mut self) -> Result<(), PgError> {
+        self.attempt.store_removals()
+    }
+}
+
+impl Session {
+    /// Deletions of the transaction in hand.
+    pub(super) fn deletions(&mut self) -> Deletions<'_> {
+        Deletions {
+            tables: &self.tables,
+            attempt: self.attempt.get_or_insert_default(),
+            origins: &mut self.origins,
+            hints: &mut self.hints,
+            same_stream: self.same_stream.as_deref(),
+            run_as: self.identity.run_as,
+            change_context: &self.change_context,
+        }
+    }
+
+    /// A row that is to be deleted is not here. Say so, and look again: true if it has come
+    /// meanwhile.
+    ///
+    /// Another stream's applier may be about to insert an older state of it, and no lock on a row
+    /// keeps the two apart. So each first writes what it has to, and then looks for what the other
+    /// one writes ([`Deletions::check_not_deleted`]): one of them sees it.
+    pub(super) fn has_come(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        timestamp: i64,
+        values: &RowValues,
+    ) -> Result<bool, PgError> {
+        if !self.tables.remembers(key) {
+            return Ok(false);
+        }
+        let mut deletions = self.deletions();
+        deletions.remember_absence(key, timestamp, values)?;
+        deletions.store()?;
+        let found = self.find_here(key, remote, values, (Purpose::Change, true))?;
+        Ok(matches!(found, Found::Row(_)))
+    }
+}
+
 /// What this process stamps its commits with.
-pub(super) fn session_origin() -> pg_sys::RepOriginId {
-    // SAFETY: reads a variable of the process.
-    unsafe { pg_sys::replorigin_session_origin }
+pub(super) fn session_origin() -> ReplOriginId {
+    origin::stamp().0
 }

@@ -34,6 +34,7 @@ pub(super) enum Step {
     Begin,
     Change(Operation),
     Truncate,
+    Statement,
     Commit,
 }
 
@@ -45,6 +46,7 @@ impl Step {
             Self::Change(Operation::Update) => "UPDATE",
             Self::Change(Operation::Delete) => "DELETE",
             Self::Truncate => "TRUNCATE",
+            Self::Statement => "DDL",
             Self::Commit => "COMMIT",
         }
     }
@@ -89,6 +91,11 @@ impl Session {
             if let Some(column) = remote.columns.get(COLUMN.load(Ordering::Relaxed)) {
                 text.push_str(&format!(" column \"{}\"", column.name));
             }
+        }
+        if doing.step == Step::Statement
+            && let Some(statement) = &self.statement_in_hand
+        {
+            text.push_str(&format!(" for statement \"{}\"", statement.shown()));
         }
         if doing.xid != 0 {
             text.push_str(&format!(" in transaction {}", doing.xid));

@@ -1,5 +1,5 @@
-//! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in the transaction that resolves them. Run by
-//! the appliers.
+//! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in
+//! the transaction that resolves them. Run by the appliers.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,6 +8,7 @@ use std::mem::ManuallyDrop;
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::resolution::Resolution;
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::subscription::execute;
 use braid_postgres::encoding;
 use braid_postgres::error::PgError;
@@ -86,8 +87,9 @@ struct Met {
     winner: &'static str,
 }
 
-/// The conflicts of the transaction in hand, by table and kind. They are added up here and written once, as rows of their own: to
-/// raise a common counter would have appliers wait for each other until they commit. The manager adds these rows up later.
+/// The conflicts of the transaction in hand, by table and kind. They are added up here and written
+/// once, as rows of their own: to raise a common counter would have appliers wait for each other
+/// until they commit. The manager adds these rows up later.
 #[derive(Debug, Default)]
 pub struct Tally(Vec<(Met, i64)>);
 
@@ -140,8 +142,8 @@ fn winner(decision: Decision) -> &'static str {
     }
 }
 
-/// Plans of the statement that records a conflict: to make one costs more than the rest of it. As many as tables, whose row types are
-/// among its arguments' types.
+/// Plans of the statement that records a conflict: to make one costs more than the rest of it. As
+/// many as tables, whose row types are among its arguments' types.
 const KEPT_PLANS: usize = 256;
 
 thread_local! {
@@ -158,7 +160,7 @@ pub fn record(
     remote: &RemoteRelation,
     local: &LocalRelation,
     table: &OpenTable,
-    rows: Rows<'_>,
+    rows: &Rows<'_>,
 ) -> Result<(), PgError> {
     with_fixed_settings(|| write_down(entry, remote, local, table, rows))
 }
@@ -168,7 +170,7 @@ fn write_down(
     remote: &RemoteRelation,
     local: &LocalRelation,
     table: &OpenTable,
-    rows: Rows<'_>,
+    rows: &Rows<'_>,
 ) -> Result<(), PgError> {
     let Some(kind) = entry.decision.conflict else {
         return Ok(());
@@ -203,18 +205,13 @@ fn write_down(
     );
     let key_index = || Some(local.key.as_ref()?.index);
     let index = entry.index.or_else(key_index).filter(|_| met);
-    // SAFETY: the table is open; the slots, if they are there, hold rows of it.
-    let (local_row, remote_row) = unsafe {
-        let row_type = (*(*table.relation()).rd_rel).reltype;
-        let none = || Image::none(row_type);
-        (
-            rows.local
-                .map_or_else(none, |slot| Image::of_slot(slot, |_| false)),
-            rows.remote.map_or_else(none, |slot| {
-                Image::of_slot(slot, |column| !is_given(column))
-            }),
-        )
-    };
+    let row_type = table.relation().row_type();
+    let none = || Image::none(row_type);
+    let local_row = rows.local.as_ref();
+    let local_row = local_row.map_or_else(none, |slot| Image::of_slot(slot, |_| false));
+    let remote_row = rows.remote.as_ref().map_or_else(none, |slot| {
+        Image::of_slot(slot, |column| !is_given(column))
+    });
     let local_version = entry.local.clone();
     let mut arguments = vec![
         DatumWithOid::from(entry.subscription),
@@ -264,6 +261,9 @@ fn write_down(
         Ok(())
     })
     .map_err(|error: pgrx::spi::SpiError| {
-        PgError::new("XX000", format!("could not record a conflict: {error}"))
+        PgError::new(
+            SqlState::InternalError,
+            format!("could not record a conflict: {error}"),
+        )
     })
 }

@@ -1,41 +1,46 @@
-//! Rows in the way of one that is about to be written: equal to it under a unique index other than that by which rows are found, or
-//! kept apart from it by an exclusion constraint. Run by the appliers.
+//! Rows in the way of one that is about to be written: equal to it under a unique index other than
+//! that by which rows are found, or kept apart from it by an exclusion constraint. Run by the
+//! appliers.
 //!
-//! To look for them before every write would cost a look-up for each index. So a transaction is written as though there were none;
-//! when that ends in a violation, it is applied once more, and then they are looked for. One that can't be applied twice (it
-//! was too large to be held) looks for them at once.
+//! To look for them before every write would cost a look-up for each index. So a transaction is
+//! written as though there were none; when that ends in a violation, it is applied once more, and
+//! then they are looked for. One that can't be applied twice (it was too large to be held) looks
+//! for them at once.
 //!
-//! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction` sees to that.
+//! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction`
+//! sees to that.
 //!
-//! Which rows those are `constraint` says. Deferrable constraints, where rows may be equal until the transaction ends, are looked at
-//! then (`deferred`).
+//! Which rows those are `constraint` says. Deferrable constraints, where rows may be equal until
+//! the transaction ends, are looked at then (`deferred`).
 
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, decide_in_the_way};
 use braid_bgworker::merge::Answer;
 use braid_bgworker::resolution::Resolution;
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
+use braid_postgres::slot::Slot;
 use pgrx::pg_sys;
 
 use super::Session;
-use super::change::{Key, Rows, refused};
+use super::change::{Rows, refused};
 use super::constraint::Checked;
-use super::copied;
+use super::copied::{self, Told};
 use super::eviction::{Loser, to_leave_first};
 use super::key_hash::key_hash;
-use super::lookup::{Found, LockedRows, writer};
+use super::lookup::Found;
 use super::merge::ConflictInput;
 use super::row_context::RowContext;
+use super::target::{Key, Tables};
 use super::version::Stamp;
-
-/// SQLSTATE unique_violation.
-pub(super) const UNIQUE_VIOLATION: &str = "23505";
-/// SQLSTATE exclusion_violation.
-const EXCLUSION_VIOLATION: &str = "23P01";
+use super::write::Written;
 
 /// Whether an error says that a row is in the way of another.
 #[must_use]
-pub fn is_in_the_way(sqlstate: &str) -> bool {
-    matches!(sqlstate, UNIQUE_VIOLATION | EXCLUSION_VIOLATION)
+pub fn is_in_the_way(sqlstate: SqlState) -> bool {
+    matches!(
+        sqlstate,
+        SqlState::UniqueViolation | SqlState::ExclusionViolation
+    )
 }
 
 /// What becomes of a row that is about to be written.
@@ -43,50 +48,52 @@ pub fn is_in_the_way(sqlstate: &str) -> bool {
 pub(super) enum Way {
     /// It can be written.
     Clear,
-    /// It can't stay beside one that does: it is not written, and what stands under its key leaves too.
+    /// It can't stay beside one that does: it is not written, and what stands under its key leaves
+    /// too.
     Leave,
     /// It is not written, and that is all.
     Stay,
 }
 
-/// The rows are not used any more.
-pub(super) fn drop_rows(rows: LockedRows) {
-    for (slot, _) in rows {
-        // SAFETY: made by `find_others`.
-        unsafe { pg_sys::ExecDropSingleTupleTableSlot(slot) };
+impl Tables {
+    /// The index in which a row was met that was last found in the way.
+    pub(super) fn met_index(&self, key: Key, slot: &Slot) -> Option<pg_sys::Oid> {
+        let met = &self.get(key)?.table.as_ref()?.met;
+        let (_, index) = met.iter().find(|(row, _)| *row == slot.as_ptr())?;
+        Some(*index)
     }
 }
 
 impl Session {
-    /// Rows that stand in the way are looked for before each write of the transaction that is begun next, or not.
+    /// Rows that stand in the way are looked for before each write of the transaction that is begun
+    /// next, or not.
     pub fn look_for_rows_in_the_way(&mut self, look: bool) {
         self.hints.check_other_keys = look;
     }
 
-    /// Make way for the row in the new slot, which takes the place of what was `found`, if it wins; record each conflict.
+    /// Make way for the row in the new slot, which takes the place of what was `found`, if it wins;
+    /// record each conflict.
     pub(super) fn make_way(
         &mut self,
         context: RowContext<'_>,
         found: Found,
     ) -> Result<Way, PgError> {
         let RowContext { key, .. } = context;
-        let table = self.open(key)?;
+        let table = self.tables.open(key)?;
         let exists = matches!(found, Found::Row(_));
-        // SAFETY: the local slot holds what was found.
-        let own = exists.then(|| unsafe { (*table.local_slot()).tts_tid });
+        let own = exists.then(|| table.local_slot().tid());
         table.compute_generated(exists);
         let rows = table.in_the_way(own, Checked::AtOnce)?;
-        let way = self.settle(context, exists, &rows);
-        drop_rows(rows);
-        way
+        self.settle(context, exists, &rows)
     }
 
-    /// The same, for rows that were found in its way. Clear when there are none, or one that this very transaction wrote.
+    /// The same, for rows that were found in its way. Clear when there are none, or one that this
+    /// very transaction wrote.
     pub(super) fn settle(
         &mut self,
         context: RowContext<'_>,
         exists: bool,
-        rows: &[(*mut pg_sys::TupleTableSlot, Stamp)],
+        rows: &[(Slot, Stamp)],
     ) -> Result<Way, PgError> {
         let RowContext {
             key,
@@ -99,15 +106,17 @@ impl Session {
             (1, true) => Kind::UpdateExists,
             _ => Kind::MultipleUniqueConflicts,
         };
-        if self.is_asked(key, kind) {
+        if self.origins.alone.is_some() {
+            return self.settle_alone(context, kind, rows);
+        }
+        if self.tables.is_asked(key, kind) {
             return self.ask_who_stays(context, kind, rows);
         }
-        let rules = self.target(key)?.plan.rules;
-        let mut decisions: Vec<(*mut pg_sys::TupleTableSlot, Found, Decision)> = Vec::new();
+        let rules = self.tables.target(key)?.plan.rules;
+        let mut decisions: Vec<(&Slot, Found, Decision)> = Vec::new();
         for (slot, stamp) in rows {
-            // SAFETY: the slot holds a row of the table.
-            let found = Found::Row(self.refined(key, *slot, *stamp)?);
-            let local = self.local(found);
+            let found = Found::Row(self.refined(key, slot, *stamp)?);
+            let local = self.origins.local(found);
             if matches!(local, Local::Own | Local::OwnMerged(_)) {
                 // This very transaction wrote it: the write says what is wrong.
                 return Ok(Way::Clear);
@@ -116,17 +125,17 @@ impl Session {
             let decision = rules
                 .resolve(decision, local, context.version())
                 .map_err(|kind| refused(kind, remote))?;
-            decisions.push((*slot, found, decision));
+            decisions.push((slot, found, decision));
         }
         // It takes the place of all of them, or of none.
         let kept = decisions
             .iter()
             .find(|(_, _, decision)| decision.action == Action::Keep)
             .map(|(_, _, decision)| *decision);
-        let new_slot = self.open(key)?.new_slot();
+        let new_slot = self.tables.open(key)?.new_slot();
         // What is told is a deletion, which the versions have to be left to judge.
-        let sends_notice =
-            self.remembers(key) && rules.of(Kind::UpdateDeleted) == Resolution::LastUpdateWins;
+        let sends_notice = self.tables.remembers(key)
+            && rules.of(Kind::UpdateDeleted) == Resolution::LastUpdateWins;
         let Some(kept) = kept else {
             let loser = if sends_notice {
                 Loser::Here
@@ -154,15 +163,81 @@ impl Session {
                 self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
                 first = false;
             }
-            let rows = Rows {
-                local: Some(slot),
-                remote: Some(new_slot),
-                given: None,
-                index: self.met_index(key, slot),
-            };
-            self.record(context, found, decision, rows)?;
+            self.record_met(context, (slot, found), decision, &new_slot)?;
         }
         Ok(if stays { Way::Stay } else { Way::Leave })
+    }
+
+    /// Records the decision about a row here that is in the way of the one in `new_slot`.
+    fn record_met(
+        &mut self,
+        context: RowContext<'_>,
+        (slot, found): (&Slot, Found),
+        decision: Decision,
+        new_slot: &Slot,
+    ) -> Result<(), PgError> {
+        let rows = Rows {
+            local: Some(slot.clone()),
+            remote: Some(new_slot.clone()),
+            given: None,
+            index: self.tables.met_index(context.key, slot),
+        };
+        self.record(context, found, decision, &rows)
+    }
+
+    /// Settles as [`Self::settle`] does where this node alone decides: by versions, and at once.
+    fn settle_alone(
+        &mut self,
+        context: RowContext<'_>,
+        kind: Kind,
+        rows: &[(Slot, Stamp)],
+    ) -> Result<Way, PgError> {
+        let key = context.key;
+        let mut decisions = Vec::with_capacity(rows.len());
+        for (slot, stamp) in rows {
+            let found = Found::Row(self.refined(key, slot, *stamp)?);
+            let local = self.origins.local(found);
+            if matches!(local, Local::Own | Local::OwnMerged(_)) {
+                // The write says what is wrong.
+                return Ok(Way::Clear);
+            }
+            decisions.push((
+                slot,
+                found,
+                decide_in_the_way(kind, local, context.version()),
+            ));
+        }
+        let kept = decisions
+            .iter()
+            .find(|(_, _, decision)| decision.action == Action::Keep)
+            .map(|(_, _, decision)| decision.reason);
+        let new_slot = self.tables.open(key)?.new_slot();
+        for (slot, found, decision) in decisions {
+            let decision = match kept {
+                Some(reason) => Decision {
+                    action: Action::Keep,
+                    reason,
+                    ..decision
+                },
+                None => decision,
+            };
+            self.record_met(context, (slot, found), decision, &new_slot)?;
+            if kept.is_some() {
+                continue;
+            }
+            if self.tables.open(key)?.delete_row(slot)? == Written::Changed {
+                return Err(PgError::new(
+                    SqlState::SerializationFailure,
+                    "a row in the way was changed meanwhile",
+                ));
+            }
+            self.count(key, |counts| counts.deletes += 1);
+        }
+        Ok(if kept.is_some() {
+            Way::Stay
+        } else {
+            Way::Clear
+        })
     }
 
     /// Ask the function whether the row in the new slot takes the place of those in its way.
@@ -170,32 +245,37 @@ impl Session {
         &mut self,
         context: RowContext<'_>,
         kind: Kind,
-        rows: &[(*mut pg_sys::TupleTableSlot, Stamp)],
+        rows: &[(Slot, Stamp)],
     ) -> Result<Way, PgError> {
         let RowContext { key, current, .. } = context;
         let mut found = Vec::with_capacity(rows.len());
         for (slot, stamp) in rows {
-            let stamp = self.refined(key, *slot, *stamp)?;
+            let stamp = self.refined(key, slot, *stamp)?;
             if matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
                 // This very transaction wrote it: the write says what is wrong.
                 return Ok(Way::Clear);
             }
-            found.push((*slot, stamp));
+            found.push((slot, stamp));
         }
         let Some((first, stamp)) = found.first().copied() else {
             return Ok(Way::Clear);
         };
-        let others: Vec<_> = found.iter().skip(1).map(|(slot, _)| *slot).collect();
-        let new_slot = self.open(key)?.new_slot();
+        let others: Vec<_> = found
+            .iter()
+            .skip(1)
+            .map(|(slot, _)| (*slot).clone())
+            .collect();
+        let new_slot = self.tables.open(key)?.new_slot();
+        let meeting = Rows {
+            local: Some(first.clone()),
+            remote: Some(new_slot.clone()),
+            given: None,
+            index: None,
+        };
         let input = ConflictInput {
             found: Found::Row(stamp),
             kind,
-            rows: Rows {
-                local: Some(first),
-                remote: Some(new_slot),
-                given: None,
-                index: None,
-            },
+            rows: &meeting,
             before: None,
             in_the_way: true,
             others: &others,
@@ -218,12 +298,12 @@ impl Session {
                 continue;
             }
             let rows = Rows {
-                local: Some(slot),
-                remote: Some(new_slot),
+                local: Some(slot.clone()),
+                remote: Some(new_slot.clone()),
                 given: None,
-                index: self.met_index(key, slot),
+                index: self.tables.met_index(key, slot),
             };
-            self.record(context, Found::Row(stamp), decision, rows)?;
+            self.record(context, Found::Row(stamp), decision, &rows)?;
         }
         if leave {
             return Err(to_leave_first());
@@ -231,41 +311,28 @@ impl Session {
         Ok(Way::Leave)
     }
 
-    /// The index in which a row was met that was last found in the way.
-    pub(super) fn met_index(
-        &self,
-        key: Key,
-        slot: *mut pg_sys::TupleTableSlot,
-    ) -> Option<pg_sys::Oid> {
-        let met = &self.targets.get(&key)?.table.as_ref()?.met;
-        let (_, index) = met.iter().find(|(row, _)| *row == slot)?;
-        Some(*index)
-    }
-
     /// The version of a row in a slot, given that of the transaction that wrote it.
     pub(super) fn refined(
         &mut self,
         key: Key,
-        slot: *mut pg_sys::TupleTableSlot,
+        slot: &Slot,
         stamp: Stamp,
     ) -> Result<Stamp, PgError> {
         let Self {
-            targets,
+            tables,
             known_versions,
             attempt,
             ..
         } = self;
         let written = &attempt.get_or_insert_default().written;
-        let Some(target) = targets.get(&key) else {
+        let Some(target) = tables.get(key) else {
             return Ok(stamp);
         };
-        // SAFETY: the slot holds a row of the table, which is open.
-        unsafe {
-            if stamp == Stamp::Unversioned {
-                return copied::refine(&target.plan, writer(slot), slot);
-            }
-            let hash = || key_hash(&target.plan, slot);
-            known_versions.refine(written, writer(slot), stamp, hash)
-        }
+        let stamp = match copied::told(&target.plan, slot.writer(), slot, stamp)? {
+            Told::ByTransaction(stamp) => stamp,
+            Told::Apart(stamp) => return Ok(stamp),
+        };
+        let hash = || key_hash(&target.plan, slot);
+        known_versions.refine(written, slot.writer(), stamp, hash)
     }
 }

@@ -1,5 +1,5 @@
-//! The order that a unique index has for its keys: to look keys up, and to insert them, as a walk along the index. Run by the
-//! appliers.
+//! The order that a unique index has for its keys: to look keys up, and to insert them, as a walk
+//! along the index. Run by the appliers.
 
 use std::cmp::Ordering;
 
@@ -40,7 +40,8 @@ impl KeyOrder {
     pub unsafe fn new(index: pg_sys::Relation, key: &Key) -> Self {
         let columns = key.columns.iter().enumerate().map(|(number, column)| {
             let place = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
-            // SAFETY: the index has as many key columns as the key, with an operator family and an input type for each.
+            // SAFETY: the index has as many key columns as the key, with an operator family and an
+            // input type for each.
             let compare = unsafe {
                 let family = *(*index).rd_opfamily.add(number);
                 match *(*index).rd_opcintype.add(number) {
@@ -115,7 +116,8 @@ impl Compare {
     }
 }
 
-/// Whether an index has no entry at all, of live rows or dead ones, whose first column is from `low` to `high`.
+/// Whether an index has no entry at all, of live rows or dead ones, whose first column is from
+/// `low` to `high`.
 ///
 /// # Safety
 /// `table` and its B-tree `index` are open; the values are of the index's type.

@@ -1,13 +1,14 @@
 //! What other nodes' changes have done to a table while a copy filled it. Run by the copy workers.
 //!
-//! Such a change does not see the copy's rows, nor what came along with them (`workers/copy/versions.rs`), before the copy has committed;
-//! and the copy does not look whether a row was deleted here. So once all is there, and before it is committed, nobody may write, and
+//! Such a change does not see the copy's rows, nor what came along with them
+//! (`workers/copy/versions.rs`), before the copy has committed; and the copy does not look whether
+//! a row was deleted here. So once all is there, and before it is committed, nobody may write, and
 //! all rows are looked at:
 //!
 //! | row | leaves when |
 //! |---|---|
 //! | copied | a change that came here meanwhile has deleted it, and is newer |
-//! | another node's | the provider had another version of it, or its deletion, that is newer |
+//! | another node's, or this one's | the provider had another version of it, or its deletion, that is newer |
 //!
 //! A copied row of no known version is as old as what no change is older than any more.
 
@@ -17,26 +18,34 @@ use std::collections::HashSet;
 use braid_bgworker::compare::as_version;
 use braid_node::local_version::commit_data;
 use braid_node::tombstone;
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
-use pgrx::pg_sys;
+use braid_postgres::memory::Scratch;
+use braid_postgres::relation::RelationRef;
+use braid_postgres::sequential_scan::SequentialScan;
+use braid_postgres::slot::Slot;
+use braid_postgres::transaction;
 
-use super::copied::{self, From, hasher, version_in, with_table};
+use super::copied::{self, From, Keys, hasher, stamp_in, version_in, with_table};
 use super::key_hash::KeyHashes;
-use super::lookup::writer;
-use super::scan;
+use super::rewrite::has_rewritten;
 use super::version::OriginNames;
 
 /// Rows of a table that are to leave, by their places.
 #[derive(Debug, Default)]
 pub struct Leaving {
-    /// Copied, and deleted meanwhile; or written meanwhile, and deleted by what the copy has brought.
+    /// Copied, and deleted meanwhile.
     pub deleted: Vec<String>,
+    /// Written meanwhile, and deleted by what the copy has brought. The provider also tells that a
+    /// row is dead which has lost to another one there.
+    pub gone: Vec<String>,
     /// Written meanwhile, and older than what the copy has of them.
     pub replaced: Vec<String>,
 }
 
-/// Rows of an ordinary table that are to leave. Nothing that comes from another node is older than `since`, microseconds since 1970-01-01
-/// UTC. `copied_to` is the table that was filled: this one, or that of which it is a partition. `deleted_here` has what others have deleted in this one
+/// Rows of an ordinary table that are to leave. Nothing that comes from another node is older than
+/// `since`, microseconds since 1970-01-01 UTC. `copied_to` is the table that was filled: this one,
+/// or that of which it is a partition. `deleted_here` has what others have deleted in this one
 /// ([`tombstone::received`]). `node` is this one's name.
 ///
 /// # Errors
@@ -58,46 +67,53 @@ pub fn leaving(
             names: RefCell::new(names),
             since,
         };
-        // SAFETY: the table is open and locked; in a transaction.
-        unsafe { look.at_all() }
+        look.at_all()
     })
 }
 
-/// Remove the rows of a table that one of these origins has brought; `None`: all rows. Whatever its replica identity is: nobody is told.
+/// Remove the rows of a table that one of these origins has brought; `None`: all rows. Whatever its
+/// replica identity is: nobody is told.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn remove_from(
-    table: u32,
-    origins: Option<&HashSet<pg_sys::RepOriginId>>,
-) -> Result<(), PgError> {
+pub fn remove_from(table: u32, origins: Option<&HashSet<ReplOriginId>>) -> Result<(), PgError> {
     with_table(table.into(), |relation| {
-        // SAFETY: the table is open, and locked against writers; the snapshot is registered, and the scan ended, unless an error ends
-        // the transaction.
-        unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
-            let rows = scan::begin(relation, snapshot)?;
-            while scan::next(relation, rows, slot) {
+        relation.with_slot(|slot| {
+            let mut rows = SequentialScan::of_latest(relation, slot)?;
+            while rows.advance() {
                 pgrx::check_for_interrupts!();
-                let leaves = origins.is_none_or(|origins| {
-                    commit_data(writer(slot)).is_some_and(|(_, origin)| origins.contains(&origin))
-                });
+                let leaves = match origins {
+                    None => true,
+                    Some(origins) => {
+                        let origin = origin_in(relation, slot)?;
+                        origin.is_some_and(|origin| origins.contains(&origin))
+                    }
+                };
                 if leaves {
-                    pg_sys::simple_table_tuple_delete(relation, &raw mut (*slot).tts_tid, snapshot);
+                    rows.delete();
                 }
             }
-            scan::end(relation, rows);
-            pg_sys::ExecDropSingleTupleTableSlot(slot);
-            pg_sys::UnregisterSnapshot(snapshot);
-            pg_sys::CommandCounterIncrement();
-            Ok(())
-        }
+            Ok::<(), PgError>(())
+        })?;
+        transaction::next_command();
+        Ok(())
     })
 }
 
+/// Which origin has brought the row in a slot of a table, as far as that is known.
+fn origin_in(relation: RelationRef<'_>, slot: &Slot) -> Result<Option<ReplOriginId>, PgError> {
+    let xid = slot.writer();
+    if has_rewritten(xid) {
+        let stamp = stamp_in(relation, slot, Keys::of(relation, slot), || Ok(Vec::new()))?;
+        if let Some((_, origin)) = stamp.known() {
+            return Ok(Some(origin));
+        }
+    }
+    Ok(commit_data(xid).map(|(_, origin)| origin))
+}
+
 struct Look<'a> {
-    relation: pg_sys::Relation,
+    relation: RelationRef<'a>,
     from: Vec<From>,
     /// By the hashes that a key has here.
     deleted_here: &'a HashSet<u64>,
@@ -106,54 +122,44 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// # Safety
-    /// The table is open and locked against writers.
-    unsafe fn at_all(&self) -> Result<Leaving, PgError> {
-        // SAFETY: as the caller says. The snapshot is registered, and the scan ended, unless an error ends the transaction.
-        unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let slot = pg_sys::table_slot_create(self.relation, std::ptr::null_mut());
-            let rows = scan::begin(self.relation, snapshot)?;
-            // A table may have any number of rows.
-            let memory = super::memory_context(c"braid rows beside a copy");
-            let mut leaving = Leaving::default();
-            while scan::next(self.relation, rows, slot) {
-                pgrx::check_for_interrupts!();
-                let is_copied = pg_sys::TransactionIdIsCurrentTransactionId(writer(slot));
-                if is_copied && self.deleted_here.is_empty() {
-                    continue;
-                }
-                let before = pg_sys::MemoryContextSwitchTo(memory);
-                let fate = if is_copied {
+    /// The table is locked against writers.
+    fn at_all(&self) -> Result<Leaving, PgError> {
+        self.relation.with_slot(|slot| self.at_rows(slot))
+    }
+
+    fn at_rows(&self, slot: &Slot) -> Result<Leaving, PgError> {
+        let mut rows = SequentialScan::of_latest(self.relation, slot)?;
+        let mut memory = Scratch::new(c"braid rows beside a copy");
+        let mut leaving = Leaving::default();
+        while rows.advance() {
+            pgrx::check_for_interrupts!();
+            let is_copied = transaction::is_own(slot.writer());
+            if is_copied && self.deleted_here.is_empty() {
+                continue;
+            }
+            let fate = memory.run(|| {
+                if is_copied {
                     self.copied(slot)
                 } else {
                     self.written(slot)
-                };
-                pg_sys::MemoryContextSwitchTo(before);
-                pg_sys::MemoryContextReset(memory);
-                match fate? {
-                    Fate::Stays => {}
-                    Fate::Deleted => leaving.deleted.push(place(slot)),
-                    Fate::Replaced => leaving.replaced.push(place(slot)),
                 }
+            });
+            match fate? {
+                Fate::Stays => {}
+                Fate::Deleted if is_copied => leaving.deleted.push(place(slot)),
+                Fate::Deleted => leaving.gone.push(place(slot)),
+                Fate::Replaced => leaving.replaced.push(place(slot)),
             }
-            pg_sys::MemoryContextDelete(memory);
-            scan::end(self.relation, rows);
-            pg_sys::ExecDropSingleTupleTableSlot(slot);
-            pg_sys::UnregisterSnapshot(snapshot);
-            Ok(leaving)
         }
+        Ok(leaving)
     }
 
-    fn version(&self, (timestamp, origin): (i64, pg_sys::RepOriginId)) -> (i64, String) {
+    fn version(&self, (timestamp, origin): (i64, ReplOriginId)) -> (i64, String) {
         (timestamp, self.names.borrow_mut().node(origin).to_owned())
     }
 
-    /// # Safety
-    /// The slot holds a row of the table.
-    unsafe fn copied(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
-        // SAFETY: as the caller says.
-        let hashes_as = unsafe { hasher(self.relation, slot) };
+    fn copied(&self, slot: &Slot) -> Result<Fate, PgError> {
+        let hashes_as = hasher(self.relation, slot);
         let hashes = hashes_as(self.oid()).into_iter().flat_map(KeyHashes::each);
         let mut deleted = None;
         for here in hashes.filter(|hash| self.deleted_here.contains(hash)) {
@@ -176,17 +182,10 @@ impl Look<'_> {
         })
     }
 
-    /// # Safety
-    /// The slot holds a row of the table.
-    unsafe fn written(&self, slot: *mut pg_sys::TupleTableSlot) -> Result<Fate, PgError> {
-        // SAFETY: as the caller says.
-        let (row, hashes_as) = unsafe {
-            (
-                version_in(self.relation, slot)?,
-                hasher(self.relation, slot),
-            )
-        };
-        let is_newer = |found: &(i64, pg_sys::RepOriginId)| match &row {
+    fn written(&self, slot: &Slot) -> Result<Fate, PgError> {
+        let row = version_in(self.relation, slot)?;
+        let hashes_as = hasher(self.relation, slot);
+        let is_newer = |found: &(i64, ReplOriginId)| match &row {
             Some(row) => {
                 as_version(&self.version(*found)) > as_version(&(row.timestamp, row.node.clone()))
             }
@@ -215,8 +214,8 @@ impl Look<'_> {
     fn newest(
         &self,
         hashes_as: &impl Fn(u32) -> Option<KeyHashes>,
-        find: impl Fn(u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError>,
-    ) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+        find: impl Fn(u64) -> Result<Option<(i64, ReplOriginId)>, PgError>,
+    ) -> Result<Option<(i64, ReplOriginId)>, PgError> {
         let mut newest = None;
         for from in &self.from {
             for hash in from.hashes(hashes_as) {
@@ -228,13 +227,12 @@ impl Look<'_> {
     }
 
     fn oid(&self) -> u32 {
-        // SAFETY: the table is open as long as this value is there.
-        unsafe { (*self.relation).rd_id }.to_u32()
+        self.relation.oid().to_u32()
     }
 }
 
 /// The version with which the copy has brought a row.
-fn brought(hash: u64) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
+fn brought(hash: u64) -> Result<Option<(i64, ReplOriginId)>, PgError> {
     let found = tombstone::find_copied(hash)?;
     Ok(found.map(|found| (found.timestamp, found.origin)))
 }
@@ -246,11 +244,7 @@ enum Fate {
 }
 
 /// As a tid is written.
-///
-/// # Safety
-/// The slot holds a row of a table.
-unsafe fn place(slot: *mut pg_sys::TupleTableSlot) -> String {
-    // SAFETY: as the caller says.
-    let (block, offset) = pgrx::itemptr::item_pointer_get_both(unsafe { (*slot).tts_tid });
+fn place(slot: &Slot) -> String {
+    let (block, offset) = pgrx::itemptr::item_pointer_get_both(slot.tid());
     format!("({block},{offset})")
 }

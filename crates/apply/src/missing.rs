@@ -1,12 +1,13 @@
-//! Published columns that a table does not have here. They are an error, or left out, by the table's
-//! rule (`braid.missing_column_rule`) or the subscription's option `on_missing_column`. Run by the
-//! appliers and copy workers, once for each plan of a table.
+//! Published columns that a table does not have here. They are an error, or left out, by the
+//! table's rule (`braid.missing_column_rule`) or the subscription's option `on_missing_column`. Run
+//! by the appliers and copy workers, once for each plan of a table.
 //!
 //! Invariants: a column of a key is never left out, and no row is. Each column that is left out is
 //! written down in `braid.missing_column`, in the transaction that leaves it out.
 //!
 //! Not for: columns of this node that the provider does not send (`Lacking`).
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::subscription::rows_written;
 use braid_postgres::error::PgError;
 use braid_postgres::{encoding, kept_plan};
@@ -53,8 +54,8 @@ fn listed(columns: &[&MissingColumn]) -> (&'static str, String) {
     (noun, names.join(", "))
 }
 
-/// Returns the names of the columns to leave out. `table` is the table's name for messages, `ignores`
-/// the subscription's option. In a transaction, with the process's own rights.
+/// Returns the names of the columns to leave out. `table` is the table's name for messages,
+/// `ignores` the subscription's option. In a transaction, with the process's own rights.
 ///
 /// # Errors
 /// 42703 when one of them is not to be left out; whatever PostgreSQL raises.
@@ -80,7 +81,7 @@ pub fn left_out(
     if ignores {
         let (noun, names) = listed(&keys);
         return Err(PgError::new(
-            "42703",
+            SqlState::UndefinedColumn,
             format!("table \"{table}\" lacks key {noun} {names} that the provider sends"),
         )
         .with_detail("Columns of a primary key or replica identity are not left out.")
@@ -88,7 +89,7 @@ pub fn left_out(
     }
     let (noun, names) = listed(&missing.iter().collect::<Vec<_>>());
     Err(PgError::new(
-        "42703",
+        SqlState::UndefinedColumn,
         format!("table \"{table}\" lacks {noun} {names} that the provider sends"),
     )
     .with_hint(
@@ -97,8 +98,9 @@ pub fn left_out(
     ))
 }
 
-/// Writes down and logs that columns of a table are left out, unless that is known. `source` names the
-/// source of `braid.ingest`, if there is no subscription. In a transaction, with the process's own rights.
+/// Writes down and logs that columns of a table are left out, unless that is known. `source` names
+/// the source of `braid.ingest`, if there is no subscription. In a transaction, with the process's
+/// own rights.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -140,7 +142,7 @@ impl Session {
         );
         let writer = (id, (id == NO_SUBSCRIPTION).then_some(name));
         for key in self.attempt.iter().flat_map(|attempt| &attempt.open) {
-            let Some(target) = self.targets.get_mut(key) else {
+            let Some(target) = self.tables.get_mut(*key) else {
                 continue;
             };
             if target.missing_noted || target.plan.missing.is_empty() {

@@ -1,4 +1,5 @@
-//! Maps by small numbers that this process or the stream gave out: looked up for every change, so hashed by one multiplication.
+//! Maps by small numbers that this process or the stream gave out: looked up for every change, so
+//! hashed by one multiplication.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -30,7 +31,8 @@ impl Hasher for NumberHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The multiplier of Fibonacci hashing; the rotation brings its well-mixed upper bits down, where tables look.
+        // The multiplier of Fibonacci hashing; the rotation brings its well-mixed upper bits down,
+        // where tables look.
         self.0 = (self.0.rotate_left(5) ^ number)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
             .rotate_left(26);

@@ -1,18 +1,21 @@
-//! Connections to other nodes over which an applier asks for columns of one row, and the question as SQL. Run by the appliers.
+//! Connections to other nodes over which an applier asks for columns of one row, and the question
+//! as SQL. Run by the appliers.
 //!
-//! A question takes no lock on rows, so it waits for nothing but whoever has the whole table for itself there, and for that not longer
-//! than `lock_timeout`. What is known by then is an error; the transaction in hand is applied again.
+//! A question takes no lock on rows, so it waits for nothing but whoever has the whole table for
+//! itself there, and for that not longer than `lock_timeout`. What is known by then is an error;
+//! the transaction in hand is applied again.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::encoding;
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::{Cells, Connection, Mode};
+use braid_postgres::server;
 use braid_postgres::wait::Wait;
-use pgrx::pg_sys;
 
 /// A connection that was not used for so long is closed.
 const KEPT: Duration = Duration::from_secs(60);
@@ -108,7 +111,8 @@ impl Peers {
         question: &Question<'_>,
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
-        // It is put back once it has answered: what goes wrong closes it, also when this is interrupted.
+        // It is put back once it has answered: what goes wrong closes it, also when this is
+        // interrupted.
         let known = self.by_subscription.remove(&source.subscription);
         let fresh = known
             .as_ref()
@@ -119,18 +123,23 @@ impl Peers {
         };
         let answer = match peer.ask(question, deadline) {
             // An old connection may have been cut while nobody looked.
-            Err(error) if !fresh && error.sqlstate.starts_with("08") => {
+            Err(error) if !fresh && error.sqlstate.is_of("08") => {
                 peer = Peer::open(source, deadline)?;
                 peer.ask(question, deadline)
             }
             answer => answer,
         };
         let answer = match answer {
-            // undefined_table, invalid_schema_name, undefined_column, undefined_function, cannot_coerce
+            // undefined_table, invalid_schema_name, undefined_column, undefined_function,
+            // cannot_coerce
             Err(error)
                 if matches!(
-                    error.sqlstate.as_str(),
-                    "42P01" | "3F000" | "42703" | "42883" | "42846"
+                    error.sqlstate,
+                    SqlState::UndefinedTable
+                        | SqlState::InvalidSchemaName
+                        | SqlState::UndefinedColumn
+                        | SqlState::UndefinedFunction
+                        | SqlState::CannotCoerce
                 ) =>
             {
                 return Ok((Reply::NoTable, true));
@@ -154,8 +163,7 @@ impl Peer {
         let left = deadline.saturating_duration_since(Instant::now());
         let name = format!("{} querier", source.name);
         let mut connection = Connection::open_within(&source.dsn, &name, Mode::Sql, left)?;
-        // SAFETY: a static string of PostgreSQL's.
-        let encoding = unsafe { CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) };
+        let encoding = CString::new(server::database_encoding()).unwrap_or_default();
         let milliseconds =
             |time: Duration| CString::new(time.as_millis().max(1).to_string()).unwrap_or_default();
         let limit = braid_node::settings::querier_timeout();
@@ -166,7 +174,7 @@ impl Peer {
             &[
                 milliseconds(limit),
                 milliseconds(limit / LOCK_PART),
-                encoding.to_owned(),
+                encoding,
             ],
             deadline,
             Wait::Querier,
@@ -260,8 +268,9 @@ impl Question<'_> {
         )
     }
 
-    /// One row, whether there is such a row or not: is it as of what was asked for, is there one, and its columns. All of one
-    /// snapshot. Rows of tables that inherit from the table are not its own; a partitioned table's are its partitions'.
+    /// One row, whether there is such a row or not: is it as of what was asked for, is there one,
+    /// and its columns. All of one snapshot. Rows of tables that inherit from the table are not its
+    /// own; a partitioned table's are its partitions'.
     fn sql(&self, equalities: &[(String, String)]) -> String {
         let columns: String = self
             .columns
@@ -291,7 +300,8 @@ impl Question<'_> {
         let table = self.table();
         let literal = quote_literal(&table);
         let (current, from) = match self.as_of {
-            // The number with its epoch: of all that end like this the one that is nearest to the next.
+            // The number with its epoch: of all that end like this the one that is nearest to the
+            // next.
             AsOf::Transaction(xid) => (
                 "pg_visible_in_snapshot(greatest(s.next - case when s.behind > 2147483648 then s.behind - 4294967296 \
                  when s.behind < -2147483648 then s.behind + 4294967296 else s.behind end, 0)::text::xid8, s.snapshot)"
@@ -320,8 +330,12 @@ impl Question<'_> {
 
 /// SQL in this database's encoding, which is that of the connection.
 fn in_local_encoding(sql: &str) -> Result<CString, PgError> {
-    encoding::to_server(sql)
-        .ok_or_else(|| PgError::new("08P01", "name from the provider has a zero byte"))
+    encoding::to_server(sql).ok_or_else(|| {
+        PgError::new(
+            SqlState::ProtocolViolation,
+            "name from the provider has a zero byte",
+        )
+    })
 }
 
 fn from_local_encoding(bytes: &[u8]) -> String {

@@ -1,8 +1,10 @@
-//! Where the rows of a table were last found or written, by the hash of their keys: what is changed often is found again without
-//! its index, and without a walk through the versions that other transactions have left behind. Run by the appliers.
+//! Where the rows of a table were last found or written, by the hash of their keys: what is changed
+//! often is found again without its index, and without a walk through the versions that other
+//! transactions have left behind. Run by the appliers.
 //!
-//! An entry is a hint. Whoever follows one checks that a row with that very key is alive there, and looks in the index if not: so entries are
-//! neither removed nor corrected when a transaction is rolled back or the row goes elsewhere.
+//! An entry is a hint. Whoever follows one checks that a row with that very key is alive there, and
+//! looks in the index if not: so entries are neither removed nor corrected when a transaction is
+//! rolled back or the row goes elsewhere.
 
 use braid_postgres::heap_page::Place;
 use pgrx::pg_sys;
@@ -47,7 +49,8 @@ impl Places {
             self.entries = vec![(0, Hint::default()); ENTRIES];
         }
         if let Some((of, entry)) = self.entries.get_mut(index(hash)) {
-            // Who has written a row does not know the buffer. Mostly the new version is on the same page as the one before.
+            // Who has written a row does not know the buffer. Mostly the new version is on the same
+            // page as the one before.
             if hint.buffer == 0 && entry.place.0 == hint.place.0 {
                 hint.buffer = entry.buffer;
             }

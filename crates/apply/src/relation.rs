@@ -1,13 +1,20 @@
-//! How a relation of the stream maps to one of this database: columns by name, the index that finds its rows, how its
-//! values are converted. Built once for each schema record and local relation, and again after either changed.
+//! How a relation of the stream maps to one of this database: columns by name, the index that finds
+//! its rows, how its values are converted. Built once for each schema record and local relation,
+//! and again after either changed.
 
 use braid_bgworker::resolution::Rules;
+use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::table_order::HashedKey;
 use braid_gir::{Image, ReplicaIdentity, Schema, Value};
+use braid_node::ddl::{self, ColumnPlace};
 use braid_node::table_order;
 use braid_postgres::error::PgError;
+use braid_postgres::lock::LockMode;
+use braid_postgres::memory::Scratch;
 use braid_postgres::names::find_table;
-use braid_postgres::{compat, encoding, ffi};
+use braid_postgres::relation::{Relation, RelationRef};
+use braid_postgres::tuple_desc::{Attribute as Column, TupleDesc};
+use braid_postgres::{plain, snapshot, syscache};
 use pgrx::pg_sys;
 
 use super::column_rules::{self, ColumnRules};
@@ -31,6 +38,8 @@ pub struct RemoteColumn {
     pub identity: bool,
     /// Part of the primary key at the source, or of a replica identity that is an index.
     pub key: bool,
+    /// Mark of the statement that gave it its name; 0 if none is known.
+    pub mark: u64,
 }
 
 /// A schema record, kept.
@@ -68,6 +77,7 @@ impl RemoteRelation {
                     key: column.flags.is_primary_key()
                         || (column.flags.is_identity()
                             && schema.replica_identity != ReplicaIdentity::Full),
+                    mark: column.mark,
                 })
                 .collect(),
             hashed: table_order::hashed_keys(schema),
@@ -118,8 +128,8 @@ pub struct LocalColumn {
     pub decoder: ColumnDecoder,
 }
 
-/// Convert the values of an image, those of the columns that `wants` takes, into `row`, which is as wide as the table; `columns` are in the
-/// stream's order.
+/// Convert the values of an image, those of the columns that `wants` takes, into `row`, which is as
+/// wide as the table; `columns` are in the stream's order.
 ///
 /// # Errors
 /// Of the image, and of the types.
@@ -188,45 +198,15 @@ pub struct LocalRelation {
     pub keeps_deleted: bool,
     /// From where rows were copied whose versions, or deletions, are remembered.
     pub copied_from: Vec<copied::From>,
-    /// For what the columns' decoders keep.
-    _memory: Memory,
-}
-
-/// A memory context that goes with its owner. A plan is made anew after each invalidation, and a
-/// domain's input function alone keeps 8 kB.
-#[derive(Debug)]
-struct Memory(pg_sys::MemoryContext);
-
-impl Memory {
-    fn new() -> Self {
-        // SAFETY: a small context below TopMemoryContext, which always exists.
-        Self(unsafe {
-            pg_sys::AllocSetContextCreateInternal(
-                pg_sys::TopMemoryContext,
-                c"braid relation".as_ptr(),
-                pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
-                pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
-                pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
-            )
-        })
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: made for this value alone; functions that allocate there have put the
-            // caller's context back, or an abort has.
-            unsafe { pg_sys::MemoryContextDelete(self.0) };
-        }
-    }
+    /// For what the columns' decoders keep. A plan is made anew after each invalidation, and a
+    /// domain's input function alone keeps 8 kB.
+    _memory: Scratch,
 }
 
 /// Whether changes can be applied to a relation: it is an ordinary or a partitioned table.
 #[must_use]
 pub fn takes_changes(oid: pg_sys::Oid) -> bool {
-    // SAFETY: a catalog look-up in a transaction; 0 for a relation that is not there.
-    let kind = unsafe { pg_sys::get_rel_relkind(oid) }.cast_unsigned();
+    let kind = plain::get_rel_relkind(oid).cast_unsigned();
     kind == b'r' || kind == b'p'
 }
 
@@ -235,44 +215,38 @@ pub fn takes_changes(oid: pg_sys::Oid) -> bool {
 /// # Errors
 /// As [`check_kind`].
 pub(super) fn check_kind_of(oid: pg_sys::Oid) -> Result<(), PgError> {
-    // SAFETY: in a transaction; the relation is closed again. A lock that readers take keeps it as it is.
-    unsafe {
-        let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-        let relation = pg_sys::try_relation_open(oid, lock);
-        if relation.is_null() {
-            return Ok(());
-        }
-        let checked = check_kind(relation);
-        pg_sys::relation_close(relation, lock);
-        checked
-    }
+    // A lock that readers take keeps it as it is.
+    let mode = LockMode::AccessShare;
+    let Some(relation) = Relation::try_open(oid, mode) else {
+        return Ok(());
+    };
+    let checked = check_kind(relation.view());
+    relation.close(mode);
+    checked
 }
 
-/// The table that changes go to is gone.
+/// The table that changes go to was dropped between the look at its name and its lock. Another one
+/// may have the name by now, so the transaction is applied again, and the name looked up again.
 pub(super) fn dropped() -> PgError {
-    PgError::new("42P01", "table was dropped while changes were applied")
+    PgError::new(
+        SqlState::SerializationFailure,
+        "table was dropped while changes were applied",
+    )
 }
 
 /// Checks that rows of the stream may be written to a relation.
 ///
 /// # Errors
 /// 42809 for anything but an ordinary or partitioned table.
-///
-/// # Safety
-/// `relation` is open, in a transaction.
-pub unsafe fn check_kind(relation: pg_sys::Relation) -> Result<(), PgError> {
-    // SAFETY: as the caller says.
-    let (kind, is_partition, (schema, name)) = unsafe {
-        let form = &*(*relation).rd_rel;
-        let kind = form.relkind.cast_unsigned();
-        if kind == b'r' || kind == b'p' {
-            return Ok(());
-        }
-        (kind, form.relispartition, encoding::of_relation(relation))
-    };
-    if kind == b'f' && is_partition {
+pub fn check_kind(relation: RelationRef<'_>) -> Result<(), PgError> {
+    let kind = relation.kind();
+    if kind == b'r' || kind == b'p' {
+        return Ok(());
+    }
+    let (schema, name) = relation.qualified_name();
+    if kind == b'f' && relation.is_partition() {
         return Err(PgError::new(
-            "42809",
+            SqlState::WrongObjectType,
             format!("partition \"{schema}.{name}\" is a foreign table here"),
         )
         .with_detail("Changes are applied to ordinary and partitioned tables only.")
@@ -281,7 +255,7 @@ pub unsafe fn check_kind(relation: pg_sys::Relation) -> Result<(), PgError> {
         ));
     }
     Err(
-        PgError::new("42809", format!("\"{schema}.{name}\" is not a table here"))
+        PgError::new(SqlState::WrongObjectType, format!("\"{schema}.{name}\" is not a table here"))
             .with_hint(
                 "Rename it, create a table as it is at the provider in its place, and run braid.refresh_subscription and \
                  braid.enable_subscription.",
@@ -294,29 +268,13 @@ pub unsafe fn check_kind(relation: pg_sys::Relation) -> Result<(), PgError> {
 /// # Errors
 /// 42809 when one is.
 ///
-/// # Safety
 /// In a transaction; the table is locked.
-pub unsafe fn check_partitions(table: pg_sys::Oid) -> Result<(), PgError> {
-    // SAFETY: as the caller says. A partition that is gone by now has no kind; what is opened is closed.
-    unsafe {
-        let below = ffi::find_all_inheritors(table, 0);
-        for position in 0..compat::list_length(below) {
-            let oid = compat::list_oid(below, position);
-            if pg_sys::get_rel_relkind(oid).cast_unsigned() != b'f' {
-                continue;
-            }
-            let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-            let relation = pg_sys::try_relation_open(oid, lock);
-            if relation.is_null() {
-                continue;
-            }
-            let checked = check_kind(relation);
-            pg_sys::relation_close(relation, lock);
-            checked?;
-        }
-        pg_sys::list_free(below);
-    }
-    Ok(())
+pub fn check_partitions(table: pg_sys::Oid) -> Result<(), PgError> {
+    // A partition that is gone by now has no kind.
+    let below = syscache::with_inheritors(table, LockMode::None).into_iter();
+    below
+        .filter(|oid| syscache::relation_kind(*oid) == b'f')
+        .try_for_each(check_kind_of)
 }
 
 struct Attribute {
@@ -328,26 +286,58 @@ struct Attribute {
 }
 
 /// The attributes of an open relation.
-///
-/// # Safety
-/// `relation` is open.
-unsafe fn attributes(relation: pg_sys::Relation) -> Vec<Attribute> {
-    // SAFETY: the caller holds the relation open, so its descriptor stays.
-    unsafe {
-        let descriptor = (*relation).rd_att;
-        (0..usize::try_from((*descriptor).natts).unwrap_or(0))
-            .map(|index| {
-                let attribute = compat::TupleDescAttr(descriptor, index);
-                Attribute {
-                    name: encoding::from_server((*attribute).attname.data.as_ptr()),
-                    type_oid: (*attribute).atttypid.to_u32(),
-                    type_modifier: (*attribute).atttypmod,
-                    dropped: (*attribute).attisdropped,
-                    generated: (*attribute).attgenerated != 0,
-                }
-            })
-            .collect()
-    }
+fn attributes(relation: RelationRef<'_>) -> Vec<Attribute> {
+    let all = relation.descriptor().iter();
+    all.map(|attribute| Attribute {
+        name: attribute.name(),
+        type_oid: attribute.type_id().to_u32(),
+        type_modifier: attribute.type_modifier(),
+        dropped: attribute.is_dropped(),
+        generated: attribute.is_generated(),
+    })
+    .collect()
+}
+
+/// The place of a column of the stream in a table here: under its name, or under the name that a
+/// statement has given it since. `Some(None)` if it is missing; `None` if a statement has dropped
+/// it.
+#[allow(clippy::option_option, reason = "two ways not to have a place")]
+fn place_of(
+    attributes: &[Attribute],
+    relation: pg_sys::Oid,
+    subscription_id: u32,
+    column: &RemoteColumn,
+) -> Result<Option<Option<usize>>, PgError> {
+    let name = column.name.as_str();
+    let found = attributes
+        .iter()
+        .position(|attribute| !attribute.dropped && attribute.name == name);
+    let number = found.and_then(|place| i16::try_from(place + 1).ok());
+    let number = number.unwrap_or(0);
+    // A statement may have committed while this transaction waited for the table's lock: the
+    // attributes are those from after it.
+    let find = || ddl::column_place(subscription_id, relation, name, number, column.mark);
+    Ok(match snapshot::latest(find)? {
+        ColumnPlace::ByName => Some(found),
+        ColumnPlace::Dropped => None,
+        ColumnPlace::Renamed(number) => {
+            let place = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
+            // Renamed, and then dropped.
+            let place = place.filter(|place| attributes.get(*place).is_some_and(|a| !a.dropped));
+            place.map(Some)
+        }
+        ColumnPlace::NotYet => return Err(not_yet(name)),
+    })
+}
+
+/// Error of a row whose column gets its name by a statement that has not come. An earlier column
+/// may have the name.
+fn not_yet(name: &str) -> PgError {
+    PgError::new(
+        SqlState::UndefinedColumn,
+        format!("column \"{name}\" of the provider is newer than the table here"),
+    )
+    .with_hint("A statement of another node is awaited. braid.ddl_log of the provider has it.")
 }
 
 impl LocalRelation {
@@ -357,210 +347,178 @@ impl LocalRelation {
     ///
     /// # Errors
     /// 42703 when a column of the stream is missing here and not left out.
-    ///
-    /// # Safety
-    /// `relation` is open and locked.
-    pub unsafe fn new(
+    pub fn new(
         remote: &RemoteRelation,
-        relation: pg_sys::Relation,
+        relation: RelationRef<'_>,
         charset: i32,
         ignores: bool,
+        subscription_id: u32,
     ) -> Result<Self, PgError> {
-        // SAFETY: the caller keeps the relation open for the call.
-        unsafe {
-            check_kind(relation)?;
-            let form = (*relation).rd_rel;
-            let attributes = attributes(relation);
-            let local_encoding = pg_sys::GetDatabaseEncoding();
-            let memory = Memory::new();
-            let mut columns = Vec::with_capacity(remote.columns.len());
-            let mut missing = Vec::new();
-            for (index, column) in remote.columns.iter().enumerate() {
-                let found = attributes
-                    .iter()
-                    .position(|attribute| !attribute.dropped && attribute.name == column.name);
-                match found.and_then(|local| Some((local, attributes.get(local)?))) {
-                    Some((_, attribute)) if attribute.generated => {}
-                    Some((local, attribute)) => columns.push(LocalColumn {
-                        remote: index,
-                        local,
-                        name_hash: RowHash::of_column(&column.name),
-                        decoder: ColumnDecoder::new(
-                            attribute.type_oid,
-                            attribute.type_modifier,
-                            column.type_id,
-                            (charset, local_encoding),
-                            memory.0,
-                        ),
-                    }),
-                    None => missing.push(MissingColumn {
-                        name: column.name.clone(),
-                        is_key: column.key,
-                    }),
-                }
-            }
-            let missing = missing::left_out(
-                (*relation).rd_id,
-                &remote.qualified_name(),
-                ignores,
-                &missing,
-            )?;
-            let root = if (*form).relispartition {
-                find_table(&remote.namespace, &remote.name)?
-                    .filter(|root| *root != (*relation).rd_id)
-            } else {
-                None
+        check_kind(relation)?;
+        let oid = relation.oid();
+        let attributes = attributes(relation);
+        let local_encoding = plain::GetDatabaseEncoding();
+        let memory = Scratch::small(c"braid relation");
+        let mut columns = Vec::with_capacity(remote.columns.len());
+        let mut missing = Vec::new();
+        for (index, column) in remote.columns.iter().enumerate() {
+            let Some(found) = place_of(&attributes, oid, subscription_id, column)? else {
+                continue;
             };
-            let defaults = attributes
-                .iter()
-                .enumerate()
-                .filter(|(index, attribute)| {
-                    !attribute.dropped
-                        && !attribute.generated
-                        && !columns.iter().any(|column| column.local == *index)
-                })
-                .map(|(local, _)| {
-                    let own = i16::try_from(local + 1).unwrap_or(i16::MAX);
-                    let attribute = compat::TupleDescAttr((*relation).rd_att, local);
-                    let named = root.map_or(own, |root| {
-                        pg_sys::get_attnum(root, (*attribute).attname.data.as_ptr())
-                    });
-                    Lacking { local, named }
-                })
-                .collect();
-            let key = find_key(remote, relation, &columns);
-            let rules = rules::load((*relation).rd_id)?;
-            let column_rules = column_rules::load(
-                relation,
-                &remote.qualified_name(),
-                &columns,
-                key.is_some(),
-                rules.asks(),
-            )?;
-            Ok(Self {
-                oid: (*relation).rd_id,
-                owner: (*form).relowner,
-                partitioned: (*form).relkind.cast_unsigned() == b'p',
-                width: attributes.len(),
-                columns,
-                key,
-                defaults,
-                root,
-                missing,
-                rules: rules.with_merged_rows(column_rules.were_set),
-                column_rules,
-                row_hash: RowHash::of_table(relation),
-                keeps_deleted: deleted_parent::is_wanted((*relation).rd_id)?,
-                copied_from: copied::tables((*relation).rd_id)?,
-                _memory: memory,
-            })
+            match found.and_then(|local| Some((local, attributes.get(local)?))) {
+                Some((_, attribute)) if attribute.generated => {}
+                Some((local, attribute)) => columns.push(LocalColumn {
+                    remote: index,
+                    local,
+                    name_hash: RowHash::of_column(&column.name),
+                    decoder: ColumnDecoder::new(
+                        attribute.type_oid,
+                        attribute.type_modifier,
+                        column.type_id,
+                        (charset, local_encoding),
+                        memory.context(),
+                    ),
+                }),
+                None => missing.push(MissingColumn {
+                    name: column.name.clone(),
+                    is_key: column.key,
+                }),
+            }
         }
-    }
-}
-
-/// The index by which rows are found: one on just the stream's replica identity if there is one, else, as the stream then
-/// carries whole old rows or only inserts, the primary key or another unique index whose columns the stream has.
-///
-/// # Safety
-/// `relation` is open and locked.
-unsafe fn find_key(
-    remote: &RemoteRelation,
-    relation: pg_sys::Relation,
-    columns: &[LocalColumn],
-) -> Option<Key> {
-    // SAFETY: the caller keeps the relation open; the list and the indexes are opened and closed here.
-    unsafe {
-        let list = pg_sys::RelationGetIndexList(relation);
-        let primary = (*relation).rd_pkindex;
-        let mut candidates = Vec::new();
-        for position in 0..compat::list_length(list) {
-            candidates.push(compat::list_oid(list, position));
-        }
-        pg_sys::list_free(list);
-        let identity: Vec<usize> = remote
-            .columns
+        let missing = missing::left_out(oid, &remote.qualified_name(), ignores, &missing)?;
+        let root = if relation.is_partition() {
+            find_table(&remote.namespace, &remote.name)?.filter(|root| *root != oid)
+        } else {
+            None
+        };
+        let defaults = attributes
             .iter()
             .enumerate()
-            .filter(|(_, column)| column.identity)
-            .map(|(index, _)| index)
+            .filter(|(index, attribute)| {
+                !attribute.dropped
+                    && !attribute.generated
+                    && !columns.iter().any(|column| column.local == *index)
+            })
+            .map(|(local, _)| {
+                let own = i16::try_from(local + 1).unwrap_or(i16::MAX);
+                let name = relation.descriptor().get(local).map(Column::raw_name);
+                let named = match (root, name) {
+                    (Some(root), Some(name)) => syscache::column_number(root, name),
+                    _ => own,
+                };
+                Lacking { local, named }
+            })
             .collect();
-        let full = remote.identity == ReplicaIdentity::Full;
-        let mut best: Option<(u8, Key)> = None;
-        for oid in candidates {
-            let index =
-                pg_sys::index_open(oid, i32::try_from(pg_sys::AccessShareLock).unwrap_or(1));
-            let key = read_key(index, (*relation).rd_att, columns);
-            pg_sys::index_close(index, 0);
-            let Some(key) = key else { continue };
-            let same = !full
-                && key.columns.len() == identity.len()
-                && key
-                    .columns
-                    .iter()
-                    .all(|column| identity.contains(&column.remote));
-            // A key that is not the identity finds rows only when whole old rows come, or when there are no old rows.
-            let rank = match (same, oid == primary) {
-                (true, true) => 4,
-                (true, false) => 3,
-                (false, true) if full || identity.is_empty() => 2,
-                (false, false) if full || identity.is_empty() => 1,
-                _ => continue,
-            };
-            if best.as_ref().is_none_or(|(has, _)| rank > *has) {
-                best = Some((rank, key));
-            }
-        }
-        best.map(|(_, key)| key)
+        let key = find_key(remote, relation, &columns);
+        let rules = rules::load(oid)?;
+        let column_rules = column_rules::load(
+            relation,
+            &remote.qualified_name(),
+            &columns,
+            key.is_some(),
+            rules.asks(),
+        )?;
+        Ok(Self {
+            oid,
+            owner: relation.owner(),
+            partitioned: relation.kind() == b'p',
+            width: attributes.len(),
+            columns,
+            key,
+            defaults,
+            root,
+            missing,
+            rules: rules.with_merged_rows(column_rules.were_set),
+            column_rules,
+            row_hash: RowHash::of_table(relation),
+            keeps_deleted: deleted_parent::is_wanted(oid)?,
+            copied_from: copied::tables(oid)?,
+            _memory: memory,
+        })
     }
 }
 
-/// An index's columns, if it is a usable unique index on plain columns that the stream has.
-///
-/// # Safety
-/// `index` is open, and of the open table with this descriptor.
-unsafe fn read_key(
-    index: pg_sys::Relation,
-    descriptor: pg_sys::TupleDesc,
+/// The index by which rows are found: one on just the stream's replica identity if there is one,
+/// else, as the stream then carries whole old rows or only inserts, the primary key or another
+/// unique index whose columns the stream has.
+fn find_key(
+    remote: &RemoteRelation,
+    relation: RelationRef<'_>,
     columns: &[LocalColumn],
 ) -> Option<Key> {
-    // SAFETY: the caller keeps the index open; rd_index and its arrays belong to it.
-    unsafe {
-        let form = (*index).rd_index;
-        if !(*form).indisunique
-            || !(*form).indisvalid
-            || !(*form).indimmediate
-            // A key WITHOUT OVERLAPS is in a GiST index, where operators have other numbers.
-            || (*(*index).rd_rel).relam != pg_sys::BTREE_AM_OID
-            || !pg_sys::RelationGetIndexPredicate(index).is_null()
-            || !pg_sys::RelationGetIndexExpressions(index).is_null()
-        {
+    let indexes = relation.indexes();
+    let identity: Vec<usize> = remote
+        .columns
+        .iter()
+        .enumerate()
+        .filter(|(_, column)| column.identity)
+        .map(|(index, _)| index)
+        .collect();
+    let full = remote.identity == ReplicaIdentity::Full;
+    let mut best: Option<(u8, Key)> = None;
+    for oid in indexes.all {
+        let index = Relation::open(oid, LockMode::AccessShare);
+        let Some(key) = read_key(index.view(), relation.descriptor(), columns) else {
+            continue;
+        };
+        let same = !full
+            && key.columns.len() == identity.len()
+            && key
+                .columns
+                .iter()
+                .all(|column| identity.contains(&column.remote));
+        // A key that is not the identity finds rows only when whole old rows come, or when there
+        // are no old rows.
+        let rank = match (same, oid == indexes.primary) {
+            (true, true) => 4,
+            (true, false) => 3,
+            (false, true) if full || identity.is_empty() => 2,
+            (false, false) if full || identity.is_empty() => 1,
+            _ => continue,
+        };
+        if best.as_ref().is_none_or(|(has, _)| rank > *has) {
+            best = Some((rank, key));
+        }
+    }
+    best.map(|(_, key)| key)
+}
+
+/// An open index's columns, if it is a usable unique index on plain columns that the stream has, of
+/// the table of this shape.
+fn read_key(
+    relation: RelationRef<'_>,
+    shape: TupleDesc<'_>,
+    columns: &[LocalColumn],
+) -> Option<Key> {
+    let index = relation.index()?;
+    if !index.indisunique
+        || !index.indisvalid
+        || !index.indimmediate
+        // A key WITHOUT OVERLAPS is in a GiST index, where operators have other numbers.
+        || !index.is_btree()
+        || index.has_conditions_or_expressions()
+    {
+        return None;
+    }
+    let mut key = Vec::new();
+    for (attribute, operators) in index.key_columns().iter().zip(index.operators()) {
+        let local = usize::try_from(*attribute).ok()?.checked_sub(1)?;
+        let column = columns.iter().find(|column| column.local == local)?;
+        let operator = syscache::equality_operator(operators.family, operators.input);
+        let equal = syscache::function_of(operator);
+        if equal == pg_sys::InvalidOid {
             return None;
         }
-        let count = usize::try_from((*form).indnkeyatts).ok()?;
-        let attributes = (*form).indkey.values.as_slice(count);
-        let mut key = Vec::with_capacity(count);
-        for (position, attribute) in attributes.iter().enumerate() {
-            let local = usize::try_from(*attribute).ok()?.checked_sub(1)?;
-            let column = columns.iter().find(|column| column.local == local)?;
-            let family = *(*index).rd_opfamily.add(position);
-            let input = *(*index).rd_opcintype.add(position);
-            let operator = pg_sys::get_opfamily_member(family, input, input, 3);
-            let equal = pg_sys::get_opcode(operator);
-            if equal == pg_sys::InvalidOid {
-                return None;
-            }
-            let declared = (*compat::TupleDescAttr(descriptor, local)).atttypid;
-            key.push(KeyColumn {
-                attribute: *attribute,
-                remote: column.remote,
-                equal,
-                collation: *(*index).rd_indcollation.add(position),
-                equality: Equality::of(index, position, declared),
-            });
-        }
-        Some(Key {
-            index: (*index).rd_id,
-            columns: key,
-        })
+        key.push(KeyColumn {
+            attribute: *attribute,
+            remote: column.remote,
+            equal,
+            collation: operators.collation,
+            equality: Equality::of(operators, shape.get(local)?.type_id()),
+        });
     }
+    Some(Key {
+        index: index.oid(),
+        columns: key,
+    })
 }

@@ -1,10 +1,12 @@
-//! The table and the transaction of a row, as all functions take them that find, decide and write one.
+//! The table and the transaction of a row, as all functions take them that find, decide and write
+//! one.
 
 use braid_bgworker::conflict::Version;
 
 use super::Current;
-use super::change::{Key, version};
+use super::change::version;
 use super::relation::RemoteRelation;
+use super::target::Key;
 
 /// Context in which a row is found, decided about and written.
 #[derive(Debug, Clone, Copy)]

@@ -1,20 +1,22 @@
-//! The rules for conflicts that concern a table: `braid.conflict_rule`. Read when a table's plan is made; whoever changes a rule has
-//! all plans made anew, which happens with the next transaction.
+//! The rules for conflicts that concern a table: `braid.conflict_rule`. Read when a table's plan is
+//! made; whoever changes a rule has all plans made anew, which happens with the next transaction.
 
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
+use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::RULE_PREFIX;
 use braid_gir::Message;
 use braid_node::subscription::execute;
 use braid_postgres::error::PgError;
 use braid_postgres::kept_plan;
 use braid_postgres::names::own_table;
+use braid_postgres::relation;
 use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::pg_sys;
 
 use super::Session;
 
-/// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing for all. Each half finds its rules by an
-/// index: there may be as many rules as tables.
+/// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing
+/// for all. Each half finds its rules by an index: there may be as many rules as tables.
 const RULES: &str = "\
     select null::text, r.kind, r.resolution, r.function_id::text, r.replicates::text, r.has_asked::text from braid.conflict_rule r \
     where r.relation is null \
@@ -29,8 +31,7 @@ const RULES: &str = "\
 /// XX000 for a rule that this version does not know; whatever PostgreSQL raises.
 pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
     let all = own_table("conflict_rule")?;
-    // SAFETY: in a transaction.
-    let found = if unsafe { has_any(all, pg_sys::InvalidOid, &[], Sees::Committed) } {
+    let found = if has_any(all, pg_sys::InvalidOid, &[], Sees::Committed) {
         kept_plan::rows(RULES, &[table.into()])?
     } else {
         Vec::new()
@@ -52,7 +53,7 @@ pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
         };
         let unknown = |name: &str| {
             PgError::new(
-                "XX000",
+                SqlState::InternalError,
                 format!("\"{name}\" in braid.conflict_rule is not known to this version"),
             )
         };
@@ -85,38 +86,43 @@ impl Session {
     /// Set a rule that was set at another node for all of them, as it stands in its message.
     ///
     /// # Errors
-    /// 42883 where its function is not here; 55000 where a column can't have it; what else setting it can end with.
+    /// 42883 where its function is not here; 55000 where a column can't have it; what else setting
+    /// it can end with.
     pub fn take_rule(&mut self, content: &[u8]) -> Result<(), PgError> {
         self.flush()?;
         take_rule(&String::from_utf8_lossy(content), true)
     }
 }
 
-/// Set a rule that was set at another node for all of them, unless a newer one is here. In a transaction of the caller's. `required`: one for a column
-/// of a table that is not here is an error, not a warning.
+/// Set a rule that was set at another node for all of them, unless a newer one is here. In a
+/// transaction of the caller's. `required`: one for a column of a table that is not here is an
+/// error, not a warning.
 ///
 /// # Errors
-/// 42883 where its function is not here; 55000 where a column can't have it; what else setting it can end with.
+/// 42883 where its function is not here; 55000 where a column can't have it; what else setting it
+/// can end with.
 pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
     execute(
-        "select case when convert_from(decode($1, 'hex'), 'UTF8')::jsonb ? 'column' then braid.take_column_rule($1, $2) \
+        "select case when convert_from(decode($1, 'hex'), 'UTF8')::jsonb ? 'positions' then braid.take_sequence_positions($1) \
+                when convert_from(decode($1, 'hex'), 'UTF8')::jsonb ? 'column' then braid.take_column_rule($1, $2) \
                 else braid.take_conflict_resolution($1) end",
         &[content.into(), required.into()],
     )
 }
 
-/// Rules were changed by the transaction in hand: once it has committed, every process that applies reads them again.
+/// Rules were changed by the transaction in hand: once it has committed, every process that applies
+/// reads them again.
 ///
 /// # Errors
 /// 42P01 without the table of rules.
 pub fn announce() -> Result<(), PgError> {
     let Some(oid) = braid_postgres::names::find_table("braid", "conflict_rule")? else {
         return Err(PgError::new(
-            "42P01",
+            SqlState::UndefinedTable,
             "table braid.conflict_rule does not exist",
         ));
     };
-    // SAFETY: in a transaction. Any invalidation of a relation makes plans stale: one of a table that nothing else uses.
-    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(oid) };
+    // Any invalidation of a relation makes plans stale: one of a table that nothing else uses.
+    relation::invalidate(oid.to_u32());
     Ok(())
 }

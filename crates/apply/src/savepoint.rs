@@ -1,8 +1,9 @@
-//! Parts of the transaction in hand that can be rolled back by themselves: subtransactions of one that runs at the provider. Run by the process
-//! that applies it.
+//! Parts of the transaction in hand that can be rolled back by themselves: subtransactions of one
+//! that runs at the provider. Run by the process that applies it.
 //!
-//! A savepoint is a local subtransaction, inside of the one before it, and stays open: nobody says when the provider's has ended, only when it is
-//! rolled back. What the session keeps outside of PostgreSQL's transaction is put back with it. Most of that can't have changed: whatever meets a
+//! A savepoint is a local subtransaction, inside of the one before it, and stays open: nobody says
+//! when the provider's has ended, only when it is rolled back. What the session keeps outside of
+//! PostgreSQL's transaction is put back with it. Most of that can't have changed: whatever meets a
 //! conflict, asks a function, moves a key or merges gives up (`Current::runs`). What is left:
 //!
 //! | kept | at a savepoint | when it is rolled back to |
@@ -16,15 +17,14 @@
 use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::Subtransaction;
 
+use super::held_removals::Mark;
 use super::{Counts, Session};
 
 /// A place to go back to.
 #[derive(Debug)]
 pub struct Savepoint {
     subtransaction: Subtransaction,
-    tombstones: usize,
-    taken: usize,
-    tombstones_stored: u64,
+    removals: Mark,
     unchecked: usize,
     counts: Counts,
     of_tables: Vec<((u32, u32), Counts)>,
@@ -39,14 +39,12 @@ impl Session {
         self.flush()?;
         self.let_go()?;
         let Self {
-            targets, attempt, ..
+            tables, attempt, ..
         } = self;
         let attempt = attempt.get_or_insert_default();
-        let counts = |key: &(u32, u32)| targets.get(key).map(|target| (*key, target.counts));
+        let counts = |key: &(u32, u32)| tables.get(*key).map(|target| (*key, target.counts));
         Ok(Savepoint {
-            tombstones: attempt.tombstones.len(),
-            taken: attempt.taken.len(),
-            tombstones_stored: attempt.tombstones_stored,
+            removals: attempt.removals.mark(),
             unchecked: attempt.unchecked.len(),
             counts: attempt.counts,
             of_tables: attempt.open.iter().filter_map(counts).collect(),
@@ -61,27 +59,26 @@ impl Session {
     pub fn roll_back_to(&mut self, savepoint: Savepoint) -> Result<(), PgError> {
         self.drop_held();
         self.let_go()?;
-        if savepoint.tombstones + savepoint.taken > 0
-            && savepoint.tombstones_stored != self.attempt().tombstones_stored
-        {
-            return Err(self.wait_for_commit("It has rolled back to a savepoint."));
+        if !self.attempt().removals.reaches(savepoint.removals) {
+            return Err(self
+                .hints
+                .wait_for_commit("It has rolled back to a savepoint."));
         }
         savepoint.subtransaction.end(false);
         let Self {
-            targets, attempt, ..
+            tables, attempt, ..
         } = self;
         let attempt = attempt.get_or_insert_default();
-        attempt.tombstones.truncate(savepoint.tombstones);
-        attempt.taken.truncate(savepoint.taken);
+        attempt.removals.roll_back_to(savepoint.removals);
         attempt.unchecked.truncate(savepoint.unchecked);
         attempt.counts = savepoint.counts;
         for key in &attempt.open {
-            if let Some(target) = targets.get_mut(key) {
+            if let Some(target) = tables.get_mut(*key) {
                 target.counts = Counts::default();
             }
         }
         for (key, counts) in savepoint.of_tables {
-            if let Some(target) = targets.get_mut(&key) {
+            if let Some(target) = tables.get_mut(key) {
                 target.counts = counts;
             }
         }
@@ -96,7 +93,9 @@ impl Session {
     /// Let go of what belongs to the current subtransaction.
     fn let_go(&mut self) -> Result<(), PgError> {
         if self.attempt().written.has_merged() {
-            return Err(self.wait_for_commit("It has a savepoint and merges rows."));
+            return Err(self
+                .hints
+                .wait_for_commit("It has a savepoint and merges rows."));
         }
         self.close_tables();
         // Each is in it as often as it was opened.

@@ -1,17 +1,28 @@
-//! A table that is open for applying: its executor state, its indexes, the look-up by key. Run by the appliers.
+//! A table that is open for applying: its executor state, its indexes, the look-up by key. Run by
+//! the appliers.
 //!
-//! To set one up costs as much as to write a row. So the state of an ordinary table outlives the transaction, suspended: it
-//! then holds no lock, no reference and no buffer, only memory. It is taken up again under new locks if no invalidation
-//! came in between: the relation cache frees or changes an entry only with one, so until then its pointers are good.
+//! To set one up costs as much as to write a row. So the state of an ordinary table outlives the
+//! transaction, suspended: it then holds no lock, no reference and no buffer, only memory. It is
+//! taken up again under new locks if no invalidation came in between: the relation cache frees or
+//! changes an entry only with one, so until then its pointers are good.
 //!
-//! A table is ordinary ([`OpenTable::is_plain`]) when nothing but its columns, NOT NULL and plain indexes have a say in a
-//! write: no trigger that fires here, no CHECK, no generated column or default, no partition bound, no expression. What
-//! those prepare may refer to the transaction that they were prepared in; such a table is set up for each transaction.
+//! A table is ordinary ([`OpenTable::is_plain`]) when nothing but its columns, NOT NULL and plain
+//! indexes have a say in a write: no trigger that fires here, no CHECK, no generated column or
+//! default, no partition bound, no expression. What those prepare may refer to the transaction that
+//! they were prepared in; such a table is set up for each transaction.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::compat;
 use braid_postgres::error::PgError;
 use braid_postgres::ffi::raw;
 use braid_postgres::heap_page::{self, Place};
+use braid_postgres::lock::LockMode;
+use braid_postgres::memory::Scratch;
+use braid_postgres::relation::RelationRef;
+use braid_postgres::slot::{Slot, Visible};
+use braid_postgres::target::TargetIndex;
+use braid_postgres::tuple_desc::Attribute;
+use braid_postgres::value::Value;
 use pgrx::pg_sys;
 
 use super::constraint::Unchecked;
@@ -19,20 +30,21 @@ use super::lookup::{Found, IndexLookup, Purpose, Refine};
 use super::partition::Router;
 use super::relation::LocalRelation;
 use super::scan::{self, Likeness};
+use super::slot::slot_of;
 
 /// A table, open for writing.
 #[derive(Debug)]
 pub struct OpenTable {
     pub(super) relation: pg_sys::Relation,
     /// Everything of it that PostgreSQL allocates.
-    context: pg_sys::MemoryContext,
+    context: Scratch,
     pub(super) estate: *mut pg_sys::EState,
     pub(super) target: *mut pg_sys::ResultRelInfo,
     pub(super) epq: Box<pg_sys::EPQState>,
     /// The row to be written.
-    pub(super) new_slot: *mut pg_sys::TupleTableSlot,
+    pub(super) new_slot: Slot,
     /// The row that is there.
-    pub(super) local_slot: *mut pg_sys::TupleTableSlot,
+    pub(super) local_slot: Slot,
     pub(super) lookup: Option<IndexLookup>,
     pub(super) has_triggers: bool,
     /// One of its constraints may be deferred.
@@ -43,9 +55,11 @@ pub struct OpenTable {
     pub(super) met: Vec<(*mut pg_sys::TupleTableSlot, pg_sys::Oid)>,
     plain: bool,
     suspended: bool,
-    /// Whether updates, and deletes, may be published from here as far as the replica identity goes.
+    /// Whether updates, and deletes, may be published from here as far as the replica identity
+    /// goes.
     pub(super) checked: [bool; 2],
-    /// The rights (ACL_INSERT and so on) that the user whom this process works as was seen to have in this transaction.
+    /// The rights (ACL_INSERT and so on) that the user whom this process works as was seen to have
+    /// in this transaction.
     pub(super) granted: u32,
     router: Option<Router>,
     /// While rows are inserted in bulk; of this transaction.
@@ -54,73 +68,49 @@ pub struct OpenTable {
     pub(super) unprobed: u32,
     /// Default expressions of columns that the stream lacks: (column from 0, prepared expression).
     pub(super) defaults: Option<Vec<(usize, *mut pg_sys::ExprState)>>,
-    /// Values of such columns, by position, of the row that the change in hand inserts, where they are known already; in the memory of that change.
+    /// Values of such columns, by position, of the row that the change in hand inserts, where they
+    /// are known already; in the memory of that change.
     pub(super) given: Option<Vec<(usize, Option<pg_sys::Datum>)>>,
 }
 
-/// Values for a row's columns: `None` leaves a column as it is (or to its default), `Some(None)` is null.
+/// Values for a row's columns: `None` leaves a column as it is (or to its default), `Some(None)` is
+/// null.
 pub type RowValues = Vec<Option<Option<pg_sys::Datum>>>;
 
-fn lock_mode(mode: u32) -> i32 {
-    i32::try_from(mode).unwrap_or(3)
-}
-
 /// The mode in which a table that is written, and its indexes, are locked.
-pub fn write_lock() -> i32 {
-    lock_mode(pg_sys::RowExclusiveLock)
+pub fn write_lock() -> LockMode {
+    LockMode::RowExclusive
 }
 
-/// `TriggerEnabled` of src/backend/commands/trigger.c, 15 to 18, for session_replication_role = replica.
-unsafe fn fires(trigger: &pg_sys::Trigger) -> bool {
-    matches!(trigger.tgenabled.cast_unsigned(), b'R' | b'A')
-}
-
-/// Whether only columns, NOT NULL and plain indexes have a say in a write.
+/// Whether a trigger fires for what is replicated: `TriggerEnabled` of
+/// src/backend/commands/trigger.c, 15 to 18, for session_replication_role = replica.
 ///
 /// # Safety
-/// `target` is that of the open `relation`, its indexes opened.
-unsafe fn is_plain(
-    relation: pg_sys::Relation,
-    target: *mut pg_sys::ResultRelInfo,
-    local: &LocalRelation,
-) -> bool {
-    // SAFETY: the relation is open, so its form, descriptor, constraints, triggers and indexes are there.
+/// `target` is that of an open table.
+unsafe fn has_firing_trigger(target: *mut pg_sys::ResultRelInfo) -> bool {
+    // SAFETY: as the caller says; there are as many triggers as are said.
     unsafe {
-        let form = &*(*relation).rd_rel;
-        if form.relkind.cast_unsigned() != b'r'
-            || form.relispartition
-            || form.relam != pg_sys::HEAP_TABLE_AM_OID
-            || !local.defaults.is_empty()
-        {
+        let Some(all) = (*target).ri_TrigDesc.cast_const().as_ref() else {
             return false;
-        }
-        let descriptor = (*relation).rd_att;
-        let natts = usize::try_from((*descriptor).natts).unwrap_or(0);
-        let generated =
-            (0..natts).any(|index| (*compat::TupleDescAttr(descriptor, index)).attgenerated != 0);
-        let constraints = (*descriptor).constr;
-        if generated || (!constraints.is_null() && (*constraints).num_check > 0) {
-            return false;
-        }
-        let triggers = (*target).ri_TrigDesc;
-        if !triggers.is_null() {
-            let count = usize::try_from((*triggers).numtriggers).unwrap_or(0);
-            if (0..count).any(|index| fires(&*(*triggers).triggers.add(index))) {
-                return false;
-            }
-        }
-        let indexes = usize::try_from((*target).ri_NumIndices).unwrap_or(0);
-        (0..indexes).all(|position| {
-            let index = *(*target).ri_IndexRelationDescs.add(position);
-            let info = *(*target).ri_IndexRelationInfo.add(position);
-            let method = (*(*index).rd_rel).relam;
-            (method == pg_sys::BTREE_AM_OID || method == pg_sys::HASH_AM_OID)
-                && (*info).ii_Expressions.is_null()
-                && (*info).ii_Predicate.is_null()
-                && (*info).ii_ExclusionOps.is_null()
-                && (!(*info).ii_Unique || (*(*index).rd_index).indimmediate)
+        };
+        let count = usize::try_from(all.numtriggers).unwrap_or(0);
+        (0..count).any(|place| {
+            let trigger = &*all.triggers.add(place);
+            matches!(trigger.tgenabled.cast_unsigned(), b'R' | b'A')
         })
     }
+}
+
+/// Whether only columns, NOT NULL and plain indexes have a say in a write, if no trigger fires.
+fn is_plain(relation: RelationRef<'_>, indexes: &[TargetIndex<'_>], local: &LocalRelation) -> bool {
+    let shape = relation.descriptor();
+    relation.kind() == b'r'
+        && !relation.is_partition()
+        && relation.is_heap()
+        && local.defaults.is_empty()
+        && !shape.has_checks()
+        && !shape.iter().any(Attribute::is_generated)
+        && indexes.iter().all(|index| index.is_plain())
 }
 
 impl OpenTable {
@@ -130,20 +120,22 @@ impl OpenTable {
     /// Whatever PostgreSQL raises.
     ///
     /// # Safety
-    /// `relation` is open with RowExclusiveLock in this transaction. Before that ends, the table is suspended or closed; when
-    /// it is rolled back, the table is discarded.
+    /// `relation` is open with RowExclusiveLock in this transaction. Before that ends, the table is
+    /// suspended or closed; when it is rolled back, the table is discarded.
     pub unsafe fn open(relation: pg_sys::Relation, local: &LocalRelation) -> Result<Self, PgError> {
-        // SAFETY: everything is opened in this transaction and closed in `suspend` or `close`, or by the transaction's abort.
+        // SAFETY: everything is opened in this transaction and closed in `suspend` or `close`, or
+        // by the transaction's abort.
         unsafe {
-            let context = super::memory_context(c"braid table");
-            let before = pg_sys::MemoryContextSwitchTo(context);
+            let context = Scratch::new(c"braid table");
+            let before = pg_sys::CurrentMemoryContext;
+            context.context().enter();
             let estate = pg_sys::CreateExecutorState();
             pg_sys::MemoryContextSwitchTo((*estate).es_query_cxt);
             let entry = make_node::<pg_sys::RangeTblEntry>(pg_sys::NodeTag::T_RangeTblEntry);
             (*entry).rtekind = pg_sys::RTEKind::RTE_RELATION;
             (*entry).relid = local.oid;
             (*entry).relkind = (*(*relation).rd_rel).relkind;
-            (*entry).rellockmode = lock_mode(pg_sys::AccessShareLock);
+            (*entry).rellockmode = LockMode::AccessShare.as_raw();
             // A conflict function gives whole rows.
             let whole = if local.rules.asks() { local.width } else { 0 };
             let sent = local.columns.iter().map(|column| column.local);
@@ -153,15 +145,14 @@ impl OpenTable {
             compat::init_range_table(estate, entry, attributes);
             let target = make_node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
             pg_sys::InitResultRelInfo(target, relation, 1, std::ptr::null_mut(), 0);
-            // Where AFTER triggers look for it; they would open the table once more, for good.
+            (*estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
+            // Triggers look for it there, instead of opening the table once more, which nobody
+            // would close.
             (*estate).es_opened_result_relations =
                 pg_sys::lappend(std::ptr::null_mut(), target.cast());
-            (*estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
-            // Where triggers look for it, instead of opening the table once more, which nobody would close.
-            (*estate).es_opened_result_relations =
-                pg_sys::lappend((*estate).es_opened_result_relations, target.cast());
             pg_sys::ExecOpenIndices(target, false);
-            // A descriptor of our own: slots would hold a reference to the relation's, which has to end with the transaction.
+            // A descriptor of our own: slots would hold a reference to the relation's, which has to
+            // end with the transaction.
             let descriptor = pg_sys::CreateTupleDescCopyConstr((*relation).rd_att);
             let new_slot = pg_sys::ExecInitExtraTupleSlot(
                 estate,
@@ -178,23 +169,39 @@ impl OpenTable {
             epq.origslot = new_slot;
             // A partitioned index has nothing to scan; rows are looked for in their partitions.
             let key = local.key.as_ref().filter(|_| !local.partitioned);
+            let indexes = TargetIndex::all(target);
             let lookup = key.and_then(|key| {
-                let count = usize::try_from((*target).ri_NumIndices).unwrap_or(0);
-                (0..count)
-                    .map(|position| *(*target).ri_IndexRelationDescs.add(position))
-                    .find(|index| (**index).rd_id == key.index)
-                    .map(|index| IndexLookup::new(relation, index, key))
+                let index = indexes.iter().find(|one| one.index().oid() == key.index)?;
+                let keys = IndexLookup::keys_of(key);
+                Some(IndexLookup::with_keys(
+                    relation,
+                    index.index().as_ptr(),
+                    keys,
+                ))
             });
             if (*estate).es_per_tuple_exprcontext.is_null() {
                 pg_sys::MakePerTupleExprContext(estate);
             }
             let has_triggers = !(*target).ri_TrigDesc.is_null();
             pg_sys::MemoryContextSwitchTo(before);
+            let slots = (Slot::borrowed(new_slot), Slot::borrowed(local_slot));
+            let (Some(new_slot), Some(local_slot)) = slots else {
+                return Err(PgError::new(
+                    SqlState::InternalError,
+                    "a table has no slots for rows",
+                ));
+            };
+            let deferrable = indexes
+                .iter()
+                .any(|index| index.is_constraint() && !index.is_immediate());
+            let view = RelationRef::from_ptr(relation);
+            let plain = view.is_some_and(|relation| is_plain(relation, &indexes, local))
+                && !has_firing_trigger(target);
             Ok(Self {
-                deferrable: Self::has_deferrable(target),
+                deferrable,
                 unchecked: Vec::new(),
                 met: Vec::new(),
-                plain: is_plain(relation, target, local),
+                plain,
                 suspended: false,
                 checked: [false; 2],
                 granted: 0,
@@ -225,21 +232,22 @@ impl OpenTable {
     /// Whether rows can collide under the key that finds them only.
     #[must_use]
     pub fn has_one_key(&self) -> bool {
-        // SAFETY: to be called while it is open.
-        let unique = unsafe {
-            (0..usize::try_from((*self.target).ri_NumIndices).unwrap_or(0))
-                .filter(|position| (**(*self.target).ri_IndexRelationInfo.add(*position)).ii_Unique)
-                .count()
-        };
-        unique == 1 && self.lookup.is_some()
+        let indexes = self.indexes().into_iter();
+        indexes.filter(|index| index.is_unique()).count() == 1 && self.lookup.is_some()
+    }
+
+    /// Its indexes. To be called while the table is open.
+    pub(super) fn indexes(&self) -> Vec<TargetIndex<'_>> {
+        // A suspended table's are not held.
+        let _ = self.relation();
+        // SAFETY: `open` has opened them, and they stay open as long as the table.
+        unsafe { TargetIndex::all(self.target) }
     }
 
     /// The index by which rows are found.
     #[must_use]
     pub(super) fn key_index(&self) -> Option<pg_sys::Relation> {
-        // SAFETY: to be called while it is open, and so is its scan.
-        let index = |lookup: &IndexLookup| unsafe { (*lookup.scan()).indexRelation };
-        self.lookup.as_ref().map(index)
+        self.lookup.as_ref().map(IndexLookup::index)
     }
 
     /// Whether it was suspended and not resumed.
@@ -248,18 +256,20 @@ impl OpenTable {
         self.suspended
     }
 
-    /// Let go of everything that must not outlive the transaction. Only a plain table can be resumed.
+    /// Let go of everything that must not outlive the transaction. Only a plain table can be
+    /// resumed.
     pub fn suspend(&mut self) {
         self.granted = 0;
         self.end_bulk();
         let (relation, target) = (self.relation, self.target);
-        let (new_slot, local_slot) = (self.new_slot, self.local_slot);
+        let (new_slot, local_slot) = (self.new_slot.as_ptr(), self.local_slot.as_ptr());
         let scan = self.lookup.as_mut().map(|lookup| {
             lookup.end_transaction();
             lookup.restart()
         });
-        // SAFETY: the references were taken in `open` or `resume` by this transaction: one for the table, one for each index, one
-        // more for the index that is scanned. Locks stay until commit.
+        // SAFETY: the references were taken in `open` or `resume` by this transaction: one for the
+        // table, one for each index, one more for the index that is scanned. Locks stay until
+        // commit.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
                 for slot in [new_slot, local_slot] {
@@ -268,8 +278,9 @@ impl OpenTable {
                     }
                 }
                 if let Some((scan, keys, count)) = scan {
-                    // Lets go of pages. The keys' values may be gone; nobody looks at them before they are given anew.
-                    raw::index_rescan(scan, keys, count, std::ptr::null_mut(), 0);
+                    // The keys' values may be gone; nobody looks at them before they are given
+                    // anew.
+                    compat::rescan_without_pages(scan, keys, count);
                     raw::RelationDecrementReferenceCount((*scan).indexRelation);
                 }
                 for position in 0..usize::try_from((*target).ri_NumIndices).unwrap_or(0) {
@@ -282,13 +293,10 @@ impl OpenTable {
         self.suspended = true;
     }
 
-    /// Take the locks for a suspended table. Whether the table may then be resumed is the caller's to find out: invalidations
-    /// are processed by this.
-    ///
-    /// # Safety
-    /// In a transaction. No invalidation has come since it was suspended, as far as is known: the index's OIDs are read.
-    pub unsafe fn lock(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) {
-        let mode = write_lock();
+    /// Take the locks for a suspended table. Whether the table may then be resumed is the caller's
+    /// to find out: invalidations are processed by this. In a transaction.
+    pub fn lock(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) {
+        let mode = write_lock().as_raw();
         // SAFETY: locks by OID; nothing has to exist.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
@@ -301,39 +309,29 @@ impl OpenTable {
     }
 
     /// The same, without waiting for anybody. False where somebody would have to be waited for.
-    ///
-    /// # Safety
-    /// As [`OpenTable::lock`].
-    pub(super) unsafe fn lock_if_free(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) -> bool {
+    pub(super) fn lock_if_free(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) -> bool {
         let mode = write_lock();
-        // SAFETY: as above.
-        unsafe {
-            pg_sys::ConditionalLockRelationOid(table, mode)
-                && indexes
-                    .iter()
-                    .all(|index| pg_sys::ConditionalLockRelationOid(*index, mode))
-        }
+        let mut all = std::iter::once(&table).chain(indexes);
+        all.all(|relation| mode.try_on_relation(*relation))
     }
 
     /// OIDs of its indexes.
     #[must_use]
     pub fn index_oids(&self) -> Vec<pg_sys::Oid> {
-        // SAFETY: to be called while it is open.
-        unsafe {
-            (0..usize::try_from((*self.target).ri_NumIndices).unwrap_or(0))
-                .map(|position| (**(*self.target).ri_IndexRelationDescs.add(position)).rd_id)
-                .collect()
-        }
+        let indexes = self.indexes().into_iter();
+        indexes.map(|index| index.index().oid()).collect()
     }
 
     /// Take a suspended table up again.
     ///
     /// # Safety
-    /// In a transaction that holds the locks of [`OpenTable::lock`]; no invalidation has come since it was set up.
+    /// In a transaction that holds the locks of [`OpenTable::lock`]; no invalidation has come since
+    /// it was set up.
     pub unsafe fn resume(&mut self) {
         let (relation, target) = (self.relation, self.target);
         let scan = self.lookup.as_ref().map(IndexLookup::scan);
-        // SAFETY: without an invalidation the cache has kept the entries; the counterparts of `suspend`.
+        // SAFETY: without an invalidation the cache has kept the entries; the counterparts of
+        // `suspend`.
         unsafe {
             pg_sys::ffi::pg_guard_ffi_boundary(|| {
                 raw::RelationIncrementReferenceCount(relation);
@@ -358,56 +356,65 @@ impl OpenTable {
         if let Some(router) = self.router.take() {
             router.end();
         }
-        // SAFETY: the counterparts of `open`, in the order of PostgreSQL's own apply worker. The lock stays until commit.
+        // A slot that somebody holds keeps the memory.
+        let is_held = self.new_slot.is_shared() || self.local_slot.is_shared();
+        // SAFETY: the counterparts of `open`, in the order of PostgreSQL's own apply worker. The
+        // lock stays until commit.
         unsafe {
+            self.new_slot.clear();
+            self.local_slot.clear();
             pg_sys::EvalPlanQualEnd(&raw mut *self.epq);
             pg_sys::ExecCloseIndices(self.target);
             pg_sys::ExecResetTupleTable((*self.estate).es_tupleTable, false);
-            pg_sys::FreeExecutorState(self.estate);
-            pg_sys::relation_close(self.relation, lock_mode(pg_sys::NoLock));
-            pg_sys::MemoryContextDelete(self.context);
+            if !is_held {
+                pg_sys::FreeExecutorState(self.estate);
+            }
+            pg_sys::relation_close(self.relation, LockMode::None.as_raw());
+        }
+        self.let_go(is_held);
+    }
+
+    /// Frees the memory, unless a slot is held.
+    fn let_go(self, is_held: bool) {
+        if is_held {
+            std::mem::forget(self.context);
         }
     }
 
-    /// Free the memory of a suspended table, or of one whose transaction was rolled back and took everything else.
+    /// Free the memory of a suspended table, or of one whose transaction was rolled back and took
+    /// everything else.
     pub fn discard(self) {
-        // SAFETY: nothing refers to it any more.
-        unsafe { pg_sys::MemoryContextDelete(self.context) };
+        // A slot that somebody holds keeps the memory.
+        let is_held = self.new_slot.is_shared() || self.local_slot.is_shared();
+        self.let_go(is_held);
     }
 
-    /// The open relation.
+    /// The open relation. To be called while the table is open.
     #[must_use]
-    pub fn relation(&self) -> pg_sys::Relation {
-        self.relation
+    pub fn relation(&self) -> RelationRef<'_> {
+        if self.suspended {
+            PgError::new(SqlState::InternalError, "a suspended table is used").raise();
+        }
+        // SAFETY: `open` was given a relation, which this value holds open as it is not suspended.
+        unsafe { RelationRef::from_ptr(self.relation).unwrap_unchecked() }
     }
 
     /// The slot with the row that [`OpenTable::find`] found.
     #[must_use]
-    pub fn local_slot(&self) -> *mut pg_sys::TupleTableSlot {
-        self.local_slot
+    pub fn local_slot(&self) -> Slot {
+        self.local_slot.clone()
     }
 
     /// The slot with the row that is written.
     #[must_use]
-    pub fn new_slot(&self) -> *mut pg_sys::TupleTableSlot {
-        self.new_slot
+    pub fn new_slot(&self) -> Slot {
+        self.new_slot.clone()
     }
 
     /// Value of a column, from 0, of the row that was found; `None` for null.
     #[must_use]
     pub fn local_value(&self, column: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: the slot holds a row; the arrays are filled up to `natts` below, and `column` is checked.
-        unsafe {
-            let natts = (*(*self.local_slot).tts_tupleDescriptor).natts;
-            if column >= usize::try_from(natts).unwrap_or(0) {
-                return None;
-            }
-            if i32::from((*self.local_slot).tts_nvalid) < natts {
-                pg_sys::slot_getsomeattrs_int(self.local_slot, natts);
-            }
-            let is_null = *(*self.local_slot).tts_isnull.add(column);
-            (!is_null).then(|| *(*self.local_slot).tts_values.add(column))
-        }
+        self.local_slot.value(column)
     }
 
     /// Whether rows are found by an index.
@@ -416,8 +423,8 @@ impl OpenTable {
         self.lookup.is_some()
     }
 
-    /// Find the row with this key for a purpose, and lock it unless that is not wanted: then it may change until it is written, which
-    /// [`OpenTable::update`] and [`OpenTable::delete`] notice.
+    /// Find the row with this key for a purpose, and lock it unless that is not wanted: then it may
+    /// change until it is written, which [`OpenTable::update`] and [`OpenTable::delete`] notice.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -428,51 +435,43 @@ impl OpenTable {
         how: (Purpose, bool),
         refine: Refine<'_>,
     ) -> Result<Found, PgError> {
-        let slot = self.local_slot;
+        let slot = &self.local_slot;
         match self.lookup.as_mut() {
             Some(lookup) => lookup.find(values, key, slot, how, refine),
             None => Ok(Found::Missing(None)),
         }
     }
 
-    /// Look where the row with this key is, so that it is found sooner when it is wanted. False where that is known.
+    /// Look where the row with this key is, so that it is found sooner when it is wanted. False
+    /// where that is known.
     pub(super) fn look_ahead(
         &mut self,
         values: &RowValues,
         key: &super::relation::Key,
         purpose: Purpose,
     ) -> bool {
-        let slot = self.local_slot;
+        let slot = &self.local_slot;
         self.lookup
             .as_mut()
             .is_some_and(|lookup| lookup.look_ahead(values, key, slot, purpose))
     }
 
-    /// Whether the version of a row that is in this slot, which this transaction has locked, is the row still.
-    pub(super) fn is_there(&self, slot: *mut pg_sys::TupleTableSlot) -> bool {
-        let relation = self.relation;
-        // SAFETY: the table is open, and both slots are of it; its access method's function is called behind pgrx's guard.
-        unsafe {
-            let mut tid = (*slot).tts_tid;
-            let tid = &raw mut tid;
-            let callbacks = pg_sys::table_slot_callbacks(relation);
-            let other = pg_sys::MakeSingleTupleTableSlot((*relation).rd_att, callbacks);
-            let there = pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                let fetch = (*(*relation).rd_tableam).tuple_fetch_row_version;
-                fetch.is_some_and(|fetch| {
-                    fetch(relation, tid, &raw mut pg_sys::SnapshotSelfData, other)
-                })
-            });
-            pg_sys::ExecDropSingleTupleTableSlot(other);
-            there
-        }
+    /// A slot for a row of the table, in the memory of the change in hand.
+    pub(super) fn make_slot(&self) -> Slot {
+        slot_of(self.relation())
+    }
+
+    /// Whether the version of a row that is in this slot, which this transaction has locked, is the
+    /// row still.
+    pub(super) fn is_there(&self, slot: &Slot) -> bool {
+        self.make_slot()
+            .fetch(self.relation(), slot.tid(), Visible::ToItself)
     }
 
     /// Where the row in the local slot is.
     #[must_use]
     pub fn found_at(&self) -> Place {
-        // SAFETY: the slot is valid as long as the table is open.
-        heap_page::place_of(unsafe { (*self.local_slot).tts_tid })
+        heap_page::place_of(self.local_slot.tid())
     }
 
     /// Find and lock a row that has these very values, but none of those at `passed_over`; else one
@@ -485,16 +484,11 @@ impl OpenTable {
         values: &RowValues,
         passed_over: &[Place],
     ) -> Result<Found, PgError> {
-        // SAFETY: the local slot is of the table's own kind.
-        let find = |likeness| unsafe {
-            scan::find_like(
-                self.relation,
-                self.local_slot,
-                values,
-                passed_over,
-                likeness,
-            )
-        };
+        let (relation, slot) = (self.relation(), &self.local_slot);
+        let cells: Vec<_> = (0..values.len())
+            .map(|column| self.cell(values, column))
+            .collect();
+        let find = |likeness| scan::find_like(relation, slot, &cells, passed_over, likeness);
         let mut found = find(Likeness::Identical)?;
         if found.is_none() && passed_over.is_empty() {
             found = find(Likeness::Equal)?;
@@ -504,43 +498,60 @@ impl OpenTable {
 
     /// The partition below this table that a row with these values belongs to.
     pub fn partition_for(&mut self, values: &RowValues) -> pg_sys::Oid {
-        // SAFETY: the slot is this table's.
-        unsafe { self.fill(self.new_slot, values) };
+        self.fill(&self.new_slot, values);
         self.partition()
     }
 
     /// The partition below this table that the row in the new slot belongs to.
     pub(super) fn partition(&mut self) -> pg_sys::Oid {
-        // SAFETY: the slot is this table's, and holds a row; routing ends before the executor state does.
-        unsafe {
-            let before = pg_sys::MemoryContextSwitchTo((*self.estate).es_query_cxt);
-            let router = self
-                .router
-                .get_or_insert_with(|| Router::new(self.estate, self.target, self.relation));
-            let oid = router.find(self.estate, self.new_slot);
-            pg_sys::MemoryContextSwitchTo(before);
-            // The value of a key that is an expression.
-            let context = (*self.estate).es_per_tuple_exprcontext;
-            pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
-            oid
-        }
+        let (estate, target, relation) = (self.estate, self.target, self.relation);
+        // SAFETY: the executor state, the target and the relation belong together, and are there
+        // until the router ends.
+        let new = || unsafe { Router::new(estate, target, relation) };
+        self.router.get_or_insert_with(new).find(&self.new_slot)
+    }
+
+    /// The value at the position of a column of this table, from 0, of values for a row of it.
+    /// `None` if it is not given, `Some(None)` for null.
+    #[inline]
+    pub(super) fn cell<'v>(
+        &self,
+        values: &'v RowValues,
+        column: usize,
+    ) -> Option<Option<Value<'v>>> {
+        let given = (*values.get(column)?)?;
+        let Some(value) = given else {
+            return Some(None);
+        };
+        let attribute = self.relation().descriptor().get(column)?;
+        // SAFETY: values for a row of this table, as its plan's decoders made them or its slots had
+        // them, have one of the column there. They are in memory that is there as long as they are
+        // used.
+        Some(Some(unsafe { Value::new(attribute, value) }))
     }
 
     /// Put values into a virtual slot; what is not given is null.
-    ///
-    /// # Safety
-    /// `slot` is a virtual slot of this table's shape.
-    pub(super) unsafe fn fill(&self, slot: *mut pg_sys::TupleTableSlot, values: &RowValues) {
-        // SAFETY: the arrays have as many places as the table has columns, and `values` has no more.
+    pub(super) fn fill(&self, slot: &Slot, values: &RowValues) {
+        self.fill_with(slot, values, |_| None);
+    }
+
+    /// Put values into a virtual slot; a value that is not given is what `otherwise` has of this
+    /// table's column.
+    #[inline]
+    pub(super) fn fill_with(
+        &self,
+        slot: &Slot,
+        values: &RowValues,
+        otherwise: impl Fn(usize) -> Option<pg_sys::Datum>,
+    ) {
+        // SAFETY: a virtual slot of this table's shape. The values are the table's, in the memory
+        // of the change in hand, of rows that are held back, or of the row in the local slot, which
+        // stays there until this one is written.
         unsafe {
-            super::clear_slot(slot);
-            let natts = usize::try_from((*(*slot).tts_tupleDescriptor).natts).unwrap_or(0);
-            for position in 0..natts {
-                let value = values.get(position).copied().flatten().flatten();
-                *(*slot).tts_values.add(position) = value.unwrap_or_else(pg_sys::Datum::null);
-                *(*slot).tts_isnull.add(position) = value.is_none();
-            }
-            super::store_virtual(slot);
+            slot.fill(|column| {
+                let given = values.get(column).copied().flatten();
+                given.unwrap_or_else(|| otherwise(column))
+            });
         }
     }
 }

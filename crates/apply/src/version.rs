@@ -1,28 +1,33 @@
 //! Row versions: which node committed a row, and when. Run by the appliers.
 //!
-//! A row's version is its xmin's commit timestamp and replication origin (pg_commit_ts). Origins of ours are named
-//! `braid/<node>/<number>`; origin 0 is this node; rows that came by the initial copy carry `DoNotReplicateId`, whose
-//! version nobody knows.
+//! A row's version is its xmin's commit timestamp and replication origin (pg_commit_ts). Origins of
+//! ours are named `braid/<node>/<number>`; origin 0 is this node; rows that came by the initial
+//! copy carry `DoNotReplicateId`, whose version nobody knows.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use braid_bgworker::origin_name::node_of_origin;
 use braid_node::local_version::{self, commit_data};
 use braid_node::origin::{COPIED, OriginId};
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::{session_origin, transaction};
 use pgrx::pg_sys;
 
-/// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came by the same stream: in a piece of the
-/// transaction that is committed, or in one of several that the provider made of it. [`NO_TIME`] when that is not asked.
+use super::rewrite;
+
+/// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came
+/// by the same stream: in a piece of the transaction that is committed, or in one of several that
+/// the provider made of it. [`NO_TIME`] when that is not asked.
 static NOW_AT: AtomicI64 = AtomicI64::new(NO_TIME);
 /// Origins by which it is known.
 static SAME_STREAM: Mutex<Vec<OriginId>> = Mutex::new(Vec::new());
 const NO_TIME: i64 = i64::MIN;
 
-/// What has this commit timestamp and one of these origins counts as written by the transaction in hand.
+/// What has this commit timestamp and one of these origins counts as written by the transaction in
+/// hand.
 pub fn own(timestamp: i64, origins: &[OriginId]) {
     if let Ok(mut of) = SAME_STREAM.lock() {
         of.clear();
@@ -37,7 +42,7 @@ pub fn own_nothing() {
 }
 
 /// The version of what a transaction of this commit timestamp (Unix microseconds) and origin wrote.
-pub fn known(timestamp: i64, origin: pg_sys::RepOriginId) -> Stamp {
+pub fn known(timestamp: i64, origin: ReplOriginId) -> Stamp {
     if is_own(timestamp, origin) {
         return Stamp::Own;
     }
@@ -45,7 +50,7 @@ pub fn known(timestamp: i64, origin: pg_sys::RepOriginId) -> Stamp {
 }
 
 /// Whether that is the version of the transaction in hand.
-pub(super) fn is_own(timestamp: i64, origin: pg_sys::RepOriginId) -> bool {
+pub(super) fn is_own(timestamp: i64, origin: ReplOriginId) -> bool {
     NOW_AT.load(Ordering::Relaxed) == timestamp
         && SAME_STREAM
             .lock()
@@ -60,11 +65,11 @@ pub enum Stamp {
     /// Frozen, copied, or from before commit timestamps were kept.
     Unversioned,
     /// Commit timestamp (Unix microseconds) and origin.
-    Known(i64, pg_sys::RepOriginId),
+    Known(i64, ReplOriginId),
     /// The same, of a row that was made here of several: the largest of theirs.
-    Merged(i64, pg_sys::RepOriginId),
+    Merged(i64, ReplOriginId),
     /// As that, by the transaction in hand.
-    OwnMerged(i64, pg_sys::RepOriginId),
+    OwnMerged(i64, ReplOriginId),
 }
 
 impl Stamp {
@@ -76,7 +81,7 @@ impl Stamp {
 
     /// Timestamp and origin, if they are known.
     #[must_use]
-    pub fn known(self) -> Option<(i64, pg_sys::RepOriginId)> {
+    pub fn known(self) -> Option<(i64, ReplOriginId)> {
         match self {
             Self::Known(timestamp, origin)
             | Self::Merged(timestamp, origin)
@@ -86,11 +91,20 @@ impl Stamp {
     }
 }
 
-/// The version that a transaction gives to what it writes.
+/// The version of a row that a transaction has written, as far as the transaction tells it:
+/// [`Stamp::Unversioned`] also if the row may be one that it has only written anew ([`rewrite`]).
 #[must_use]
 pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
-    // SAFETY: looks at the transaction in hand.
-    if unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) } {
+    if rewrite::has_rewritten(xid) {
+        return Stamp::Unversioned;
+    }
+    stamp_of_transaction(xid)
+}
+
+/// The version that a transaction gives to what it writes.
+#[must_use]
+pub fn stamp_of_transaction(xid: pg_sys::TransactionId) -> Stamp {
+    if transaction::is_own(xid) {
         return Stamp::Own;
     }
     let Some((timestamp, origin)) = commit_data(xid).filter(|(_, origin)| *origin != COPIED) else {
@@ -105,17 +119,42 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
     known(timestamp, origin)
 }
 
+/// Whether rows of this transaction have the versions that are written down for them: it was an
+/// initial copy's, or has rewritten a table.
+#[must_use]
+pub fn tells_none(xid: pg_sys::TransactionId) -> bool {
+    rewrite::has_rewritten(xid) || is_copied(xid)
+}
+
 /// Whether this transaction was an initial copy's.
 #[must_use]
 pub fn is_copied(xid: pg_sys::TransactionId) -> bool {
     commit_data(xid).is_some_and(|(_, origin)| origin == COPIED)
 }
 
+/// Terms on which this node alone decides about rows that come (`Session::decide_alone`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Alone {
+    /// Rows here whose version is not known count as written here at this time (Unix microseconds).
+    pub(crate) unversioned_at: i64,
+    /// The version of what is written: this time (Unix microseconds), and this node.
+    pub(crate) time: i64,
+}
+
+impl Alone {
+    /// Whether a row was deleted for one that came, by this or an earlier transaction.
+    pub(crate) fn has_evicted(self, timestamp: i64, origin: ReplOriginId) -> bool {
+        origin == 0 && timestamp == self.time
+    }
+}
+
 /// Names of nodes by origin number, looked up once.
 #[derive(Debug)]
 pub struct OriginNames {
     local: String,
-    names: HashMap<pg_sys::RepOriginId, String>,
+    /// `None`: all nodes decide, each by itself.
+    pub(crate) alone: Option<Alone>,
+    names: HashMap<ReplOriginId, String>,
 }
 
 impl OriginNames {
@@ -124,26 +163,21 @@ impl OriginNames {
     pub fn new(local: &str) -> Self {
         Self {
             local: local.to_owned(),
+            alone: None,
             names: HashMap::new(),
         }
     }
 
     /// The node that an origin stands for.
-    pub fn node(&mut self, origin: pg_sys::RepOriginId) -> &str {
+    pub fn node(&mut self, origin: ReplOriginId) -> &str {
         if origin == 0 {
             return &self.local;
         }
         self.names.entry(origin).or_insert_with(|| {
-            let mut name = std::ptr::null_mut();
-            // SAFETY: catalog look-up in a transaction; the name is allocated in the current context and copied.
-            unsafe {
-                if pg_sys::replorigin_by_oid(origin, true, &raw mut name) && !name.is_null() {
-                    let text = CStr::from_ptr(name).to_string_lossy();
-                    node_of_origin(&text).to_owned()
-                } else {
-                    format!("origin {origin}")
-                }
-            }
+            session_origin::name_of(origin).map_or_else(
+                || format!("origin {origin}"),
+                |name| node_of_origin(&name).to_owned(),
+            )
         })
     }
 }

@@ -140,6 +140,7 @@ mod record;
 mod render;
 mod schema;
 mod segment;
+mod statement;
 mod stream;
 mod text;
 mod transaction;
@@ -165,6 +166,7 @@ pub use schema::{
     SchemaKeyColumns, SchemaKeys, SchemaNumber, WrittenKey,
 };
 pub use segment::{Abort, SegmentStart, StreamedCommit};
+pub use statement::{DDL_PREFIX, PASSWORD_SETTING, Statement, StatementTable, TableState, mark_of};
 pub use stream::{MAGIC, PROTOCOL_VERSION, StreamHeader};
 pub use transaction::{Begin, Commit};
 pub use truncate::Truncate;

@@ -228,6 +228,9 @@ impl Line<'_> {
             ] {
                 self.put(if set { word } else { "" });
             }
+            if column.mark != 0 {
+                self.detail("mark", &column.mark.to_string());
+            }
         }
         self.put(")");
         if self.is_full() {

@@ -5,8 +5,9 @@
 //! seen and needs no invalidation.
 //!
 //! Layout: u32 schema number, u32 relation OID at the source, u8 replica identity ('d', 'i', 'f', 'n'), namespace, relation name,
-//! u16 number of columns, then for each column: u8 flags (1 part of the replica identity, 2 part of the primary key, 4 not null, 8 generated),
-//! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name; then u8 number of keys that
+//! u16 number of columns, then for each column: u8 flags (1 part of the replica identity, 2 part of
+//! the primary key, 4 not null, 8 generated, 16 a mark follows), u32 type OID at the source, i32
+//! type modifier (-1 none), column name, type namespace, type name, with flag 16 the u64 mark; then u8 number of keys that
 //! changes have hashes of, and for each: u8 flags (1 nulls are equal), u16 number of columns, then for each of these: u16 column's index
 //! from 0, name of what compares it (empty: as usual for the type).
 
@@ -127,27 +128,58 @@ pub struct Column<'a> {
     pub type_namespace: &'a str,
     /// Name of the type, as in pg_type.
     pub type_name: &'a str,
+    /// Mark of the statement that gave the column its name; 0 if none is known. A later column of
+    /// the name has a larger one.
+    pub mark: u64,
 }
+
+/// Flag: a column has a mark.
+const MARKED: u8 = 16;
 
 impl<'a> Column<'a> {
     fn read(cursor: &mut Cursor<'a>) -> Result<Self> {
+        let flags = cursor.u8("column flags")?;
+        if flags & !(ColumnFlags::ALL | MARKED) != 0 {
+            return Err(Error::UnknownTag {
+                what: "column flags",
+                tag: flags,
+            });
+        }
         Ok(Self {
-            flags: ColumnFlags(cursor.u8("column flags")?).checked()?,
+            flags: ColumnFlags(flags & ColumnFlags::ALL),
             type_oid: cursor.u32("type oid")?,
             type_modifier: cursor.i32("type modifier")?,
             name: cursor.name("column name")?,
             type_namespace: cursor.name("type namespace")?,
             type_name: cursor.name("type name")?,
+            mark: if flags & MARKED == 0 {
+                0
+            } else {
+                match cursor.u64("column mark")? {
+                    0 => {
+                        return Err(Error::OutOfRange {
+                            what: "column mark",
+                            value: 0,
+                        });
+                    }
+                    mark => mark,
+                }
+            },
         })
     }
 
     fn write(&self, out: &mut Vec<u8>) -> Result<()> {
-        out.push(self.flags.checked()?.0);
+        let marked = if self.mark == 0 { 0 } else { MARKED };
+        out.push(self.flags.checked()?.0 | marked);
         out.extend_from_slice(&self.type_oid.to_le_bytes());
         out.extend_from_slice(&self.type_modifier.to_le_bytes());
         put_name(out, self.name, "column name")?;
         put_name(out, self.type_namespace, "type namespace")?;
-        put_name(out, self.type_name, "type name")
+        put_name(out, self.type_name, "type name")?;
+        if self.mark != 0 {
+            out.extend_from_slice(&self.mark.to_le_bytes());
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use braid_gir::{
     Writer,
 };
 use braid_postgres::error::PgError;
+use braid_postgres::memory;
 use braid_postgres::subtransaction;
 use pgrx::pg_sys;
 
@@ -101,6 +102,7 @@ fn frame(
             name: &column.name,
             type_namespace: "pg_catalog",
             type_name: &column.type_name,
+            mark: 0,
         })
         .collect();
     let (namespace, name) = table.split_once('.').unwrap();
@@ -151,27 +153,25 @@ pub(crate) fn apply_frame(frame: &[u8]) -> Result<(), PgError> {
         ignores_missing: false,
     });
     let outcome = subtransaction::attempt(|| {
-        // SAFETY: in a transaction.
-        let context = unsafe { pg_sys::CurrentMemoryContext };
-        session.attach(&Begin {
-            commit_lsn: 1,
-            commit_timestamp: 4_102_444_800_000_000,
-            xid: 1,
-            origin: "",
-            origin_lsn: 0,
-        });
-        let mut reader = Reader::new(frame);
-        while let Some(record) = reader.next_record()? {
-            match record {
-                Record::Schema(schema) => session.learn(&schema),
-                Record::Change(change) => session.change(&change)?,
-                _ => {}
+        memory::keep_current(|| {
+            session.attach(&Begin {
+                commit_lsn: 1,
+                commit_timestamp: 4_102_444_800_000_000,
+                xid: 1,
+                origin: "",
+                origin_lsn: 0,
+            });
+            let mut reader = Reader::new(frame);
+            while let Some(record) = reader.next_record()? {
+                match record {
+                    Record::Schema(schema) => session.learn(&schema),
+                    Record::Change(change) => session.change(&change)?,
+                    _ => {}
+                }
             }
-        }
-        session.detach()?;
-        // SAFETY: the context that was current above.
-        unsafe { pg_sys::MemoryContextSwitchTo(context) };
-        Ok(((), true))
+            session.detach()?;
+            Ok(((), true))
+        })
     });
     session.discard();
     outcome

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 
 use braid_postgres::catalog;
 use braid_postgres::libpq::{Connection, Mode};
+use braid_postgres::lock::LockMode;
+use braid_postgres::relation::{Relation, RelationRef};
 use braid_postgres::rows::Rows;
 use pgrx::pg_sys;
 
@@ -40,16 +42,18 @@ thread_local! {
     static OTHER: RefCell<Option<Connection>> = const { RefCell::new(None) };
 }
 
+fn open() -> Connection {
+    let dsn = value(
+        "select format('host=%s port=%s dbname=%s user=%s', current_setting('unix_socket_directories'), \
+         current_setting('port'), current_database(), current_user)",
+    );
+    Connection::open(&dsn.unwrap(), "inside", Mode::Sql).expect("another session")
+}
+
 /// Runs SQL in a second session, which commits. Gives the first column.
 pub(crate) fn other(statement: &str) -> Vec<String> {
     OTHER.with_borrow_mut(|place| {
-        let connection = place.get_or_insert_with(|| {
-            let dsn = value(
-                "select format('host=%s port=%s dbname=%s user=%s', current_setting('unix_socket_directories'), \
-                 current_setting('port'), current_database(), current_user)",
-            );
-            Connection::open(&dsn.unwrap(), "inside", Mode::Sql).expect("a second session")
-        });
+        let connection = place.get_or_insert_with(open);
         match connection.query(statement) {
             Ok(rows) => column_of(&rows),
             Err(error) => panic!("{error} in: {statement}"),
@@ -57,8 +61,17 @@ pub(crate) fn other(statement: &str) -> Vec<String> {
     })
 }
 
+/// Runs SQL in a session of its own, which is to end by that. Gives the server's last words.
+pub(crate) fn ended(statement: &str) -> String {
+    let mut connection = open();
+    match connection.query(statement) {
+        Ok(rows) => format!("{:?}", column_of(&rows)),
+        Err(error) => error.to_string(),
+    }
+}
+
 /// A relation that is open until this is dropped.
-pub(crate) struct Open(pub(crate) pg_sys::Relation);
+pub(crate) struct Open(Option<Relation>);
 
 impl Open {
     /// Opens a table or index by its name.
@@ -67,28 +80,33 @@ impl Open {
             .unwrap()
             .parse()
             .unwrap();
-        // SAFETY: in a transaction.
-        Self(unsafe {
-            pg_sys::relation_open(
-                pg_sys::Oid::from(oid),
-                pg_sys::AccessShareLock.cast_signed(),
-            )
-        })
+        let relation = Relation::open(pg_sys::Oid::from(oid), LockMode::AccessShare);
+        Self(Some(relation))
+    }
+
+    /// The relation, for who only looks at it.
+    pub(crate) fn view(&self) -> RelationRef<'_> {
+        self.0.as_ref().expect("an open relation").view()
+    }
+
+    /// PostgreSQL's own pointer, valid as long as `self` is.
+    pub(crate) fn as_ptr(&self) -> pg_sys::Relation {
+        self.view().as_ptr()
     }
 
     /// Its OID.
     pub(crate) fn oid(&self) -> pg_sys::Oid {
-        // SAFETY: open.
-        unsafe { (*self.0).rd_id }
+        self.view().oid()
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // After an error the rollback closes it.
-        if !std::thread::panicking() {
-            // SAFETY: opened by `new`.
-            unsafe { pg_sys::relation_close(self.0, pg_sys::AccessShareLock.cast_signed()) };
+        // After an error the rollback closes the relation.
+        if !std::thread::panicking()
+            && let Some(relation) = self.0.take()
+        {
+            relation.close(LockMode::AccessShare);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Values of a stream become values of columns: every built-in type in both forms, conversions
 //! between types, and garbage.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{DateTime, DateTimeKind, Decimal, Value};
 
 use crate::changes::{Row, apply, apply_as, describe};
@@ -119,7 +120,7 @@ struct Case {
     name: &'static str,
     into: &'static str,
     value: Value<'static>,
-    wanted: Result<&'static str, &'static str>,
+    wanted: Result<&'static str, SqlState>,
 }
 
 fn moment(kind: DateTimeKind, days: i32, micros: i64, offset: Option<i32>) -> Value<'static> {
@@ -145,74 +146,74 @@ fn cases() -> Vec<Case> {
         case("1", "boolean", Value::Integer(1), Ok("true")),
         case("0", "boolean", Value::Integer(0), Ok("false")),
         case("32767", "smallint", Value::Integer(32_767), Ok("32767")),
-        case("32768", "smallint", Value::Integer(32_768), Err("22003")),
+        case("32768", "smallint", Value::Integer(32_768), Err(SqlState::NumericValueOutOfRange)),
         case("2147483647", "integer", Value::Integer(2_147_483_647), Ok("2147483647")),
-        case("2147483648", "integer", Value::Integer(2_147_483_648), Err("22003")),
+        case("2147483648", "integer", Value::Integer(2_147_483_648), Err(SqlState::NumericValueOutOfRange)),
         case("the least integer", "bigint", Value::Integer(i64::MIN), Ok("-9223372036854775808")),
         case("4294967295", "oid", Value::Integer(4_294_967_295), Ok("4294967295")),
-        case("-1", "oid", Value::Integer(-1), Err("22003")),
+        case("-1", "oid", Value::Integer(-1), Err(SqlState::NumericValueOutOfRange)),
         case("97", "\"char\"", Value::Integer(97), Ok("a")),
-        case("128", "\"char\"", Value::Integer(128), Err("22003")),
+        case("128", "\"char\"", Value::Integer(128), Err(SqlState::NumericValueOutOfRange)),
         case("an integer", "text", Value::Integer(-5), Ok("-5")),
         case("an integer", "numeric", Value::Integer(i64::MAX), Ok("9223372036854775807")),
         case("an integer", "double precision", Value::Integer(3), Ok("3")),
-        case("an integer", "date", Value::Integer(3), Err("22007")),
+        case("an integer", "date", Value::Integer(3), Err(SqlState::Other(*b"22007"))),
         case("a big integer", "numeric", Value::BigInteger(&[0, 0, 0, 0, 0, 0, 0, 0, 1]), Ok("18446744073709551616")),
-        case("a big integer", "bigint", Value::BigInteger(&[0, 0, 0, 0, 0, 0, 0, 0, 1]), Err("22003")),
+        case("a big integer", "bigint", Value::BigInteger(&[0, 0, 0, 0, 0, 0, 0, 0, 1]), Err(SqlState::NumericValueOutOfRange)),
         case("a single", "real", Value::Single(0.1), Ok("0.1")),
         case("negative zero", "real", Value::Single(-0.0), Ok("-0")),
         case("a double", "double precision", Value::Double(5e-324), Ok("5e-324")),
         case("infinity", "double precision", Value::Double(f64::NEG_INFINITY), Ok("-Infinity")),
         case("not a number", "double precision", Value::Double(f64::NAN), Ok("NaN")),
         case("a double", "numeric", Value::Double(0.25), Ok("0.25")),
-        case("a double", "real", Value::Double(1e300), Err("22003")),
-        case("a double", "integer", Value::Double(0.5), Err("22P02")),
+        case("a double", "real", Value::Double(1e300), Err(SqlState::NumericValueOutOfRange)),
+        case("a double", "integer", Value::Double(0.5), Err(SqlState::InvalidTextRepresentation)),
         case("a decimal", "numeric", decimal(TWELVE), Ok("12.50")),
         case("a decimal", "numeric(4,1)", decimal(TWELVE), Ok("12.5")),
-        case("a decimal", "numeric(2,1)", decimal(TWELVE), Err("22003")),
+        case("a decimal", "numeric(2,1)", decimal(TWELVE), Err(SqlState::NumericValueOutOfRange)),
         case("a decimal", "text", decimal(TWELVE), Ok("12.50")),
         case("a decimal", "double precision", decimal(TWELVE), Ok("12.5")),
-        case("a decimal", "integer", decimal(TWELVE), Err("22P02")),
+        case("a decimal", "integer", decimal(TWELVE), Err(SqlState::InvalidTextRepresentation)),
         case("not a number", "numeric", decimal(NOT_A_NUMBER), Ok("NaN")),
         case("Unix time 0", "timestamptz", Value::UnixTimestamp(0), Ok("1970-01-01 00:00:00+00")),
         case("the last Unix time", "timestamptz", Value::UnixTimestamp(i64::MAX), Ok("294247-01-10 04:00:54.775807+00")),
-        case("the first Unix time", "timestamptz", Value::UnixTimestamp(i64::MIN), Err("22003")),
+        case("the first Unix time", "timestamptz", Value::UnixTimestamp(i64::MIN), Err(SqlState::NumericValueOutOfRange)),
         case("Unix time 0", "text", Value::UnixTimestamp(0), Ok("1970-01-01 00:00:00+00")),
         case("infinity", "date", moment(Infinity, 0, 0, None), Ok("infinity")),
         case("minus infinity", "date", moment(MinusInfinity, 0, 0, None), Ok("-infinity")),
         case("infinity", "timestamp", moment(Infinity, 0, 0, None), Ok("infinity")),
         case("minus infinity", "timestamptz", moment(MinusInfinity, 0, 0, Some(0)), Ok("-infinity")),
         case("a day", "date", moment(Finite, -1, 0, None), Ok("1969-12-31")),
-        case("the last day", "timestamp", moment(Finite, i32::MAX, 0, None), Err("22003")),
-        case("the first day", "date", moment(Finite, i32::MIN, 0, None), Err("22003")),
+        case("the last day", "timestamp", moment(Finite, i32::MAX, 0, None), Err(SqlState::NumericValueOutOfRange)),
+        case("the first day", "date", moment(Finite, i32::MIN, 0, None), Err(SqlState::NumericValueOutOfRange)),
         case("noon two hours east", "timestamptz", moment(Finite, 0, 43_200_000_000, Some(7200)), Ok("1970-01-01 10:00:00+00")),
         case("noon", "timestamp", moment(Finite, 0, 43_200_000_000, None), Ok("1970-01-01 12:00:00")),
         case("noon", "timestamp(0)", moment(Finite, 0, 43_200_000_000, None), Ok("1970-01-01 12:00:00")),
         case("noon", "text", moment(Finite, 0, 43_200_000_000, None), Ok("1970-01-01 12:00:00")),
         case("text", "text", Value::String("é𝄞".as_bytes()), Ok("é𝄞")),
         case("digits", "integer", Value::String(b"12"), Ok("12")),
-        case("letters", "integer", Value::String(b"twelve"), Err("22P02")),
-        case("text that is too long", "varchar(3)", Value::String(b"abcd"), Err("22001")),
+        case("letters", "integer", Value::String(b"twelve"), Err(SqlState::InvalidTextRepresentation)),
+        case("text that is too long", "varchar(3)", Value::String(b"abcd"), Err(SqlState::StringDataRightTruncation)),
         case("text with blanks that fits", "varchar(3)", Value::String(b"abc  "), Ok("abc")),
         case("short text", "char(3)", Value::String(b"a"), Ok("a")),
-        case("bytes that are not UTF-8", "text", Value::String(b"a\xff"), Err("22021")),
-        case("a zero byte", "text", Value::String(b"a\0b"), Err("22021")),
-        case("a zero byte", "integer", Value::String(b"1\0"), Err("22021")),
+        case("bytes that are not UTF-8", "text", Value::String(b"a\xff"), Err(SqlState::CharacterNotInRepertoire)),
+        case("a zero byte", "text", Value::String(b"a\0b"), Err(SqlState::CharacterNotInRepertoire)),
+        case("a zero byte", "integer", Value::String(b"1\0"), Err(SqlState::CharacterNotInRepertoire)),
         case("JSON", "jsonb", Value::String(b"{\"a\":1}"), Ok("{\"a\": 1}")),
-        case("half JSON", "jsonb", Value::String(b"{\"a\":"), Err("22P02")),
+        case("half JSON", "jsonb", Value::String(b"{\"a\":"), Err(SqlState::InvalidTextRepresentation)),
         case("bytes", "bytea", Value::Binary(b"\0\xff"), Ok("\\x00ff")),
         case("16 bytes", "uuid", Value::Binary(&[7; 16]), Ok("07070707-0707-0707-0707-070707070707")),
-        case("15 bytes", "uuid", Value::Binary(&[7; 15]), Err("08P01")),
-        case("17 bytes", "uuid", Value::Binary(&[7; 17]), Err("22P03")),
-        case("no bytes", "inet", Value::Binary(b""), Err("08P01")),
+        case("15 bytes", "uuid", Value::Binary(&[7; 15]), Err(SqlState::ProtocolViolation)),
+        case("17 bytes", "uuid", Value::Binary(&[7; 17]), Err(SqlState::InvalidBinaryRepresentation)),
+        case("no bytes", "inet", Value::Binary(b""), Err(SqlState::ProtocolViolation)),
         case("a label", "d.mood", Value::BinaryText(b"sad"), Ok("sad")),
-        case("a label that is not there", "d.mood", Value::BinaryText(b"angry"), Err("22P02")),
+        case("a label that is not there", "d.mood", Value::BinaryText(b"angry"), Err(SqlState::InvalidTextRepresentation)),
         case("a row", "d.pair", Value::BinaryText(b"(1,\"b c\")"), Ok("(1,\"b c\")")),
-        case("a row that is too wide", "d.pair", Value::BinaryText(b"(1,b,c)"), Err("22P02")),
+        case("a row that is too wide", "d.pair", Value::BinaryText(b"(1,b,c)"), Err(SqlState::InvalidTextRepresentation)),
         case("a value in its range", "d.positive", Value::Integer(1), Ok("1")),
-        case("a value out of its range", "d.positive", Value::Integer(-1), Err("23514")),
+        case("a value out of its range", "d.positive", Value::Integer(-1), Err(SqlState::CheckViolation)),
         case("an array", "d.mood[]", Value::BinaryText(b"{sad,NULL}"), Ok("{sad,NULL}")),
-        case("half an array", "integer[]", Value::BinaryText(b"{1,"), Err("22P02")),
+        case("half an array", "integer[]", Value::BinaryText(b"{1,"), Err(SqlState::InvalidTextRepresentation)),
     ]
 }
 
@@ -230,8 +231,9 @@ fn convert(case: &Case) -> Outcome {
     let outcome = apply("d.t", &[Row::Insert(&row)]);
     match (outcome, case.wanted) {
         (Ok(()), Ok(wanted)) => same(&column("select v::text from d.t"), &vec![wanted.to_owned()]),
-        (Err(error), Err(state)) => same(&error.sqlstate.as_str(), &state)
-            .map_err(|differs| format!("{differs}: {}", error.message)),
+        (Err(error), Err(state)) => {
+            same(&error.sqlstate, &state).map_err(|differs| format!("{differs}: {}", error.message))
+        }
         (Ok(()), Err(state)) => Err(format!(
             "stored {:?}, wanted the error {state}",
             column("select v::text from d.t")
@@ -265,7 +267,7 @@ fn unknown_type() -> Outcome {
     match as_type(9999, b"x") {
         Ok(()) => Err("stored".to_owned()),
         Err(error) => {
-            same(&error.sqlstate.as_str(), &"42846")?;
+            same(&error.sqlstate, &SqlState::CannotCoerce)?;
             check(error.hint.is_some(), "no hint")
         }
     }

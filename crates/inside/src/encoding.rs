@@ -2,9 +2,10 @@
 
 use std::ffi::CString;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::{Rights, query, with_rights, with_settings};
 use braid_postgres::encoding::{
-    from_server, is_utf8, json_in_ascii, name_here, text_from_server, to_server,
+    from_server, is_utf8, json_in_ascii, name_here, text_from_server, to_server, utf8,
 };
 use braid_postgres::error::PgError;
 use braid_postgres::kept_plan;
@@ -38,8 +39,7 @@ fn names() -> Outcome {
     check(is_utf8(), "the database's encoding is not UTF8")?;
     for text in TEXTS {
         let there = to_server(text).ok_or("no form")?;
-        // SAFETY: a C string.
-        same(&unsafe { from_server(there.as_ptr()) }, &text.to_owned())?;
+        same(&utf8(&there), &text.to_owned())?;
         same(&name_here(text), &Some(there))?;
     }
     Ok(())
@@ -54,11 +54,7 @@ fn no_text() -> Outcome {
     same(&text_from_server("é".as_bytes()), &Some("é".to_owned()))?;
     same(&text_from_server(b"a\xff"), &None)?;
     let broken = CString::new(b"a\xffb".to_vec()).unwrap();
-    // SAFETY: a C string.
-    same(
-        &unsafe { from_server(broken.as_ptr()) },
-        &"a\u{fffd}b".to_owned(),
-    )
+    same(&utf8(&broken), &"a\u{fffd}b".to_owned())
 }
 
 fn null() -> Outcome {
@@ -137,7 +133,7 @@ fn rights() -> Outcome {
     });
     same(
         &outcome.map_err(|error| error.sqlstate),
-        &Err("42501".to_owned()),
+        &Err(SqlState::InsufficientPrivilege),
     )
 }
 

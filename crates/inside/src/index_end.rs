@@ -1,6 +1,7 @@
 //! Index ends: a key is known to be beyond all that an index has, and never wrongly so.
 
 use braid_postgres::index_end::IndexEnd;
+use braid_postgres::value;
 use pgrx::pg_sys;
 
 use crate::db::{Open, script, sql};
@@ -78,8 +79,7 @@ fn made(index: &str, rows: &str) -> Open {
 fn look(end: &mut IndexEnd, index: &Open, key: &[Part]) -> bool {
     let argument = |part: &Part| match part {
         Part::Number(number) => pg_sys::Datum::from(*number),
-        // SAFETY: a copy in the current memory context.
-        Part::Text(text) => pg_sys::Datum::from(unsafe { pg_sys::cstring_to_text(text.as_ptr()) }),
+        Part::Text(text) => value::text(text.to_bytes()).datum(),
     };
     let keys: Vec<pg_sys::ScanKeyData> = key
         .iter()
@@ -89,7 +89,7 @@ fn look(end: &mut IndexEnd, index: &Open, key: &[Part]) -> bool {
         })
         .collect();
     // SAFETY: the index is open, and the values are of its columns' types.
-    unsafe { end.is_before(index.0, &keys) }
+    unsafe { end.is_before(index.as_ptr(), &keys) }
 }
 
 fn run(case: &Case) -> Outcome {

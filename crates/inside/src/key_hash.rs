@@ -158,23 +158,18 @@ pub(crate) fn tests() -> Vec<Test> {
 /// Hashes of the rows of a table with `N` columns, in the order of the rows.
 fn hashes<const N: usize>(table: &str) -> Vec<Option<KeyHashes>> {
     let open = Open::new(table);
+    let key = identity_key(open.view()).expect("a key");
+    hashes_by::<N>(&open, &key)
+}
+
+/// As [`hashes`], by this key.
+fn hashes_by<const N: usize>(open: &Open, key: &[KeyPart]) -> Vec<Option<KeyHashes>> {
     let mut found = Vec::new();
-    // SAFETY: open, in a transaction; a row's values are looked at while it is there.
-    unsafe {
-        let key = identity_key(open.0).expect("a key");
-        let descriptor = (*open.0).rd_att;
-        table_scan::each::<N>(open.oid(), None, Sees::Committed, |row| {
-            let (values, nulls) = (&row.values, &row.nulls);
-            found.push(key_hashes_of_row(
-                open.oid(),
-                descriptor,
-                &key,
-                values,
-                nulls,
-            ));
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<N>(open.oid(), None, Sees::Committed, |row| {
+        let values: Vec<_> = (0..N).map(|column| row.cell(column)).collect();
+        found.push(key_hashes_of_row(open.oid(), key, &values));
+        ControlFlow::Continue(())
+    });
     found
 }
 
@@ -211,13 +206,8 @@ fn null() -> Outcome {
     );
     // A value of the key itself can only be null in the old row of a change, where it is not known.
     let open = Open::new("k.t");
-    // SAFETY: open, in a transaction; no value is looked at where it is null.
-    let nulls = unsafe {
-        let key = identity_key(open.0).expect("a key");
-        let values = [pgrx::pg_sys::Datum::null(); 2];
-        let descriptor = (*open.0).rd_att;
-        key_hashes_of_row(open.oid(), descriptor, &key, &values, &[true, true])
-    };
+    let key = identity_key(open.view()).expect("a key");
+    let nulls = key_hashes_of_row(open.oid(), &key, &[None, None]);
     same(&nulls, &None)?;
     check(hash::<2>("k.t").equal != 0, "a null elsewhere is no matter")
 }
@@ -261,8 +251,7 @@ fn keyless() -> Outcome {
     script("create schema k;\ncreate table k.t (a int)");
     sql("create unique index on k.t ((a + 1))");
     let open = Open::new("k.t");
-    // SAFETY: open, in a transaction.
-    check(unsafe { identity_key(open.0) }.is_none(), "a key")
+    check(identity_key(open.view()).is_none(), "a key")
 }
 
 fn out_of_line() -> Outcome {
@@ -276,31 +265,14 @@ fn out_of_line() -> Outcome {
         attribute: 2,
         ..part_of_text()
     };
-    let mut found = Vec::new();
-    // SAFETY: as in `hashes`.
-    unsafe {
-        let descriptor = (*open.0).rd_att;
-        table_scan::each::<2>(open.oid(), None, Sees::Committed, |row| {
-            let (values, nulls) = (&row.values, &row.nulls);
-            found.push(key_hashes_of_row(
-                open.oid(),
-                descriptor,
-                &[part],
-                values,
-                nulls,
-            ));
-            ControlFlow::Continue(())
-        });
-    }
-    same(&found, &vec![None])
+    same(&hashes_by::<2>(&open, &[part]), &vec![None])
 }
 
 /// A text as a key.
 fn part_of_text() -> KeyPart {
     sql("create table k.other (v text primary key)");
     let open = Open::new("k.other");
-    // SAFETY: open, in a transaction.
-    unsafe { identity_key(open.0) }.expect("a key")[0]
+    identity_key(open.view()).expect("a key")[0]
 }
 
 fn compressed() -> Outcome {

@@ -24,6 +24,7 @@ mod encoding;
 mod format;
 mod index_end;
 mod key_hash;
+mod layout;
 mod lookup;
 mod names;
 mod page;
@@ -31,6 +32,7 @@ mod samples;
 mod spool;
 mod xid;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error;
 use braid_postgres::subtransaction::Subtransaction;
 use pgrx::iter::SetOfIterator;
@@ -74,6 +76,7 @@ fn all() -> Vec<Test> {
         key_hash::tests(),
         decode::tests(),
         index_end::tests(),
+        layout::tests(),
         format::tests(),
         names::tests(),
         encoding::tests(),
@@ -111,5 +114,11 @@ fn run(name: &str) -> Option<String> {
 /// inside.fail(sqlstate text): raises an error with this SQLSTATE.
 #[pg_extern(sql = false)]
 fn fail(sqlstate: &str) {
-    error::pass_on(|| error::PgError::new(sqlstate, "so it failed").raise());
+    error::pass_on(|| error::PgError::new(SqlState::parse(sqlstate), "so it failed").raise());
+}
+
+/// inside.error_with_lock(): null if only the lock that was taken within is released.
+#[pg_extern(sql = false)]
+fn error_with_lock() -> Option<String> {
+    catch::error_with_lock().err()
 }

@@ -1,6 +1,7 @@
 //! The row that a change is about is found: by keys of every kind, by whole rows, whatever the form
 //! of the values.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::BeforeKind::{Key, Row as Whole};
 use braid_gir::Value;
 use braid_postgres::error::PgError;
@@ -334,7 +335,7 @@ fn deferrable() -> Outcome {
     let error = apply("l.t", &[Row::Update(&[number(1), text("new")])])
         .err()
         .ok_or("no error")?;
-    same(&error.sqlstate.as_str(), &"55000")?;
+    same(&error.sqlstate, &SqlState::ObjectNotInPrerequisiteState)?;
     check(error.hint.is_some(), "no hint")
 }
 
@@ -382,7 +383,7 @@ fn error() -> Outcome {
     );
     same(
         &outcome.map_err(|error| error.sqlstate),
-        &Err("23514".to_owned()),
+        &Err(SqlState::CheckViolation),
     )?;
     same(&rows("l.t"), &vec!["(1,1)".to_owned()])?;
     done(apply("l.t", &[Row::Update(&[number(1), number(3)])]))?;

@@ -1,5 +1,6 @@
 //! Relations by their names.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::names::{find_table, own_table};
 use braid_postgres::wait::Wait;
 
@@ -72,7 +73,7 @@ fn case() -> Outcome {
 fn zero() -> Outcome {
     for (schema, table) in [("pg_catalog\0", "pg_class"), ("pg_catalog", "pg_class\0x")] {
         let error = find_table(schema, table).err().ok_or("found")?;
-        same(&error.sqlstate.as_str(), &"08P01")?;
+        same(&error.sqlstate, &SqlState::ProtocolViolation)?;
     }
     Ok(())
 }
@@ -82,7 +83,7 @@ fn own() -> Outcome {
     let wanted = value("select 'braid.subscription'::regclass::oid");
     same(&Some(oid.to_u32().to_string()), &wanted)?;
     let error = own_table("no_such_table").err().ok_or("found")?;
-    same(&error.sqlstate.as_str(), &"42P01")?;
+    same(&error.sqlstate, &SqlState::UndefinedTable)?;
     check(error.hint.is_some(), "no hint")
 }
 

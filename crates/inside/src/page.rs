@@ -44,7 +44,7 @@ fn table() -> Open {
 
 fn at(table: &Open, block: u32, item: u16) -> Option<Lifetime> {
     // SAFETY: an open table that is permanent.
-    unsafe { lifetime(file_of(table.0), block, item) }
+    unsafe { lifetime(file_of(table.as_ptr()), block, item) }
 }
 
 fn xid(query: &str) -> Option<pg_sys::TransactionId> {
@@ -121,14 +121,12 @@ fn nothing() -> Outcome {
     Ok(())
 }
 
-/// Only a buffer that nobody else has pinned can be locked for cleanup.
-fn leaves_nothing() -> Outcome {
-    let table = table();
-    at(&table, 0, 1);
-    at(&table, 0, 9);
-    // SAFETY: an open table with one block.
-    let alone = unsafe {
-        let buffer = pg_sys::ReadBuffer(table.0, 0);
+/// Whether nobody has the table's only page pinned or locked: only then can it be locked for
+/// cleanup.
+pub(crate) fn is_let_go(table: &Open) -> bool {
+    // SAFETY: an open table, whose block can be read; the pin and the lock are given up.
+    unsafe {
+        let buffer = pg_sys::ReadBuffer(table.as_ptr(), 0);
         let alone = pg_sys::ConditionalLockBufferForCleanup(buffer);
         if alone {
             pg_sys::UnlockReleaseBuffer(buffer);
@@ -136,19 +134,25 @@ fn leaves_nothing() -> Outcome {
             pg_sys::ReleaseBuffer(buffer);
         }
         alone
-    };
-    check(alone, "the page is pinned or locked")
+    }
+}
+
+fn leaves_nothing() -> Outcome {
+    let table = table();
+    at(&table, 0, 1);
+    at(&table, 0, 9);
+    check(is_let_go(&table), "the page is pinned or locked")
 }
 
 /// The first column of the row at an item of block 0, if it is seen.
 fn in_hand(table: &Open, item: u16) -> Option<i32> {
     // SAFETY: an open table with one block; the pin goes to the slot or is given up.
     unsafe {
-        let slot = pg_sys::table_slot_create(table.0, std::ptr::null_mut());
+        let slot = pg_sys::table_slot_create(table.as_ptr(), std::ptr::null_mut());
         let snapshot = pg_sys::GetLatestSnapshot();
         let snapshot = pg_sys::RegisterSnapshot(snapshot);
-        let buffer = pg_sys::ReadBuffer(table.0, 0);
-        let relation = table.0;
+        let buffer = pg_sys::ReadBuffer(table.as_ptr(), 0);
+        let relation = table.as_ptr();
         let seen = pg_sys::ffi::pg_guard_ffi_boundary(|| {
             fetch(relation, buffer, (0, item), snapshot, slot)
         });

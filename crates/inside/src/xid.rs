@@ -1,5 +1,6 @@
 //! Transaction ids and their times. `scripts/test inside` starts its server with epoch 3.
 
+use braid_postgres::plain;
 use braid_postgres::timestamp::{EPOCH_DIFFERENCE, monotonic_nanoseconds, now};
 use braid_postgres::xid::{full, still_known};
 use pgrx::pg_sys;
@@ -31,8 +32,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn own() -> Outcome {
     sql("create table x ()");
-    // SAFETY: in a transaction.
-    let xid = unsafe { pg_sys::GetTopTransactionId() };
+    let xid = plain::GetTopTransactionId();
     let wanted = value("select pg_current_xact_id()::text");
     same(&Some(full(xid).to_string()), &wanted)?;
     check(full(xid) >> 32 == 3, "the epoch is not 3")
@@ -43,8 +43,7 @@ fn before() -> Outcome {
         &full(pg_sys::TransactionId::from(u32::MAX)),
         &(2 << 32 | 0xFFFF_FFFF),
     )?;
-    // SAFETY: reads shared memory.
-    let next = unsafe { pg_sys::ReadNextFullTransactionId() }.value;
+    let next = plain::ReadNextFullTransactionId().value;
     let next = u32::try_from(next & 0xFFFF_FFFF).unwrap();
     let (just, above) = (full((next - 1).into()), full((next + 1).into()));
     same(&(just >> 32, above >> 32), &(3, 2))

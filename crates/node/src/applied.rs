@@ -5,9 +5,11 @@
 //! index one would meet all its versions that some old snapshot may still see.
 
 use braid_bgworker::applied::{Applied, AppliedAhead, Range};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::parse_lsn;
 use braid_postgres::compat;
 use braid_postgres::error::PgError;
+use braid_postgres::lock::LockMode;
 use braid_postgres::names::own_table;
 use pgrx::pg_sys;
 
@@ -22,7 +24,10 @@ fn ranges(cells: &[Vec<Option<String>>]) -> Result<Vec<Range>, PgError> {
         let lsns: Option<Vec<u64>> = text.split(',').map(parse_lsn).collect();
         let pairs = lsns.as_deref().map(|lsns| lsns.as_chunks::<2>());
         let Some((pairs, [])) = pairs else {
-            return Err(PgError::new("XX001", "a row of braid.applied is corrupt"));
+            return Err(PgError::new(
+                SqlState::DataCorrupted,
+                "a row of braid.applied is corrupt",
+            ));
         };
         ranges.extend(pairs.iter().map(|[begin, end]| (*begin, *end)));
     }
@@ -128,7 +133,7 @@ impl AppliedRow {
             }
             self.place = Some((*tuple).t_self);
             pg_sys::heap_freetuple(tuple);
-            pg_sys::table_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
+            pg_sys::table_close(relation, LockMode::None.as_raw());
         }
         Ok(())
     }
@@ -154,7 +159,7 @@ impl AppliedRow {
 }
 
 fn lock() -> i32 {
-    i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3)
+    LockMode::RowExclusive.as_raw()
 }
 
 /// Whether the row with these keys is visible there.

@@ -12,19 +12,23 @@
 //! clocks do, like those of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 use std::ops::{ControlFlow, Range};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::compat::{self, ReplOriginId};
 use braid_postgres::error::{PgError, pass_on};
-use braid_postgres::ffi::raw;
+use braid_postgres::hook::Utility;
 use braid_postgres::names::{find_table, own_table};
+use braid_postgres::parse_tree::committed_name;
 use braid_postgres::table_scan::{self, Sees, low};
+use braid_postgres::transaction::{self, End};
 use braid_postgres::wait::Wait;
-use braid_postgres::{latch, process, timestamp, worker, xid};
-use pgrx::pg_sys;
+use braid_postgres::xid::parts_of_prepared;
+use braid_postgres::{latch, plain, process, server, snapshot, timestamp, worker, xid};
+use pgrx::pg_sys::{self, NodeTag};
 
 use crate::local_version;
 use crate::registry::{self, ManagerEntry};
@@ -49,17 +53,11 @@ thread_local! {
     /// This process has looked whether its database has the extension, when nobody had told.
     static LOOKED_FOR_EXTENSION: Cell<bool> = const { Cell::new(false) };
 }
-static PREVIOUS_UTILITY: OnceLock<pg_sys::ProcessUtility_hook_type> = OnceLock::new();
 
-/// Start watching commits. Called once, while the postmaster loads its libraries: every session inherits it.
-pub fn install() {
-    // SAFETY: functions of this library, which is never unloaded; hooks are chained as PostgreSQL's own modules do it.
-    unsafe {
-        pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
-        if PREVIOUS_UTILITY.set(pg_sys::ProcessUtility_hook).is_ok() {
-            pg_sys::ProcessUtility_hook = Some(utility);
-        }
-    }
+/// Starts to watch commits. Called once, while the postmaster loads its libraries: every session
+/// inherits it.
+pub(crate) fn install() {
+    transaction::on_end(at_end);
 }
 
 /// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if it has one of this process's.
@@ -74,8 +72,7 @@ pub fn seen(timestamp: i64) {
     }
     let limit = settings::max_clock_wait().map_or(0, |limit| limit.as_micros());
     let far = i64::try_from(limit).map_or(FAR.end, |limit| limit.clamp(FAR.start, FAR.end));
-    // SAFETY: reads a variable of the process.
-    if ahead > far && unsafe { pg_sys::IsTransactionState() } {
+    if ahead > far && transaction::is_open() {
         local_version::mark(timestamp);
     }
 }
@@ -98,18 +95,15 @@ pub fn remember() -> Result<(), PgError> {
         raise(newest);
     }
     let origins = origins()?;
-    // SAFETY: reads of shared memory; commit timestamps are kept, or nothing is asked.
-    unsafe {
-        if pg_sys::track_commit_timestamp {
-            let next = pg_sys::ReadNextFullTransactionId().value;
-            for full in next.saturating_sub(REMEMBERED)..next {
-                let xid = u32::try_from(full & 0xffff_ffff).unwrap_or(0);
-                let data = local_version::commit_data(pg_sys::TransactionId::from_inner(xid));
-                if let Some((timestamp, origin)) = data
-                    && (origin == 0 || origins.contains(&origin))
-                {
-                    raise(timestamp);
-                }
+    if plain::track_commit_timestamp() {
+        let next = plain::ReadNextFullTransactionId().value;
+        for full in next.saturating_sub(REMEMBERED)..next {
+            let xid = u32::try_from(full & 0xffff_ffff).unwrap_or(0);
+            let data = local_version::commit_data(pg_sys::TransactionId::from_inner(xid));
+            if let Some((timestamp, origin)) = data
+                && (origin == 0 || origins.contains(&origin))
+            {
+                raise(timestamp);
             }
         }
     }
@@ -118,101 +112,45 @@ pub fn remember() -> Result<(), PgError> {
 }
 
 /// The replication origins of this database's subscriptions and sources.
-fn origins() -> Result<Vec<pg_sys::RepOriginId>, PgError> {
+fn origins() -> Result<Vec<ReplOriginId>, PgError> {
     let table = own_table("origin")?;
     let mut origins = Vec::new();
-    // SAFETY: in a transaction; the table has so many columns.
-    unsafe {
-        table_scan::each::<ORIGIN_COLUMNS>(table, None, Sees::Committed, |row| {
-            let [number, ..] = row.values;
-            origins.extend(pg_sys::RepOriginId::try_from(low(number)));
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<ORIGIN_COLUMNS>(table, None, Sees::Committed, |row| {
+        let [number, ..] = row.values;
+        origins.extend(ReplOriginId::try_from(low(number)));
+        ControlFlow::Continue(())
+    });
     Ok(origins)
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
-    match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT if !is_exempt() => {
-            // SAFETY: reads of variables of the process, in a transaction.
-            let (xid, origin) = unsafe {
-                (
-                    pg_sys::GetTopTransactionIdIfAny(),
-                    pg_sys::replorigin_session_origin,
-                )
-            };
+fn at_end(end: End) {
+    match end {
+        End::BeforeCommit if !is_exempt() => {
+            let (xid, origin) = (transaction::top_id(), compat::session_origin());
             if xid != pg_sys::InvalidTransactionId && origin == 0 {
                 pass_on(before_own_commit);
             }
         }
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => local_version::ended(true),
-        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
-            local_version::ended(false);
-        }
-        _ => {}
+        End::Committed => local_version::ended(true),
+        End::RolledBack | End::Prepared => local_version::ended(false),
+        End::BeforeCommit | End::BeforePrepare => {}
     }
 }
 
-/// A utility statement. Ours comes first, under pgrx's guard; the rest is a plain call without one, so that PostgreSQL's errors
-/// pass as they are. They leave this function by a long jump: it has nothing with a destructor.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the signature of PostgreSQL's hook"
-)]
-unsafe extern "C-unwind" fn utility(
-    statement: *mut pg_sys::PlannedStmt,
-    text: *const c_char,
-    read_only_tree: bool,
-    context: pg_sys::ProcessUtilityContext::Type,
-    parameters: pg_sys::ParamListInfo,
-    environment: *mut pg_sys::QueryEnvironment,
-    receiver: *mut pg_sys::DestReceiver,
-    completion: *mut pg_sys::QueryCompletion,
-) {
-    // SAFETY: PostgreSQL passes a utility statement, whose tag says what it is; what was there before gets the same.
-    unsafe {
-        let node = (*statement).utilityStmt;
-        if !node.is_null() && (*node).type_ == pg_sys::NodeTag::T_TransactionStmt {
-            before_transaction_statement(node.cast(), context);
-        }
-        let next = match PREVIOUS_UTILITY.get() {
-            Some(Some(previous)) => *previous,
-            _ => raw::standard_ProcessUtility,
-        };
-        next(
-            statement,
-            text,
-            read_only_tree,
-            context,
-            parameters,
-            environment,
-            receiver,
-            completion,
-        );
-    }
+/// Whether a statement begins or ends a transaction. Raises nothing.
+pub(crate) fn is_of_transaction(statement: Utility<'_>) -> bool {
+    let node = statement.node();
+    node.is_some_and(|node| node.tag() == NodeTag::T_TransactionStmt)
 }
 
 /// COMMIT PREPARED commits a transaction that has been through its callbacks long ago.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn before_transaction_statement(
-    statement: *mut pg_sys::TransactionStmt,
-    context: pg_sys::ProcessUtilityContext::Type,
-) {
-    // SAFETY: PostgreSQL's own statement; reads of variables of the process.
-    unsafe {
-        if (*statement).kind != pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED
-            || pg_sys::replorigin_session_origin != 0
-        {
-            return;
-        }
-        let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-        // Elsewhere it is about to be refused.
-        if !pg_sys::IsInTransactionBlock(top_level) {
-            let name = CStr::from_ptr((*statement).gid);
-            pass_on(|| before_commit_prepared(name));
-        }
+pub(crate) fn before(statement: Utility<'_>) {
+    let Some(name) = statement.node().and_then(committed_name) else {
+        return;
+    };
+    // Elsewhere it is about to be refused.
+    if compat::session_origin() == 0 && !statement.is_in_block() {
+        before_commit_prepared(name);
     }
 }
 
@@ -243,13 +181,9 @@ fn next_version(entry: &ManagerEntry) -> i64 {
 /// As [`before_own_commit`] for a transaction that was prepared. What it has written can't be added to: its version is written by the
 /// transaction in hand, which is COMMIT PREPARED's own and is committed for that, and the next one is begun. If the server ends in between, or COMMIT PREPARED
 /// fails, there is a version of a transaction that is still prepared; whoever commits it then gives it another, whatever the clock says, for much may have
-/// come after the first.
-///
-/// # Safety
-/// In the transaction of a command that commits by itself.
-unsafe fn before_commit_prepared(name: &CStr) {
-    // SAFETY: a read of shared memory.
-    if unsafe { pg_sys::RecoveryInProgress() } {
+/// come after the first. In the transaction of a command that commits by itself.
+fn before_commit_prepared(name: &CStr) {
+    if server::is_in_recovery() {
         return;
     }
     let Some(entry) = entry() else {
@@ -266,21 +200,23 @@ unsafe fn before_commit_prepared(name: &CStr) {
     if past && !local_version::may_be() {
         return;
     }
-    // SAFETY: the snapshot is taken off again; a command that commits by itself is in no block, and one that does so within goes on in another
-    // transaction, as VACUUM does.
-    unsafe {
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        let prepared = may_commit(name);
-        let written = prepared.is_some_and(|full| {
-            (!past || local_version::written_for(full).is_some())
-                && local_version::assign_to(full, next_version(entry))
-        });
-        pg_sys::PopActiveSnapshot();
-        if written {
-            let _own = Exempt::now();
-            pg_sys::CommitTransactionCommand();
-            pg_sys::StartTransactionCommand();
+    snapshot::push();
+    let prepared = may_commit(name);
+    let written = prepared.is_some_and(|full| {
+        if past && local_version::written_for(full).is_none() {
+            return false;
         }
+        let version = next_version(entry);
+        for part in parts_of_prepared(full) {
+            local_version::assign_to(part, version);
+        }
+        local_version::assign_to(full, version)
+    });
+    snapshot::pop();
+    if written {
+        // A command that commits by itself is in no block.
+        let _own = Exempt::now();
+        transaction::go_on_in_next();
     }
 }
 
@@ -292,10 +228,9 @@ fn may_commit(name: &CStr) -> Option<u64> {
          where gid operator(pg_catalog.=) $1 and dbid operator(pg_catalog.=) $2 and (ownerid operator(pg_catalog.=) $3 or $4)",
         &[
             name.to_string_lossy().into_owned().into(),
-            // SAFETY: reads of variables of the process, and of a catalog.
-            unsafe { pg_sys::MyDatabaseId }.into(),
-            unsafe { pg_sys::GetUserId() }.into(),
-            unsafe { pg_sys::superuser() }.into(),
+            plain::MyDatabaseId().into(),
+            plain::GetUserId().into(),
+            plain::superuser().into(),
         ],
     )
     .unwrap_or_else(|error| error.raise());
@@ -342,8 +277,7 @@ fn entry() -> Option<&'static ManagerEntry> {
 /// What this database has seen, for who wants to read it: also before anybody has committed anything since the server started. In a transaction.
 #[must_use]
 pub fn status() -> Option<&'static ManagerEntry> {
-    // SAFETY: a read of shared memory.
-    if unsafe { pg_sys::RecoveryInProgress() } {
+    if server::is_in_recovery() {
         // A standby has no commit timestamps to look at.
         return registry::my_manager();
     }
@@ -395,7 +329,7 @@ fn wait_until_past(entry: &ManagerEntry) -> Clock {
 fn exceeded(entry: &ManagerEntry, now: i64, behind: Duration) {
     entry.clock_exceeded.fetch_add(1, Ordering::Relaxed);
     let error = PgError::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!(
             "this node's clock is {} ms behind the newest change that was made or applied here",
             behind.as_millis()

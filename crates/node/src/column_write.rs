@@ -15,10 +15,12 @@
 
 use std::ops::ControlFlow;
 
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
-use braid_postgres::table_scan::{self, By, Sees, int8, low};
-use pgrx::{FromDatum, IntoDatum, pg_sys};
+use braid_postgres::table_scan::{self, By, Cell, Sees, int8, low};
+use braid_postgres::wal;
+use pgrx::pg_sys;
 
 use crate::registry;
 use crate::tombstone::waiting;
@@ -29,14 +31,14 @@ const COLUMNS: usize = 5;
 /// One write of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnWrite {
-    /// Hash of its table and key (`apply/key_hash.rs`).
+    /// Hash of its table and key (`apply/key_hash/`).
     pub hash: u64,
     /// Its table here.
     pub relation: u32,
     /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
     /// Where it was written: a replication origin, 0 for here.
-    pub origin: pg_sys::RepOriginId,
+    pub origin: ReplOriginId,
     /// Numbers of the columns; `None`: all.
     pub columns: Option<Vec<i16>>,
 }
@@ -61,18 +63,16 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     }
     let each = writes.iter().map(|write| {
         let columns = write.columns.as_deref();
-        let columns = columns.and_then(IntoDatum::into_datum);
-        let values: [pg_sys::Datum; COLUMNS] = [
-            pg_sys::Datum::from(write.hash.cast_signed()),
-            pg_sys::Datum::from(write.timestamp),
-            pg_sys::Datum::from(pg_sys::Oid::from(write.relation)),
-            pg_sys::Datum::from(i32::from(write.origin)),
-            columns.unwrap_or_else(pg_sys::Datum::null),
+        let row: [Cell<'_>; COLUMNS] = [
+            Cell::Bigint(write.hash.cast_signed()),
+            Cell::Bigint(write.timestamp),
+            Cell::Oid(pg_sys::Oid::from(write.relation)),
+            Cell::Integer(i32::from(write.origin)),
+            columns.map_or(Cell::Null, Cell::Smallints),
         ];
-        (values, [false, false, false, false, columns.is_none()])
+        row
     });
-    // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe { table_scan::insert(own_table("column_write")?, each) };
+    table_scan::insert(own_table("column_write")?, each);
     Ok(())
 }
 
@@ -86,21 +86,17 @@ pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError>
         value: hash.cast_signed(),
     };
     // What runs is the caller's own, as others would have the row locked; or the collector's, and true whether it commits or not.
-    // SAFETY: in a transaction; the table has so many columns, of these types.
-    unsafe {
-        table_scan::each::<COLUMNS>(own_table("column_write")?, Some(by), Sees::Running, |row| {
-            let [_, timestamp, relation, origin, columns] = row.values;
-            let [.., is_all] = row.nulls;
-            take(ColumnWrite {
-                hash,
-                relation: low(relation),
-                timestamp: int8(timestamp),
-                origin: u16::try_from(low(origin)).unwrap_or(0),
-                columns: Vec::<i16>::from_datum(columns, is_all),
-            });
-            ControlFlow::Continue(())
+    table_scan::each::<COLUMNS>(own_table("column_write")?, Some(by), Sees::Running, |row| {
+        let [_, timestamp, relation, origin, _] = row.values;
+        take(ColumnWrite {
+            hash,
+            relation: low(relation),
+            timestamp: int8(timestamp),
+            origin: u16::try_from(low(origin)).unwrap_or(0),
+            columns: row.smallints(COLUMNS - 1),
         });
-    }
+        ControlFlow::Continue(())
+    });
     Ok(())
 }
 
@@ -115,15 +111,11 @@ pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
     if registry::is_collected(writer) {
         return Ok(());
     }
-    // SAFETY: reads a variable of the process: the end of the last record that it wrote. To flush up to there is allowed at any time.
-    let aim = unsafe {
-        let aim = match pg_sys::XactLastRecEnd {
-            0 => pg_sys::GetFlushRecPtr(std::ptr::null_mut()),
-            aim => aim,
-        };
-        pg_sys::XLogFlush(aim);
-        aim
+    let aim = match wal::last_record_end() {
+        0 => wal::flushed(),
+        aim => aim,
     };
+    wal::flush(aim);
     if waiting::wait_past(aim) {
         return Ok(());
     }

@@ -7,13 +7,12 @@
 //!
 //! A row is never updated: an UPDATE would be decoded. Another string gets another row.
 
-use std::ffi::CString;
-
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::query;
 use braid_postgres::encoding;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
-use pgrx::pg_sys;
+use braid_postgres::table_scan::{self, Cell};
 
 /// An expression for the connection string of a row `s` that has a `connection_id`. Null if the row of `braid.connection` is gone.
 pub const DSN: &str =
@@ -23,7 +22,7 @@ pub const DSN: &str =
 #[must_use]
 pub fn missing(subscription: &str) -> PgError {
     PgError::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("subscription \"{subscription}\" has no connection string"),
     )
     .with_hint("Give it one with braid.alter_subscription(subscription_name, dsn => ...).")
@@ -44,8 +43,7 @@ pub fn store(dsn: &str) -> Result<String, PgError> {
     let id = next.get(0, 0).unwrap_or_default().to_owned();
     let number: i64 = id.parse().unwrap_or(0);
     let text = encoding::statement(dsn);
-    // SAFETY: in a transaction; the table has these two columns.
-    unsafe { insert(table, number, &text) };
+    table_scan::insert_undecoded(table, [Cell::Bigint(number), Cell::Text(&text)]);
     Ok(id)
 }
 
@@ -57,65 +55,8 @@ pub fn forget_unused() {
         "delete from braid.connection c \
           where not exists (select from braid.node n where n.connection_id = c.connection_id) \
             and not exists (select from braid.subscription s where s.connection_id = c.connection_id) \
-            and not exists (select from braid.slot_cleanup s where s.connection_id = c.connection_id)",
+            and not exists (select from braid.slot_cleanup s where s.connection_id = c.connection_id) \
+            and not exists (select from braid.group_member m where m.connection_id = c.connection_id)",
         &[],
     );
-}
-
-/// # Safety
-/// In a transaction; `table` is `braid.connection`.
-unsafe fn insert(table: pg_sys::Oid, id: i64, dsn: &CString) {
-    let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
-    // SAFETY: as the caller says. The tuple is made for the table's descriptor; indexes are open while they are written to, and a
-    // slot holds the tuple meanwhile, as in CatalogTupleInsert (src/backend/catalog/indexing.c, 15 to 18).
-    unsafe {
-        let relation = pg_sys::table_open(table, lock(pg_sys::RowExclusiveLock));
-        let mut values = [
-            pg_sys::Datum::from(id),
-            pg_sys::Datum::from(pg_sys::cstring_to_text(dsn.as_ptr())),
-        ];
-        let mut nulls = [false; 2];
-        let tuple =
-            pg_sys::heap_form_tuple((*relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
-        pg_sys::heap_insert(
-            relation,
-            tuple,
-            pg_sys::GetCurrentCommandId(true),
-            lock(pg_sys::TABLE_INSERT_NO_LOGICAL),
-            std::ptr::null_mut(),
-        );
-        let slot = pg_sys::MakeSingleTupleTableSlot(
-            (*relation).rd_att,
-            &raw const pg_sys::TTSOpsHeapTuple,
-        );
-        pg_sys::ExecStoreHeapTuple(tuple, slot, false);
-        let indexes = pg_sys::CatalogOpenIndexes(relation);
-        for place in 0..usize::try_from((*indexes).ri_NumIndices).unwrap_or(0) {
-            let index = *(*indexes).ri_IndexRelationDescs.add(place);
-            let info = *(*indexes).ri_IndexRelationInfo.add(place);
-            let mut keys = [pg_sys::Datum::null(); pg_sys::INDEX_MAX_KEYS as usize];
-            let mut is_null = [true; pg_sys::INDEX_MAX_KEYS as usize];
-            pg_sys::FormIndexDatum(
-                info,
-                slot,
-                std::ptr::null_mut(),
-                keys.as_mut_ptr(),
-                is_null.as_mut_ptr(),
-            );
-            pg_sys::index_insert(
-                index,
-                keys.as_mut_ptr(),
-                is_null.as_mut_ptr(),
-                &raw mut (*tuple).t_self,
-                relation,
-                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
-                false,
-                info,
-            );
-        }
-        pg_sys::CatalogCloseIndexes(indexes);
-        pg_sys::ExecDropSingleTupleTableSlot(slot);
-        pg_sys::heap_freetuple(tuple);
-        pg_sys::table_close(relation, lock(pg_sys::NoLock));
-    }
 }

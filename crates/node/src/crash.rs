@@ -29,11 +29,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 use braid_bgworker::crash::{Head, InHand, PLACE, Place, Slot, State};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_postgres::error::PgError;
 use braid_postgres::{catalog, compat, process};
 use braid_ring::MAX_APPLIERS;
-use pgrx::pg_sys;
 
 use crate::{registry, settings};
 
@@ -175,7 +175,7 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<(), (PgEr
         return Ok(());
     }
     let error = PgError::new(
-        "57P02",
+        SqlState::CrashShutdown,
         format!("{what} has crashed the server {} times in a row", head.count),
     )
     .with_detail(&detail)
@@ -275,21 +275,17 @@ fn show(subscription: u32, file: &str, number: usize, slot: impl Fn(&Head) -> Sl
     let at = i64::try_from(offset(number)).unwrap_or(0);
     STATE_AT.store(at, Ordering::Relaxed);
     FILE.store(file.into_raw_fd(), Ordering::Release);
-    // SAFETY: the handler does what a signal handler may; the callback writes to a file of this
-    // process's own.
-    unsafe {
-        compat::pqsignal(SIGQUIT, Some(on_quit));
-        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null());
-    }
+    // SAFETY: the handler does what a signal handler may.
+    unsafe { compat::on_quit(on_quit) };
+    process::before_exit(on_exit);
 }
-
-const SIGQUIT: i32 = 3;
 
 unsafe extern "C" {
     #[link_name = "pwrite"]
     fn libc_pwrite(file: i32, bytes: *const u8, count: usize, offset: i64) -> isize;
+    /// Ends the process, and touches no memory of it.
     #[link_name = "_exit"]
-    fn libc_exit(status: i32) -> !;
+    safe fn libc_exit(status: i32) -> !;
 }
 
 /// Writes these bytes into this process's slot, from the byte `skip` on.
@@ -306,14 +302,13 @@ fn write(bytes: &[u8], skip: i64) {
 /// Ends the process at once, as PostgreSQL's own handler does (SignalHandlerForCrashExit of
 /// src/backend/postmaster/interrupt.c, 15 to 18). The slot says first that this process has not
 /// crashed.
-unsafe extern "C-unwind" fn on_quit(_signal: i32) {
+fn on_quit() {
     write(&(State::Quit as u64).to_ne_bytes(), 8);
-    // SAFETY: ends the process, without any of its callbacks, as shared memory may be corrupt.
-    unsafe { libc_exit(2) }
+    // Without any of the process's callbacks, as shared memory may be corrupt.
+    libc_exit(2)
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
+fn on_exit() {
     write(&(State::Free as u64).to_ne_bytes(), 8);
     if let Some(own) = OWN.take()
         && own.slot.in_hand.xid == 0

@@ -9,11 +9,13 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_ring::{Geometry, Ring};
 use pgrx::pg_sys;
 
 use braid_bgworker::running::Running;
 use braid_postgres::error::PgError;
+use braid_postgres::plain;
 
 const LOG_SEGMENTS: usize = 24;
 const FIRST_LOG_SEGMENT: usize = 64 * 1024;
@@ -29,38 +31,65 @@ struct Directory {
 
 /// A mapped segment.
 #[derive(Debug, Clone, Copy)]
-struct Mapping {
-    base: NonNull<u8>,
+pub(crate) struct Mapping {
+    pub(crate) base: NonNull<u8>,
     len: usize,
 }
 
-fn map(segment: *mut pg_sys::dsm_segment) -> Result<Mapping, PgError> {
+/// The segment with this handle.
+fn attached(handle: u32) -> Result<Mapping, PgError> {
+    // A handle that is not known gives null.
+    Ok(map(plain::dsm_attach(handle))?.0)
+}
+
+/// Keeps a segment mapped. Returns it and its handle.
+fn map(segment: *mut pg_sys::dsm_segment) -> Result<(Mapping, u32), PgError> {
     if segment.is_null() {
         return Err(PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             "shared memory of the subscription's leader is gone",
         ));
     }
     // SAFETY: the segment is mapped; pinned, so that it stays mapped until this process ends.
-    let (base, len) = unsafe {
+    let (base, len, handle) = unsafe {
         pg_sys::dsm_pin_mapping(segment);
         (
             pg_sys::dsm_segment_address(segment),
             pg_sys::dsm_segment_map_length(segment),
+            pg_sys::dsm_segment_handle(segment),
         )
     };
-    let base = NonNull::new(base.cast::<u8>())
-        .ok_or_else(|| PgError::new("XX000", "shared memory segment has no address"))?;
-    Ok(Mapping { base, len })
+    let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| {
+        PgError::new(
+            SqlState::InternalError,
+            "shared memory segment has no address",
+        )
+    })?;
+    Ok((Mapping { base, len }, handle))
 }
 
-fn create(bytes: usize) -> Result<(Mapping, u32), PgError> {
-    // SAFETY: creates a segment and maps it into this process.
-    let segment = unsafe { pg_sys::dsm_create(bytes, 0) };
-    let mapping = map(segment)?;
-    // SAFETY: `segment` is mapped.
-    let handle = unsafe { pg_sys::dsm_segment_handle(segment) };
-    Ok((mapping, handle))
+/// Creates a segment, mapped until this process ends. Returns it and its handle.
+///
+/// # Errors
+/// 53200 and the like from PostgreSQL.
+pub(crate) fn create(bytes: usize) -> Result<(Mapping, u32), PgError> {
+    map(plain::dsm_create(bytes, 0))
+}
+
+/// Maps the segment with this handle, of which at least `bytes` are needed, until this process
+/// ends.
+///
+/// # Errors
+/// 55000 if it is gone or too small.
+pub(crate) fn attach(handle: u32, bytes: usize) -> Result<Mapping, PgError> {
+    let mapping = attached(handle)?;
+    if mapping.len < bytes {
+        return Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            "shared memory segment is too small",
+        ));
+    }
+    Ok(mapping)
 }
 
 /// One process's view of the group's memory.
@@ -86,7 +115,7 @@ impl Group {
         // valid directory.
         let group = unsafe {
             let ring = Ring::create(mapping.base, ring_bytes, geometry)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?;
+                .map_err(|error| PgError::new(SqlState::InternalError, error.to_string()))?;
             let directory = mapping.base.add(ring_bytes).cast::<Directory>();
             directory.as_ptr().write_bytes(0, 1);
             Self {
@@ -103,15 +132,17 @@ impl Group {
     /// # Errors
     /// 55000 when it is gone.
     pub fn attach(handle: u32) -> Result<Self, PgError> {
-        // SAFETY: attaches by handle; a handle that is not known gives null.
-        let mapping = map(unsafe { pg_sys::dsm_attach(handle) })?;
+        let mapping = attached(handle)?;
         // SAFETY: laid out by `create` before the handle was given away; the ring checks its own header.
         unsafe {
             let ring = Ring::attach(mapping.base, mapping.len)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?;
+                .map_err(|error| PgError::new(SqlState::InternalError, error.to_string()))?;
             let ring_bytes = ring.geometry().bytes().next_multiple_of(64);
             if mapping.len < ring_bytes + size_of::<Directory>() {
-                return Err(PgError::new("XX000", "shared memory segment is too small"));
+                return Err(PgError::new(
+                    SqlState::InternalError,
+                    "shared memory segment is too small",
+                ));
             }
             let directory = mapping.base.add(ring_bytes).cast::<Directory>();
             Ok(Self {
@@ -141,11 +172,10 @@ impl Group {
 
     /// The transaction that is applied while it runs.
     pub fn running(&self) -> &'static Running {
-        // SAFETY: mapped until this process ends; atomics only.
-        unsafe { &(*self.directory.as_ptr()).running }
+        &self.directory().running
     }
 
-    fn directory(&self) -> &Directory {
+    fn directory(&self) -> &'static Directory {
         // SAFETY: mapped until this process ends; atomics only.
         unsafe { self.directory.as_ref() }
     }
@@ -170,7 +200,7 @@ impl Group {
             let size = (FIRST_LOG_SEGMENT << index.min(16)).max(total + 64);
             let Some(place) = self.directory().handles.get(index) else {
                 return Err(PgError::new(
-                    "54000",
+                    SqlState::ProgramLimitExceeded,
                     "too many relations in the provider's stream",
                 ));
             };
@@ -223,9 +253,8 @@ impl Group {
                 return Ok(());
             }
             if self.segments.len() <= place.segment {
-                // SAFETY: the leader published the handle and keeps the segment mapped.
-                self.segments
-                    .push(map(unsafe { pg_sys::dsm_attach(handle) })?);
+                // The leader published the handle and keeps the segment mapped.
+                self.segments.push(attached(handle)?);
             }
             let used = self.used(place.segment);
             let Some(segment) = self.segments.get(place.segment).copied() else {
@@ -238,7 +267,10 @@ impl Group {
                     let len = u64::from_le_bytes(at.cast::<[u8; 8]>().read());
                     let len = usize::try_from(len).unwrap_or(usize::MAX);
                     if len > used - place.offset - 8 {
-                        return Err(PgError::new("XX000", "schema log is corrupt"));
+                        return Err(PgError::new(
+                            SqlState::InternalError,
+                            "schema log is corrupt",
+                        ));
                     }
                     place.offset += (8 + len).next_multiple_of(8);
                     std::slice::from_raw_parts(at.add(8), len)

@@ -24,9 +24,10 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::names::find_table;
 use braid_postgres::table_scan::{self, By, Sees};
-use braid_postgres::xid;
+use braid_postgres::{transaction, xid};
 use pgrx::pg_sys;
 
 use crate::registry;
@@ -46,7 +47,7 @@ thread_local! {
 /// Commit timestamp (TimestampTz) and origin of a transaction of which PostgreSQL knows none any more. In a transaction without a
 /// historic snapshot; outside of one nothing is known.
 #[must_use]
-pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
+pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     let entry = registry::my_manager()?;
     let kept = entry.kept_commits_from.load(Ordering::SeqCst)
         ..entry.kept_commits_to.load(Ordering::SeqCst);
@@ -55,8 +56,7 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
         return None;
     }
     let full = xid::full(xid);
-    // SAFETY: looks at the process's state.
-    if !kept.contains(&full) || !unsafe { pg_sys::IsTransactionState() } {
+    if !kept.contains(&full) || !transaction::is_open() {
         return None;
     }
     let (first, place) = commit_block::place_of(full);
@@ -92,15 +92,12 @@ pub fn stored(first: u64) -> Option<Vec<Option<Commit>>> {
     };
     let count = usize::try_from(TRANSACTIONS).unwrap_or(usize::MAX);
     let mut read: Option<Vec<Option<Commit>>> = None;
-    // SAFETY: in a transaction; the table has so many columns, of which the last is a bytea.
-    unsafe {
-        table_scan::each::<COLUMNS>(table, Some(by), Sees::Committed, |row| {
-            let ([.., commits], [.., none]) = (row.values, row.nulls);
-            if !none {
-                read = table_scan::with_bytes(commits, |bytes| commit_block::decode(bytes, count));
-            }
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(table, Some(by), Sees::Committed, |row| {
+        let found = row.with_bytes(COLUMNS - 1, |bytes| commit_block::decode(bytes, count));
+        if let Some(found) = found {
+            read = found;
+        }
+        ControlFlow::Continue(())
+    });
     read
 }

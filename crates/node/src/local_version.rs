@@ -2,7 +2,8 @@
 //! than they may wait (`clock.rs`), read by whoever wants a row's version, and by the output plugin.
 //!
 //! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of `braid.local_version`, written by the
-//! transaction itself as the last thing that it does, tells the version by its transaction id. For one that was prepared, which nothing can be
+//! transaction itself as the last thing that it does, tells the version by its transaction id; one
+//! more for each subtransaction that has written rows, which have its id. For one that was prepared, which nothing can be
 //! added to, another transaction writes it just before COMMIT PREPARED (`clock.rs`); where that is not carried out then, the next attempt writes one
 //! more, and the newest counts.
 //! The plugin sends that as the time of the commit (`plugin/version.rs`); what is subscribed elsewhere never sees the other one.
@@ -25,11 +26,14 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::names::find_table;
 use braid_postgres::table_scan::{self, By, Sees, int8};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
-use braid_postgres::xid::{full, still_known};
+use braid_postgres::transaction;
+use braid_postgres::xid::{committed_parts, full, still_known};
 use pgrx::pg_sys;
 
 use crate::kept_commit;
@@ -86,19 +90,16 @@ pub fn may_be() -> bool {
     }
     let mut found = false;
     if let Some(table) = table() {
-        // SAFETY: in a transaction; the table has so many columns.
-        unsafe {
-            table_scan::each::<COLUMNS>(table, None, Sees::Running, |row| {
-                let [xid, _] = row.values;
-                if let Ok(full @ 1..) = u64::try_from(int8(xid)) {
-                    found = true;
-                    if let Some(entry) = entry {
-                        include(entry, full);
-                    }
+        table_scan::each::<COLUMNS>(table, None, Sees::Running, |row| {
+            let [xid, _] = row.values;
+            if let Ok(full @ 1..) = u64::try_from(int8(xid)) {
+                found = true;
+                if let Some(entry) = entry {
+                    include(entry, full);
                 }
-                ControlFlow::Continue(())
-            });
-        }
+            }
+            ControlFlow::Continue(())
+        });
     }
     if let Some(entry) = entry {
         let known = if found { SOME } else { NONE };
@@ -140,14 +141,11 @@ pub(crate) fn written_for(full: u64) -> Option<i64> {
         value: i64::try_from(full).unwrap_or(i64::MAX),
     };
     // WAL may be decoded before the transaction has ended for others: its row is to be seen nevertheless.
-    // SAFETY: in a transaction; the table has so many columns.
-    unsafe {
-        table_scan::each::<COLUMNS>(table, Some(by), Sees::Running, |row| {
-            let [_, timestamp] = row.values;
-            version = version.max(Some(int8(timestamp)));
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(table, Some(by), Sees::Running, |row| {
+        let [_, timestamp] = row.values;
+        version = version.max(Some(int8(timestamp)));
+        ControlFlow::Continue(())
+    });
     version
 }
 
@@ -163,16 +161,30 @@ pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
 /// Commit timestamp (TimestampTz) and origin of a transaction, also where PostgreSQL has forgotten them, but Braid has not. `None` where nothing is
 /// known. In a transaction without a historic snapshot.
 #[must_use]
-pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, pg_sys::RepOriginId)> {
+pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     still_known(xid).or_else(|| kept_commit::of(xid))
 }
 
 /// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the
 /// extension is dropped.
 pub(crate) fn assign(timestamp: i64) -> bool {
-    // SAFETY: in a transaction.
-    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value;
-    assign_to(xid, timestamp)
+    let whole = transaction::assign_top_full_id();
+    // Rows have the ids of the subtransactions that have written them.
+    for part in committed_parts() {
+        assign_to(full(part), timestamp);
+    }
+    assign_to(whole, timestamp)
+}
+
+/// The transaction in hand gets this version (microseconds since 1970-01-01 UTC) whatever the time of
+/// its commit. To be called as the last thing that it does, at its top level. Returns whether it has
+/// the version: not where the extension is dropped.
+///
+/// The time must not be much older than the commit: versions are told by the commit alone once
+/// nothing older than this version can come.
+#[must_use]
+pub fn commit_as(timestamp: i64) -> bool {
+    assign(timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
 
 /// As [`assign`] for another transaction, which is prepared: counts once the one in hand has committed.
@@ -219,21 +231,11 @@ pub fn ended(committed: bool) {
 }
 
 fn write(table: pg_sys::Oid, xid: i64, timestamp: i64) {
-    let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-    let mut values: [pg_sys::Datum; COLUMNS] = [
-        xid.into(),
-        timestamp.saturating_add(EPOCH_DIFFERENCE).into(),
+    let row: [table_scan::Cell<'_>; COLUMNS] = [
+        table_scan::Cell::Bigint(xid),
+        table_scan::Cell::Bigint(timestamp.saturating_add(EPOCH_DIFFERENCE)),
     ];
-    let mut nulls = [false; COLUMNS];
-    // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe {
-        let relation = pg_sys::table_open(table, lock);
-        let shape = (*relation).rd_att;
-        let tuple = pg_sys::heap_form_tuple(shape, values.as_mut_ptr(), nulls.as_mut_ptr());
-        pg_sys::CatalogTupleInsert(relation, tuple);
-        pg_sys::heap_freetuple(tuple);
-        pg_sys::table_close(relation, i32::try_from(pg_sys::NoLock).unwrap_or(0));
-    }
+    table_scan::insert(table, std::iter::once(row));
 }
 
 /// The newest that is written down here (TimestampTz). In a transaction.
@@ -241,17 +243,18 @@ fn write(table: pg_sys::Oid, xid: i64, timestamp: i64) {
 /// # Errors
 /// 42P01 where the extension is not there.
 pub fn newest() -> Result<Option<i64>, PgError> {
-    let table =
-        table().ok_or_else(|| PgError::new("42P01", "braid.local_version does not exist"))?;
+    let table = table().ok_or_else(|| {
+        PgError::new(
+            SqlState::UndefinedTable,
+            "braid.local_version does not exist",
+        )
+    })?;
     let mut newest: Option<i64> = None;
-    // SAFETY: in a transaction; the table has so many columns.
-    unsafe {
-        table_scan::each::<COLUMNS>(table, None, Sees::Committed, |row| {
-            pgrx::check_for_interrupts!();
-            let [_, timestamp] = row.values;
-            newest = newest.max(Some(int8(timestamp)));
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(table, None, Sees::Committed, |row| {
+        pgrx::check_for_interrupts!();
+        let [_, timestamp] = row.values;
+        newest = newest.max(Some(int8(timestamp)));
+        ControlFlow::Continue(())
+    });
     Ok(newest.map(|newest| newest.saturating_sub(EPOCH_DIFFERENCE)))
 }

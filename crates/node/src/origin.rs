@@ -5,21 +5,25 @@
 //! subscription's origins is where it stands, also after a crash (I1).
 
 use std::cell::Cell;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use braid_postgres::compat;
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::{self, PgError};
+use braid_postgres::lock::LockMode;
+use braid_postgres::transaction::{self, End};
+use braid_postgres::{compat, plain, process, session_origin};
 use pgrx::pg_sys;
 
 use crate::subscription::{execute, rows, rows_written};
 
 /// An origin's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OriginId(pub pg_sys::RepOriginId);
+pub struct OriginId(pub ReplOriginId);
 
 /// Origin of rows that the initial copy wrote (src/include/replication/origin.h: DoNotReplicateId).
-pub const COPIED: pg_sys::RepOriginId = 0xFFFF;
+pub const COPIED: ReplOriginId = 0xFFFF;
 
 fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
     rows.into_iter()
@@ -155,7 +159,7 @@ pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> 
     find()?
         .first()
         .copied()
-        .ok_or_else(|| PgError::new("XX000", "no replication origin"))
+        .ok_or_else(|| PgError::new(SqlState::InternalError, "no replication origin"))
 }
 
 fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
@@ -168,14 +172,10 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     .and_then(|row| row.into_iter().next().flatten())
     .unwrap_or_else(|| "0".to_owned());
     let c_name = name_of(node, &number)?;
-    // SAFETY: in a transaction; a name that exists already (the extension was dropped here and created again) is looked up, not an error.
-    let origin = unsafe {
-        let found = pg_sys::replorigin_by_name(c_name.as_ptr(), true);
-        if found == 0 {
-            pg_sys::replorigin_create(c_name.as_ptr())
-        } else {
-            found
-        }
+    // A name that exists already: the extension was dropped here and created again.
+    let origin = match plain::replorigin_by_name(&c_name, true) {
+        0 => plain::replorigin_create(&c_name),
+        found => found,
     };
     advance(OriginId(origin), 0);
     execute(
@@ -211,7 +211,7 @@ fn name_of(node: &str, number: &str) -> Result<CString, PgError> {
         braid_postgres::process::my_database()
     );
     CString::new(braid_postgres::encoding::statement(&name).into_bytes())
-        .map_err(|_| PgError::new("22023", "node name has a zero byte"))
+        .map_err(|_| PgError::new(SqlState::InvalidParameterValue, "node name has a zero byte"))
 }
 
 /// What came of [`remake`].
@@ -229,41 +229,36 @@ pub enum Remade {
 /// Whatever SPI says.
 pub fn remake(origin: u16, node: &str, number: &str, lsn: u64) -> Result<Remade, PgError> {
     let name = name_of(node, number)?;
-    // SAFETY: in a transaction; each is a look-up, an insertion into or a deletion from a catalog. An error unwinds, and the abort undoes all of it.
-    unsafe {
-        let mut found = pg_sys::replorigin_by_name(name.as_ptr(), true);
-        let mut others = Vec::new();
-        if found == 0 {
-            let mut taken = std::ptr::null_mut();
-            if pg_sys::replorigin_by_oid(origin, true, &raw mut taken) {
-                return Ok(Remade::Taken);
-            }
-            // PostgreSQL gives a new origin the lowest free number.
-            loop {
-                let other =
-                    CString::new(format!("braid/number/{}", others.len())).unwrap_or_default();
-                let at = others.len();
-                let made = pg_sys::replorigin_create(other.as_ptr());
-                others.push(other);
-                if made == origin {
-                    let last = others.swap_remove(at);
-                    pg_sys::replorigin_drop_by_name(last.as_ptr(), false, true);
-                    pg_sys::CommandCounterIncrement();
-                    found = pg_sys::replorigin_create(name.as_ptr());
-                    break;
-                }
-                if made > origin {
-                    break;
-                }
-            }
-        }
-        for other in others {
-            pg_sys::replorigin_drop_by_name(other.as_ptr(), false, true);
-        }
-        pg_sys::CommandCounterIncrement();
-        if found != origin {
+    let mut found = plain::replorigin_by_name(&name, true);
+    let mut others = Vec::new();
+    if found == 0 {
+        if session_origin::name_of(origin).is_some() {
             return Ok(Remade::Taken);
         }
+        // PostgreSQL gives a new origin the lowest free number.
+        loop {
+            let other = CString::new(format!("braid/number/{}", others.len())).unwrap_or_default();
+            let at = others.len();
+            let made = plain::replorigin_create(&other);
+            others.push(other);
+            if made == origin {
+                let last = others.swap_remove(at);
+                plain::replorigin_drop_by_name(&last, false, true);
+                plain::CommandCounterIncrement();
+                found = plain::replorigin_create(&name);
+                break;
+            }
+            if made > origin {
+                break;
+            }
+        }
+    }
+    for other in others {
+        plain::replorigin_drop_by_name(&other, false, true);
+    }
+    plain::CommandCounterIncrement();
+    if found != origin {
+        return Ok(Remade::Taken);
     }
     advance(OriginId(origin), lsn);
     Ok(Remade::Yes)
@@ -271,14 +266,10 @@ pub fn remake(origin: u16, node: &str, number: &str, lsn: u64) -> Result<Remade,
 
 /// Set an origin's position, also backwards.
 pub fn advance(origin: OriginId, lsn: u64) {
-    // SAFETY: errors (held by another process) unwind; WAL-logged.
-    unsafe {
-        pg_sys::LockRelationOid(
-            pg_sys::ReplicationOriginRelationId,
-            i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3),
-        );
-        pg_sys::replorigin_advance(origin.0, lsn, 0, true, true);
-    }
+    let mode = LockMode::RowExclusive.as_raw();
+    plain::LockRelationOid(pg_sys::ReplicationOriginRelationId, mode);
+    // An origin that another process holds is an error.
+    plain::replorigin_advance(origin.0, lsn, 0, true, true);
 }
 
 /// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. It is on disk here:
@@ -293,10 +284,9 @@ pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
         &[i64::from(subscription_id).into()],
     )
     .map(parse)?;
-    // SAFETY: a read of shared memory, and a flush of WAL up to the commit that set it; an origin without a position gives 0.
     Ok(origins
         .into_iter()
-        .map(|origin| unsafe { pg_sys::replorigin_get_progress(origin.0, true) })
+        .map(|origin| plain::replorigin_get_progress(origin.0, true))
         .max()
         .unwrap_or(0))
 }
@@ -306,36 +296,41 @@ pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
 /// # Errors
 /// 55006 while another process holds it, 53400 where none is free.
 pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
-    // SAFETY: variables of the process, which are read when a transaction commits.
-    unsafe {
-        if pg_sys::replorigin_session_origin == origin.0 {
-            return Ok(());
-        }
-        if pg_sys::replorigin_session_origin != 0 {
-            pg_sys::replorigin_session_reset();
-            pg_sys::replorigin_session_origin = 0;
-        }
-        // PostgreSQL raises with ReplicationOriginLock held. `catch` lets go of it, in a transaction as well as outside of one.
-        error::catch(|| compat::replorigin_session_setup(origin.0))?;
-        pg_sys::replorigin_session_origin = origin.0;
+    if compat::session_origin() == origin.0 {
+        return Ok(());
     }
+    if compat::session_origin() != 0 {
+        plain::replorigin_session_reset();
+        compat::set_session_origin(0);
+    }
+    // PostgreSQL raises with ReplicationOriginLock held. `catch` lets go of it, in a transaction as
+    // well as outside of one.
+    error::catch(|| compat::replorigin_session_setup(origin.0))?;
+    compat::set_session_origin(origin.0);
     Ok(())
 }
 
 /// Stamp what this process commits with no origin until [`resume`]. The origin stays this process's. Returns it.
 pub fn suspend() -> OriginId {
-    // SAFETY: a variable of the process, read when a transaction commits.
-    unsafe {
-        let used = OriginId(pg_sys::replorigin_session_origin);
-        pg_sys::replorigin_session_origin = 0;
-        used
-    }
+    let used = OriginId(compat::session_origin());
+    compat::set_session_origin(0);
+    used
+}
+
+/// The origin that this process stamps its commits with.
+#[must_use]
+pub fn stamp() -> OriginId {
+    OriginId(session_origin::get())
+}
+
+/// Stamp commits, and records of WAL, with another origin than the one that this process has set up, until [`resume`].
+pub fn stamp_with(origin: OriginId) {
+    session_origin::set(origin.0);
 }
 
 /// Stamp it with `suspended` again.
 pub fn resume(suspended: OriginId) {
-    // SAFETY: as above; what [`suspend`] gave is still set up for this process.
-    unsafe { pg_sys::replorigin_session_origin = suspended.0 };
+    compat::set_session_origin(suspended.0);
 }
 
 static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -353,43 +348,30 @@ thread_local! {
 /// and what was open in a process that is told to end, included: what was not applied would be taken for applied (I1).
 pub fn stands_for(end_lsn: u64, timestamp: i64) {
     if !WATCHED.swap(true, Ordering::Relaxed) {
-        // SAFETY: functions of this library, which is never unloaded. The process is connected to its database: what is registered later for its exit
-        // is called earlier, so before the transaction in hand is rolled back.
-        unsafe {
-            pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
-            pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::null());
-        }
+        transaction::on_end(at_end);
+        // The process is connected to its database: what is registered later for its exit is called
+        // earlier, so before the transaction in hand is rolled back.
+        process::before_exit(at_exit);
     }
     ENDS_AT.set(end_lsn);
-    // SAFETY: a variable of the process, read when the transaction commits.
-    unsafe { pg_sys::replorigin_session_origin_timestamp = timestamp };
+    compat::set_session_origin_timestamp(timestamp);
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
-    let position = match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT | pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
-            ENDS_AT.get()
-        }
-        pg_sys::XactEvent::XACT_EVENT_COMMIT
-        | pg_sys::XactEvent::XACT_EVENT_ABORT
-        | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+fn at_end(end: End) {
+    let position = match end {
+        End::BeforeCommit | End::BeforePrepare => ENDS_AT.get(),
+        End::Committed | End::Prepared | End::RolledBack => {
             ENDS_AT.set(0);
             0
         }
-        _ => return,
     };
-    // SAFETY: a variable of the process, read by the record that is written next.
-    unsafe { pg_sys::replorigin_session_origin_lsn = position };
+    compat::set_session_origin_lsn(position);
 }
 
 /// The process ends, perhaps in the middle of a transaction.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_exit(_code: i32, _argument: pg_sys::Datum) {
+fn at_exit() {
     ENDS_AT.set(0);
-    // SAFETY: variables of the process. The origin itself is let go of by PostgreSQL.
-    unsafe {
-        pg_sys::replorigin_session_origin = 0;
-        pg_sys::replorigin_session_origin_lsn = 0;
-    }
+    // The origin itself is let go of by PostgreSQL.
+    compat::set_session_origin(0);
+    compat::set_session_origin_lsn(0);
 }

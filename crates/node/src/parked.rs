@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::parked::{Parked, Touch};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{JsonOptions, JsonWriter, Reader, Record, SchemaDetail, Tag, lsn_text, parse_lsn};
 use braid_postgres::encoding::{self, json_in_ascii};
 use braid_postgres::error::PgError;
@@ -113,7 +114,10 @@ impl Known {
 }
 
 fn corrupt() -> PgError {
-    PgError::new("XX001", "a row of braid.parked_transaction is corrupt")
+    PgError::new(
+        SqlState::DataCorrupted,
+        "a row of braid.parked_transaction is corrupt",
+    )
 }
 
 fn read_touch(id: i64) -> Result<Option<Touch>, PgError> {
@@ -169,7 +173,7 @@ pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Re
         Why::Waits(id) => format!("The transaction has to follow parked transaction {id}."),
     };
     Err(PgError::new(
-        "53400",
+        SqlState::ConfigurationLimitExceeded,
         format!("a transaction can't be parked: {setting} is reached"),
     )
     .with_detail(format!(
@@ -248,7 +252,7 @@ pub fn insert(
             keys.join(",").into(),
             i64::from(attempts).into(),
             waits_for.into(),
-            error.map(|error| error.sqlstate.clone()).into(),
+            error.map(|error| error.sqlstate.to_string()).into(),
             error.map(|error| error.message.clone()).into(),
             error.and_then(|error| error.detail.clone()).into(),
             error.and_then(|error| error.hint.clone()).into(),
@@ -303,7 +307,10 @@ pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
             }
         })
         .map_err(|error: pgrx::spi::SpiError| {
-            PgError::new("XX000", format!("could not read parked records: {error}"))
+            PgError::new(
+                SqlState::InternalError,
+                format!("could not read parked records: {error}"),
+            )
         })?;
         match found {
             Some((Some(records), Some(ends))) => {
@@ -314,7 +321,12 @@ pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
                 }
             }
             _ if frame.is_empty() => return Ok(None),
-            _ => return Err(PgError::new("XX001", "parked records are incomplete")),
+            _ => {
+                return Err(PgError::new(
+                    SqlState::DataCorrupted,
+                    "parked records are incomplete",
+                ));
+            }
         }
     }
 }
@@ -346,7 +358,7 @@ pub fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
           where parked_id = $1 and state <> 'skipped'",
         &[
             id.into(),
-            error.sqlstate.as_str().into(),
+            error.sqlstate.to_string().into(),
             error.message.as_str().into(),
             error.detail.clone().into(),
             error.hint.clone().into(),
@@ -366,7 +378,7 @@ pub fn end_of(id: i64) -> Result<(u64, bool), PgError> {
     )?
     .first()
     .and_then(|row| Some((parse_lsn(&cell(row, 0))?, cell(row, 1) == "true")))
-    .ok_or_else(|| PgError::new("42704", "the transaction is not parked any more"))
+    .ok_or_else(|| PgError::new(SqlState::UndefinedObject, "the transaction is not parked any more"))
 }
 
 /// The changes of a parked transaction as JSON objects, one a record. In a transaction, with the rights of the tables' owner.
@@ -383,7 +395,10 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
     let mut first = true;
     while let Some(frame) = frame(id, &mut part)? {
         let corrupt = |error: braid_gir::Error| {
-            PgError::new("XX001", format!("parked records are corrupt: {error}"))
+            PgError::new(
+                SqlState::DataCorrupted,
+                format!("parked records are corrupt: {error}"),
+            )
         };
         let mut reader = Reader::new(&frame);
         while let Some((tag, body)) = reader.next_raw().map_err(corrupt)? {
@@ -400,7 +415,7 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
                 other => {
                     let kind = other.tag().name();
                     return Err(PgError::new(
-                        "XX001",
+                        SqlState::DataCorrupted,
                         format!("parked records are corrupt: unexpected {kind}"),
                     ));
                 }

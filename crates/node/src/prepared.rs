@@ -15,11 +15,11 @@ use std::ffi::CString;
 
 use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::Connection;
-use braid_postgres::{ffi, process};
-use pgrx::pg_sys;
+use braid_postgres::{process, two_phase};
 
 use crate::registry;
 use crate::subscription::{Subscription, execute, rows};
@@ -92,7 +92,7 @@ pub fn noted(
         .and_then(ProviderSnapshot::parse)
         .ok_or_else(|| {
             PgError::new(
-                "08P01",
+                SqlState::ProtocolViolation,
                 "the provider has sent something else than a snapshot",
             )
         })?;
@@ -126,8 +126,7 @@ fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
     for name in names.into_iter().flatten().flatten() {
         let name = CString::new(name).unwrap_or_default();
         error::transaction(|| {
-            // SAFETY: in a transaction that does nothing else, of a process without an origin: no position moves by that.
-            unsafe { ffi::finish_prepared_transaction(&name, false) };
+            two_phase::roll_back(&name);
             Ok(())
         })?;
     }
@@ -182,6 +181,5 @@ fn read_wait(row: &[Option<String>]) -> Option<Wait> {
 
 /// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which is flushed with it.
 pub fn flushed() -> u64 {
-    // SAFETY: reads shared memory.
-    unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) }
+    braid_postgres::wal::flushed()
 }

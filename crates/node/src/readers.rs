@@ -6,12 +6,13 @@
 //! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL looks which transactions run, and sends none
 //! of those: so what it sends has asked later, and finds it.
 
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 pub use braid_bgworker::reader::Reader;
 use braid_bgworker::reader::word;
 use braid_bgworker::slot_name;
-use braid_postgres::process;
+use braid_postgres::{plain, process};
 use pgrx::pg_sys;
 
 use crate::registry;
@@ -22,19 +23,10 @@ fn text(name: &pg_sys::NameData) -> Vec<u8> {
     bytes.take_while(|byte| *byte != 0).collect()
 }
 
-/// Take note of what the reader of a slot wants.
-///
-/// # Safety
-/// The slot is this process's.
-pub unsafe fn note(slot: *mut pg_sys::ReplicationSlot, reader: Reader) {
-    if slot.is_null() {
-        return;
-    }
-    // SAFETY: as the caller says; its name does not change.
-    let (place, name) = unsafe { (pg_sys::ReplicationSlotIndex(slot), text(&(*slot).data.name)) };
-    let place = usize::try_from(place).ok();
-    if let Some(known) = place.and_then(|place| registry::readers()?.get(place)) {
-        known.store(word(&name, reader), Ordering::SeqCst);
+/// Take note of what the reader of a slot wants: this process's, by its place and name.
+pub fn note(place: usize, name: &CStr, reader: Reader) {
+    if let Some(known) = registry::readers().and_then(|readers| readers.get(place)) {
+        known.store(word(name.to_bytes(), reader), Ordering::SeqCst);
     }
 }
 
@@ -52,13 +44,9 @@ pub fn passing_slots() -> Vec<String> {
 }
 
 fn passing() -> impl Iterator<Item = Vec<u8>> {
-    // SAFETY: a pointer that is set when shared memory is, and the number of slots behind it.
-    let (slots, count) = unsafe {
-        (
-            pg_sys::ReplicationSlotCtl,
-            usize::try_from(pg_sys::max_replication_slots).unwrap_or(0),
-        )
-    };
+    // The array is set when shared memory is.
+    let slots = plain::ReplicationSlotCtl();
+    let count = usize::try_from(plain::max_replication_slots()).unwrap_or(0);
     let count = if slots.is_null() { 0 } else { count };
     let here = process::my_database();
     let own = slot_name::of_collector(here);

@@ -8,13 +8,16 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use braid_postgres::plain;
 use pgrx::pg_sys;
 
-/// Functions that take a connection string.
-const FUNCTIONS: [&[u8]; 3] = [
+/// Functions that take a connection string. `check` is a word of SQL: [`names_check`] looks for it.
+const FUNCTIONS: [&[u8]; 5] = [
     b"create_subscription",
     b"alter_subscription",
     b"create_node",
+    b"peer_facts",
+    b"dsn_role",
 ];
 
 /// The hook that was there before.
@@ -25,8 +28,7 @@ static CALLED_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
 /// Notes that the statement that runs now has a connection string in it. The functions call it before anything that can fail.
 pub fn note_call() {
-    // SAFETY: reads a variable of this process.
-    let started = unsafe { pg_sys::GetCurrentStatementStartTimestamp() };
+    let started = plain::GetCurrentStatementStartTimestamp();
     CALLED_AT.store(started, Ordering::Relaxed);
 }
 
@@ -65,5 +67,19 @@ fn names_a_function(statement: &[u8]) -> bool {
         statement
             .windows(function.len())
             .any(|window| window.eq_ignore_ascii_case(function))
-    })
+    }) || names_check(statement)
+}
+
+/// Whether a statement has `check` in quotes or with a schema before it. The bare word is reserved,
+/// and never a function.
+fn names_check(statement: &[u8]) -> bool {
+    const NAME: &[u8] = b"check";
+    statement
+        .windows(NAME.len())
+        .enumerate()
+        .filter(|(_, window)| window.eq_ignore_ascii_case(NAME))
+        .any(|(at, _)| {
+            let before = statement.get(..at).unwrap_or_default().trim_ascii_end();
+            before.ends_with(b".") || before.ends_with(b"\"")
+        })
 }

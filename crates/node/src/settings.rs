@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 use std::time::Duration;
 
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
+use braid_postgres::plain;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 /// What becomes of a commit whose node's clock is too far behind what it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -35,6 +36,24 @@ static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
 static MAX_TABLE_COUNTERS: GucSetting<i32> = GucSetting::<i32>::new(32_768);
 static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
+static DDL_REPLICATION: GucSetting<DdlReplication> =
+    GucSetting::<DdlReplication>::new(DdlReplication::Auto);
+
+/// `braid.ddl_replication`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum DdlReplication {
+    /// Statements are sent if the database is a member of a group. The default.
+    #[name = c"auto"]
+    Auto,
+    /// Statements are sent.
+    #[name = c"on"]
+    On,
+    /// Statements stay on their node.
+    #[name = c"off"]
+    Off,
+}
+static REPLICATE_REFRESH: GucSetting<bool> = GucSetting::<bool>::new(false);
+static REPLICATE_ROLES: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ORPHAN_CHECK_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
     GucSetting::<ConflictHistory>::new(ConflictHistory::On);
@@ -274,6 +293,14 @@ fn register_choices() {
         GucFlags::empty(),
     );
     GucRegistry::define_enum_guc(
+        c"braid.ddl_replication",
+        c"Send statements that change the schema to the nodes that receive from this one.",
+        c"auto sends them in a database that is a member of a group. Subscriptions with replicate_ddl run them. Off in a session, its statements stay on this node.",
+        &DDL_REPLICATION,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_enum_guc(
         c"braid.conflict_history",
         c"Record conflicts with both rows in braid.conflict_history.",
         c"on leaves out those whose writer is known to have seen the row that is here; all records them too; off records none. \
@@ -298,6 +325,26 @@ fn register_choices() {
           and local WAL is read once more.",
         &REMEMBER_DELETIONS,
         GucContext::Sighup,
+        GucFlags::empty(),
+    );
+}
+
+/// Statements that are sent beside those that change the schema.
+fn register_ddl_options() {
+    GucRegistry::define_bool_guc(
+        c"braid.replicate_refresh",
+        c"Send REFRESH MATERIALIZED VIEW as statements that change the schema are sent.",
+        c"Each node runs it at its place among the changes. Off, each node refreshes its views by itself.",
+        &REPLICATE_REFRESH,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_bool_guc(
+        c"braid.replicate_roles",
+        c"Send statements about roles as statements that change the schema are sent.",
+        c"A password is sent in the form in which it is stored. Statements that are run in other databases are not sent.",
+        &REPLICATE_ROLES,
+        GucContext::Suset,
         GucFlags::empty(),
     );
 }
@@ -395,8 +442,7 @@ pub fn register() {
             flags: GucFlags::UNIT_MS,
         },
     ];
-    // SAFETY: reads a variable of the process.
-    let preloading = unsafe { pgrx::pg_sys::process_shared_preload_libraries_in_progress };
+    let preloading = plain::process_shared_preload_libraries_in_progress();
     for int in of_appliers()
         .into_iter()
         .chain(of_conflicts())
@@ -429,9 +475,9 @@ pub fn register() {
         GucFlags::empty(),
     );
     register_choices();
+    register_ddl_options();
     // A misspelled name is an error then, and not a setting of its own that nothing reads.
-    // SAFETY: the name is NUL-terminated; PostgreSQL copies it.
-    unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"braid".as_ptr()) };
+    plain::MarkGUCPrefixReserved(c"braid");
 }
 
 fn size(value: i32) -> usize {
@@ -495,6 +541,24 @@ pub(crate) fn max_table_counters() -> usize {
 #[must_use]
 pub(crate) fn max_crashes() -> u64 {
     u64::try_from(MAX_TRANSACTION_CRASHES.get()).unwrap_or(0)
+}
+
+/// `braid.ddl_replication`.
+#[must_use]
+pub fn ddl_replication() -> DdlReplication {
+    DDL_REPLICATION.get()
+}
+
+/// `braid.replicate_refresh`.
+#[must_use]
+pub(crate) fn replicate_refresh() -> bool {
+    REPLICATE_REFRESH.get()
+}
+
+/// `braid.replicate_roles`.
+#[must_use]
+pub(crate) fn replicate_roles() -> bool {
+    REPLICATE_ROLES.get()
 }
 
 /// `braid.leader_applies`.
@@ -624,8 +688,7 @@ pub fn stopped_retry_interval() -> Option<Duration> {
 /// `wal_receiver_status_interval`; `None` when it is 0.
 #[must_use]
 pub fn status_interval() -> Option<Duration> {
-    // SAFETY: a setting of the server, in seconds.
-    let seconds = unsafe { pg_sys::wal_receiver_status_interval };
+    let seconds = plain::wal_receiver_status_interval();
     u64::try_from(seconds)
         .ok()
         .filter(|seconds| *seconds > 0)

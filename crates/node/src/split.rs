@@ -2,6 +2,7 @@
 //! applier that has it in hand, in the commits that it speaks of; read by it, and by the leader when it starts.
 
 use braid_bgworker::split::Progress;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_postgres::error::PgError;
 
@@ -44,7 +45,7 @@ pub fn read(subscription_id: u32, commit_lsn: u64) -> Result<Progress, PgError> 
     let number = |column: usize| row.get(column)?.as_ref()?.parse::<i64>().ok();
     let (Some(changes), Some(digest)) = (number(0), number(1)) else {
         return Err(PgError::new(
-            "XX001",
+            SqlState::DataCorrupted,
             "a row of braid.split_progress is corrupt",
         ));
     };

@@ -4,8 +4,10 @@
 //! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So has a node after `pg_upgrade`, but not its replication
 //! origins, nor its commit timestamps. The SQL function `braid.node_standing` decides, and says what to do; this module asks it.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::PgError;
+use braid_postgres::{plain, snapshot};
 use pgrx::pg_sys;
 
 use crate::subscription::rows;
@@ -13,8 +15,7 @@ use crate::subscription::rows;
 /// Whether this database has the extension. In a transaction.
 #[must_use]
 pub fn has_extension() -> bool {
-    // SAFETY: a catalog look-up in a transaction.
-    let oid = unsafe { pg_sys::get_extension_oid(c"braid".as_ptr(), true) };
+    let oid = plain::get_extension_oid(c"braid", true);
     oid != pg_sys::InvalidOid
 }
 
@@ -32,7 +33,10 @@ pub fn refusal() -> Result<Option<PgError>, PgError> {
         return Ok(None);
     };
     let [message, detail, hint] = <[Option<String>; 3]>::try_from(row).unwrap_or_default();
-    let mut refusal = PgError::new("55000", message.unwrap_or_default());
+    let mut refusal = PgError::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        message.unwrap_or_default(),
+    );
     refusal.detail = detail;
     refusal.hint = hint;
     Ok(Some(refusal))
@@ -46,10 +50,6 @@ pub fn require() -> Result<(), PgError> {
     if !has_extension() {
         return Ok(());
     }
-    // SAFETY: in a transaction; the snapshot is popped again. An error leaves that to the abort.
-    unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
-    let refusal = with_rights(Rights::ExtensionOwner, refusal)?;
-    // SAFETY: the snapshot pushed above is the active one.
-    unsafe { pg_sys::PopActiveSnapshot() };
+    let refusal = snapshot::of_transaction(|| with_rights(Rights::ExtensionOwner, refusal))?;
     refusal.map_or(Ok(()), Err)
 }

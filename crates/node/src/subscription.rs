@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
+use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::{self, Options};
 use braid_gir::{lsn_text, parse_lsn};
 use braid_postgres::error::PgError;
 use braid_postgres::{catalog, encoding, kept_plan};
 use pgrx::datum::DatumWithOid;
-use pgrx::pg_sys;
 use pgrx::spi::SpiError;
 
 use crate::connection_string::{self, DSN};
@@ -40,10 +40,17 @@ pub struct Subscription {
     pub start_lsn: u64,
     /// Transaction to leave out; 0 for none.
     pub skip_lsn: u64,
+    /// The one other node whose transactions are asked for, and up to where they are here.
+    pub only: Option<(String, u64)>,
 }
 
 fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
-    result.map_err(|error| PgError::new("XX000", format!("could not use braid's catalog: {error}")))
+    result.map_err(|error| {
+        PgError::new(
+            SqlState::InternalError,
+            format!("could not use braid's catalog: {error}"),
+        )
+    })
 }
 
 /// Run one statement that returns nothing.
@@ -72,14 +79,8 @@ pub fn execute_counting(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<usi
 
 /// The rows of the result that SPI holds, as text.
 fn texts(_held: &pgrx::spi::SpiTupleTable<'_>) -> Result<Vec<Vec<Option<String>>>, SpiError> {
-    // SAFETY: SPI is connected; a statement without rows has left no table.
-    let found = unsafe {
-        if pg_sys::SPI_tuptable.is_null() {
-            return Ok(Vec::new());
-        }
-        catalog::collect()
-    };
-    Ok(found.iter().map(<[_]>::to_vec).collect())
+    // A statement without rows has left no table.
+    Ok(catalog::collect().iter().map(<[_]>::to_vec).collect())
 }
 
 /// Run one query and give its rows as text.
@@ -124,7 +125,8 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
     let found = rows(
         &format!(
             "select subscription_name::text, subscription_owner::oid::text, {DSN}, provider_name::text, slot_attempted::text, phase, \
-                start_lsn::text, skip_lsn::text, case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, {} \
+                start_lsn::text, skip_lsn::text, case when error_sqlstate is not null then coalesce(error_lsn, '0/0')::text end, \
+                only_origin::text, only_after::text, {} \
              from braid.subscription s where subscription_id = $1",
             subscription_option::select_list("s")
         ),
@@ -146,6 +148,7 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
         start_lsn: lsn(6),
         skip_lsn: lsn(7),
         stopped_at: text(8).map(|_| lsn(8)),
+        only: text(9).map(|node| (node, lsn(10))),
         options: Options::read(|index| text(OPTIONS_AT + index))
             .map_err(|option| unreadable(&name, option))?,
         name,
@@ -153,13 +156,13 @@ pub fn load(id: u32) -> Result<Option<Subscription>, PgError> {
 }
 
 /// Where the options begin in what [`load`] reads.
-const OPTIONS_AT: usize = 9;
+const OPTIONS_AT: usize = 11;
 
 /// 22023: an option in the catalog has a value that this version does not know.
 #[must_use]
 pub fn unreadable(subscription: &str, option: &str) -> PgError {
     PgError::new(
-        "22023",
+        SqlState::InvalidParameterValue,
         format!("subscription \"{subscription}\" has an unrecognized value for {option}"),
     )
     .with_hint(
@@ -180,7 +183,19 @@ pub fn local_node() -> Result<Option<String>, PgError> {
     )
 }
 
-/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`braid_postgres::error::LOCK_NOT_AVAILABLE`].
+/// Whether this database joins a group with rows of its own, which its copies are to replace.
+///
+/// # Errors
+/// As [`execute`].
+pub fn joins_with_rows() -> Result<bool, PgError> {
+    let found = rows(
+        "select 1::text from braid.group_self where join_mode = 'data' and exists (select from braid.join_step where done_at is null)",
+        &[],
+    )?;
+    Ok(!found.is_empty())
+}
+
+/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`SqlState::LockNotAvailable`].
 ///
 /// # Errors
 /// As [`execute`].
@@ -365,7 +380,7 @@ pub fn set_error(
          where subscription_id = $1 and skip_lsn is distinct from coalesce($6::pg_lsn, '0/0')",
         &[
             i64::from(id).into(),
-            error.sqlstate.as_str().into(),
+            error.sqlstate.to_string().into(),
             error.message.as_str().into(),
             error.detail.as_deref().into(),
             error.hint.as_deref().into(),

@@ -14,6 +14,8 @@ use braid_bgworker::table_order::{
 use braid_gir::Schema;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::kept_plan;
+use braid_postgres::syscache::{self, ClassRow};
+use braid_postgres::{plain, relation};
 use pgrx::pg_sys;
 
 use crate::catalog_key;
@@ -34,14 +36,12 @@ fn note(relation: u32) {
     ALTERED_COUNT.store((count + 1).min(NOTES + 1), Relaxed);
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn on_relation(_argument: pg_sys::Datum, relation: pg_sys::Oid) {
+fn on_relation(relation: pg_sys::Oid) {
     note(relation.to_u32());
 }
 
 /// A function may have become IMMUTABLE, or have ceased to be.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn on_function(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
+fn on_function(_hash: u32) {
     note(0);
 }
 
@@ -59,9 +59,13 @@ struct Known {
 }
 
 impl Known {
-    /// Find out how its changes are ordered. In a transaction.
-    fn look(&mut self) -> Result<(), PgError> {
-        let (relations, table) = look_up(&self.namespace, &self.name)?;
+    /// Finds out how its changes are ordered, by its name or by the table that is known to take
+    /// them. In a transaction.
+    fn look(&mut self, oid: Option<pg_sys::Oid>) -> Result<(), PgError> {
+        let (relations, table) = match oid {
+            None => look_up(&self.namespace, &self.name)?,
+            Some(oid) => look_into(oid)?,
+        };
         let order = TableOrder::of(&table, &self.hashed);
         if order != TableOrder::Keys {
             pgrx::log!(
@@ -90,15 +94,8 @@ impl TableOrders {
     #[must_use]
     pub fn new() -> Self {
         if !REGISTERED.swap(true, Relaxed) {
-            // SAFETY: the callbacks belong to this library, which is never unloaded.
-            unsafe {
-                pg_sys::CacheRegisterRelcacheCallback(Some(on_relation), pg_sys::Datum::null());
-                pg_sys::CacheRegisterSyscacheCallback(
-                    pg_sys::SysCacheIdentifier::PROCOID.cast_signed(),
-                    Some(on_function),
-                    pg_sys::Datum::null(),
-                );
-            }
+            relation::on_invalidation(on_relation);
+            syscache::on_change(pg_sys::SysCacheIdentifier::PROCOID, on_function);
         }
         Self::default()
     }
@@ -120,8 +117,7 @@ impl TableOrders {
 
     /// Take note of local tables that were altered. To be called outside of a transaction.
     pub fn refresh(&mut self) {
-        // SAFETY: as PostgreSQL's apply worker does between transactions (LogicalRepApplyLoop, 18).
-        unsafe { pg_sys::AcceptInvalidationMessages() };
+        plain::AcceptInvalidationMessages();
         let count = ALTERED_COUNT.swap(0, Relaxed);
         if count == 0 {
             return;
@@ -163,21 +159,21 @@ impl TableOrders {
             return Ok(None);
         };
         if known.order.is_none() {
-            error::transaction(|| known.look())?;
+            error::transaction(|| known.look(None))?;
         }
         Ok(known.order.as_ref().map(|order| (known.number, order)))
     }
 
-    /// Look at a schema's table, unless it was looked at and not altered since. In a transaction.
+    /// Looks at a schema's table, unless it was looked at and not altered since. In a transaction.
     ///
     /// # Errors
     /// What reading the catalog raises.
-    pub fn look(&mut self, schema: u32) -> Result<(), PgError> {
+    pub fn look(&mut self, schema: u32, table: pg_sys::Oid) -> Result<(), PgError> {
         match usize::try_from(schema)
             .ok()
             .and_then(|schema| self.schemas.get_mut(schema))
         {
-            Some(known) if known.order.is_none() => known.look(),
+            Some(known) if known.order.is_none() => known.look(Some(table)),
             _ => Ok(()),
         }
     }
@@ -220,25 +216,12 @@ const TRIGGERS: &str = "\
     where t.tgrelid = any ($1::text::oid[]) and t.tgenabled in ('A', 'R') order by 1";
 
 /// Whether a relation is partitioned, and whether it may have triggers.
-///
-/// # Safety
 /// In a transaction.
-unsafe fn facts(oid: pg_sys::Oid) -> (bool, bool) {
-    // SAFETY: the tuple is a row of pg_class until it is released; a relation that is gone by now has none.
-    unsafe {
-        let cache = pg_sys::SysCacheIdentifier::RELOID.cast_signed();
-        let tuple = pg_sys::SearchSysCache1(cache, oid.into());
-        if tuple.is_null() {
-            return (false, false);
-        }
-        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>();
-        let facts = (
-            (*form).relkind.cast_unsigned() == b'p',
-            (*form).relhastriggers,
-        );
-        pg_sys::ReleaseSysCache(tuple);
-        facts
-    }
+fn facts(oid: pg_sys::Oid) -> (bool, bool) {
+    // A relation that is gone by now has no row.
+    ClassRow::find(oid).map_or((false, false), |row| {
+        (row.relkind.cast_unsigned() == b'p', row.relhastriggers)
+    })
 }
 
 /// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
@@ -249,9 +232,12 @@ pub fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), Pg
     let Some(oid) = braid_postgres::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));
     };
+    look_into(oid)
+}
+
+fn look_into(oid: pg_sys::Oid) -> Result<(Vec<u32>, LocalTable), PgError> {
     let text = |cell: Option<&Option<String>>| cell.cloned().flatten();
-    // SAFETY: in a transaction, as the caller says.
-    let (partitioned, has_triggers) = unsafe { facts(oid) };
+    let (partitioned, has_triggers) = facts(oid);
     let relations: Vec<u32> = if partitioned {
         kept_plan::rows(RELATIONS, &[oid.into()])?
             .iter()
@@ -262,8 +248,7 @@ pub fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), Pg
     };
     let mut table = LocalTable::default();
     for relation in &relations {
-        // SAFETY: as above.
-        unsafe { catalog_key::read((*relation).into(), &mut table.keys) };
+        catalog_key::read((*relation).into(), &mut table.keys);
     }
     if !partitioned && !has_triggers {
         return Ok((relations, table));

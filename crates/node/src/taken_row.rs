@@ -11,9 +11,10 @@
 
 use std::ops::ControlFlow;
 
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
-use braid_postgres::table_scan::{self, By, Row, int8, low};
+use braid_postgres::table_scan::{self, By, Cell, Row, int8, low};
 use pgrx::pg_sys;
 
 use crate::subscription::execute_counting;
@@ -25,12 +26,12 @@ const COLUMNS: usize = 6;
 const OLDEST: i64 = 0;
 
 /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC, and that origin, 0 for here.
-pub type Author = (i64, pg_sys::RepOriginId);
+pub type Author = (i64, ReplOriginId);
 
 /// A row that was taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TakenRow {
-    /// Hash of all of it (`apply/key_hash.rs`).
+    /// Hash of all of it (`apply/key_hash/`).
     pub hash: u64,
     /// Its table here.
     pub relation: u32,
@@ -53,18 +54,17 @@ pub fn store(taken: &[TakenRow]) -> Result<(), PgError> {
     }
     let each = taken.iter().map(|taken| {
         let (written_at, written_by) = taken.row.unwrap_or((OLDEST, 0));
-        let values: [pg_sys::Datum; COLUMNS] = [
-            pg_sys::Datum::from(taken.hash.cast_signed()),
-            pg_sys::Datum::from(taken.removal.0),
-            pg_sys::Datum::from(pg_sys::Oid::from(taken.relation)),
-            pg_sys::Datum::from(i32::from(taken.removal.1)),
-            pg_sys::Datum::from(written_at),
-            pg_sys::Datum::from(i32::from(written_by)),
+        let row: [Cell<'_>; COLUMNS] = [
+            Cell::Bigint(taken.hash.cast_signed()),
+            Cell::Bigint(taken.removal.0),
+            Cell::Oid(pg_sys::Oid::from(taken.relation)),
+            Cell::Integer(i32::from(taken.removal.1)),
+            Cell::Bigint(written_at),
+            Cell::Integer(i32::from(written_by)),
         ];
-        (values, [false; COLUMNS])
+        row
     });
-    // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe { table_scan::insert(own_table("taken_row")?, each) };
+    table_scan::insert(own_table("taken_row")?, each);
     Ok(())
 }
 
@@ -84,21 +84,18 @@ pub fn each(
         }),
         None => None,
     };
-    // SAFETY: in a transaction; the table has so many columns, none of them null.
-    unsafe {
-        table_scan::each::<COLUMNS>(own_table("taken_row")?, by, seen.sees(), |row| {
-            pgrx::check_for_interrupts!();
-            if let Some(taken) = read(row, seen) {
-                take(taken, row.place());
-            }
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(own_table("taken_row")?, by, seen.sees(), |row| {
+        pgrx::check_for_interrupts!();
+        if let Some(taken) = read(row, seen) {
+            take(taken, row.place());
+        }
+        ControlFlow::Continue(())
+    });
     Ok(())
 }
 
 /// `None` for one that does not count.
-fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<TakenRow> {
+fn read(row: &Row<'_, COLUMNS>, seen: Seen) -> Option<TakenRow> {
     let [
         hash,
         removed_at,

@@ -2,36 +2,15 @@
 
 use std::ffi::c_char;
 
+use braid_postgres::decoding::Context;
 use braid_postgres::encoding;
 use pgrx::pg_sys;
 
 /// The options of the decoding context.
-///
-/// # Safety
-/// `ctx` is valid.
-pub unsafe fn given_options(
-    ctx: *mut pg_sys::LogicalDecodingContext,
-) -> Vec<(String, Option<String>)> {
-    // SAFETY: the list is null or one of DefElem whose arguments are null or strings.
-    unsafe {
-        let list = (*ctx).output_plugin_options;
-        if list.is_null() {
-            return Vec::new();
-        }
-        let len = usize::try_from((*list).length).unwrap_or_default();
-        let cells = std::slice::from_raw_parts((*list).elements, len);
-        cells
-            .iter()
-            .map(|cell| {
-                let element = &*cell.ptr_value.cast::<pg_sys::DefElem>();
-                let value = (!element.arg.is_null()
-                    && (*element.arg).type_ == pg_sys::NodeTag::T_String)
-                    .then(|| (*element.arg.cast::<pg_sys::String>()).sval);
-                let value = value.map(|text| encoding::from_server(text));
-                (encoding::from_server(element.defname), value)
-            })
-            .collect()
-    }
+pub fn given_options(ctx: Context<'_>) -> Vec<(String, Option<String>)> {
+    ctx.options()
+        .map(|option| option.name_and_string())
+        .collect()
 }
 
 /// A list of identifiers, as SQL reads it.

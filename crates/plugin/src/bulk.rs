@@ -14,14 +14,17 @@
 //!   nothing that is told to the client meanwhile is sent, not even by a signal handler, as it would be taken for a part of the message.
 //! - A piece stays as it is until all of it was written: TLS and GSS want what they could not take once more.
 
-use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::decoding::Context;
 use braid_postgres::error::{self, PgError};
-use braid_postgres::ffi::{self, Written};
-use pgrx::{PgSqlErrorCode, pg_sys};
+use braid_postgres::ffi::{self, Client, Written};
+use braid_postgres::plain;
+use pgrx::PgSqlErrorCode;
 
-use super::format::Context;
 use super::message_file::MessageFile;
 use super::report;
 
@@ -37,8 +40,10 @@ const HEADER_BYTES: usize = 25;
 /// The most that a message can have: as much as PostgreSQL's own buffers (`MaxAllocSize` of src/include/utils/memutils.h).
 const MOST_BYTES: usize = 0x3fff_ffff - HEADER_BYTES - 1;
 
-/// The message in hand; null where there is none.
-static IN_HAND: AtomicPtr<Bulk> = AtomicPtr::new(std::ptr::null_mut());
+thread_local! {
+    /// The message in hand; `None` where there is none.
+    static IN_HAND: RefCell<Option<Bulk>> = const { RefCell::new(None) };
+}
 /// Its header was put: it is not complete until all of it was written.
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 /// Some of it may have left.
@@ -61,6 +66,7 @@ enum Source {
 /// A message in hand.
 #[derive(Debug)]
 struct Bulk {
+    client: Client,
     source: Source,
     length: usize,
     /// Where in the source the next piece begins.
@@ -81,45 +87,47 @@ struct InHand;
 impl Drop for InHand {
     /// Unlike what other guards do, also after an error: this only assigns variables.
     fn drop(&mut self) {
+        take_message();
         forget();
     }
 }
 
-/// No message is in hand.
+/// No message is under way.
 fn forget() {
-    IN_HAND.store(std::ptr::null_mut(), Relaxed);
     UNDER_WAY.store(false, Relaxed);
     BEGUN.store(false, Relaxed);
 }
 
+/// Runs `work` on the message in hand; `None` if there is none, if all of it was written, or if it
+/// is being worked on.
+fn with_message<T>(work: impl FnOnce(&mut Bulk) -> T) -> Option<T> {
+    IN_HAND.with(|place| {
+        let mut bulk = place.try_borrow_mut().ok()?;
+        bulk.as_mut().filter(|bulk| !bulk.done).map(work)
+    })
+}
+
+/// Takes the message in hand away.
+fn take_message() -> Option<Bulk> {
+    IN_HAND.with(|place| place.try_borrow_mut().ok()?.take())
+}
+
 /// Whether it is a walsender's client that reads what was just prepared, and not an SQL function.
-///
-/// # Safety
-/// `ctx` is valid, and a message was prepared.
-pub(super) unsafe fn is_for_client(ctx: Context) -> bool {
-    // SAFETY: as the caller says; an SQL function's buffer is empty at this point.
-    unsafe {
-        let out = &*(*ctx).out;
-        let is_header = usize::try_from(out.len) == Ok(HEADER_BYTES);
-        is_header && (*out.data).cast_unsigned() == b'w'
-    }
+/// An SQL function's buffer is empty at this point.
+pub(super) fn is_for_client(ctx: Context<'_>) -> bool {
+    let written = ctx.written();
+    written.len() == HEADER_BYTES && written.starts_with(b"w")
 }
 
 /// Whether what was just prepared can be sent in pieces. Not where another extension has put functions of its own between PostgreSQL and the
 /// connection: it is to see all messages.
-///
-/// # Safety
-/// `ctx` is valid, and a message was prepared.
-pub(super) unsafe fn is_possible(ctx: Context) -> bool {
-    // SAFETY: as the caller says.
-    ffi::has_replaced_postgres_methods() && unsafe { is_for_client(ctx) }
+pub(super) fn is_possible(ctx: Context<'_>) -> bool {
+    ffi::has_replaced_postgres_methods() && is_for_client(ctx)
 }
 
 /// Send the message that was prepared, with this body; `last` as it was prepared. It has left when this returns.
-///
-/// # Safety
-/// `ctx` is valid, in a callback that may write, and [`is_possible`].
-pub(super) unsafe fn write(ctx: Context, body: Body<'_>, last: bool) {
+/// In a callback that may write, where [`is_possible`].
+pub(super) fn write(ctx: Context<'_>, body: Body<'_>, last: bool) {
     let (source, length) = match body {
         Body::Bytes(bytes) => (Source::Bytes(std::ptr::from_ref(bytes)), bytes.len()),
         Body::File(file) => (Source::File(std::ptr::from_ref(file)), file.len()),
@@ -131,7 +139,11 @@ pub(super) unsafe fn write(ctx: Context, body: Body<'_>, last: bool) {
             None,
         );
     }
-    let mut bulk = Bulk {
+    let Some(client) = Client::of_process() else {
+        PgError::new(SqlState::InternalError, "a message in pieces has no client").raise();
+    };
+    let bulk = Bulk {
+        client,
         source,
         length,
         at: 0,
@@ -141,23 +153,23 @@ pub(super) unsafe fn write(ctx: Context, body: Body<'_>, last: bool) {
         done: false,
         lost: false,
     };
-    let place = &raw mut bulk;
     let in_hand = InHand;
-    IN_HAND.store(place, Relaxed);
-    // SAFETY: as the caller says; until the guard goes, what is here is only used through the pointer, by a process with one thread.
-    let done = unsafe {
-        pg_sys::OutputPluginWrite(ctx, last);
-        (*place).done
-    };
+    IN_HAND.set(Some(bulk));
+    ctx.write(last);
+    let done = take_message().is_some_and(|bulk| bulk.done);
     drop(in_hand);
     if !done {
-        PgError::new("XX000", "a message to the client was not sent as a whole").end_process();
+        PgError::new(
+            SqlState::InternalError,
+            "a message to the client was not sent as a whole",
+        )
+        .end_process();
     }
 }
 
 /// Do what writes the message in hand, if there is one: an error in it ends the process once a part of the message may have left.
 pub(super) fn or_end(work: impl FnOnce()) {
-    if IN_HAND.load(Relaxed).is_null() {
+    if with_message(|_| ()).is_none() {
         work();
     } else if let Err(error) = error::catch(work) {
         if BEGUN.load(Relaxed) {
@@ -180,84 +192,59 @@ pub(super) fn is_begun() -> bool {
     BEGUN.load(Relaxed)
 }
 
-/// Take what is to be put into the send buffer, where it is the header of the message in hand or has to come after that. False where it has
-/// nothing to do with it.
-///
-/// # Safety
-/// Called with the arguments of `pq_putmessage_noblock`.
-pub(super) unsafe fn takes(kind: c_char, body: *const c_char, length: usize) -> bool {
-    let place = IN_HAND.load(Relaxed);
-    if place.is_null() {
-        return false;
-    }
-    // SAFETY: the pointer is good for as long as it is there; the arguments are as the caller says.
-    let (bulk, body) = unsafe {
-        let body = if body.is_null() {
-            &[]
-        } else {
-            std::slice::from_raw_parts(body.cast::<u8>(), length)
-        };
-        (&mut *place, body)
-    };
-    let kind = kind.cast_unsigned();
-    if UNDER_WAY.load(Relaxed) {
-        bulk.after.push((kind, body.to_vec()));
-        return true;
-    }
-    if kind != b'd' || length != HEADER_BYTES {
-        return false;
-    }
-    let whole = u32::try_from(4 + HEADER_BYTES + bulk.length).unwrap_or(u32::MAX);
-    bulk.piece.push(kind);
-    bulk.piece.extend_from_slice(&whole.to_be_bytes());
-    bulk.piece.extend_from_slice(body);
-    UNDER_WAY.store(true, Relaxed);
-    true
+/// Take what is to be put into the send buffer, the arguments of `pq_putmessage_noblock`, where it
+/// is the header of the message in hand or has to come after that. False where it has nothing to do
+/// with it.
+pub(super) fn takes(kind: u8, body: &[u8]) -> bool {
+    with_message(|bulk| bulk.takes(kind, body)).unwrap_or(false)
 }
 
-/// Write what the socket takes. What `pq_flush_if_writable` returns.
-///
-/// # Safety
-/// A message is under way.
-pub(super) unsafe fn push() -> c_int {
-    let place = IN_HAND.load(Relaxed);
-    if place.is_null() {
-        return 0;
-    }
-    // SAFETY: the pointer is good for as long as it is there, and nothing else of this module runs meanwhile but what looks at the flags.
-    unsafe { (*place).push() }
+/// Write what the socket takes. Returns what `pq_flush_if_writable` returns.
+pub(super) fn push() -> c_int {
+    with_message(Bulk::push).unwrap_or(0)
 }
 
 /// `EOF` of stdio.h.
 const END: c_int = -1;
 
 impl Bulk {
-    unsafe fn push(&mut self) -> c_int {
+    fn takes(&mut self, kind: u8, body: &[u8]) -> bool {
+        if UNDER_WAY.load(Relaxed) {
+            self.after.push((kind, body.to_vec()));
+            return true;
+        }
+        if kind != b'd' || body.len() != HEADER_BYTES {
+            return false;
+        }
+        let whole = u32::try_from(4 + HEADER_BYTES + self.length).unwrap_or(u32::MAX);
+        self.piece.push(kind);
+        self.piece.extend_from_slice(&whole.to_be_bytes());
+        self.piece.extend_from_slice(body);
+        UNDER_WAY.store(true, Relaxed);
+        true
+    }
+
+    fn push(&mut self) -> c_int {
         if self.lost {
             return END;
         }
         let mut turn = 0;
         while turn < TURN_BYTES {
-            // SAFETY: a walsender has a client.
-            unsafe {
-                if ffi::original_is_send_pending() {
-                    if !ffi::pq_flush_if_writable() {
-                        self.lost = true;
-                        return END;
-                    }
-                    if ffi::original_is_send_pending() {
-                        return 0;
-                    }
+            if self.client.is_send_pending() {
+                if !self.client.flush_if_writable() {
+                    self.lost = true;
+                    return END;
+                }
+                if self.client.is_send_pending() {
+                    return 0;
                 }
             }
             if !self.fill() {
                 return self.finish();
             }
             BEGUN.store(true, Relaxed);
-            // SAFETY: as above.
-            match unsafe {
-                ffi::write_to_client(self.piece.get(self.written..).unwrap_or_default())
-            } {
+            let rest = self.piece.get(self.written..).unwrap_or_default();
+            match self.client.write(rest) {
                 Written::Bytes(count) => {
                     self.written += count;
                     turn += count;
@@ -308,12 +295,13 @@ impl Bulk {
     fn finish(&mut self) -> c_int {
         self.done = true;
         forget();
-        // SAFETY: a walsender has a client.
-        unsafe {
-            for (kind, body) in self.after.drain(..) {
-                ffi::pq_putmessage_noblock(kind, &body);
-            }
-            if ffi::pq_flush_if_writable() { 0 } else { END }
+        for (kind, body) in self.after.drain(..) {
+            self.client.put_message_noblock(kind, &body);
+        }
+        if self.client.flush_if_writable() {
+            0
+        } else {
+            END
         }
     }
 }
@@ -322,10 +310,11 @@ impl Bulk {
 #[cold]
 fn client_is_gone(code: i32) {
     let reason = std::io::Error::from_raw_os_error(code);
-    PgError::new("08006", format!("could not send data to client: {reason}")).log_to_server();
-    // SAFETY: variables of this process.
-    unsafe {
-        pg_sys::ClientConnectionLost = 1;
-        pg_sys::InterruptPending = 1;
-    }
+    PgError::new(
+        SqlState::ConnectionFailure,
+        format!("could not send data to client: {reason}"),
+    )
+    .log_to_server();
+    plain::set_ClientConnectionLost(1);
+    plain::set_InterruptPending(1);
 }

@@ -13,13 +13,13 @@ use braid_gir::{Decimal, ImageWriter, Value};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::report;
-use super::scratch::Scratch;
+use super::scratch::{Scratch, StreamMemory};
 use super::tuple::{self, Varlena};
 use super::type_facts::TypeFacts;
 
 /// Built-in types that travel as text, and so do arrays of them (src/include/catalog/pg_type.dat): their values name objects by OID, or their binary
 /// form can't always be read (an empty vector is sent, and refused).
-const TEXT_TYPES: [pg_sys::Oid; 13] = [
+const TEXT_TYPES: [pg_sys::Oid; 14] = [
     pg_sys::OIDVECTOROID,
     pg_sys::INT2VECTOROID,
     pg_sys::REGPROCOID,
@@ -33,7 +33,11 @@ const TEXT_TYPES: [pg_sys::Oid; 13] = [
     pg_sys::REGCONFIGOID,
     pg_sys::REGDICTIONARYOID,
     pg_sys::REGCOLLATIONOID,
+    REGDATABASEOID,
 ];
+
+/// The type regdatabase: since 19. No other type had this number before.
+const REGDATABASEOID: pg_sys::Oid = pg_sys::Oid::from_u32(6490);
 
 /// What encoders share.
 pub(super) struct Tools {
@@ -46,7 +50,7 @@ pub(super) struct Tools {
 
 impl Tools {
     /// Calls allocate in `context`.
-    pub(super) fn new(context: pg_sys::MemoryContext) -> Self {
+    pub(super) fn new(context: StreamMemory) -> Self {
         Self {
             scratch: Scratch::new(context),
             labels: RefCell::default(),
@@ -90,17 +94,14 @@ pub(super) enum Encoder {
 impl Encoder {
     /// Choose the encoder for a column of a type; functions keep their memory in `context`. With `text`, types that have no portable
     /// form are written in their text form, for readers that do not know PostgreSQL's binary ones.
-    ///
-    /// # Safety
-    /// In a transaction with a snapshot for catalogs; `context` outlives the encoder.
-    pub(super) unsafe fn new(
+    /// In a transaction with a snapshot for catalogs.
+    pub(super) fn new(
         facts: &TypeFacts,
         by_value: bool,
         text: bool,
-        context: pg_sys::MemoryContext,
+        context: StreamMemory,
     ) -> Self {
-        // SAFETY: as the caller says; the OIDs are those of the type's functions.
-        let function = |oid| unsafe { TypeFunction::new(oid, by_value, context) };
+        let function = |oid| TypeFunction::new(oid, by_value, context);
         match facts.oid {
             pg_sys::BOOLOID => Self::Bool,
             pg_sys::CHAROID | pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID => Self::Signed,
@@ -177,8 +178,6 @@ impl Encoder {
             }
             Self::Send(function) => {
                 let sent = function.send(bytes, tools);
-                // SAFETY: a send function returns a bytea, here in the scratch memory.
-                let sent = unsafe { varlena_at(sent) };
                 with_content(sent, tools, |raw| image.put(&Value::Binary(raw)));
             }
             Self::Output(function) => {
@@ -190,28 +189,23 @@ impl Encoder {
 }
 
 impl TypeFunction {
-    /// Prepare to call `oid`.
-    ///
-    /// # Safety
-    /// In a transaction; `context` outlives the function.
-    pub(super) unsafe fn new(
-        oid: pg_sys::Oid,
-        by_value: bool,
-        context: pg_sys::MemoryContext,
-    ) -> Self {
+    /// Prepare to call `oid`, a function of a type's whose values are passed so. In a transaction.
+    pub(super) fn new(oid: pg_sys::Oid, by_value: bool, context: StreamMemory) -> Self {
         let info = Box::new(RefCell::new(pg_sys::FmgrInfo::default()));
-        // SAFETY: the box is a place for one FmgrInfo, and the context outlives it.
-        unsafe { pg_sys::fmgr_info_cxt(oid, info.as_ptr(), context) };
+        // SAFETY: the box is a place for one FmgrInfo. The context is there as long as the stream's
+        // parts, of which this is one.
+        unsafe { pg_sys::fmgr_info_cxt(oid, info.as_ptr(), context.as_ptr()) };
         Self { info, by_value }
     }
 
-    fn send(&self, bytes: &[u8], tools: &Tools) -> *const u8 {
+    /// Call the type's send function. The bytea lives until the change is over.
+    fn send<'t>(&self, bytes: &[u8], tools: &'t Tools) -> &'t [u8] {
         let value = to_datum(bytes, self.by_value);
-        // SAFETY: the function is the type's own, and the value is of the type.
+        // SAFETY: the function is the type's own, and the value is of the type; it returns a bytea in
+        // the scratch memory, which is not reset before the change is written.
         tools.scratch.run(|| unsafe {
-            pg_sys::SendFunctionCall(self.info.as_ptr(), value)
-                .cast::<u8>()
-                .cast_const()
+            let sent = pg_sys::SendFunctionCall(self.info.as_ptr(), value);
+            varlena_at(sent.cast::<u8>().cast_const())
         })
     }
 

@@ -10,21 +10,26 @@
 //! that has the row, or `E`, an SQLSTATE and a message. The worker ends when the segment is let go, so with the stream.
 
 use braid_bgworker::sql_text::quote_identifier;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{
     Change, Column, Image, Reader, Record, ReplicaIdentity, Schema, SchemaNumber, Value, Writer,
 };
-use braid_postgres::encoding;
-use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::acting_role::ActingRole;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::memory::Context;
+use braid_postgres::message_queue::Channel;
+use braid_postgres::setting::{self, As};
+use braid_postgres::syscache::{self, AttributeRow};
 use braid_postgres::worker::{self, Extra, Worker};
+use braid_postgres::{catalog, encoding, plain, process, value as postgres};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use super::column::{Encoder, Tools, varlena_at};
+use super::column::{Encoder, Tools};
 use super::report;
+use super::scratch::StreamMemory;
 use super::session::Session;
 use super::type_facts::TypeFacts;
 
-/// Bytes of each queue. Longer messages go through in pieces.
-const QUEUE_BYTES: usize = 64 * 1024;
 /// How long the worker waits for a lock on the table, in milliseconds: the caller of an SQL function may hold it.
 const LOCK_TIMEOUT: &std::ffi::CStr = c"1000";
 /// What an error begins with; no record's tag.
@@ -36,20 +41,11 @@ pub(super) struct Fetcher {
     channel: Option<Channel>,
 }
 
-/// Both queues, and the segment in which they are.
-#[derive(Debug)]
-struct Channel {
-    segment: *mut pg_sys::dsm_segment,
-    outgoing: *mut pg_sys::shm_mq_handle,
-    incoming: *mut pg_sys::shm_mq_handle,
-}
-
 impl Fetcher {
     /// The record that has the row of `change` as it is now, as far as it was found; `schema` is its schema record.
     pub(super) fn ask(&mut self, schema: &[u8], change: &[u8]) -> Option<Vec<u8>> {
         let channel = self.channel.get_or_insert_with(open);
-        // SAFETY: reads a variable.
-        let user = unsafe { pg_sys::GetUserId() }.to_u32();
+        let user = plain::GetUserId().to_u32();
         let question = [&user.to_le_bytes()[..], schema, change].concat();
         let answer = channel
             .send(&question)
@@ -64,15 +60,15 @@ impl Fetcher {
         match answer.split_first() {
             None => None,
             Some((&ERROR, failure)) => {
-                let (sqlstate, message) = failure.split_at_checked(5)?;
+                let (sqlstate, message) = failure.split_first_chunk::<5>()?;
                 let mut failure = PgError::new(
-                    &String::from_utf8_lossy(sqlstate),
+                    SqlState::from_code(*sqlstate),
                     format!(
                         "could not look up unchanged values: {}",
                         String::from_utf8_lossy(message)
                     ),
                 );
-                if sqlstate == b"42501" {
+                if failure.sqlstate == SqlState::InsufficientPrivilege {
                     failure = failure.with_hint(
                         "Values that are not in WAL are read from the table as the user of the stream. Grant SELECT on it, or leave out the option \"include-unchanged-toast\".",
                     );
@@ -84,96 +80,36 @@ impl Fetcher {
     }
 }
 
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // Runs when the stream's memory goes, with or without an error; none of these raises one.
-        // SAFETY: queues and segment are this process's own and let go once.
-        unsafe {
-            pg_sys::shm_mq_detach(self.outgoing);
-            pg_sys::shm_mq_detach(self.incoming);
-            pg_sys::dsm_detach(self.segment);
-        }
-    }
-}
-
 /// Make the queues and start the worker.
 fn open() -> Channel {
-    // SAFETY: the segment is mapped until it is detached, and has room for both queues, each of which has one sender and one
-    // receiver. The handles outlive transactions because TopMemoryContext does.
-    unsafe {
-        if pg_sys::RecoveryInProgress() {
-            report::fail(
-                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                "unchanged values cannot be looked up during recovery".to_owned(),
-                Some("Decode at the primary, or leave out the option \"include-unchanged-toast\"."),
-            );
-        }
-        let segment = pg_sys::dsm_create(2 * QUEUE_BYTES, 0);
-        pg_sys::dsm_pin_mapping(segment);
-        let base = pg_sys::dsm_segment_address(segment).cast::<u8>();
-        let outgoing = pg_sys::shm_mq_create(base.cast(), QUEUE_BYTES);
-        let incoming = pg_sys::shm_mq_create(base.add(QUEUE_BYTES).cast(), QUEUE_BYTES);
-        pg_sys::shm_mq_set_sender(outgoing, pg_sys::MyProc);
-        pg_sys::shm_mq_set_receiver(incoming, pg_sys::MyProc);
-        let handle = pg_sys::dsm_segment_handle(segment);
-        let (outgoing, incoming) = super::scratch::within(pg_sys::TopMemoryContext, || {
-            let none = std::ptr::null_mut();
-            (
-                pg_sys::shm_mq_attach(outgoing, segment, none),
-                pg_sys::shm_mq_attach(incoming, segment, none),
-            )
-        });
-        let channel = Channel {
-            segment,
-            outgoing,
-            incoming,
-        };
-        let started = worker::start(&Worker {
+    if plain::RecoveryInProgress() {
+        report::fail(
+            PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+            "unchanged values cannot be looked up during recovery".to_owned(),
+            Some("Decode at the primary, or leave out the option \"include-unchanged-toast\"."),
+        );
+    }
+    let started = Channel::create().and_then(|channel| {
+        let worker = worker::start(&Worker {
             name: "braid fetcher",
             kind: "braid fetcher",
             function: "braid_fetch_main",
-            argument: pg_sys::MyDatabaseId.to_u32(),
-            extra: Extra::pack(&[u64::from(handle)]),
-        });
-        let Some(worker) = started else {
-            drop(channel);
-            report::fail(
-                PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-                "no background worker is left to look up unchanged values".to_owned(),
-                Some(
-                    "Raise max_worker_processes, or leave out the option \"include-unchanged-toast\".",
-                ),
-            );
-        };
+            argument: process::my_database(),
+            extra: Extra::pack(&[u64::from(channel.number())]),
+        })?;
         // So that waiting ends when the worker does.
-        pg_sys::shm_mq_set_handle(channel.outgoing, worker.raw());
-        pg_sys::shm_mq_set_handle(channel.incoming, worker.raw());
-        channel
-    }
-}
-
-impl Channel {
-    /// `None` when the other end is gone.
-    fn send(&self, message: &[u8]) -> Option<()> {
-        // SAFETY: the queue is attached, and the bytes stay while they are copied.
-        let sent = unsafe {
-            let bytes = message.as_ptr().cast();
-            pg_sys::shm_mq_send(self.outgoing, message.len(), bytes, false, true)
-        };
-        (sent == pg_sys::shm_mq_result::SHM_MQ_SUCCESS).then_some(())
-    }
-
-    /// `None` when the other end is gone.
-    fn receive(&self) -> Option<Vec<u8>> {
-        let (mut len, mut data) = (0, std::ptr::null_mut());
-        // SAFETY: the queue is attached; it gives `len` bytes that stay until the next call.
-        unsafe {
-            let received =
-                pg_sys::shm_mq_receive(self.incoming, &raw mut len, &raw mut data, false);
-            (received == pg_sys::shm_mq_result::SHM_MQ_SUCCESS)
-                .then(|| std::slice::from_raw_parts(data.cast::<u8>(), len).to_vec())
-        }
-    }
+        channel.end_with(&worker);
+        Some(channel)
+    });
+    started.unwrap_or_else(|| {
+        report::fail(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            "no background worker is left to look up unchanged values".to_owned(),
+            Some(
+                "Raise max_worker_processes, or leave out the option \"include-unchanged-toast\".",
+            ),
+        )
+    })
 }
 
 /// The worker's main function; `argument` is the OID of the database.
@@ -187,46 +123,25 @@ pub fn worker_main(argument: pg_sys::Datum) {
     }
 }
 
-fn serve(handle: u32) {
-    // SAFETY: the asking side laid the segment out; a handle that is not known any more gives null.
-    let channel = unsafe {
-        let segment = pg_sys::dsm_attach(handle);
-        if segment.is_null() {
-            return;
-        }
-        pg_sys::dsm_pin_mapping(segment);
-        let base = pg_sys::dsm_segment_address(segment).cast::<u8>();
-        let (incoming, outgoing) = (base.cast(), base.add(QUEUE_BYTES).cast());
-        pg_sys::shm_mq_set_receiver(incoming, pg_sys::MyProc);
-        pg_sys::shm_mq_set_sender(outgoing, pg_sys::MyProc);
-        super::scratch::within(pg_sys::TopMemoryContext, || {
-            let none = std::ptr::null_mut();
-            Channel {
-                segment,
-                incoming: pg_sys::shm_mq_attach(incoming, segment, none),
-                outgoing: pg_sys::shm_mq_attach(outgoing, segment, none),
-            }
-        })
+fn serve(number: u32) {
+    // SAFETY: the asking side has given the number of its queues.
+    let Some(channel) = (unsafe { Channel::attach(number) }) else {
+        return;
     };
     // Values have the text that the stream gives them.
     let _session = Session::enter();
-    // SAFETY: name and value are C strings, and every user may set it.
-    unsafe {
-        pg_sys::SetConfigOption(
-            c"lock_timeout".as_ptr(),
-            LOCK_TIMEOUT.as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-        );
-    }
+    setting::set_for_session(c"lock_timeout", LOCK_TIMEOUT, As::User);
     while let Some(question) = channel.receive() {
         let answer = error::transaction(|| answer(&question)).unwrap_or_else(|failure| {
             // A table that is locked, or a key that has no usual equality: then there is no value to be had.
-            if matches!(failure.sqlstate.as_str(), LOCK_NOT_AVAILABLE | "42883") {
+            if matches!(
+                failure.sqlstate,
+                SqlState::LockNotAvailable | SqlState::UndefinedFunction
+            ) {
                 return Vec::new();
             }
-            let sqlstate = format!("{:5.5}", failure.sqlstate);
-            [&[ERROR], sqlstate.as_bytes(), failure.message.as_bytes()].concat()
+            let sqlstate = failure.sqlstate.code();
+            [&[ERROR], sqlstate.as_slice(), failure.message.as_bytes()].concat()
         });
         if channel.send(&answer).is_none() {
             return;
@@ -246,37 +161,29 @@ fn answer(question: &[u8]) -> Result<Vec<u8>, PgError> {
         return Ok(Vec::new());
     };
     let user = pg_sys::Oid::from(u32::from_le_bytes(*user));
-    // SAFETY: in a transaction; user and flags are put back below, or by its abort.
-    unsafe {
-        let (mut before, mut flags) = (pg_sys::InvalidOid, 0);
-        pg_sys::GetUserIdAndSecContext(&raw mut before, &raw mut flags);
-        let limits = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-        pg_sys::SetUserIdAndSecContext(user, flags | limits.cast_signed());
-        pg_sys::SPI_connect();
-        let found = look_up(&schema, &change);
-        pg_sys::SPI_finish();
-        pg_sys::SetUserIdAndSecContext(before, flags);
-        found
-    }
+    // Put back below, or by the transaction's abort.
+    let before = ActingRole::now();
+    let limits = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+    before.other(user, limits).take();
+    // SAFETY: the look-up is done before the transaction ends.
+    let memory = unsafe { Context::of_transaction() };
+    let found = look_up(&schema, &change, StreamMemory::over(memory));
+    before.take();
+    found
 }
 
-/// # Safety
-/// In a transaction, connected to SPI.
-unsafe fn look_up(schema: &Schema<'_>, change: &Change<'_>) -> Result<Vec<u8>, PgError> {
-    // SAFETY: as the caller says; names are copied, the relation may be gone.
+/// In a transaction, whose memory is given.
+fn look_up(
+    schema: &Schema<'_>,
+    change: &Change<'_>,
+    memory: StreamMemory,
+) -> Result<Vec<u8>, PgError> {
     let relation = pg_sys::Oid::from(schema.relation_oid);
-    let (name, namespace, kind) = unsafe {
-        let name = pg_sys::get_rel_name(relation);
-        if name.is_null() {
-            return Ok(Vec::new());
-        }
-        let namespace = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation));
-        (
-            encoding::from_server(name),
-            encoding::from_server(namespace),
-            pg_sys::get_rel_relkind(relation).cast_unsigned(),
-        )
-    };
+    if syscache::raw_relation_name(relation).is_none() {
+        return Ok(Vec::new());
+    }
+    let (namespace, name) = syscache::relation_name(relation);
+    let kind = syscache::relation_kind(relation);
     let (Some(condition), Some(after)) = (condition(schema, change), &change.after) else {
         return Ok(Vec::new());
     };
@@ -285,8 +192,7 @@ unsafe fn look_up(schema: &Schema<'_>, change: &Change<'_>) -> Result<Vec<u8>, P
         .zip(after.values())
         .map(|(column, value)| {
             if matches!(value, Ok(Value::None)) {
-                // SAFETY: as the caller says.
-                unsafe { Wanted::new(relation, &column) }
+                Wanted::new(relation, &column, memory)
             } else {
                 None
             }
@@ -316,15 +222,8 @@ unsafe fn look_up(schema: &Schema<'_>, change: &Change<'_>) -> Result<Vec<u8>, P
     let Ok(statement) = std::ffi::CString::new(statement) else {
         return Ok(Vec::new());
     };
-    // SAFETY: a C string; reads only. What SPI returns stays until SPI is left, after the values were written.
-    unsafe {
-        pg_sys::SPI_execute(statement.as_ptr(), true, 2);
-        if pg_sys::SPI_processed != 1 || pg_sys::SPI_tuptable.is_null() {
-            return Ok(Vec::new());
-        }
-        let table = &*pg_sys::SPI_tuptable;
-        row(*table.vals, table.tupdesc, &wanted)
-    }
+    catalog::only_row(&statement, |found| row(found, &wanted, memory))
+        .unwrap_or_else(|| Ok(Vec::new()))
 }
 
 /// A column whose value is wanted.
@@ -334,67 +233,42 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// `None` when the relation has no such column any more, or one of another type.
-    ///
-    /// # Safety
-    /// In a transaction.
-    unsafe fn new(relation: pg_sys::Oid, column: &Column<'_>) -> Option<Self> {
+    /// `None` when the relation has no such column any more, or one of another type. In a
+    /// transaction, in which the encoder is used.
+    fn new(relation: pg_sys::Oid, column: &Column<'_>, memory: StreamMemory) -> Option<Self> {
         let name = encoding::to_server(column.name)?;
-        // SAFETY: as the caller says; the encoder is used in this transaction only.
-        unsafe {
-            let number = pg_sys::get_attnum(relation, name.as_ptr());
-            if number <= 0 {
-                return None;
-            }
-            let (mut declared, mut modifier, mut collation) =
-                (pg_sys::InvalidOid, -1, pg_sys::InvalidOid);
-            pg_sys::get_atttypetypmodcoll(
-                relation,
-                number,
-                &raw mut declared,
-                &raw mut modifier,
-                &raw mut collation,
-            );
-            let facts = TypeFacts::look_up(declared, modifier);
-            if facts.oid.to_u32() != column.type_oid || pg_sys::get_typlen(facts.oid) != -1 {
-                return None;
-            }
-            Some(Self {
-                quoted: quoted(column.name),
-                encoder: Encoder::new(&facts, false, true, pg_sys::CurTransactionContext),
-            })
+        let number = syscache::column_number(relation, &name);
+        let attribute = AttributeRow::find(relation, number).filter(|_| number > 0)?;
+        let facts = TypeFacts::look_up(attribute.atttypid, attribute.atttypmod);
+        if facts.oid.to_u32() != column.type_oid || syscache::length_of(facts.oid).0 != -1 {
+            return None;
         }
+        Some(Self {
+            quoted: quoted(column.name),
+            encoder: Encoder::new(&facts, false, true, memory),
+        })
     }
 }
 
-/// # Safety
-/// The tuple has a value for each column that is wanted.
-unsafe fn row(
-    tuple: pg_sys::HeapTuple,
-    shape: pg_sys::TupleDesc,
+/// The row has a value for each column that is wanted, of variable length. In a transaction.
+fn row(
+    found: &[Option<postgres::Value<'_>>],
     wanted: &[Option<Wanted>],
+    memory: StreamMemory,
 ) -> Result<Vec<u8>, PgError> {
-    // SAFETY: lives as long as the transaction.
-    let tools = Tools::new(unsafe { pg_sys::CurTransactionContext });
+    let tools = Tools::new(memory);
+    let mut found = found.iter();
     let mut writer = Writer::new();
-    let mut number = 0;
     writer.insert::<PgError>(SchemaNumber(0), false, &[], |image| {
         for wanted in wanted {
             let Some(wanted) = wanted else {
                 image.put(&Value::None);
                 continue;
             };
-            number += 1;
-            let mut is_null = false;
-            // SAFETY: as the caller says; the types have variable length, so a value that is not null points to one.
-            unsafe {
-                let value = pg_sys::SPI_getbinval(tuple, shape, number, &raw mut is_null);
-                if is_null {
-                    image.put(&Value::Null);
-                } else {
-                    let start = value.cast_mut_ptr::<u8>().cast_const();
-                    wanted.encoder.put(varlena_at(start), image, &tools);
-                }
+            let value = found.next().copied().flatten();
+            match value.and_then(postgres::Value::stored_bytes) {
+                Some(bytes) => wanted.encoder.put(bytes, image, &tools),
+                None => image.put(&Value::Null),
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`]; which one it is,
 //! `braid_decoder::Request` reads from the options and [`start`] makes. A format sees everything that is decoded and decides
 //! itself what of it is sent. To add one: a variant of `Request` with its options, an implementation of [`Format`] in a module
-//! of its own, an arm in [`start`]. One that says what `gir` says in another way needs less: a [`super::stream::Delivery`].
+//! of its own, an arm in [`start`]. One that says what `gir` says in another way needs less: a [`super::delivery::Delivery`].
 //!
 //! All methods run inside of a callback: catalogs are read under the historic snapshot of the change, errors leave by
 //! unwinding, and a format is dropped when the decoding context's memory goes, also after an error.
@@ -11,33 +11,91 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 
-use braid_decoder::{Options, Request};
+use braid_decoder::Request;
+use braid_postgres::compat::ReplOriginId;
+use braid_postgres::decoding::{Context, Transaction, Tuple};
+use braid_postgres::relation::RelationRef;
+use braid_postgres::value::Value;
 use pgrx::pg_sys;
 
+use super::delivery::Frames;
 use super::gir_json::GirJson;
 use super::paced::Pacing;
-use super::stream::{Frames, Stream};
+use super::stream::GirStream;
 use super::wal2json::Wal2Json;
 
-/// The decoding context, through which a format writes.
-pub type Context = *mut pg_sys::LogicalDecodingContext;
-
-/// A row's change. The tuples may be null: an insert has no old one, a delete no new one, and an old one is only there where
-/// the replica identity put it into WAL.
+/// A row's change. An insert has no old row, a delete no new one, and an old one is only there
+/// where the replica identity put it into WAL. The rows are of the relation: a change is made from
+/// what PostgreSQL gives, or from a row of the extension's that tells of one.
 #[derive(Debug, Clone, Copy)]
-pub struct Change {
+pub struct Change<'c> {
+    pub(crate) relation: RelationRef<'c>,
+    pub(crate) action: pg_sys::ReorderBufferChangeType::Type,
+    pub(crate) old: Option<Tuple<'c>>,
+    pub(crate) new: Option<Tuple<'c>>,
+    pub(crate) lsn: u64,
+    pub(crate) author: Author,
+}
+
+impl<'c> Change<'c> {
     /// The table, open for the time of the callback.
-    pub relation: pg_sys::Relation,
+    #[inline]
+    #[must_use]
+    pub fn relation(&self) -> RelationRef<'c> {
+        self.relation
+    }
+
     /// Insert, update or delete.
-    pub action: pg_sys::ReorderBufferChangeType::Type,
-    /// The row before the change, as far as WAL has it.
-    pub old: pg_sys::HeapTuple,
-    /// The row after the change.
-    pub new: pg_sys::HeapTuple,
+    #[inline]
+    #[must_use]
+    pub fn action(&self) -> pg_sys::ReorderBufferChangeType::Type {
+        self.action
+    }
+
+    /// Whether WAL has the row before the change, or its key.
+    #[inline]
+    #[must_use]
+    pub fn has_old(&self) -> bool {
+        self.old.is_some()
+    }
+
+    /// Whether there is a row after the change.
+    #[inline]
+    #[must_use]
+    pub fn has_new(&self) -> bool {
+        self.new.is_some()
+    }
+
     /// LSN of the change's record.
-    pub lsn: u64,
+    #[inline]
+    #[must_use]
+    pub fn lsn(&self) -> u64 {
+        self.lsn
+    }
+
     /// Who made it.
-    pub author: Author,
+    #[inline]
+    #[must_use]
+    pub fn author(&self) -> Author {
+        self.author
+    }
+
+    /// The columns of the row before the change, as far as WAL has it.
+    #[must_use]
+    pub fn old_values(&self) -> Option<Vec<Option<Value<'c>>>> {
+        self.old.map(|row| self.values(row))
+    }
+
+    /// The columns of the row after the change.
+    #[must_use]
+    pub fn new_values(&self) -> Option<Vec<Option<Value<'c>>>> {
+        self.new.map(|row| self.values(row))
+    }
+
+    fn values(&self, row: Tuple<'c>) -> Vec<Option<Value<'c>>> {
+        // SAFETY: the rows of a change are of its relation.
+        unsafe { row.values(self.relation.descriptor()) }
+    }
 }
 
 /// Who made a change.
@@ -46,14 +104,14 @@ pub struct Author {
     /// The transaction or subtransaction.
     pub(crate) xid: u32,
     /// Under which replication origin the change itself was written.
-    pub origin: pg_sys::RepOriginId,
+    pub origin: ReplOriginId,
 }
 
 /// A truncate of one or more relations.
 #[derive(Debug, Clone, Copy)]
 pub struct Truncation<'c> {
     /// The tables, open for the time of the callback.
-    pub relations: &'c [pg_sys::Relation],
+    pub relations: &'c [RelationRef<'c>],
     pub(crate) cascade: bool,
     pub(crate) restart_identity: bool,
     /// LSN of the change's record.
@@ -94,16 +152,13 @@ pub trait Format {
     fn is_text(&self) -> bool;
 
     /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions: no catalog can be read.
-    fn refuses_origin(&self, origin: pg_sys::RepOriginId) -> bool;
+    fn refuses_origin(&self, origin: ReplOriginId) -> bool;
 
     /// A record of WAL is read. Asked as [`Format::refuses_origin`] is, before it.
-    ///
-    /// # Safety
-    /// The context is valid, and its reader holds the record.
-    unsafe fn record_read(&mut self, _ctx: Context) {}
+    fn record_read(&mut self, _ctx: Context<'_>) {}
 
     /// The stream of joined transactions that this is, if it can be one (`held`).
-    fn joined(&mut self) -> Option<&mut Stream> {
+    fn joined(&mut self) -> Option<&mut GirStream> {
         None
     }
 
@@ -119,28 +174,17 @@ pub trait Format {
 
     /// A segment of a transaction starts, which may still run, and of which subtransactions may be rolled back later. Its changes
     /// come as those of others do.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn segment_started(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+    fn segment_started(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
-    /// The segment in hand ends.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but in no transaction.
-    unsafe fn segment_stopped(&mut self, _ctx: Context) {}
+    /// The segment in hand ends. In no transaction.
+    fn segment_stopped(&mut self, _ctx: Context<'_>) {}
 
     /// Of transaction `xid`, of which there were segments, `subxid` was rolled back: a subtransaction, or all of it.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but in no transaction.
-    unsafe fn segments_aborted(&mut self, _ctx: Context, _xid: u32, _subxid: u32) {}
+    /// In no transaction.
+    fn segments_aborted(&mut self, _ctx: Context<'_>, _xid: u32, _subxid: u32) {}
 
-    /// A transaction has committed of which there were segments.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but in no transaction.
-    unsafe fn segments_committed(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+    /// A transaction has committed of which there were segments. In no transaction.
+    fn segments_committed(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
     /// Whether transactions are wanted when they are prepared. Only then the four methods below are called.
     fn prepares(&self) -> bool {
@@ -154,87 +198,56 @@ pub trait Format {
     }
 
     /// A transaction starts which is, or was, prepared.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn begin_prepared(
+    fn begin_prepared(
         &mut self,
-        _ctx: Context,
-        _txn: &pg_sys::ReorderBufferTXN,
+        _ctx: Context<'_>,
+        _txn: Transaction<'_>,
         _preparation: Preparation,
     ) {
     }
 
     /// The prepared transaction in hand ends; what it changed may have come in part if it was rolled back meanwhile.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but perhaps in no transaction.
-    unsafe fn prepared(&mut self, _ctx: Context, _txn: &pg_sys::ReorderBufferTXN) {}
+    /// Perhaps in no transaction.
+    fn prepared(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
-    /// A transaction is, or was, prepared of which there were segments.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but in no transaction.
-    unsafe fn segments_prepared(
+    /// A transaction is, or was, prepared of which there were segments. In no transaction.
+    fn segments_prepared(
         &mut self,
-        _ctx: Context,
-        _txn: &pg_sys::ReorderBufferTXN,
+        _ctx: Context<'_>,
+        _txn: Transaction<'_>,
         _preparation: Preparation,
     ) {
     }
 
     /// What was prepared has committed, or, with end and time of its preparation, was rolled back.
-    ///
-    /// # Safety
-    /// See [`Format::begin`], but in no transaction.
-    unsafe fn prepared_finished(
+    /// In no transaction.
+    fn prepared_finished(
         &mut self,
-        _ctx: Context,
-        _txn: &pg_sys::ReorderBufferTXN,
+        _ctx: Context<'_>,
+        _txn: Transaction<'_>,
         _rolled_back: Option<(u64, pg_sys::TimestampTz)>,
     ) {
     }
 
     /// A transaction starts, which has committed.
-    ///
-    /// # Safety
-    /// As for all methods here: `ctx` is valid and may be written to, in a transaction with a historic snapshot; all pointers
-    /// are valid for the time of the call.
-    unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN);
+    fn begin(&mut self, ctx: Context<'_>, txn: Transaction<'_>);
 
     /// A row was changed by the transaction in hand.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn row_changed(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN, change: &Change);
+    fn row_changed(&mut self, ctx: Context<'_>, txn: Transaction<'_>, change: &Change<'_>);
 
     /// Relations were truncated by the transaction in hand.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn truncated(
-        &mut self,
-        ctx: Context,
-        txn: &pg_sys::ReorderBufferTXN,
-        truncation: &Truncation<'_>,
-    );
+    fn truncated(&mut self, ctx: Context<'_>, txn: Transaction<'_>, truncation: &Truncation<'_>);
 
     /// A message was emitted. There is no transaction for one that is not transactional.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn message(
+    fn message(
         &mut self,
-        ctx: Context,
-        txn: Option<&pg_sys::ReorderBufferTXN>,
+        ctx: Context<'_>,
+        txn: Option<Transaction<'_>>,
         message: &LogicalMessage<'_>,
     );
 
     /// The transaction in hand is over.
-    ///
-    /// # Safety
-    /// See [`Format::begin`].
-    unsafe fn commit(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN);
+    fn commit(&mut self, ctx: Context<'_>, txn: Transaction<'_>);
 
     /// The stream ends without an error: give back what the session lent.
     fn leave(&mut self);
@@ -258,27 +271,14 @@ pub(super) fn of_process() -> Option<Box<dyn Format>> {
     OF_PROCESS.get().map(|make| make())
 }
 
-/// The format that `request` asks for, of a stream that has sent nothing. `parent` is the decoding context's memory.
-///
-/// # Safety
-/// `parent` is valid and outlives the format; in the startup callback.
-pub(super) unsafe fn start(request: Request, parent: pg_sys::MemoryContext) -> Box<dyn Format> {
-    let gir = |options: Options| {
-        // SAFETY: as the caller says.
-        Box::new(unsafe { Stream::new(options, Box::new(Frames), parent) })
-    };
+/// The format that `request` asks for, of a stream that has sent nothing. In the startup callback.
+pub(super) fn start(request: Request, ctx: Context<'_>) -> Box<dyn Format> {
     match request {
-        Request::Gir(options) => gir(options),
-        // SAFETY: as the caller says.
-        Request::Wal2Json(selection, options) => {
-            Box::new(unsafe { Wal2Json::new(selection, options, parent) })
-        }
+        Request::Gir(options) => Box::new(GirStream::new(options, Box::new(Frames), ctx)),
+        Request::Wal2Json(selection, options) => Box::new(Wal2Json::new(selection, options, ctx)),
         Request::GirJson(options, json) => {
-            // SAFETY: as the caller says.
-            unsafe {
-                let delivery = Box::new(GirJson::new(json, parent));
-                Box::new(Stream::new(options, delivery, parent))
-            }
+            let delivery = Box::new(GirJson::new(json, ctx));
+            Box::new(GirStream::new(options, delivery, ctx))
         }
     }
 }

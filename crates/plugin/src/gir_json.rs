@@ -14,15 +14,15 @@ use braid_decoder::JsonRequest;
 use braid_gir::{
     Change, JsonOptions, JsonWriter, Reader, Record, SchemaDetail, SchemaNumber, Tag, Value,
 };
+use braid_postgres::decoding::Context;
 use braid_postgres::encoding;
-use pgrx::pg_sys;
 
+use super::delivery::{Delivery, write_message};
 use super::fetch::Fetcher;
-use super::format::Context;
 use super::report::or_raise;
 use super::running::Unwatched;
-use super::scratch::Scratch;
-use super::stream::{Delivery, in_transaction, small_context, write_message};
+use super::scratch::{Scratch, StreamMemory};
+use super::transaction::in_transaction;
 
 /// Frames as JSON.
 pub(super) struct GirJson {
@@ -43,11 +43,8 @@ struct Fetching {
 }
 
 impl GirJson {
-    /// A stream that has sent nothing. `parent` is the decoding context's memory.
-    ///
-    /// # Safety
-    /// `parent` is valid, and outlives the stream.
-    pub(super) unsafe fn new(request: JsonRequest, parent: pg_sys::MemoryContext) -> Self {
+    /// A stream that has sent nothing.
+    pub(super) fn new(request: JsonRequest, ctx: Context<'_>) -> Self {
         let options = JsonOptions {
             schema: if request.schema_once {
                 SchemaDetail::Once
@@ -62,8 +59,7 @@ impl GirJson {
             fetch: request.fetch.then(Fetching::default),
             end_record: 0,
             text: String::new(),
-            // SAFETY: as the caller says.
-            scratch: Scratch::new(unsafe { small_context(parent, c"braid JSON") }),
+            scratch: Scratch::new(StreamMemory::new(ctx, c"braid JSON")),
         }
     }
 
@@ -100,9 +96,8 @@ impl Delivery for GirJson {
         true
     }
 
-    unsafe fn deliver(&mut self, ctx: Context, frame: &[u8]) {
-        // SAFETY: as the caller says.
-        let location = unsafe { (*ctx).write_location };
+    fn deliver(&mut self, ctx: Context<'_>, frame: &[u8]) {
+        let location = ctx.write_location();
         // Header and schemas may stand before the Begin.
         if let Some(lsn) = end_record_in(frame) {
             self.end_record = lsn;
@@ -121,28 +116,23 @@ impl Delivery for GirJson {
             if is_end {
                 self.end_record = 0;
             }
-            let scratch = Scratch::new(self.scratch.context());
+            let scratch = Scratch::new(self.scratch.memory());
             scratch.run(|| {
                 if matches!(record, Record::Change(_)) && !encoding::is_utf8() {
                     // A conversion is looked for in the catalog. What it would see of a transaction that is rolled back meanwhile is no
                     // reason to end in the middle of a frame.
                     let _unwatched = Unwatched::enter();
-                    // SAFETY: in a callback of the context.
-                    unsafe { in_transaction(|| self.write(&record, raw)) }
+                    in_transaction(|| self.write(&record, raw))
                 } else {
                     self.write(&record, raw);
                 }
             });
-            // SAFETY: as the caller says.
-            unsafe {
-                (*ctx).write_location = at;
-                write_message(ctx, self.text.as_bytes(), true);
-            }
+            ctx.set_write_location(at);
+            write_message(ctx, self.text.as_bytes(), true);
             scratch.reset();
         }
         self.text.shrink_to(KEPT_BYTES);
-        // SAFETY: as the caller says.
-        unsafe { (*ctx).write_location = location };
+        ctx.set_write_location(location);
     }
 
     fn keep_schemas(&mut self, in_use: &HashSet<SchemaNumber>) {

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
+use braid_postgres::{relation, syscache};
 use pgrx::pg_sys;
 
 /// Notes beyond this number mean "everything".
@@ -91,45 +92,41 @@ pub(super) fn listen() {
     if LISTENING.swap(true, Relaxed) {
         return;
     }
-    let everything = pg_sys::Datum::from(0_usize);
-    // SAFETY: the callbacks are functions of this library, which is never unloaded.
-    unsafe {
-        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), everything);
-        for cache in [
-            pg_sys::SysCacheIdentifier::PUBLICATIONOID,
-            pg_sys::SysCacheIdentifier::PUBLICATIONRELMAP,
-            pg_sys::SysCacheIdentifier::PUBLICATIONNAMESPACEMAP,
-            pg_sys::SysCacheIdentifier::NAMESPACEOID,
-            pg_sys::SysCacheIdentifier::TYPEOID,
-            pg_sys::SysCacheIdentifier::ENUMOID,
-            pg_sys::SysCacheIdentifier::REPLORIGIDENT,
-        ] {
-            pg_sys::CacheRegisterSyscacheCallback(
-                cache.cast_signed(),
-                Some(catalog_changed),
-                everything,
-            );
-        }
+    relation::on_invalidation(relation_changed);
+    for cache in [
+        pg_sys::SysCacheIdentifier::PUBLICATIONOID,
+        pg_sys::SysCacheIdentifier::PUBLICATIONRELMAP,
+        pg_sys::SysCacheIdentifier::PUBLICATIONNAMESPACEMAP,
+        pg_sys::SysCacheIdentifier::NAMESPACEOID,
+    ] {
+        syscache::on_change(cache, |_| note(&EVERYTHING));
     }
+    syscache::on_change(pg_sys::SysCacheIdentifier::TYPEOID, type_changed);
+    syscache::on_change(pg_sys::SysCacheIdentifier::ENUMOID, |_| note(&ENUMS));
+    syscache::on_change(pg_sys::SysCacheIdentifier::REPLORIGIDENT, |_| {
+        note(&ORIGINS);
+    });
+}
+
+fn note(change: &AtomicBool) {
+    change.store(true, Relaxed);
+    PENDING.store(true, Relaxed);
 }
 
 /// Called by PostgreSQL; an OID of 0 stands for all relations.
-unsafe extern "C-unwind" fn relation_changed(_arg: pg_sys::Datum, relation: pg_sys::Oid) {
+fn relation_changed(relation: pg_sys::Oid) {
     if relation == pg_sys::InvalidOid {
-        EVERYTHING.store(true, Relaxed);
-        PENDING.store(true, Relaxed);
+        note(&EVERYTHING);
     } else {
         RELATIONS.push(relation.to_u32());
     }
 }
 
 /// Called by PostgreSQL; a hash value of 0 stands for the whole catalog.
-unsafe extern "C-unwind" fn catalog_changed(_arg: pg_sys::Datum, cache: i32, hash: u32) {
-    match cache.cast_unsigned() {
-        pg_sys::SysCacheIdentifier::TYPEOID if hash != 0 => return TYPES.push(hash),
-        pg_sys::SysCacheIdentifier::ENUMOID => ENUMS.store(true, Relaxed),
-        pg_sys::SysCacheIdentifier::REPLORIGIDENT => ORIGINS.store(true, Relaxed),
-        _ => EVERYTHING.store(true, Relaxed),
+fn type_changed(hash: u32) {
+    if hash == 0 {
+        note(&EVERYTHING);
+    } else {
+        TYPES.push(hash);
     }
-    PENDING.store(true, Relaxed);
 }

@@ -7,6 +7,7 @@ use braid_decoder::wal2json::{push_hex, push_integer, push_string, push_unsigned
 use pgrx::pg_sys;
 
 use super::column::{self, Tools, TypeFunction};
+use super::scratch::StreamMemory;
 use super::type_facts::TypeFacts;
 
 /// How a column's value is written.
@@ -40,18 +41,15 @@ pub(super) enum Quotes {
 
 impl Renderer {
     /// Choose for a column that is written as `declared`; functions keep their memory in `context`.
-    ///
-    /// # Safety
-    /// In a transaction with a snapshot for catalogs; `facts` are those of the type; `context` outlives the renderer.
-    pub(super) unsafe fn new(
+    /// In a transaction with a snapshot for catalogs; `facts` are those of the type.
+    pub(super) fn new(
         declared: pg_sys::Oid,
         facts: &TypeFacts,
         by_value: bool,
         numeric_as_string: bool,
-        context: pg_sys::MemoryContext,
+        context: StreamMemory,
     ) -> Self {
-        // SAFETY: as the caller says; the OID is that of the type's function.
-        let output = || unsafe { TypeFunction::new(facts.output, by_value, context) };
+        let output = || TypeFunction::new(facts.output, by_value, context);
         let quotes = if numeric_as_string {
             Quotes::Quoted
         } else {

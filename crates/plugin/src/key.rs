@@ -1,7 +1,11 @@
 //! Hashes a key's columns in their canonical form: values that are equal under the index have the same.
 
 use braid_decoder::{Fed, KeyHasher, KeyValues, Numeric};
-use braid_postgres::encoding;
+use braid_postgres::bytewise::Bytewise;
+use braid_postgres::plain;
+use braid_postgres::syscache;
+use braid_postgres::type_cache::CachedType;
+use braid_postgres::value::Value;
 use pgrx::pg_sys;
 
 use super::column::{self, Tools};
@@ -46,7 +50,8 @@ enum Form {
     CString,
     /// The type's own extended hash function, under the index's collation.
     Function {
-        info: *mut pg_sys::FmgrInfo,
+        cached: CachedType,
+        of: pg_sys::Oid,
         collation: pg_sys::Oid,
         by_value: bool,
     },
@@ -56,9 +61,8 @@ impl KeyColumn {
     /// The canonical form of `attribute`, which is of type `facts`, for an index with `family` and `collation`. `None` when
     /// there is no hash that agrees with that index's equality.
     ///
-    /// # Safety
     /// In a transaction with a snapshot for catalogs.
-    pub(super) unsafe fn new(
+    pub(super) fn new(
         attribute: usize,
         facts: &TypeFacts,
         by_value: bool,
@@ -66,44 +70,26 @@ impl KeyColumn {
     ) -> Option<Self> {
         let flags = pg_sys::TYPECACHE_BTREE_OPFAMILY | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
         let unwatched = Unwatched::enter();
-        // SAFETY: the entry lives as long as the process.
-        let cached = unsafe { &mut *pg_sys::lookup_type_cache(facts.oid, flags.cast_signed()) };
+        let cached = CachedType::find(facts.oid, flags);
         drop(unwatched);
         let pattern = PATTERN_FAMILIES.contains(&family);
-        if family != cached.btree_opf && !pattern {
+        if family != cached.btree_family() && !pattern {
             return None;
         }
-        // SAFETY: a catalog look-up in a transaction.
         let bytewise = pattern
             || collation == pg_sys::InvalidOid
-            || unsafe { pg_sys::get_collation_isdeterministic(collation) };
+            || plain::get_collation_isdeterministic(collation);
+        let known = Bytewise::of(facts.oid);
         let form = match facts.oid {
-            pg_sys::BOOLOID
-            | pg_sys::CHAROID
-            | pg_sys::INT2OID
-            | pg_sys::INT4OID
-            | pg_sys::INT8OID => Form::Signed,
-            pg_sys::OIDOID => Form::Unsigned,
+            _ if let Some(form) = known.and_then(|known| bytewise_form(known, bytewise)) => form,
             pg_sys::FLOAT4OID => Form::Float4,
             pg_sys::FLOAT8OID => Form::Float8,
             pg_sys::NUMERICOID => Form::Numeric,
-            pg_sys::DATEOID
-            | pg_sys::TIMEOID
-            | pg_sys::TIMESTAMPOID
-            | pg_sys::TIMESTAMPTZOID
-            | pg_sys::MONEYOID
-            | pg_sys::PG_LSNOID
-            | pg_sys::XID8OID
-            | pg_sys::MACADDROID
-            | pg_sys::MACADDR8OID
-            | pg_sys::UUIDOID => Form::Fixed,
-            pg_sys::TEXTOID | pg_sys::VARCHAROID if bytewise => Form::Content,
             pg_sys::BPCHAROID if bytewise => Form::Padded,
-            pg_sys::BYTEAOID => Form::Content,
-            pg_sys::NAMEOID if bytewise => Form::CString,
             _ if facts.kind == pg_sys::TYPTYPE_ENUM => Form::Unsigned,
-            _ if cached.hash_extended_proc != pg_sys::InvalidOid => Form::Function {
-                info: &raw mut cached.hash_extended_proc_finfo,
+            _ if cached.hash_function() != pg_sys::InvalidOid => Form::Function {
+                cached,
+                of: facts.oid,
                 collation,
                 by_value,
             },
@@ -112,8 +98,7 @@ impl KeyColumn {
         let comparison = if bytewise {
             String::new()
         } else {
-            // SAFETY: as the caller says; the name is in the current memory context.
-            unsafe { encoding::from_server(pg_sys::get_collation_name(collation)) }
+            syscache::utf8_or_empty(syscache::collation_name(collation))
         };
         Some(Self {
             attribute,
@@ -150,19 +135,32 @@ impl KeyColumn {
             }),
             Form::CString => hasher.bytes(column::until_zero(bytes)),
             Form::Function {
-                info,
+                cached,
+                of,
                 collation,
                 by_value,
             } => {
-                let value = column::to_datum(bytes, *by_value);
-                // SAFETY: the type's own hash function and a value of the type; a seed of 0 is the plain hash.
-                let hash = tools.scratch.run(|| unsafe {
-                    pg_sys::FunctionCall2Coll(*info, *collation, value, pg_sys::Datum::from(0_i64))
-                });
-                hasher.word(hash.value() as u64);
+                // SAFETY: the bytes are a value of the type, as it is stored.
+                let value = unsafe { Value::of_type(*of, column::to_datum(bytes, *by_value)) };
+                let hash = tools.scratch.run(|| cached.hash(*collation, value));
+                hasher.word(hash.unwrap_or(0));
             }
         }
     }
+}
+
+/// The form of a type whose values are equal exactly if their bytes are; `None` if the index's
+/// collation compares them otherwise.
+fn bytewise_form(known: Bytewise, by_bytes: bool) -> Option<Form> {
+    Some(match known {
+        Bytewise::Integer => Form::Signed,
+        Bytewise::Oid => Form::Unsigned,
+        Bytewise::Fixed => Form::Fixed,
+        Bytewise::Bytes => Form::Content,
+        Bytewise::Characters if by_bytes => Form::Content,
+        Bytewise::Name if by_bytes => Form::CString,
+        Bytewise::Characters | Bytewise::Name => return None,
+    })
 }
 
 /// Bits of a float: zero has no sign, and all NaNs are equal.
@@ -179,7 +177,7 @@ fn canonical(value: f64) -> u64 {
 
 /// A row's keys.
 pub(super) struct RowKeys<'r> {
-    pub(super) row: &'r Row,
+    pub(super) row: Row<'r>,
     pub(super) columns: &'r [KeyColumn],
     pub(super) tools: &'r Tools,
 }

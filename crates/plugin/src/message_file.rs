@@ -2,14 +2,14 @@
 //!
 //! It counts against `temp_file_limit`, is not bound to a transaction, and goes with this value, or with the process.
 
-use braid_postgres::compat;
-use braid_postgres::error::{self, PgError};
-use pgrx::pg_sys;
+use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::error::PgError;
+use braid_postgres::temporary_file::TemporaryFile;
 
 /// What was written of a message.
 #[derive(Debug)]
 pub(super) struct MessageFile {
-    file: pg_sys::File,
+    file: TemporaryFile,
     length: u64,
 }
 
@@ -17,8 +17,7 @@ impl MessageFile {
     /// An empty one.
     pub(super) fn create() -> Self {
         Self {
-            // SAFETY: a file that is not bound to a transaction; errors unwind.
-            file: unsafe { pg_sys::OpenTemporaryFile(true) },
+            file: TemporaryFile::create(),
             length: 0,
         }
     }
@@ -30,56 +29,23 @@ impl MessageFile {
 
     /// Append some.
     pub(super) fn append(&mut self, bytes: &[u8]) {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let (file, end) = (self.file, self.length);
-            // PostgreSQL raises that it would be too large before it has done anything.
-            let written = match error::catch(|| compat::file_write(file, rest, end)) {
-                Ok(Some(written)) if written > 0 => written,
-                Ok(_) => failed("write"),
-                Err(error) if error.sqlstate == "53400" => PgError::new(
-                    "53400",
-                    "a message to the client does not fit into temporary files",
-                )
-                .with_detail(error.message)
-                .with_hint("Set the option \"max-message-size\" to less, or raise temp_file_limit.")
-                .raise(),
-                Err(error) => error.raise(),
-            };
-            self.length += written as u64;
-            rest = rest.get(written..).unwrap_or_default();
+        match self.file.write(bytes, self.length) {
+            Ok(()) => self.length += bytes.len() as u64,
+            Err(error) if error.sqlstate == SqlState::ConfigurationLimitExceeded => PgError::new(
+                SqlState::ConfigurationLimitExceeded,
+                "a message to the client does not fit into temporary files",
+            )
+            .with_detail(error.message)
+            .with_hint("Set the option \"max-message-size\" to less, or raise temp_file_limit.")
+            .raise(),
+            Err(error) => error.raise(),
         }
     }
 
     /// Read what is at `place`, as many bytes as there is room for.
     pub(super) fn read(&self, place: usize, bytes: &mut [u8]) {
-        let mut place = place as u64;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let count = match compat::file_read(self.file, rest, place) {
-                Some(0) => PgError::new("58030", "a temporary file is too short").raise(),
-                Some(count) => count,
-                None => failed("read"),
-            };
-            place += count as u64;
-            rest = rest.get_mut(count..).unwrap_or_default();
-        }
-    }
-}
-
-fn failed(what: &str) -> ! {
-    let reason = std::io::Error::last_os_error();
-    PgError::new("58030", format!("could not {what} a temporary file"))
-        .with_detail(reason.to_string())
-        .raise()
-}
-
-impl Drop for MessageFile {
-    /// While an error unwinds it is left to the end of the process.
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: the file is open, and is not used after this.
-            unsafe { pg_sys::FileClose(self.file) };
+        if let Err(error) = self.file.read(bytes, place as u64) {
+            error.raise();
         }
     }
 }

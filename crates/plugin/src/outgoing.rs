@@ -9,14 +9,14 @@
 //! pieces (`bulk`): its memory does not grow with a message. An SQL function returns a message as one value, so there it is gathered in the
 //! context's buffer.
 
-use braid_postgres::ffi;
-use pgrx::pg_sys;
+use braid_postgres::decoding::Context;
+use braid_postgres::ffi::Client;
+use braid_postgres::plain;
 
 use super::bulk::{self, Body};
-use super::format::Context;
+use super::delivery::write_message;
 use super::message_file::MessageFile;
 use super::paced::Pacing;
-use super::stream::write_message;
 
 /// How much is kept in the buffer before it goes to the context's own.
 const MOVED_BYTES: usize = 64 << 10;
@@ -38,12 +38,13 @@ enum Reader {
     Function,
     /// A walsender's client.
     Client {
+        client: Client,
         /// Large messages can be sent in pieces.
         in_pieces: bool,
     },
 }
 
-/// The message in hand.
+/// The message in hand. All methods that take a context run in a callback that may write.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     buffer: Vec<u8>,
@@ -95,61 +96,49 @@ impl Outgoing {
     }
 
     /// A piece is whole, and more will follow.
-    ///
-    /// # Safety
-    /// `ctx` is valid, in a callback that may write.
     #[inline]
-    pub(super) unsafe fn keep(&mut self, ctx: Context) {
+    pub(super) fn keep(&mut self, ctx: Context<'_>) {
         if self.elsewhere() + self.buffer.len() > self.limit {
-            // SAFETY: as the caller says.
-            unsafe { self.cut(ctx) };
+            self.cut(ctx);
         } else if self.buffer.len() >= self.room {
-            // SAFETY: as the caller says.
-            unsafe { self.make_room(ctx) };
+            self.make_room(ctx);
         }
         self.whole = self.buffer.len();
     }
 
     /// Send what was whole before the last piece; that one starts the next message.
     #[cold]
-    unsafe fn cut(&mut self, ctx: Context) {
+    fn cut(&mut self, ctx: Context<'_>) {
         self.pacing.release();
-        // SAFETY: as the caller says.
-        unsafe {
-            if self.elsewhere() + self.whole > 0 {
-                self.write(ctx, self.whole);
-            }
+        if self.elsewhere() + self.whole > 0 {
+            self.write(ctx, self.whole);
         }
     }
 
     /// Take what is gathered out of the buffer.
     #[cold]
-    unsafe fn make_room(&mut self, ctx: Context) {
-        // SAFETY: as the caller says.
-        unsafe {
-            self.learn(ctx);
-            if self.buffer.len() >= self.room {
-                self.move_out(ctx, self.buffer.len());
-            }
+    fn make_room(&mut self, ctx: Context<'_>) {
+        self.learn(ctx);
+        if self.buffer.len() >= self.room {
+            self.move_out(ctx, self.buffer.len());
         }
     }
 
     /// Move bytes into the file or into the context's buffer.
-    unsafe fn move_out(&mut self, ctx: Context, len: usize) {
+    fn move_out(&mut self, ctx: Context<'_>, len: usize) {
         let bytes = self.buffer.get(..len).unwrap_or_default();
-        if self.reader == (Reader::Client { in_pieces: true }) {
+        if let Reader::Client {
+            in_pieces: true, ..
+        } = self.reader
+        {
             self.file
                 .get_or_insert_with(MessageFile::create)
                 .append(bytes);
         } else {
-            // SAFETY: as the caller says; the output buffer is the context's.
-            unsafe {
-                if self.moved == 0 {
-                    pg_sys::OutputPluginPrepareWrite(ctx, true);
-                }
-                let count = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-                pg_sys::appendBinaryStringInfo((*ctx).out, bytes.as_ptr().cast(), count);
+            if self.moved == 0 {
+                ctx.prepare_write(true);
             }
+            ctx.append(bytes);
             self.moved += len;
         }
         self.take(len);
@@ -165,58 +154,46 @@ impl Outgoing {
 
     /// Send what is elsewhere and the first bytes of the buffer as one message.
     #[cold]
-    unsafe fn write(&mut self, ctx: Context, len: usize) {
-        // SAFETY: as the caller says. The context's buffer is its own, and nothing in it is needed after it was written.
-        unsafe {
-            self.learn(ctx);
-            if self.elsewhere() == 0 {
-                write_message(ctx, self.buffer.get(..len).unwrap_or_default(), true);
-                self.take(len);
+    fn write(&mut self, ctx: Context<'_>, len: usize) {
+        self.learn(ctx);
+        if self.elsewhere() == 0 {
+            write_message(ctx, self.buffer.get(..len).unwrap_or_default(), true);
+            self.take(len);
+        } else {
+            self.move_out(ctx, len);
+            if let Some(file) = &self.file {
+                ctx.prepare_write(true);
+                bulk::write(ctx, Body::File(file), true);
+                self.file = None;
             } else {
-                self.move_out(ctx, len);
-                if let Some(file) = &self.file {
-                    pg_sys::OutputPluginPrepareWrite(ctx, true);
-                    bulk::write(ctx, Body::File(file), true);
-                    self.file = None;
-                } else {
-                    pg_sys::OutputPluginWrite(ctx, true);
-                    self.moved = 0;
-                }
-            }
-            let out = &mut *(*ctx).out;
-            if out.maxlen > KEPT_BYTES {
-                pg_sys::resetStringInfo(out);
-                let kept = pg_sys::Size::try_from(KEPT_BYTES).unwrap_or_default();
-                out.data = pg_sys::repalloc(out.data.cast(), kept).cast();
-                out.maxlen = KEPT_BYTES;
+                ctx.write(true);
+                self.moved = 0;
             }
         }
+        // Nothing in the context's buffer is needed after it was written.
+        ctx.shrink(KEPT_BYTES);
     }
 
     /// The message is whole, and a small one may wait for others to be sent.
-    ///
-    /// # Safety
-    /// `ctx` is valid, in a callback that may write.
     #[inline]
-    pub(super) unsafe fn queue(&mut self, ctx: Context) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let queued = self.queued + self.buffer.len();
-            let is_small = queued <= QUEUED_BYTES && self.elsewhere() == 0;
-            if !is_small || !matches!(self.reader, Reader::Client { .. }) {
-                self.send(ctx);
-                return;
-            }
-            let position = (*ctx).write_location.to_be_bytes();
-            let now = pg_sys::GetCurrentTimestamp().to_be_bytes();
-            self.message.clear();
-            self.message.push(b'w');
-            for field in [position, position, now] {
-                self.message.extend_from_slice(&field);
-            }
-            self.message.extend_from_slice(&self.buffer);
-            ffi::pq_putmessage_noblock(b'd', &self.message);
+    pub(super) fn queue(&mut self, ctx: Context<'_>) {
+        let queued = self.queued + self.buffer.len();
+        let is_small = queued <= QUEUED_BYTES && self.elsewhere() == 0;
+        let Reader::Client { client, .. } = self.reader else {
+            return self.send(ctx);
+        };
+        if !is_small {
+            return self.send(ctx);
         }
+        let position = ctx.write_location().to_be_bytes();
+        let now = plain::GetCurrentTimestamp().to_be_bytes();
+        self.message.clear();
+        self.message.push(b'w');
+        for field in [position, position, now] {
+            self.message.extend_from_slice(&field);
+        }
+        self.message.extend_from_slice(&self.buffer);
+        client.put_message_noblock(b'd', &self.message);
         self.pacing.hold();
         self.queued += self.buffer.len();
         self.buffer.clear();
@@ -224,40 +201,33 @@ impl Outgoing {
     }
 
     /// What a message that was just prepared looks like tells who reads it.
-    unsafe fn learn(&mut self, ctx: Context) {
+    fn learn(&mut self, ctx: Context<'_>) {
         if self.reader != Reader::Unknown {
             return;
         }
-        // SAFETY: as the caller of all methods says; nothing is in the context's buffer before this is known.
-        unsafe {
-            pg_sys::OutputPluginPrepareWrite(ctx, true);
-            self.reader = if bulk::is_for_client(ctx) {
+        // Nothing is in the context's buffer before this is known.
+        ctx.prepare_write(true);
+        self.reader = match Client::of_process() {
+            Some(client) if bulk::is_for_client(ctx) => {
                 let in_pieces = bulk::is_possible(ctx);
                 if in_pieces {
                     self.room = GATHERED_BYTES;
                 }
-                Reader::Client { in_pieces }
-            } else {
-                Reader::Function
-            };
-        }
+                Reader::Client { client, in_pieces }
+            }
+            _ => Reader::Function,
+        };
     }
 
     /// The message is whole: send it.
-    ///
-    /// # Safety
-    /// `ctx` is valid, in a callback that may write.
     #[inline]
-    pub(super) unsafe fn send(&mut self, ctx: Context) {
-        // SAFETY: as the caller says.
-        unsafe {
-            self.queued = 0;
-            self.pacing.release();
-            if self.elsewhere() + self.buffer.len() > self.limit {
-                self.cut(ctx);
-            }
-            self.write(ctx, self.buffer.len());
+    pub(super) fn send(&mut self, ctx: Context<'_>) {
+        self.queued = 0;
+        self.pacing.release();
+        if self.elsewhere() + self.buffer.len() > self.limit {
+            self.cut(ctx);
         }
+        self.write(ctx, self.buffer.len());
         self.whole = 0;
     }
 }

@@ -10,15 +10,12 @@
 //! The walsender's flushes go through functions of ours ([`super::turn`]), which do nothing while flushes wait; a blocking flush (errors, the
 //! end of the stream) never does.
 
-use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use braid_postgres::ffi;
-use pgrx::pg_sys;
+use braid_postgres::decoding::{Context, Transaction};
+use braid_postgres::ffi::Client;
 
-use super::format::Context;
-use super::page_read::{PageRead, Wanted, is_long};
-use crate::callbacks::state;
+use super::page_read::{PageRead, before, is_long, page_reader};
 
 /// Flushes wait.
 static WAITING: AtomicBool = AtomicBool::new(false);
@@ -38,13 +35,10 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// Flushes can wait from here on. Only a walsender has any.
-    ///
-    /// # Safety
-    /// `ctx` is valid, and this is its format's; in the startup callback.
-    pub(super) unsafe fn enter(&mut self, ctx: Context) {
-        // SAFETY: as the caller says.
-        if self.on || !unsafe { self.pages.install(ctx, read_page) } {
+    /// Flushes can wait from here on. Only a walsender has any. In the startup callback of `ctx`,
+    /// of whose format this is.
+    pub(super) fn enter(&mut self, ctx: Context<'_>) {
+        if self.on || !self.pages.install(ctx, read_page) {
             return;
         }
         WAITING.store(false, Relaxed);
@@ -67,11 +61,11 @@ impl Pacing {
     }
 
     /// Let go of what is held before a transaction that takes long to go through.
-    pub(super) fn release_before(&mut self, next: &pg_sys::ReorderBufferTXN) {
+    pub(super) fn release_before(&mut self, next: Transaction<'_>) {
         if is_long(next) && WAITING.load(Relaxed) {
             self.release();
-            // SAFETY: this process has a client.
-            unsafe { ffi::pq_flush_if_writable() };
+            // If the client is gone, the next who writes finds out too.
+            let _ = Client::of_process().is_some_and(Client::flush_if_writable);
         }
     }
 }
@@ -86,31 +80,15 @@ impl Drop for Pacing {
     }
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn read_page(
-    reader: *mut pg_sys::XLogReaderState,
-    page: pg_sys::XLogRecPtr,
-    length: c_int,
-    record: pg_sys::XLogRecPtr,
-    buffer: *mut c_char,
-) -> c_int {
-    let wanted = Wanted {
-        reader,
-        page,
-        length,
-        record,
-        buffer,
-    };
-    // SAFETY: called by the WAL reader of a decoding context, whose private data is that context, outside of the plugin's
-    // callbacks; the original function is called as it would have been, and flushes itself before it waits.
-    unsafe {
-        let ctx = (*reader).private_data.cast();
-        let Some(pacing) = state(ctx).and_then(|format| format.paced()) else {
-            return -1;
-        };
+page_reader!(read_page, |ctx, wanted| before(
+    ctx,
+    wanted,
+    |format, wanted| {
+        let pacing = format.paced()?;
+        // The original function flushes itself before it waits.
         if WAITING.load(Relaxed) && (!wanted.is_there() || pacing.pages.is_overdue()) {
             pacing.release();
         }
-        pacing.pages.read(wanted)
+        Some(pacing.pages)
     }
-}
+));

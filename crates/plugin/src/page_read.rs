@@ -7,81 +7,110 @@
 use std::ffi::{c_char, c_int};
 use std::time::{Duration, Instant};
 
+use braid_postgres::decoding::{Context, Transaction};
+use braid_postgres::{plain, wal};
 use pgrx::pg_sys;
 
-use super::format::Context;
+use super::format::Format;
+use crate::callbacks::with_state;
 
 /// The longest that something is held while there is WAL to read.
 const HELD_FOR: Duration = Duration::from_millis(5);
 /// Before a transaction with more changes than this is gone through, what is held is let go.
 const LONG_TRANSACTION: u64 = 200;
 
+/// A function that reads a page: `XLogPageReadCB` of src/include/access/xlogreader.h, 18.
+pub(super) type ReadPage = unsafe extern "C-unwind" fn(
+    *mut pg_sys::XLogReaderState,
+    pg_sys::XLogRecPtr,
+    c_int,
+    pg_sys::XLogRecPtr,
+    *mut c_char,
+) -> c_int;
+
 /// The original function, and since when something is held.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PageRead {
     /// As the WAL reader was given it.
     original: pg_sys::XLogPageReadCB,
     since: Option<Instant>,
 }
 
-/// What a page is read with: the arguments of `XLogPageReadCB` of src/include/access/xlogreader.h, 18.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
-    pub(super) reader: *mut pg_sys::XLogReaderState,
-    pub(super) page: pg_sys::XLogRecPtr,
-    pub(super) length: c_int,
-    pub(super) record: pg_sys::XLogRecPtr,
-    pub(super) buffer: *mut c_char,
+/// Declares a function that stands in front of the one with which a walsender's WAL reader reads a
+/// page. The work is given the context and what is wanted, outside of the plugin's callbacks.
+macro_rules! page_reader {
+    ($name:ident, $work:expr) => {
+        #[pgrx::pg_guard]
+        unsafe extern "C-unwind" fn $name(
+            reader: *mut pgrx::pg_sys::XLogReaderState,
+            page: pgrx::pg_sys::XLogRecPtr,
+            length: std::ffi::c_int,
+            record: pgrx::pg_sys::XLogRecPtr,
+            buffer: *mut std::ffi::c_char,
+        ) -> std::ffi::c_int {
+            let work: fn(Context<'_>, $crate::page_read::Wanted) -> std::ffi::c_int = $work;
+            // SAFETY: called by the WAL reader of a decoding context, whose private data is that
+            // context, with what a page is to be read with.
+            let (ctx, wanted) = unsafe {
+                let ctx = Context::from_ptr((*reader).private_data.cast());
+                let wanted = (reader, page, length, record, buffer);
+                (ctx, $crate::page_read::Wanted::new(wanted))
+            };
+            work(ctx, wanted)
+        }
+    };
 }
+
+pub(super) use page_reader;
+
+/// Has the stream let go of what it holds, if it is to, and reads the page.
+pub(super) fn before(
+    ctx: Context<'_>,
+    wanted: Wanted,
+    work: impl FnOnce(&mut dyn Format, &Wanted) -> Option<PageRead>,
+) -> c_int {
+    let pages = with_state(ctx, |format| work(format, &wanted)).flatten();
+    pages.map_or(-1, |pages| pages.read(wanted))
+}
+
+/// The arguments of `XLogPageReadCB` of src/include/access/xlogreader.h, 18.
+type Arguments = (
+    *mut pg_sys::XLogReaderState,
+    pg_sys::XLogRecPtr,
+    c_int,
+    pg_sys::XLogRecPtr,
+    *mut c_char,
+);
+
+/// A page that PostgreSQL wants to be read now, once.
+#[derive(Debug)]
+pub(super) struct Wanted(Arguments);
 
 impl PageRead {
     /// Put `ours` in front. False where that is not possible: only a walsender's output can wait, the SQL functions end when there is
-    /// no more WAL.
-    ///
-    /// # Safety
-    /// `ctx` is valid, in the startup callback.
-    pub(super) unsafe fn install(
-        &mut self,
-        ctx: Context,
-        ours: unsafe extern "C-unwind" fn(
-            *mut pg_sys::XLogReaderState,
-            pg_sys::XLogRecPtr,
-            c_int,
-            pg_sys::XLogRecPtr,
-            *mut c_char,
-        ) -> c_int,
-    ) -> bool {
-        // SAFETY: as the caller says; the reader was made before the plugin was started, and is the context's own.
-        unsafe {
-            if !pg_sys::am_walsender || (*ctx).reader.is_null() {
-                return false;
-            }
-            let routine = &mut (*(*ctx).reader).routine;
-            self.original = routine.page_read;
-            routine.page_read = Some(ours);
+    /// no more WAL. In the startup callback.
+    pub(super) fn install(&mut self, ctx: Context<'_>, ours: ReadPage) -> bool {
+        if !plain::am_walsender() {
+            return false;
         }
+        // SAFETY: the context is valid. Its reader is null, or its own, made before the plugin was
+        // started, and nobody holds a reference to it.
+        let Some(reader) = (unsafe { (*ctx.as_ptr()).reader.as_mut() }) else {
+            return false;
+        };
+        self.original = reader.routine.page_read.replace(ours);
         true
     }
 
     /// Read the page as the original function does.
-    ///
-    /// # Safety
-    /// With the arguments that PostgreSQL gave.
-    pub(super) unsafe fn read(&self, wanted: Wanted) -> c_int {
-        match self.original {
-            // SAFETY: as the caller says.
-            Some(original) => unsafe {
-                pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                    original(
-                        wanted.reader,
-                        wanted.page,
-                        wanted.length,
-                        wanted.record,
-                        wanted.buffer,
-                    )
-                })
-            },
-            None => -1,
+    pub(super) fn read(&self, Wanted((reader, page, length, record, buffer)): Wanted) -> c_int {
+        let Some(original) = self.original else {
+            return -1;
+        };
+        // SAFETY: the arguments are PostgreSQL's, in the call that it has made, and the function is
+        // the one that it would have called.
+        unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| original(reader, page, length, record, buffer))
         }
     }
 
@@ -98,30 +127,22 @@ impl PageRead {
 }
 
 impl Wanted {
+    /// A page that is wanted.
+    ///
+    /// # Safety
+    /// PostgreSQL has given these arguments to the function that runs, which reads the page.
+    pub(super) unsafe fn new(arguments: Arguments) -> Self {
+        Self(arguments)
+    }
+
     /// Whether the server has the WAL that is wanted, for a walsender to read.
     pub(super) fn is_there(&self) -> bool {
-        is_there(self.page, self.length)
-    }
-}
-
-/// Whether the server has this page of WAL up to `length` bytes, for decoding to read.
-pub fn is_there(page: pg_sys::XLogRecPtr, length: c_int) -> bool {
-    page.saturating_add(u64::try_from(length).unwrap_or(0)) <= readable_end()
-}
-
-/// Up to where the server has WAL for decoding to read.
-pub(super) fn readable_end() -> pg_sys::XLogRecPtr {
-    // SAFETY: reads of shared memory.
-    unsafe {
-        if pg_sys::RecoveryInProgress() {
-            pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())
-        } else {
-            pg_sys::GetFlushRecPtr(std::ptr::null_mut())
-        }
+        let (_, page, length, ..) = self.0;
+        wal::has_page(page, length)
     }
 }
 
 /// Whether what is held is to be let go before this transaction, which takes long to go through.
-pub(super) fn is_long(next: &pg_sys::ReorderBufferTXN) -> bool {
+pub(super) fn is_long(next: Transaction<'_>) -> bool {
     next.nentries > LONG_TRANSACTION
 }

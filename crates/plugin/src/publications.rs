@@ -1,42 +1,30 @@
 //! The decoder's [`Catalog`] over PostgreSQL's catalogs.
 
-use std::ffi::CStr;
-
 use braid_decoder::{Actions, Catalog, Error, GeneratedColumns, Publication, Result};
-use braid_postgres::{compat, encoding, ffi};
+use braid_postgres::relation::Described;
+use braid_postgres::{compat, encoding, syscache};
 use pgrx::pg_sys;
-
-/// Attribute numbers of pg_publication_rel (src/include/catalog/pg_publication_rel.h, 15 to 18).
-const ANUM_PRQUAL: i16 = 4;
-/// See [`ANUM_PRQUAL`].
-const ANUM_PRATTRS: i16 = 5;
 
 /// Load publications by name.
 ///
 /// # Errors
 /// [`Error::MissingPublication`], under 16 to 18 as under 15, although the plugin of 18 only warns: a subscriber that asks for
 /// a publication and silently gets nothing has lost changes.
-///
-/// # Safety
 /// In a transaction with a snapshot for catalogs.
-pub(super) unsafe fn load(names: &[String]) -> Result<Vec<Publication>> {
+pub(super) fn load(names: &[String]) -> Result<Vec<Publication>> {
     let mut publications = Vec::with_capacity(names.len());
     for name in names {
         let missing = || Error::MissingPublication(name.clone());
         let server_name = encoding::to_server(name).ok_or_else(missing)?;
-        // SAFETY: as the caller says; null when it is missing.
-        let found = unsafe { pg_sys::GetPublicationByName(server_name.as_ptr(), true) };
-        if found.is_null() {
-            return Err(missing());
-        }
-        // SAFETY: not null, so a publication in the current memory context.
-        let (publication, actions, generated) = unsafe {
-            (
-                &*found,
-                &(*found).pubactions,
-                compat::publishes_generated(found),
-            )
+        // SAFETY: null when it is missing, else a publication in the current memory context.
+        let found = unsafe {
+            pg_sys::GetPublicationByName(server_name.as_ptr(), true)
+                .cast_const()
+                .as_ref()
         };
+        let publication = found.ok_or_else(missing)?;
+        let actions = &publication.pubactions;
+        let generated = compat::publishes_generated(publication);
         publications.push(Publication {
             oid: publication.oid.to_u32(),
             all_tables: publication.alltables,
@@ -63,133 +51,91 @@ pub(super) struct Catalogs {
 }
 
 impl Catalogs {
-    /// # Safety
     /// For as long as the value lives: in a transaction with a snapshot for catalogs, and a current memory context that is
     /// freed soon.
-    pub(super) unsafe fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { _private: () }
     }
 }
 
-/// OIDs of a list.
-///
-/// # Safety
-/// `list` is null or a list of OIDs.
-pub unsafe fn oids(list: *const pg_sys::List) -> Vec<u32> {
-    if list.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: a list has `length` cells, of OIDs as the caller says.
-    unsafe {
-        let len = usize::try_from((*list).length).unwrap_or_default();
-        let cells = std::slice::from_raw_parts((*list).elements, len);
-        cells.iter().map(|cell| cell.oid_value.to_u32()).collect()
-    }
+fn numbers(oids: Vec<pg_sys::Oid>) -> Vec<u32> {
+    oids.into_iter().map(pg_sys::Oid::to_u32).collect()
 }
 
 impl Catalog for Catalogs {
     fn table_publications(&mut self, relation: u32) -> Vec<u32> {
-        // SAFETY: what `new` asks for.
-        unsafe { oids(pg_sys::GetRelationPublications(relation.into())) }
+        numbers(syscache::publications_of_table(relation.into()))
+    }
+
+    fn excluding_publications(&mut self, relation: u32) -> Vec<u32> {
+        numbers(syscache::publications_without(relation.into()))
     }
 
     fn schema_publications(&mut self, relation: u32) -> Vec<u32> {
-        // SAFETY: what `new` asks for.
-        unsafe {
-            oids(pg_sys::GetSchemaPublications(pg_sys::get_rel_namespace(
-                relation.into(),
-            )))
-        }
+        numbers(syscache::publications_of_schema(relation.into()))
     }
 
     fn ancestors(&mut self, relation: u32) -> Vec<u32> {
-        // SAFETY: what `new` asks for.
-        unsafe { oids(ffi::get_partition_ancestors(relation.into())) }
+        numbers(syscache::ancestors(relation.into()))
     }
 
     fn name(&mut self, relation: u32) -> (String, String) {
-        // SAFETY: what `new` asks for.
-        unsafe {
-            let namespace = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(relation.into()));
-            let name = pg_sys::get_rel_name(relation.into());
-            (
-                encoding::from_server(namespace),
-                encoding::from_server(name),
-            )
-        }
+        syscache::relation_name(relation.into())
     }
 
     fn column_list(&mut self, publication: u32, relation: u32) -> Option<Vec<i16>> {
-        let list = ANUM_PRATTRS;
-        // SAFETY: what `new` asks for; prattrs is an int2vector. The bitmap set is in the current memory context.
-        unsafe {
-            let datum = publication_rel(publication, relation, list)?;
-            let columns =
-                pg_sys::pub_collist_to_bitmapset(std::ptr::null_mut(), datum, std::ptr::null_mut());
-            let mut numbers = Vec::new();
-            let mut member = pg_sys::bms_next_member(columns, -1);
-            while member >= 0 {
-                numbers.extend(i16::try_from(member).ok());
-                member = pg_sys::bms_next_member(columns, member);
-            }
-            Some(numbers)
-        }
+        let list = compat::ANUM_PRATTRS;
+        // An int2vector: its elements are behind its header.
+        let vector = publication_rel(publication, relation, list)?;
+        let (elements, _) = vector.get(VECTOR_HEAD..)?.as_chunks::<2>();
+        let mut numbers: Vec<i16> = elements
+            .iter()
+            .map(|raw| i16::from_ne_bytes(*raw))
+            .collect();
+        numbers.sort_unstable();
+        Some(numbers)
     }
 
     fn row_filter(&mut self, publication: u32, relation: u32) -> Option<String> {
-        let filter = ANUM_PRQUAL;
-        // SAFETY: what `new` asks for; prqual is a pg_node_tree, which is text. It stays in the server's encoding, in which it
-        // is read back; node trees are ASCII but for constants of user types, which they hold as numbers.
-        unsafe {
-            let datum = publication_rel(publication, relation, filter)?;
-            let text = pg_sys::text_to_cstring(datum.cast_mut_ptr());
-            Some(CStr::from_ptr(text).to_string_lossy().into_owned())
-        }
+        let filter = compat::ANUM_PRQUAL;
+        // The text stays in the server's encoding, in which it is read back. Node trees are ASCII,
+        // but for constants of user types, which they hold as numbers.
+        let text = publication_rel(publication, relation, filter)?;
+        Some(String::from_utf8_lossy(&text).into_owned())
     }
 
     fn all_columns(&mut self, relation: u32, generated: GeneratedColumns) -> (Vec<i16>, bool) {
-        // SAFETY: what `new` asks for; the relation is closed after its last use.
-        unsafe {
-            let relation = pg_sys::RelationIdGetRelation(relation.into());
-            if relation.is_null() {
-                return (Vec::new(), false);
+        let Some(relation) = Described::find(relation.into()) else {
+            return (Vec::new(), false);
+        };
+        let (mut columns, mut any_stored) = (Vec::new(), false);
+        for attribute in relation.view().descriptor().iter() {
+            if attribute.is_dropped() {
+                continue;
             }
-            let descriptor = (*relation).rd_att;
-            let natts = usize::try_from((*descriptor).natts).unwrap_or_default();
-            let (mut columns, mut any_stored) = (Vec::with_capacity(natts), false);
-            for index in 0..natts {
-                let attribute = &*compat::TupleDescAttr(descriptor, index);
-                let kind = attribute.attgenerated.cast_unsigned();
-                if attribute.attisdropped {
-                    continue;
-                }
-                any_stored |= kind == pg_sys::ATTRIBUTE_GENERATED_STORED;
-                let sent = kind == 0
-                    || (kind == pg_sys::ATTRIBUTE_GENERATED_STORED
-                        && generated == GeneratedColumns::Stored);
-                if sent {
-                    columns.push(attribute.attnum);
-                }
+            any_stored |= attribute.is_stored_generated();
+            let sent = !attribute.is_generated()
+                || (attribute.is_stored_generated() && generated == GeneratedColumns::Stored);
+            if sent {
+                columns.push(attribute.number());
             }
-            pg_sys::RelationClose(relation);
-            (columns, any_stored)
         }
+        (columns, any_stored)
     }
 }
 
-/// One attribute of a row of pg_publication_rel, copied; `None` when the row is not there or the attribute is null.
-///
-/// # Safety
-/// In a transaction with a snapshot for catalogs.
-unsafe fn publication_rel(
-    publication: u32,
-    relation: u32,
-    attribute: i16,
-) -> Option<pg_sys::Datum> {
-    let cache = pg_sys::SysCacheIdentifier::PUBLICATIONRELMAP.cast_signed();
+/// Bytes of an int2vector's header behind its length: `ndim`, `dataoffset`, `elemtype`, `dim1` and
+/// `lbound1` of src/include/c.h, 15 to 18.
+const VECTOR_HEAD: usize = 20;
+
+/// The content of one attribute of a row of pg_publication_rel, without its header; `None` when the
+/// row is not there or the attribute is null. In a transaction with a snapshot for catalogs.
+fn publication_rel(publication: u32, relation: u32, attribute: i16) -> Option<Vec<u8>> {
+    let cache = compat::cache_number(pg_sys::SysCacheIdentifier::PUBLICATIONRELMAP);
     let relation = pg_sys::Oid::from(relation);
     let publication = pg_sys::Oid::from(publication);
-    // SAFETY: as the caller says; the value is copied before the row is released.
+    // SAFETY: the cache takes both OIDs. The attributes that are asked for are of variable length;
+    // the value is copied before the row is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache2(cache, relation.into(), publication.into());
         if tuple.is_null() {
@@ -197,9 +143,11 @@ unsafe fn publication_rel(
         }
         let mut is_null = false;
         let datum = pg_sys::SysCacheGetAttr(cache, tuple, attribute, &raw mut is_null);
-        let copy = (!is_null)
-            .then(|| pg_sys::Datum::from(pg_sys::pg_detoast_datum_copy(datum.cast_mut_ptr())));
+        let content = (!is_null).then(|| {
+            let packed = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+            pgrx::varlena_to_byte_slice(packed).to_vec()
+        });
         pg_sys::ReleaseSysCache(tuple);
-        copy
+        content
     }
 }

@@ -10,7 +10,7 @@ pub(super) fn raise(error: &Error) -> ! {
     let (code, hint) = match error {
         Error::UnknownOption(_) => (
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            "Valid options are \"format\", \"proto_version\", \"publication_names\", \"origin\", \"node\", \"messages\", \"replaced_versions\", \"streaming\", \"two_phase\" and \"unprepared\"; with format \"gir\" also \"join_transactions\"; with format \"gir-json\" also \"schema\", \"keys\" and \"include-unchanged-toast\".",
+            "Valid options are \"format\", \"proto_version\", \"publication_names\", \"origin\", \"node\", \"messages\", \"replaced_versions\", \"streaming\", \"two_phase\", \"unprepared\" and \"ddl\"; with format \"gir\" also \"join_transactions\"; with format \"gir-json\" also \"schema\", \"keys\" and \"include-unchanged-toast\".",
         ),
         Error::MissingOption("proto_version") | Error::UnsupportedVersion(_) => (
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,

@@ -17,8 +17,8 @@ pub struct RowChange<'c> {
     pub compiled: &'c Compiled,
     pub tools: &'c Tools,
     pub operation: Operation,
-    pub old: Option<&'c Row>,
-    pub new: Option<&'c Row>,
+    pub old: Option<Row<'c>>,
+    pub new: Option<Row<'c>>,
 }
 
 impl RowChange<'_> {
@@ -99,7 +99,7 @@ impl RowChange<'_> {
     fn put_new(
         &self,
         image: &mut ImageWriter<'_>,
-        fallback: Option<&Row>,
+        fallback: Option<Row<'_>>,
     ) -> braid_gir::Result<()> {
         let Some(new) = self.new else { return Ok(()) };
         for column in &self.compiled.columns {
@@ -128,8 +128,8 @@ impl RowChange<'_> {
 pub(super) fn passes(
     filters: &RowFilters,
     operation: Operation,
-    old: Option<&Row>,
-    new: Option<&Row>,
+    old: Option<Row<'_>>,
+    new: Option<Row<'_>>,
 ) -> Option<Operation> {
     match (operation, old, new) {
         (Operation::Insert, _, Some(new)) => filters

@@ -4,10 +4,11 @@ use std::ffi::CString;
 
 use braid_decoder::{Filter, Publishing};
 use braid_postgres::compat;
+use braid_postgres::memory;
+use braid_postgres::relation::RelationRef;
 use pgrx::pg_sys;
 
 use super::column;
-use super::scratch;
 use super::tuple::{Field, Row};
 
 /// The filters of one relation, compiled. All memory is in the relation's context, which goes with it.
@@ -31,19 +32,20 @@ pub(super) enum Of {
 }
 
 impl RowFilters {
-    /// Compile the filters of `publishing` over `relation`, the one under whose name changes are sent. `None` if every row
-    /// passes.
-    ///
-    /// # Safety
-    /// In a transaction with a snapshot for catalogs; `relation` is valid, the current memory context is the relation's own.
-    pub(super) unsafe fn new(
+    /// Compile the filters of `publishing` over `relation`, the one under whose name changes are
+    /// sent. `None` if every row passes. In a transaction with a snapshot for catalogs; the current
+    /// memory context is the compiled relation's own.
+    pub(super) fn new(
         publishing: &Publishing,
-        relation: pg_sys::Relation,
+        relation: RelationRef<'_>,
         sources: impl FnOnce() -> Vec<Option<(usize, bool)>>,
     ) -> Option<Self> {
         let texts = |filter: &Filter| match filter {
             Filter::All => None,
-            Filter::AnyOf(texts) => Some(texts.clone()),
+            Filter::AnyOf(texts) => {
+                let texts = texts.iter().map(|text| CString::new(text.as_str()));
+                texts.collect::<Result<Vec<_>, _>>().ok()
+            }
         };
         let [insert, update, delete] = [
             &publishing.insert_filter,
@@ -54,13 +56,22 @@ impl RowFilters {
         if insert.is_none() && update.is_none() && delete.is_none() {
             return None;
         }
-        // SAFETY: as the caller says; everything is allocated in the relation's context.
+        // SAFETY: the relation is open. Everything is allocated in the compiled relation's context.
+        // The texts are those of pg_publication_rel.prqual, which PostgreSQL wrote.
         unsafe {
             let estate = pg_sys::CreateExecutorState();
-            let compile = |texts: Option<Vec<String>>| {
-                texts.and_then(|texts| compile(&texts, relation, estate))
+            // Expressions, of which one must be true.
+            let compile = |texts: Option<Vec<CString>>| {
+                let mut list = std::ptr::null_mut();
+                for text in texts? {
+                    let node = pg_sys::stringToNode(text.as_ptr()).cast::<pg_sys::Node>();
+                    let node = compat::expand_generated_columns(node, relation.as_ptr());
+                    list = pg_sys::lappend(list, node.cast());
+                }
+                let condition = pg_sys::make_orclause(list);
+                Some(pg_sys::ExecPrepareExpr(condition.cast(), estate))
             };
-            let descriptor = pg_sys::CreateTupleDescCopyConstr((*relation).rd_att);
+            let descriptor = pg_sys::CreateTupleDescCopyConstr(relation.descriptor().as_ptr());
             Some(Self {
                 insert: compile(insert),
                 update: compile(update),
@@ -76,7 +87,7 @@ impl RowFilters {
     }
 
     /// Whether the filter for an operation is true for `row`. Where `row` lacks an unchanged TOAST value, `fallback` has it.
-    pub(super) fn matches(&self, of: Of, row: &Row, fallback: Option<&Row>) -> bool {
+    pub(super) fn matches(&self, of: Of, row: Row<'_>, fallback: Option<Row<'_>>) -> bool {
         let filter = match of {
             Of::Insert => self.insert,
             Of::Update => self.update,
@@ -116,34 +127,11 @@ impl RowFilters {
                 return false;
             };
             let mut is_null = false;
-            let value = scratch::within(memory, || {
+            let value = memory::within(memory, || {
                 pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(filter, econtext, &raw mut is_null))
             });
             pg_sys::MemoryContextReset(memory);
             !is_null && value.value() != 0
         }
-    }
-}
-
-/// Compile expressions, of which one must be true.
-///
-/// # Safety
-/// As for [`RowFilters::new`]; `estate` is valid.
-unsafe fn compile(
-    texts: &[String],
-    relation: pg_sys::Relation,
-    estate: *mut pg_sys::EState,
-) -> Option<*mut pg_sys::ExprState> {
-    // SAFETY: as the caller says; the texts are those of pg_publication_rel.prqual, which PostgreSQL wrote.
-    unsafe {
-        let mut list = std::ptr::null_mut();
-        for text in texts {
-            let text = CString::new(text.as_str()).ok()?;
-            let node = pg_sys::stringToNode(text.as_ptr()).cast::<pg_sys::Node>();
-            let node = compat::expand_generated_columns(node, relation);
-            list = pg_sys::lappend(list, node.cast());
-        }
-        let condition = pg_sys::make_orclause(list);
-        Some(pg_sys::ExecPrepareExpr(condition.cast(), estate))
     }
 }

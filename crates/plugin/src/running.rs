@@ -8,6 +8,7 @@
 
 use std::panic::AssertUnwindSafe;
 
+use braid_postgres::plain;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use super::report;
@@ -19,18 +20,23 @@ pub(super) struct Unwatched {
 
 impl Unwatched {
     pub(super) fn enter() -> Self {
-        let none = pg_sys::InvalidTransactionId;
-        // SAFETY: a variable of this process.
-        let xid = unsafe { (&raw mut pg_sys::CheckXidAlive).replace(none) };
-        Self { xid }
+        Self {
+            xid: watch_over(pg_sys::InvalidTransactionId),
+        }
     }
+}
+
+/// Has PostgreSQL watch over another transaction, or over none. Returns the one before.
+fn watch_over(xid: pg_sys::TransactionId) -> pg_sys::TransactionId {
+    let before = plain::CheckXidAlive();
+    plain::set_CheckXidAlive(xid);
+    before
 }
 
 impl Drop for Unwatched {
     /// Unlike what other guards do, also after an error: it only assigns a variable.
     fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { (&raw mut pg_sys::CheckXidAlive).write(self.xid) };
+        watch_over(self.xid);
     }
 }
 
@@ -53,6 +59,5 @@ pub(super) fn watch<T>(xid: u32, f: impl FnOnce() -> T) -> T {
 
 /// As `HandleConcurrentAbort` of src/backend/access/index/genam.c, 15 to 18, finds out.
 fn was_rolled_back(xid: pg_sys::TransactionId) -> bool {
-    // SAFETY: reads of shared memory; in a transaction.
-    unsafe { !pg_sys::TransactionIdIsInProgress(xid) && !pg_sys::TransactionIdDidCommit(xid) }
+    !plain::TransactionIdIsInProgress(xid) && !plain::TransactionIdDidCommit(xid)
 }

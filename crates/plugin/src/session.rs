@@ -2,83 +2,55 @@
 
 use std::ffi::{CStr, CString};
 
-use pgrx::pg_sys;
+use braid_postgres::setting::{self, As, Level};
+use braid_postgres::{plain, transaction};
 
-/// Everything that output functions look at. A timestamp has its offset in the ISO form, so any TimeZone would do, but the same
-/// row should be the same bytes.
-const SETTINGS: [(&CStr, &CStr); 7] = [
-    (c"datestyle", c"ISO"),
-    (c"intervalstyle", c"postgres"),
-    (c"extra_float_digits", c"3"),
-    (c"timezone", c"GMT"),
-    (c"bytea_output", c"hex"),
-    (c"lc_monetary", c"C"),
-    (c"search_path", c"pg_catalog"),
-];
+/// Beside [`setting::OF_TEXTS`]. A timestamp has its offset in the ISO form, so any TimeZone would
+/// do, but the same row should be the same bytes.
+const SETTINGS: [(&CStr, &CStr); 2] = [(c"timezone", c"GMT"), (c"search_path", c"pg_catalog")];
+
+fn settings() -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
+    setting::OF_TEXTS.into_iter().chain(SETTINGS)
+}
 
 /// What has to be undone.
 #[derive(Debug)]
 pub(super) enum Session {
-    /// In a transaction (an SQL function): settings of a nesting level, which an error undoes as well.
-    Level(i32),
+    /// In a transaction (an SQL function): a level of settings, which an error undoes as well.
+    Level(Level),
     /// Outside of one (a walsender): the values from before. An error leaves ours in place; such a connection is good for
     /// replication commands only.
     Saved(Vec<(&'static CStr, CString)>),
 }
 
 impl Session {
-    /// Set them.
+    /// Set them: every user may.
     pub(super) fn enter() -> Self {
-        // SAFETY: names and values are C strings, and the settings are ones that every user may set.
-        unsafe {
-            if pg_sys::IsTransactionState() {
-                let level = pg_sys::NewGUCNestLevel();
-                for (name, value) in SETTINGS {
-                    set(name, value, pg_sys::GucAction::GUC_ACTION_SAVE);
-                }
-                return Self::Level(level);
+        if transaction::is_open() {
+            let level = Level::begin();
+            for (name, value) in settings() {
+                level.set(name, value, As::User);
             }
-            let mut saved = Vec::with_capacity(SETTINGS.len());
-            for (name, value) in SETTINGS {
-                let before = pg_sys::GetConfigOption(name.as_ptr(), false, false);
-                if !before.is_null() {
-                    saved.push((name, CStr::from_ptr(before).to_owned()));
-                }
-                set(name, value, pg_sys::GucAction::GUC_ACTION_SET);
-            }
-            Self::Saved(saved)
+            return Self::Level(level);
         }
+        let mut saved = Vec::new();
+        for (name, value) in settings() {
+            saved.extend(setting::get(name).map(|before| (name, before)));
+            setting::set_for_session(name, value, As::User);
+        }
+        Self::Saved(saved)
     }
 
-    /// Undo them.
+    /// Undo them. Levels that were begun since have ended: logical decoding nests its transactions.
     pub(super) fn leave(self) {
-        // SAFETY: the level is the one of `enter`, and levels opened since are closed: logical decoding nests its transactions.
-        unsafe {
-            match self {
-                Self::Level(level) => pg_sys::AtEOXact_GUC(false, level),
-                Self::Saved(saved) => {
-                    for (name, value) in saved {
-                        set(name, &value, pg_sys::GucAction::GUC_ACTION_SET);
-                    }
+        match self {
+            Self::Level(level) => level.end(false),
+            Self::Saved(saved) => {
+                for (name, value) in saved {
+                    setting::set_for_session(name, &value, As::User);
                 }
             }
         }
-    }
-}
-
-unsafe fn set(name: &CStr, value: &CStr, action: pg_sys::GucAction::Type) {
-    // SAFETY: C strings.
-    unsafe {
-        pg_sys::set_config_option(
-            name.as_ptr(),
-            value.as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            action,
-            true,
-            0,
-            false,
-        );
     }
 }
 
@@ -95,24 +67,20 @@ pub(super) struct ServerEncoding {
 impl ServerEncoding {
     /// Switch, unless both are the same.
     pub(super) fn enter() -> Option<Self> {
-        // SAFETY: reads and assigns variables.
-        unsafe {
-            let (client, server) = (
-                pg_sys::pg_get_client_encoding(),
-                pg_sys::GetDatabaseEncoding(),
-            );
-            if client == server {
-                return None;
-            }
-            pg_sys::SetClientEncoding(server);
-            Some(Self { client })
+        let (client, server) = (
+            plain::pg_get_client_encoding(),
+            plain::GetDatabaseEncoding(),
+        );
+        if client == server {
+            return None;
         }
+        plain::SetClientEncoding(server);
+        Some(Self { client })
     }
 }
 
 impl Drop for ServerEncoding {
     fn drop(&mut self) {
-        // SAFETY: see above.
-        unsafe { pg_sys::SetClientEncoding(self.client) };
+        plain::SetClientEncoding(self.client);
     }
 }

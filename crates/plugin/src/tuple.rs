@@ -2,7 +2,7 @@
 //!
 //! The layout is that of src/include/access/htup_details.h and src/include/varatt.h (15 to 18) on a little-endian machine.
 
-use pgrx::pg_sys;
+use braid_postgres::decoding::Tuple;
 
 #[cfg(target_endian = "big")]
 compile_error!("the layout of varlena headers is that of a little-endian machine");
@@ -21,15 +21,6 @@ pub(super) const TAG_INDIRECT: u8 = 1;
 /// `VARTAG_ONDISK`: a TOAST pointer.
 const TAG_ON_DISK: u8 = 18;
 
-/// Whether a varlena is a pointer to a TOAST table: of a row in WAL, a value that was left as it was.
-///
-/// # Safety
-/// The value is a varlena.
-pub unsafe fn is_elsewhere(value: *const u8) -> bool {
-    // SAFETY: as the caller says; behind the first byte that says that it is a pointer there is one that says where to.
-    unsafe { *value == EXTERNAL && *value.add(1) == TAG_ON_DISK }
-}
-
 /// How one attribute of a relation is stored.
 #[derive(Debug)]
 pub(super) struct Attribute {
@@ -45,11 +36,18 @@ pub(super) struct Attribute {
 #[derive(Debug)]
 pub(super) struct Corrupt;
 
+/// Where a field is.
 #[derive(Debug, Clone, Copy)]
 enum Slot {
     Null,
     Unavailable,
-    Stored { start: *const u8, len: usize },
+    /// In the tuple: from here on, so many bytes.
+    Stored {
+        start: usize,
+        len: usize,
+    },
+    /// The row is older than the attribute.
+    Missing,
 }
 
 /// One field of a row.
@@ -63,54 +61,46 @@ pub(super) enum Field<'r> {
     Stored(&'r [u8]),
 }
 
-/// The fields of the tuple that was taken apart last. Reused from change to change; valid until [`Row::clear`], which the
-/// plugin calls before a change's memory goes away.
+/// Room for the fields of a tuple that is taken apart. Reused from change to change.
 #[derive(Debug, Default)]
-pub(super) struct Row {
-    slots: Vec<Slot>,
+pub(super) struct Slots(Vec<Slot>);
+
+/// A tuple that was taken apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row<'r> {
+    slots: &'r [Slot],
+    bytes: &'r [u8],
+    attributes: &'r [Attribute],
 }
 
-impl Row {
+impl<'r> Row<'r> {
     /// Field `index` (from 0); null if there is none.
     #[inline]
-    pub(super) fn field(&self, index: usize) -> Field<'_> {
-        match self.slots.get(index) {
-            Some(Slot::Stored { start, len }) => {
-                // SAFETY: set by `fill` from the tuple or the attribute's missing value; both outlive the borrow of `self`,
-                // because the row is cleared before they go.
-                Field::Stored(unsafe { std::slice::from_raw_parts(*start, *len) })
-            }
-            Some(Slot::Unavailable) => Field::Unavailable,
-            Some(Slot::Null) | None => Field::Null,
-        }
-    }
-
-    /// Forget the fields.
-    #[inline]
-    pub(super) fn clear(&mut self) {
-        self.slots.clear();
-    }
-
-    /// Take `tuple` apart.
-    ///
-    /// # Safety
-    /// `tuple` is valid; it and `attributes` stay so until [`Row::clear`].
-    #[inline]
-    pub(super) unsafe fn fill(
-        &mut self,
-        tuple: pg_sys::HeapTuple,
-        attributes: &[Attribute],
-    ) -> Result<(), Corrupt> {
-        self.slots.clear();
-        // SAFETY: a valid tuple has a header and `t_len` bytes from there on.
-        let (bytes, header) = unsafe {
-            let len = usize::try_from((*tuple).t_len).map_err(|_| Corrupt)?;
-            let header = (*tuple).t_data;
-            (
-                std::slice::from_raw_parts(header.cast::<u8>().cast_const(), len),
-                &*header,
-            )
+    pub(super) fn field(self, index: usize) -> Field<'r> {
+        let stored = match self.slots.get(index) {
+            Some(Slot::Stored { start, len }) => self.bytes.get(*start..*start + *len),
+            Some(Slot::Missing) => self
+                .attributes
+                .get(index)
+                .and_then(|attribute| attribute.missing.as_deref()),
+            Some(Slot::Unavailable) => return Field::Unavailable,
+            Some(Slot::Null) | None => None,
         };
+        stored.map_or(Field::Null, Field::Stored)
+    }
+}
+
+impl Slots {
+    /// Takes `tuple` apart.
+    #[inline]
+    pub(super) fn fill<'r>(
+        &'r mut self,
+        tuple: Tuple<'r>,
+        attributes: &'r [Attribute],
+    ) -> Result<Row<'r>, Corrupt> {
+        let slots = &mut self.0;
+        slots.clear();
+        let (bytes, header) = (tuple.bytes(), tuple.header());
         let nulls = if header.t_infomask & HAS_NULL == 0 {
             None
         } else {
@@ -120,22 +110,13 @@ impl Row {
         let mut rest = usize::from(header.t_hoff);
         for (index, attribute) in attributes.iter().enumerate() {
             if index >= stored {
-                self.slots
-                    .push(
-                        attribute
-                            .missing
-                            .as_deref()
-                            .map_or(Slot::Null, |value| Slot::Stored {
-                                start: value.as_ptr(),
-                                len: value.len(),
-                            }),
-                    );
+                slots.push(Slot::Missing);
                 continue;
             }
             if let Some(nulls) = nulls {
                 let byte = nulls.get(index / 8).ok_or(Corrupt)?;
                 if byte & (1 << (index % 8)) == 0 {
-                    self.slots.push(Slot::Null);
+                    slots.push(Slot::Null);
                     continue;
                 }
             }
@@ -152,17 +133,28 @@ impl Row {
             };
             let value = value.get(..len).ok_or(Corrupt)?;
             let on_disk = attribute.len == -1 && matches!(value, [EXTERNAL, TAG_ON_DISK, ..]);
-            self.slots.push(if on_disk {
+            slots.push(if on_disk {
                 Slot::Unavailable
             } else {
-                Slot::Stored {
-                    start: value.as_ptr(),
-                    len,
-                }
+                Slot::Stored { start, len }
             });
             rest = start + len;
         }
-        Ok(())
+        Ok(Row {
+            slots,
+            bytes,
+            attributes,
+        })
+    }
+
+    /// Takes a tuple apart, if there is one.
+    #[inline]
+    pub(super) fn fill_any<'r>(
+        &'r mut self,
+        tuple: Option<Tuple<'r>>,
+        attributes: &'r [Attribute],
+    ) -> Result<Option<Row<'r>>, Corrupt> {
+        tuple.map(|tuple| self.fill(tuple, attributes)).transpose()
     }
 }
 

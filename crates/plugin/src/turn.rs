@@ -20,13 +20,14 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use braid_postgres::ffi;
+use braid_postgres::decoding::Context;
+use braid_postgres::ffi::{self, Client};
+use braid_postgres::wal;
 use pgrx::pg_sys;
 
 use super::bulk;
-use super::format::Context;
 use super::paced::flushes_wait;
-use super::page_read::readable_end;
+use super::page_read::{PageRead, page_reader};
 use crate::callbacks::turn;
 
 /// How long records are read without a look at the socket.
@@ -44,30 +45,28 @@ static BUSY: AtomicBool = AtomicBool::new(false);
 /// What a stream has replaced.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    page_read: pg_sys::XLogPageReadCB,
+    pages: PageRead,
     write: pg_sys::LogicalOutputPluginWriterWrite,
     update_progress: pg_sys::LogicalOutputPluginWriterUpdateProgress,
-    on: bool,
 }
 
 impl Turn {
-    /// Put our functions in place, if this is a walsender's stream.
-    ///
-    /// # Safety
-    /// `ctx` is valid, and this is its own; in the startup callback.
-    pub(super) unsafe fn enter(&mut self, ctx: Context) {
-        // SAFETY: as the caller says; the reader was made before the plugin was started, and is the context's own.
+    /// Put our functions in place, if this is a walsender's stream. In the startup callback of
+    /// `ctx`, whose own the result is.
+    pub(super) fn enter(ctx: Context<'_>) -> Option<Self> {
+        let mut turn = Self::default();
+        if !turn.pages.install(ctx, read_page) {
+            return None;
+        }
+        let ctx = ctx.as_ptr();
+        // SAFETY: the context is valid. The process has a client, as it is a walsender; the
+        // functions are of this library, which is never unloaded.
         unsafe {
-            if self.on || !pg_sys::am_walsender || (*ctx).reader.is_null() {
-                return;
-            }
-            self.write = (*ctx).write.replace(write);
-            self.update_progress = (*ctx).update_progress;
-            if self.update_progress.is_some() {
+            turn.write = (*ctx).write.replace(write);
+            turn.update_progress = (*ctx).update_progress;
+            if turn.update_progress.is_some() {
                 (*ctx).update_progress = Some(update_progress);
             }
-            self.page_read = (*(*ctx).reader).routine.page_read.replace(read_page);
-            // The process has a client, as it is a walsender; the functions are of this library, which is never unloaded.
             ffi::replace_methods(ffi::Methods {
                 flush,
                 flush_if_writable,
@@ -78,7 +77,7 @@ impl Turn {
         }
         BUSY.store(false, Relaxed);
         CONTEXT.store(ctx, Relaxed);
-        self.on = true;
+        Some(turn)
     }
 }
 
@@ -86,10 +85,8 @@ impl Drop for Turn {
     /// Unlike what other guards do, also after an error: this only assigns variables, and a connection must not be left with our
     /// functions.
     fn drop(&mut self) {
-        if self.on {
-            CONTEXT.store(std::ptr::null_mut(), Relaxed);
-            ffi::restore_methods();
-        }
+        CONTEXT.store(std::ptr::null_mut(), Relaxed);
+        ffi::restore_methods();
     }
 }
 
@@ -101,101 +98,112 @@ fn busy<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-unsafe extern "C-unwind" fn flush_if_writable() -> c_int {
-    if bulk::is_under_way() {
-        // SAFETY: as just asked.
-        return unsafe { push() };
-    }
-    if flushes_wait() {
-        return 0;
-    }
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe { ffi::original_flush_if_writable() }
+/// Declares functions that stand in the place of PostgreSQL's own: if the body gives nothing, the
+/// original does what it would have done.
+macro_rules! in_place {
+    ($(
+        $(#[doc = $doc:literal])*
+        fn $name:ident($($argument:ident: $type:ty),*) $(-> $returned:ty)? = $original:ident,
+            $work:expr;
+    )*) => {$(
+        $(#[doc = $doc])*
+        unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $returned)? {
+            if let Some(done) = $work {
+                return done;
+            }
+            // SAFETY: called by PostgreSQL in place of the original, which is called as it would
+            // have been.
+            unsafe { ffi::$original($($argument),*) }
+        }
+    )*};
+}
+
+in_place! {
+    fn flush_if_writable() -> c_int = original_flush_if_writable, {
+        if bulk::is_under_way() {
+            Some(push())
+        } else {
+            flushes_wait().then_some(0)
+        }
+    };
+
+    /// Nothing is flushed that would be taken for a part of a message.
+    fn flush() -> c_int = original_flush, bulk::is_begun().then_some(0);
+
+    /// As above. The original one for what is put without waiting comes here too.
+    fn put_message(kind: c_char, body: *const c_char, length: usize) -> c_int = original_putmessage,
+        bulk::is_begun().then_some(0);
+
+    fn put_message_noblock(kind: c_char, body: *const c_char, length: usize) =
+        original_putmessage_noblock, {
+        // CopyDone: nothing may follow it.
+        if kind.cast_unsigned() == b'c' {
+            CONTEXT.store(std::ptr::null_mut(), Relaxed);
+        }
+        let body = if body.is_null() {
+            &[]
+        } else {
+            // SAFETY: PostgreSQL gives so many bytes.
+            unsafe { std::slice::from_raw_parts(body.cast(), length) }
+        };
+        bulk::takes(kind.cast_unsigned(), body).then_some(())
+    };
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn push() -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { bulk::push() }
-}
-
-/// Nothing is flushed that would be taken for a part of a message.
-unsafe extern "C-unwind" fn flush() -> c_int {
-    if bulk::is_begun() {
-        return 0;
-    }
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe { ffi::original_flush() }
-}
-
-/// As above. The original one for what is put without waiting comes here too.
-unsafe extern "C-unwind" fn put_message(kind: c_char, body: *const c_char, length: usize) -> c_int {
-    if bulk::is_begun() {
-        return 0;
-    }
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe { ffi::original_putmessage(kind, body, length) }
-}
-
-unsafe extern "C-unwind" fn put_message_noblock(kind: c_char, body: *const c_char, length: usize) {
-    // CopyDone: nothing may follow it.
-    if kind.cast_unsigned() == b'c' {
-        CONTEXT.store(std::ptr::null_mut(), Relaxed);
-    }
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe {
-        if !bulk::takes(kind, body, length) {
-            ffi::original_putmessage_noblock(kind, body, length);
-        }
-    }
+extern "C-unwind" fn push() -> c_int {
+    bulk::push()
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn is_send_pending() -> bool {
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe {
-        if is_pending() {
-            return true;
-        }
-        let ctx = CONTEXT.load(Relaxed);
-        if ctx.is_null() || BUSY.load(Relaxed) {
-            return false;
-        }
-        let end = readable_end();
-        if leaves_enough(ctx, end) {
-            busy(|| read_on(ctx, end));
-        }
-        is_pending()
+extern "C-unwind" fn is_send_pending() -> bool {
+    if !is_pending() {
+        read_on();
     }
+    is_pending()
 }
 
 /// Whether the loop is to wait until the socket takes more.
-unsafe fn is_pending() -> bool {
-    // SAFETY: as the caller of PostgreSQL's function says.
-    bulk::is_under_way() || (!flushes_wait() && unsafe { ffi::original_is_send_pending() })
+fn is_pending() -> bool {
+    bulk::is_under_way()
+        || (!flushes_wait() && Client::of_process().is_some_and(Client::is_send_pending))
 }
 
 /// Whether another record leaves [`MARGIN`] before `end`, the end of what there is to read. (One that is larger than that is waited for
 /// here, if its end is not there: that is the original page read's, which does what the loop does meanwhile.)
-///
-/// # Safety
-/// `ctx` is valid.
-unsafe fn leaves_enough(ctx: Context, end: pg_sys::XLogRecPtr) -> bool {
-    // SAFETY: as the caller says.
-    let come = unsafe { (*(*ctx).reader).EndRecPtr };
+fn leaves_enough(ctx: Context<'_>, end: pg_sys::XLogRecPtr) -> bool {
+    let come = ctx.reader().map_or(0, |reader| reader.EndRecPtr);
     // 0: the reader was not told yet where to begin.
     come != 0 && come.saturating_add(MARGIN) < end
+}
+
+/// Read and decode records for some time, up to near the end of what there is to read.
+fn read_on() {
+    let raw = CONTEXT.load(Relaxed);
+    if raw.is_null() || BUSY.load(Relaxed) {
+        return;
+    }
+    // SAFETY: the context of a stream that has not ended. No record of it is being read or decoded,
+    // and its reader was told where to begin, as more is left than enough: this is what the loop
+    // does, at a place where it does it too.
+    unsafe {
+        let ctx = Context::from_ptr(raw);
+        let end = wal::readable_end();
+        if leaves_enough(ctx, end) {
+            busy(|| read_records(ctx, end));
+        }
+    }
 }
 
 /// Read and decode records for some time, up to near `end`.
 ///
 /// # Safety
-/// `ctx` is valid, of a stream whose reader was told where to begin, and no record of it is being read or decoded.
-unsafe fn read_on(ctx: Context, end: pg_sys::XLogRecPtr) {
+/// The context's reader was told where to begin, and no record of it is being read or decoded.
+unsafe fn read_records(ctx: Context<'_>, end: pg_sys::XLogRecPtr) {
     let began = Instant::now();
     // SAFETY: as the caller says: this is what the loop does, at a place where it does it too.
     unsafe {
-        let reader = (*ctx).reader;
+        let reader = (*ctx.as_ptr()).reader;
         loop {
             for _ in 0..RECORDS {
                 let mut message = std::ptr::null_mut();
@@ -207,7 +215,7 @@ unsafe fn read_on(ctx: Context, end: pg_sys::XLogRecPtr) {
                 if record.is_null() {
                     return;
                 }
-                ffi::logical_decoding_process_record(ctx, reader);
+                ffi::logical_decoding_process_record(ctx.as_ptr(), reader);
                 if pg_sys::InterruptPending != 0
                     || is_pending()
                     || CONTEXT.load(Relaxed).is_null()
@@ -223,57 +231,40 @@ unsafe fn read_on(ctx: Context, end: pg_sys::XLogRecPtr) {
     }
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn read_page(
-    reader: *mut pg_sys::XLogReaderState,
-    page: pg_sys::XLogRecPtr,
-    length: c_int,
-    record: pg_sys::XLogRecPtr,
-    buffer: *mut c_char,
-) -> c_int {
-    // SAFETY: called by the WAL reader of a decoding context, whose private data is that context; the original function is called as it
-    // would have been.
-    unsafe {
-        let ctx = (*reader).private_data.cast();
-        let Some(original) = turn(ctx).and_then(|turn| turn.page_read) else {
-            return -1;
-        };
-        busy(|| {
-            pg_sys::ffi::pg_guard_ffi_boundary(|| original(reader, page, length, record, buffer))
-        })
-    }
+page_reader!(read_page, |ctx, wanted| busy(|| {
+    turn(ctx).map_or(-1, |turn| turn.pages.read(wanted))
+}));
+
+/// Declares functions through which the context writes. Each one stands in the place of one that the
+/// stream has replaced, which is called as part of decoding a record.
+macro_rules! writers {
+    ($(fn $name:ident = $how:path;)*) => {$(
+        #[pgrx::pg_guard]
+        unsafe extern "C-unwind" fn $name(
+            ctx: *mut pg_sys::LogicalDecodingContext,
+            location: pg_sys::XLogRecPtr,
+            xid: pg_sys::TransactionId,
+            flag: bool,
+        ) {
+            // SAFETY: called by PostgreSQL in place of the original, which is called as it would
+            // have been.
+            unsafe {
+                if let Some(original) = turn(Context::from_ptr(ctx)).and_then(|turn| turn.$name) {
+                    let call = || {
+                        pg_sys::ffi::pg_guard_ffi_boundary(|| original(ctx, location, xid, flag));
+                    };
+                    busy(|| $how(call));
+                }
+            }
+        }
+    )*};
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn write(
-    ctx: Context,
-    location: pg_sys::XLogRecPtr,
-    xid: pg_sys::TransactionId,
-    last: bool,
-) {
-    // SAFETY: called by `OutputPluginWrite` in place of the original, which is called as it would have been.
-    unsafe {
-        if let Some(original) = turn(ctx).and_then(|turn| turn.write) {
-            busy(|| {
-                bulk::or_end(|| {
-                    pg_sys::ffi::pg_guard_ffi_boundary(|| original(ctx, location, xid, last));
-                });
-            });
-        }
-    }
+writers! {
+    fn write = bulk::or_end;
+    fn update_progress = at_once;
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn update_progress(
-    ctx: Context,
-    location: pg_sys::XLogRecPtr,
-    xid: pg_sys::TransactionId,
-    skipped: bool,
-) {
-    // SAFETY: called by PostgreSQL in place of the original, which is called as it would have been.
-    unsafe {
-        if let Some(original) = turn(ctx).and_then(|turn| turn.update_progress) {
-            busy(|| pg_sys::ffi::pg_guard_ffi_boundary(|| original(ctx, location, xid, skipped)));
-        }
-    }
+fn at_once(work: impl FnOnce()) {
+    work();
 }

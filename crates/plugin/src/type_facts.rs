@@ -1,6 +1,7 @@
 //! What a type's catalog row says, as far as encoders want to know.
 
 use braid_postgres::encoding;
+use braid_postgres::syscache::{self, TypeRow, utf8_or_empty};
 use pgrx::pg_sys;
 
 /// Types below this OID have the same OID in every database of every version. (Those from here to 16383 get theirs when a
@@ -26,59 +27,39 @@ pub(super) struct TypeFacts {
 }
 
 impl TypeFacts {
-    /// Look the type up.
-    ///
-    /// # Safety
-    /// In a transaction with a snapshot for catalogs.
-    pub(super) unsafe fn look_up(declared: pg_sys::Oid, mut modifier: i32) -> Self {
-        // SAFETY: as the caller says; the tuple is released after its last use.
-        unsafe {
-            let oid = pg_sys::getBaseTypeAndTypmod(declared, &raw mut modifier);
-            let cache = pg_sys::SysCacheIdentifier::TYPEOID.cast_signed();
-            let tuple = pg_sys::SearchSysCache1(cache, oid.into());
-            if tuple.is_null() {
-                super::report::fail(
-                    pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-                    format!("cache lookup failed for type {}", oid.to_u32()),
-                    None,
-                );
-            }
-            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
-            let mut hashes = Vec::new();
-            for user in [declared, oid] {
-                if user.to_u32() >= FIRST_UNSTABLE_OID {
-                    let zero = pg_sys::Datum::from(0_usize);
-                    hashes.push(pg_sys::GetSysCacheHashValue(
-                        cache,
-                        user.into(),
-                        zero,
-                        zero,
-                        zero,
-                    ));
-                }
-            }
-            let element = if (*form).typlen == -1 {
-                (*form).typelem
+    /// Look the type up. In a transaction with a snapshot for catalogs.
+    pub(super) fn look_up(declared: pg_sys::Oid, modifier: i32) -> Self {
+        let (oid, modifier) = syscache::base_type_and_modifier(declared, modifier);
+        let Some(row) = TypeRow::find(oid) else {
+            super::report::fail(
+                pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+                format!("cache lookup failed for type {}", oid.to_u32()),
+                None,
+            );
+        };
+        let users = [declared, oid].into_iter();
+        let hashes = users
+            .filter(|user| user.to_u32() >= FIRST_UNSTABLE_OID)
+            .map(syscache::type_hash);
+        let element = if row.typlen == -1 {
+            row.typelem
+        } else {
+            pg_sys::InvalidOid
+        };
+        Self {
+            oid,
+            modifier,
+            namespace: utf8_or_empty(syscache::namespace_name(row.typnamespace)),
+            name: encoding::name(&row.typname),
+            kind: row.typtype.cast_unsigned(),
+            element,
+            send: if element == pg_sys::InvalidOid || has_send(element) {
+                row.typsend
             } else {
                 pg_sys::InvalidOid
-            };
-            let facts = Self {
-                oid,
-                modifier,
-                namespace: encoding::from_server(pg_sys::get_namespace_name((*form).typnamespace)),
-                name: encoding::from_server((*form).typname.data.as_ptr()),
-                kind: (*form).typtype.cast_unsigned(),
-                element,
-                send: if element == pg_sys::InvalidOid || has_send(element) {
-                    (*form).typsend
-                } else {
-                    pg_sys::InvalidOid
-                },
-                output: (*form).typoutput,
-                hashes,
-            };
-            pg_sys::ReleaseSysCache(tuple);
-            facts
+            },
+            output: row.typoutput,
+            hashes: hashes.collect(),
         }
     }
 
@@ -89,20 +70,6 @@ impl TypeFacts {
 }
 
 /// Whether a type has a function that sends it in binary form.
-///
-/// # Safety
-/// As [`TypeFacts::look_up`].
-unsafe fn has_send(type_id: pg_sys::Oid) -> bool {
-    // SAFETY: as the caller says; the tuple is released after its last use.
-    unsafe {
-        let cache = pg_sys::SysCacheIdentifier::TYPEOID.cast_signed();
-        let tuple = pg_sys::SearchSysCache1(cache, type_id.into());
-        if tuple.is_null() {
-            return false;
-        }
-        let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_type>();
-        let has = (*form).typsend != pg_sys::InvalidOid;
-        pg_sys::ReleaseSysCache(tuple);
-        has
-    }
+fn has_send(type_id: pg_sys::Oid) -> bool {
+    TypeRow::find(type_id).is_some_and(|row| row.typsend != pg_sys::InvalidOid)
 }

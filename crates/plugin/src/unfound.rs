@@ -1,17 +1,17 @@
 //! Rows of `braid.unfound`: what found nothing at this node, and is passed on (`apply/unfound.rs`).
 
+use braid_postgres::decoding::OwnTuple;
 use pgrx::datum::FromDatum;
 use pgrx::pg_sys;
 
 use super::displacement::tuple_of;
-
-/// The columns of `braid.unfound`.
-const COLUMNS: usize = 3;
+use super::format::Change;
+use super::own_table::columns;
 
 /// What is passed on.
 pub(super) enum Unfound {
-    /// A row of a table was deleted. At least its key is there; header and bytes are in the memory in which it was read.
-    Deletion(pg_sys::Oid, pg_sys::HeapTupleData),
+    /// A row of a table was deleted. At least its key is there.
+    Deletion(pg_sys::Oid, OwnTuple),
     /// Tables were truncated.
     Truncate {
         relations: Vec<pg_sys::Oid>,
@@ -19,28 +19,17 @@ pub(super) enum Unfound {
     },
 }
 
-/// Read a row of it. `None` when it is not one of ours after all. What is allocated is in the current memory context.
-///
-/// # Safety
-/// The tuple is a row of the relation, which is valid.
-pub(super) unsafe fn read(relation: pg_sys::Relation, tuple: pg_sys::HeapTuple) -> Option<Unfound> {
-    // SAFETY: as the caller says; the arrays are as long as there are columns, whose types are those of the table.
-    unsafe {
-        let descriptor = (*relation).rd_att;
-        if usize::try_from((*descriptor).natts) != Ok(COLUMNS) {
-            return None;
-        }
-        let mut values = [pg_sys::Datum::null(); COLUMNS];
-        let mut nulls = [true; COLUMNS];
-        pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-        let [relations, row, restart_identity] = values;
-        let relations = Vec::<pg_sys::Oid>::from_datum(relations, *nulls.first()?)?;
-        if *nulls.get(1)? {
-            return Some(Unfound::Truncate {
-                relations,
-                restart_identity: restart_identity.value() != 0,
-            });
-        }
-        Some(Unfound::Deletion(*relations.first()?, tuple_of(row)?))
-    }
+/// Reads the new row. `None` when it is not one of ours after all. What is allocated is in the
+/// current memory context.
+pub(super) fn read(change: &Change<'_>) -> Option<Unfound> {
+    let [relations, row, restart_identity] = columns(change.new_values())?;
+    // SAFETY: the table's first column is of type oid[].
+    let relations = unsafe { Vec::<pg_sys::Oid>::from_datum(relations?.datum(), false) }?;
+    let Some(row) = row else {
+        return Some(Unfound::Truncate {
+            relations,
+            restart_identity: restart_identity.is_some_and(|restart| restart.datum().value() != 0),
+        });
+    };
+    Some(Unfound::Deletion(*relations.first()?, tuple_of(row)?))
 }

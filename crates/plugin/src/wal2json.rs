@@ -3,36 +3,32 @@
 //! Version 1 gathers a transaction in one message, up to what a message can hold, and goes on in another beyond that; all else
 //! is one message each. `outgoing` sees to both.
 
-use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::CString;
 
 use braid_decoder::wal2json::{
     ChangeKind, Document, Image, MessageText, State, TransactionText, Version, Wal2JsonOptions,
 };
-use braid_decoder::{OriginPolicy, Publication, Selection};
+use braid_decoder::{OriginPolicy, Selection};
 use braid_gir::Operation;
+use braid_postgres::compat::ReplOriginId;
+use braid_postgres::decoding::{Context, Transaction};
+use braid_postgres::relation::RelationRef;
+use braid_postgres::timestamp;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::Tools;
-use super::format::{Change, Context, Format, LogicalMessage, Truncation};
+use super::delivery::Progress;
+use super::format::{Change, Format, LogicalMessage, Truncation};
+use super::invalidation;
 use super::json_table::Table;
+use super::origin_names::no_origin;
 use super::outgoing::Outgoing;
 use super::paced::Pacing;
-use super::report::{self, or_raise};
+use super::relation_cache::{Entry, RelationCache};
+use super::report;
 use super::row_change;
-use super::stream::{Progress, no_origin, small_context};
-use super::tuple::{Field, Row};
-use super::{invalidation, publications};
-
-/// How many relations are remembered. Beyond it all are forgotten and compiled anew when they come.
-const REMEMBERED_RELATIONS: usize = 16_384;
-
-/// A relation, compiled or known to be of no interest.
-#[derive(Default)]
-struct Entry {
-    stale: bool,
-    table: Option<Table>,
-}
+use super::scratch::StreamMemory;
+use super::tuple::{Field, Row, Slots};
 
 /// A stream in this format.
 pub(super) struct Wal2Json {
@@ -40,44 +36,35 @@ pub(super) struct Wal2Json {
     selection: Selection,
     document: Document,
     outgoing: Outgoing,
-    /// Loaded with the first change, and again after an invalidation.
-    publications: Option<Vec<Publication>>,
-    relations: HashMap<u32, Entry>,
+    relations: RelationCache<Table>,
     tools: Tools,
-    old: Row,
-    new: Row,
+    old: Slots,
+    new: Slots,
     /// Something of the transaction in hand was written.
     sent: bool,
     progress: Progress,
     /// Parent of every memory context of the format.
-    context: pg_sys::MemoryContext,
+    context: StreamMemory,
 }
 
 impl Wal2Json {
-    /// A stream that has sent nothing. `parent` is the decoding context's memory.
-    ///
-    /// # Safety
-    /// `parent` is valid, and outlives the stream.
-    pub(super) unsafe fn new(
+    /// A stream that has sent nothing. In the startup callback.
+    pub(super) fn new(
         selection: Selection,
         options: Box<Wal2JsonOptions>,
-        parent: pg_sys::MemoryContext,
+        ctx: Context<'_>,
     ) -> Self {
-        // SAFETY: as the caller says.
-        let (context, scratch) = unsafe {
-            let context = small_context(parent, c"braid output plugin");
-            (context, small_context(context, c"braid change"))
-        };
+        let context = StreamMemory::new(ctx, c"braid output plugin");
+        let scratch = context.below(c"braid change");
         Self {
             document: Document::new(&options),
             outgoing: Outgoing::new(options.max_message_bytes),
             options,
             selection,
-            publications: None,
-            relations: HashMap::new(),
+            relations: RelationCache::new(),
             tools: Tools::new(scratch),
-            old: Row::default(),
-            new: Row::default(),
+            old: Slots::default(),
+            new: Slots::default(),
             sent: false,
             progress: Progress::default(),
             context,
@@ -90,15 +77,12 @@ impl Wal2Json {
     }
 
     /// What was appended since the last time is whole.
-    unsafe fn finish_piece(&mut self, ctx: Context) {
+    fn finish_piece(&mut self, ctx: Context<'_>) {
         self.sent = true;
-        // SAFETY: as the caller of all methods says.
-        unsafe {
-            if self.gathers() {
-                self.outgoing.keep(ctx);
-            } else {
-                self.outgoing.queue(ctx);
-            }
+        if self.gathers() {
+            self.outgoing.keep(ctx);
+        } else {
+            self.outgoing.queue(ctx);
         }
     }
 
@@ -109,41 +93,24 @@ impl Wal2Json {
         if notes.enums {
             self.tools.labels.borrow_mut().clear();
         }
-        if notes.everything {
-            self.publications = None;
-        }
-        for (relation, entry) in &mut self.relations {
-            entry.stale |= notes.everything
-                || notes.relations.contains(relation)
-                || entry
-                    .table
-                    .as_ref()
-                    .is_some_and(|table| table.is_touched(&notes));
-        }
+        self.relations.forget(&notes);
     }
 
     /// Bring the relation's entry up to date. Returns its OID.
     #[inline]
-    unsafe fn refresh(&mut self, relation: pg_sys::Relation) -> u32 {
+    fn refresh(&mut self, relation: RelationRef<'_>) -> u32 {
         self.absorb_invalidations();
-        // SAFETY: the relation is valid.
-        unsafe {
-            let oid = (*relation).rd_id.to_u32();
-            if self.relations.get(&oid).is_none_or(|entry| entry.stale) {
-                self.compile(relation, oid);
-            }
-            oid
+        let oid = relation.oid().to_u32();
+        if !self.relations.is_current(oid) {
+            self.compile(relation, oid);
         }
+        oid
     }
 
     #[cold]
-    unsafe fn compile(&mut self, relation: pg_sys::Relation, oid: u32) {
-        if self.relations.len() >= REMEMBERED_RELATIONS {
-            let tables = self.relations.drain().filter_map(|(_, entry)| entry.table);
-            tables.for_each(Table::release);
-        }
+    fn compile(&mut self, relation: RelationRef<'_>, oid: u32) {
+        self.relations.make_room();
         let Self {
-            publications,
             relations,
             tools,
             options,
@@ -151,27 +118,22 @@ impl Wal2Json {
             context,
             ..
         } = self;
-        // SAFETY: in a transaction with a historic snapshot; what is allocated on the way is in the scratch memory.
-        let table = tools.scratch.run(|| unsafe {
-            let publications = selection.publications.as_ref().map(|names| {
-                &**publications.get_or_insert_with(|| or_raise(publications::load(names)))
-            });
+        // What is allocated on the way is in the scratch memory.
+        let table = tools.scratch.run(|| {
+            let names = selection.publications.as_ref();
+            let publications = names.map(|names| relations.publications(names));
             Table::new(relation, publications, options, *context)
         });
-        let entry = relations.entry(oid).or_default();
-        entry.stale = false;
-        if let Some(before) = std::mem::replace(&mut entry.table, table) {
-            before.release();
-        }
+        relations.remember(oid, table);
     }
 
     /// Append a row's change, unless it is not wanted. Returns whether there is something.
-    unsafe fn put_row(&mut self, change: &Change) -> bool {
-        // SAFETY: the relation is valid.
-        let oid = unsafe { self.refresh(change.relation) };
+    fn put_row(&mut self, change: &Change<'_>) -> bool {
+        let oid = self.refresh(change.relation);
         let Some(Entry {
-            table: Some(table), ..
-        }) = self.relations.get(&oid)
+            compiled: Some(table),
+            ..
+        }) = self.relations.get(oid)
         else {
             return false;
         };
@@ -190,8 +152,9 @@ impl Wal2Json {
         if !wanted {
             return false;
         }
-        let has_old = !change.old.is_null() && kind != ChangeKind::Insert;
-        let has_new = !change.new.is_null() && kind != ChangeKind::Delete;
+        let old = change.old.filter(|_| kind != ChangeKind::Insert);
+        let new = change.new.filter(|_| kind != ChangeKind::Delete);
+        let (has_old, has_new) = (old.is_some(), new.is_some());
         if kind != ChangeKind::Insert && !has_old && !table.layout.has_identity() {
             warn_of_missing_identity(self.options.version, kind, table);
             return false;
@@ -199,19 +162,16 @@ impl Wal2Json {
         if (kind == ChangeKind::Delete) == has_new || !(has_old || has_new) {
             return false;
         }
-        // SAFETY: the tuples are valid for the time of the change, and the rows are cleared at its end.
-        let filled = unsafe {
-            (!has_old || self.old.fill(change.old, &table.attributes).is_ok())
-                && (!has_new || self.new.fill(change.new, &table.attributes).is_ok())
-        };
-        if !filled {
+        let (Ok(old), Ok(new)) = (
+            self.old.fill_any(old, &table.attributes),
+            self.new.fill_any(new, &table.attributes),
+        ) else {
             report::fail(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
                 "decoded tuple is not valid".to_owned(),
                 None,
             );
-        }
-        let (old, new) = (has_old.then_some(&self.old), has_new.then_some(&self.new));
+        };
         let Some(passed) = passes(table, kind, old, new) else {
             return false;
         };
@@ -243,8 +203,8 @@ impl Wal2Json {
 fn passes(
     table: &Table,
     kind: ChangeKind,
-    old: Option<&Row>,
-    new: Option<&Row>,
+    old: Option<Row<'_>>,
+    new: Option<Row<'_>>,
 ) -> Option<ChangeKind> {
     let Some(filters) = &table.filters else {
         return Some(kind);
@@ -284,8 +244,8 @@ fn warn_of_missing_identity(version: Version, kind: ChangeKind, table: &Table) {
 struct Columns<'c> {
     table: &'c Table,
     tools: &'c Tools,
-    row: &'c Row,
-    fallback: Option<&'c Row>,
+    row: Row<'c>,
+    fallback: Option<Row<'c>>,
 }
 
 impl Columns<'_> {
@@ -326,20 +286,19 @@ impl Image for Columns<'_> {
 }
 
 /// What the document says of a transaction. The text of the time is only made if it is wanted.
-unsafe fn with_transaction<T>(
-    txn: &pg_sys::ReorderBufferTXN,
+fn with_transaction<T>(
+    txn: Transaction<'_>,
     wants_time: bool,
     f: impl FnOnce(&TransactionText<'_>) -> T,
 ) -> T {
     let timestamp = if wants_time {
-        // SAFETY: the commit time is the member of the union that is set for a transaction that committed; the text is static.
-        unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(txn.xact_time.commit_time)).to_bytes() }
+        timestamp::text(txn.time())
     } else {
-        &[]
+        CString::default()
     };
     f(&TransactionText {
-        xid: txn.xid.into_inner(),
-        timestamp,
+        xid: txn.id(),
+        timestamp: timestamp.as_bytes(),
         origin: u32::from(txn.origin_id),
         commit_lsn: txn.final_lsn,
         end_lsn: txn.end_lsn,
@@ -351,7 +310,7 @@ impl Format for Wal2Json {
         true
     }
 
-    fn refuses_origin(&self, origin: pg_sys::RepOriginId) -> bool {
+    fn refuses_origin(&self, origin: ReplOriginId) -> bool {
         origin != no_origin()
             && (self.selection.origin == OriginPolicy::Local
                 || self.options.filter_origins.contains(&u32::from(origin)))
@@ -361,71 +320,53 @@ impl Format for Wal2Json {
         Some(&mut self.outgoing.pacing)
     }
 
-    unsafe fn begin(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+    fn begin(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
         self.sent = false;
         self.outgoing.pacing.release_before(txn);
         let wants_time = self.options.timestamp;
         let buffer = self.outgoing.buffer();
-        // SAFETY: as the caller says.
-        unsafe {
-            with_transaction(txn, wants_time, |text| self.document.begin(buffer, text));
-            if self.options.version == Version::One || self.options.transaction {
-                self.finish_piece(ctx);
-            } else {
-                self.outgoing.buffer().clear();
-            }
+        with_transaction(txn, wants_time, |text| self.document.begin(buffer, text));
+        if self.options.version == Version::One || self.options.transaction {
+            self.finish_piece(ctx);
+        } else {
+            self.outgoing.buffer().clear();
         }
     }
 
-    unsafe fn row_changed(
-        &mut self,
-        ctx: Context,
-        _txn: &pg_sys::ReorderBufferTXN,
-        change: &Change,
-    ) {
-        // SAFETY: as the caller says.
-        let written = unsafe { self.put_row(change) };
-        self.old.clear();
-        self.new.clear();
+    fn row_changed(&mut self, ctx: Context<'_>, _txn: Transaction<'_>, change: &Change<'_>) {
+        let written = self.put_row(change);
         self.tools.scratch.reset();
         if written {
-            // SAFETY: as the caller says.
-            unsafe { self.finish_piece(ctx) };
+            self.finish_piece(ctx);
         }
         self.progress.note(ctx, written);
     }
 
-    unsafe fn truncated(
-        &mut self,
-        ctx: Context,
-        _txn: &pg_sys::ReorderBufferTXN,
-        truncation: &Truncation<'_>,
-    ) {
+    fn truncated(&mut self, ctx: Context<'_>, _txn: Transaction<'_>, truncation: &Truncation<'_>) {
         if self.options.version == Version::One {
             return;
         }
         for relation in truncation.relations {
-            // SAFETY: as the caller says.
-            let oid = unsafe { self.refresh(*relation) };
+            let oid = self.refresh(*relation);
             if let Some(Entry {
-                table: Some(table), ..
-            }) = self.relations.get(&oid)
+                compiled: Some(table),
+                ..
+            }) = self.relations.get(oid)
                 && table.actions.truncate
             {
                 let buffer = self.outgoing.buffer();
                 self.document
                     .truncate(buffer, &table.layout, truncation.lsn);
-                // SAFETY: as the caller says.
-                unsafe { self.finish_piece(ctx) };
+                self.finish_piece(ctx);
             }
         }
         self.tools.scratch.reset();
     }
 
-    unsafe fn message(
+    fn message(
         &mut self,
-        ctx: Context,
-        _txn: Option<&pg_sys::ReorderBufferTXN>,
+        ctx: Context<'_>,
+        _txn: Option<Transaction<'_>>,
         message: &LogicalMessage<'_>,
     ) {
         let prefix = message.prefix.to_bytes();
@@ -444,27 +385,21 @@ impl Format for Wal2Json {
                 .unwrap_or_default(),
         };
         self.document.message(self.outgoing.buffer(), &text);
-        // SAFETY: as the caller says.
-        unsafe {
-            if message.transactional {
-                self.finish_piece(ctx);
-            } else {
-                self.outgoing.queue(ctx);
-            }
+        if message.transactional {
+            self.finish_piece(ctx);
+        } else {
+            self.outgoing.queue(ctx);
         }
     }
 
-    unsafe fn commit(&mut self, ctx: Context, txn: &pg_sys::ReorderBufferTXN) {
+    fn commit(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
         let wants_time = self.options.timestamp;
-        // SAFETY: as the caller says.
-        unsafe {
-            if self.options.version == Version::One || self.options.transaction {
-                let buffer = self.outgoing.buffer();
-                with_transaction(txn, wants_time, |text| self.document.commit(buffer, text));
-                self.outgoing.queue(ctx);
-            }
-            pg_sys::OutputPluginUpdateProgress(ctx, !self.sent);
+        if self.options.version == Version::One || self.options.transaction {
+            let buffer = self.outgoing.buffer();
+            with_transaction(txn, wants_time, |text| self.document.commit(buffer, text));
+            self.outgoing.queue(ctx);
         }
+        ctx.update_progress(!self.sent);
     }
 
     fn leave(&mut self) {}

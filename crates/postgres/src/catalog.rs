@@ -8,8 +8,14 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 
+use crate::acting_role::ActingRole;
+use crate::decoding::Tuple;
 use crate::encoding;
+use crate::plain;
 use crate::rows::Rows;
+use crate::setting::{As, Level};
+use crate::tuple_desc::TupleDesc;
+use crate::value::Value;
 
 /// Which rights a piece of work has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,27 +66,43 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
                 format!("SPI failed with code {code}")
             );
         }
-        let rows = if pg_sys::SPI_tuptable.is_null() {
-            Rows::default()
-        } else {
-            collect()
-        };
+        let rows = collect();
         pg_sys::SPI_finish();
         rows
     }
 }
 
-/// The rows that the last SPI command left.
-///
-/// # Safety
-/// SPI is connected and `SPI_tuptable` is not null.
-pub unsafe fn collect() -> Rows {
-    // SAFETY: SPI says that `vals` has SPI_processed tuples of the shape `tupdesc`.
+/// Runs the statements of a script, in UTF-8, one after the other in the transaction in hand. Settings
+/// that they make hold until it ends.
+pub fn run_script(script: &str) {
+    let script = encoding::statement(script);
+    // SAFETY: in a transaction; SPI copies what it keeps. An error unwinds, and the abort cleans up.
+    unsafe {
+        pg_sys::SPI_connect();
+        let code = pg_sys::SPI_execute(script.as_ptr(), false, 0);
+        if code < 0 {
+            pgrx::ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                format!("SPI failed with code {code}")
+            );
+        }
+        pg_sys::SPI_finish();
+    }
+}
+
+/// The rows that the last SPI command left; none if it left no table.
+pub fn collect() -> Rows {
+    // SAFETY: SPI sets this to null when it frees the table, or is left. It says that `vals` has
+    // `numvals` tuples of the shape `tupdesc`.
     unsafe {
         let table = pg_sys::SPI_tuptable;
+        if table.is_null() {
+            return Rows::new(0, Vec::new());
+        }
         let tupdesc = (*table).tupdesc;
         let columns = (*tupdesc).natts;
-        let count = usize::try_from(pg_sys::SPI_processed).unwrap_or(0);
+        let count = usize::try_from((*table).numvals).unwrap_or(0);
         let mut cells = Vec::new();
         for row in 0..count {
             let tuple = *(*table).vals.add(row);
@@ -93,32 +115,48 @@ pub unsafe fn collect() -> Rows {
     }
 }
 
+/// Runs a query that only reads, in the server's encoding. Returns `read` of the row's values; `None`
+/// if the query does not give just one row. In a transaction.
+pub fn only_row<T>(statement: &CStr, read: impl FnOnce(&[Option<Value<'_>>]) -> T) -> Option<T> {
+    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
+    // unwinds, and the abort cleans SPI up. The tuple is of the shape, and there until then.
+    unsafe {
+        pg_sys::SPI_connect();
+        pg_sys::SPI_execute(statement.as_ptr(), true, 2);
+        let found = match pg_sys::SPI_tuptable.cast_const().as_ref() {
+            Some(table) if pg_sys::SPI_processed == 1 => {
+                TupleDesc::from_ptr(table.tupdesc).zip(Tuple::from_ptr(*table.vals))
+            }
+            _ => None,
+        };
+        let read = found.map(|(shape, tuple)| read(&tuple.values(shape)));
+        pg_sys::SPI_finish();
+        read
+    }
+}
+
 /// Text in the database's encoding as UTF-8.
 #[must_use]
 pub fn utf8_string(text: &CStr) -> String {
-    // SAFETY: a C string.
-    unsafe { encoding::from_server(text.as_ptr()) }
+    encoding::utf8(text)
 }
 
 /// The role that statements run as now.
 #[must_use]
 pub fn current_role() -> pg_sys::Oid {
-    // SAFETY: reads a variable of this process.
-    unsafe { pg_sys::GetUserId() }
+    plain::GetUserId()
 }
 
 /// Whether a role is a superuser.
 #[must_use]
 pub fn is_superuser(role: pg_sys::Oid) -> bool {
-    // SAFETY: looks the role up in the catalog cache; a role that is gone is no superuser.
-    unsafe { pg_sys::superuser_arg(role) }
+    plain::superuser_arg(role)
 }
 
 /// Whether every query of this transaction sees what others have committed by then.
 #[must_use]
 pub fn sees_new_commits() -> bool {
-    // SAFETY: reads a variable of this process.
-    unsafe { pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ.cast_signed() }
+    plain::XactIsoLevel() < pg_sys::XACT_REPEATABLE_READ.cast_signed()
 }
 
 /// Do `work` with other rights, then return to the caller's.
@@ -135,16 +173,11 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
                 | pg_sys::SECURITY_NOFORCE_RLS,
         ),
     };
-    let mut saved_role = pg_sys::InvalidOid;
-    let mut saved_context: c_int = 0;
-    // SAFETY: as PostgreSQL's own maintenance commands do it; both values are put back below, or by the abort.
-    unsafe {
-        pg_sys::GetUserIdAndSecContext(&raw mut saved_role, &raw mut saved_context);
-        pg_sys::SetUserIdAndSecContext(role, saved_context | flags.cast_signed());
-    }
+    // As PostgreSQL's own maintenance commands do it.
+    let before = ActingRole::now();
+    before.other(role, flags).take();
     let result = work();
-    // SAFETY: as above.
-    unsafe { pg_sys::SetUserIdAndSecContext(saved_role, saved_context) };
+    before.take();
     result
 }
 
@@ -156,28 +189,13 @@ pub fn with_settings<T, E>(
     settings: &[(&str, &str)],
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
-    // SAFETY: a nest level of settings within the function call's; strings are copied.
-    let level = unsafe { pg_sys::NewGUCNestLevel() };
+    let level = Level::begin();
     for (name, value) in settings {
         let c = |text: &str| CString::new(text).unwrap_or_default();
-        let (name, value) = (c(name), c(value));
-        // SAFETY: as above.
-        unsafe {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-        }
+        level.set(&c(name), &c(value), As::Superuser);
     }
     let value = work()?;
-    // SAFETY: the level that was made above.
-    unsafe { pg_sys::AtEOXact_GUC(true, level) };
+    level.end(true);
     Ok(value)
 }
 
@@ -193,15 +211,13 @@ fn extension_owner() -> pg_sys::Oid {
 
 /// Make everything up to a local position durable, so that it is sent to subscribers.
 pub fn flush_wal(position: u64) {
-    // SAFETY: waits for WAL to be flushed; a position beyond the end of WAL is an error that PostgreSQL raises.
-    unsafe { pg_sys::XLogFlush(position) };
+    plain::XLogFlush(position);
 }
 
 /// All that is written of WAL by now is flushed when this returns. Up to where that is.
 #[must_use]
 pub fn flush_all() -> u64 {
-    // SAFETY: a read of shared memory.
-    let next = unsafe { pg_sys::GetXLogInsertRecPtr() };
+    let next = plain::GetXLogInsertRecPtr();
     // The next record's place, which at the beginning of a page is behind its header: the last one ends where the page begins.
     let page = u64::from(pg_sys::XLOG_BLCKSZ);
     let header = size_of::<pg_sys::XLogLongPageHeaderData>() as u64;

@@ -1,6 +1,24 @@
 //! What differs between the major versions that are supported. The only place with `cfg(feature = "pgNN")`.
 
+mod calls;
+mod held_locks;
+mod signal;
+
 use pgrx::pg_sys;
+
+use crate::parse_tree::{Node, Part, tree};
+
+pub use calls::{
+    acquire_slot, delete_tuple, enter_block, eval_plan_qual_init, execute_truncate,
+    index_beginscan, insert_index_tuples, lock_exclusive, lock_shared, make_virtual_slot,
+    primary_key_index, prune_page, relation_publications, replorigin_session_setup,
+    rescan_without_pages, session_origin, unlock, update_tuple_and_indexes,
+};
+pub(crate) use calls::{create_wait_event_set, oldest_active_transaction};
+pub(crate) use held_locks::HeldLocks;
+pub use held_locks::LISTS_LOCKS;
+pub(crate) use signal::handle_as_backend;
+pub use signal::on_quit;
 
 /// The number of a wait event of ours, under which pg_stat_activity shows its name; before 17 they are all "Extension". One number for
 /// each name in the whole server.
@@ -26,21 +44,18 @@ pub unsafe fn TupleDescAttr(
     descriptor: pg_sys::TupleDesc,
     index: usize,
 ) -> *mut pg_sys::FormData_pg_attribute {
-    #[cfg(not(feature = "pg18"))]
-    // SAFETY: the attributes follow the descriptor, and there are more than `index`.
+    // SAFETY: the attributes follow the descriptor, from 18 on behind the array of compact ones
+    // (src/include/access/tupdesc.h, 18), and there are more than `index`.
     unsafe {
-        (*descriptor).attrs.as_mut_ptr().add(index)
-    }
-    #[cfg(feature = "pg18")]
-    // SAFETY: the attributes follow the array of compact ones (src/include/access/tupdesc.h, 18), and there are more than `index`.
-    unsafe {
-        let natts = usize::try_from((*descriptor).natts).unwrap_or_default();
-        (*descriptor)
-            .compact_attrs
-            .as_mut_ptr()
-            .add(natts)
-            .cast::<pg_sys::FormData_pg_attribute>()
-            .add(index)
+        #[cfg(not(any(feature = "pg18", feature = "pg19")))]
+        let attributes = (*descriptor).attrs.as_mut_ptr();
+        #[cfg(any(feature = "pg18", feature = "pg19"))]
+        let attributes = {
+            let natts = usize::try_from((*descriptor).natts).unwrap_or_default();
+            let behind = (*descriptor).compact_attrs.as_mut_ptr().add(natts);
+            behind.cast::<pg_sys::FormData_pg_attribute>()
+        };
+        attributes.add(index)
     }
 }
 
@@ -63,18 +78,15 @@ pub fn block_file(block: &pg_sys::DecodedBkpBlock) -> FileLocator {
     }
 }
 
-/// The tuple of a decoded change; null stays null.
-///
-/// # Safety
-/// `tuple` is null or valid.
-pub unsafe fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
+/// The place of the tuple of a decoded change; null stays null.
+pub(crate) fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     {
         if tuple.is_null() {
             return std::ptr::null_mut();
         }
-        // SAFETY: not null, so valid as the caller says.
-        unsafe { &raw mut (*tuple).tuple }
+        let before = std::mem::offset_of!(pg_sys::ReorderBufferTupleBuf, tuple);
+        tuple.wrapping_byte_add(before).cast()
     }
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     tuple
@@ -88,24 +100,25 @@ pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindg
 pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize> {
     let offset = pg_sys::off_t::try_from(offset).ok()?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_WRITE;
-    #[cfg(feature = "pg15")]
-    // SAFETY: the file is open; the bytes are read only, whatever the older declaration says.
+    // SAFETY: the file is open; the bytes are read only, whatever the declarations say.
     let written = unsafe {
-        let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-        pg_sys::FileWrite(file, bytes.as_ptr().cast_mut().cast(), amount, offset, wait)
-    };
-    #[cfg(feature = "pg16")]
-    // SAFETY: the file is open.
-    let written =
-        unsafe { pg_sys::FileWrite(file, bytes.as_ptr().cast(), bytes.len(), offset, wait) };
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: the file is open; the bytes are read only.
-    let written = unsafe {
-        let vector = pg_sys::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let written = {
+            #[cfg(feature = "pg15")]
+            let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+            #[cfg(feature = "pg16")]
+            let amount = bytes.len();
+            pg_sys::FileWrite(file, bytes.as_ptr().cast_mut().cast(), amount, offset, wait)
         };
-        pg_sys::FileWriteV(file, &raw const vector, 1, offset, wait)
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let written = {
+            let vector = pg_sys::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            };
+            pg_sys::FileWriteV(file, &raw const vector, 1, offset, wait)
+        };
+        written
     };
     usize::try_from(written).ok()
 }
@@ -114,24 +127,25 @@ pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize
 pub fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<usize> {
     let offset = pg_sys::off_t::try_from(offset).ok()?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_READ;
-    #[cfg(feature = "pg15")]
     // SAFETY: the file is open, and there is room for as many bytes.
     let read = unsafe {
-        let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
-        pg_sys::FileRead(file, bytes.as_mut_ptr().cast(), amount, offset, wait)
-    };
-    #[cfg(feature = "pg16")]
-    // SAFETY: as above.
-    let read =
-        unsafe { pg_sys::FileRead(file, bytes.as_mut_ptr().cast(), bytes.len(), offset, wait) };
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: as above.
-    let read = unsafe {
-        let vector = pg_sys::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let read = {
+            #[cfg(feature = "pg15")]
+            let amount = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+            #[cfg(feature = "pg16")]
+            let amount = bytes.len();
+            pg_sys::FileRead(file, bytes.as_mut_ptr().cast(), amount, offset, wait)
         };
-        pg_sys::FileReadV(file, &raw const vector, 1, offset, wait)
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let read = {
+            let vector = pg_sys::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            };
+            pg_sys::FileReadV(file, &raw const vector, 1, offset, wait)
+        };
+        read
     };
     usize::try_from(read).ok()
 }
@@ -178,54 +192,43 @@ pub(crate) fn buffer_tag(
 /// `relation` is open.
 pub unsafe fn file_of(relation: pg_sys::Relation) -> FileLocator {
     // SAFETY: as the caller says.
-    unsafe {
-        #[cfg(feature = "pg15")]
-        let file = (*relation).rd_node;
-        #[cfg(not(feature = "pg15"))]
-        let file = (*relation).rd_locator;
-        file
-    }
+    locator(unsafe { &*relation })
+}
+
+fn locator(relation: &pg_sys::RelationData) -> FileLocator {
+    #[cfg(feature = "pg15")]
+    let file = relation.rd_node;
+    #[cfg(not(feature = "pg15"))]
+    let file = relation.rd_locator;
+    file
 }
 
 /// Whether a relation is in this file.
-///
-/// # Safety
-/// `relation` is open.
-pub unsafe fn is_in_file(relation: pg_sys::Relation, file: &FileLocator) -> bool {
+pub(crate) fn is_in_file(relation: &pg_sys::RelationData, file: &FileLocator) -> bool {
+    file_number(file) == relation_file(relation)
+}
+
+/// Number of the file that a relation is in.
+pub(crate) fn relation_file(relation: &pg_sys::RelationData) -> u32 {
+    file_number(&locator(relation))
+}
+
+fn file_number(file: &FileLocator) -> u32 {
     #[cfg(feature = "pg15")]
     let number = file.relNode;
     #[cfg(not(feature = "pg15"))]
     let number = file.relNumber;
-    // SAFETY: as the caller says.
-    number.to_u32() == unsafe { relation_file(relation) }
-}
-
-/// Number of the file that a relation is in.
-///
-/// # Safety
-/// `relation` is open.
-pub unsafe fn relation_file(relation: pg_sys::Relation) -> u32 {
-    // SAFETY: as the caller says.
-    unsafe {
-        #[cfg(feature = "pg15")]
-        let file = (*relation).rd_node.relNode;
-        #[cfg(not(feature = "pg15"))]
-        let file = (*relation).rd_locator.relNumber;
-        file.to_u32()
-    }
+    number.to_u32()
 }
 
 /// Whether a publication sends stored generated columns (`publish_generated_columns = stored`, since 18).
-///
-/// # Safety
-/// `publication` is valid.
-pub unsafe fn publishes_generated(publication: *const pg_sys::Publication) -> bool {
-    #[cfg(feature = "pg18")]
-    // SAFETY: valid as the caller says.
-    unsafe {
-        (*publication).pubgencols_type == pg_sys::PublishGencolsType::PUBLISH_GENCOLS_STORED
+#[must_use]
+pub fn publishes_generated(publication: &pg_sys::Publication) -> bool {
+    #[cfg(any(feature = "pg18", feature = "pg19"))]
+    {
+        publication.pubgencols_type == pg_sys::PublishGencolsType::PUBLISH_GENCOLS_STORED
     }
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(not(any(feature = "pg18", feature = "pg19")))]
     {
         let _ = publication;
         false
@@ -240,12 +243,12 @@ pub unsafe fn expand_generated_columns(
     node: *mut pg_sys::Node,
     relation: pg_sys::Relation,
 ) -> *mut pg_sys::Node {
-    #[cfg(feature = "pg18")]
+    #[cfg(any(feature = "pg18", feature = "pg19"))]
     // SAFETY: as the caller says.
     unsafe {
         pg_sys::expand_generated_columns_in_expr(node, relation, 1)
     }
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(not(any(feature = "pg18", feature = "pg19")))]
     {
         let _ = relation;
         node
@@ -254,58 +257,6 @@ pub unsafe fn expand_generated_columns(
 
 /// Whether the reorder buffer itself reports progress within a large transaction of which nothing is sent (since 16).
 pub const REPORTS_PROGRESS: bool = cfg!(not(feature = "pg15"));
-
-/// `index_beginscan`: 18 added instrumentation.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn index_beginscan(
-    table: pg_sys::Relation,
-    index: pg_sys::Relation,
-    snapshot: pg_sys::Snapshot,
-    keys: i32,
-) -> pg_sys::IndexScanDesc {
-    #[cfg(not(feature = "pg18"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::index_beginscan(table, index, snapshot, keys, 0)
-    }
-    #[cfg(feature = "pg18")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0)
-    }
-}
-
-/// `EvalPlanQualInit`: 16 added the result relations.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn eval_plan_qual_init(state: *mut pg_sys::EPQState, estate: *mut pg_sys::EState) {
-    #[cfg(feature = "pg15")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::EvalPlanQualInit(
-            state,
-            estate,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            -1,
-        );
-    }
-    #[cfg(not(feature = "pg15"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::EvalPlanQualInit(
-            state,
-            estate,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            -1,
-            std::ptr::null_mut(),
-        );
-    }
-}
 
 /// `ExecInitRangeTable` for one relation in which these attributes, counted from 1, may change: 16 added permission infos, 18 the
 /// unpruned relations. PostgreSQL's own apply worker names the columns that the provider sends as well. A trigger `UPDATE OF` goes by
@@ -339,152 +290,52 @@ pub unsafe fn init_range_table(
             let permission = pg_sys::addRTEPermissionInfo(&raw mut permissions, entry);
             (*permission).updatedCols = updated;
             let list = pg_sys::lappend(std::ptr::null_mut(), entry.cast());
-            #[cfg(not(feature = "pg18"))]
+            #[cfg(not(any(feature = "pg18", feature = "pg19")))]
             pg_sys::ExecInitRangeTable(estate, list, permissions);
-            #[cfg(feature = "pg18")]
+            #[cfg(any(feature = "pg18", feature = "pg19"))]
             pg_sys::ExecInitRangeTable(estate, list, permissions, pg_sys::bms_make_singleton(1));
         }
     }
 }
 
-/// `ExecuteTruncateGuts`: 16 added `as_owner`, that it works as each table's owner.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn execute_truncate(
-    relations: *mut pg_sys::List,
-    oids: *mut pg_sys::List,
-    logged: *mut pg_sys::List,
-    restart_identity: bool,
-    #[cfg_attr(feature = "pg15", allow(unused_variables))] as_owner: bool,
-) {
-    let behavior = pg_sys::DropBehavior::DROP_RESTRICT;
-    #[cfg(feature = "pg15")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ExecuteTruncateGuts(relations, oids, logged, behavior, restart_identity);
-    }
-    #[cfg(not(feature = "pg15"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ExecuteTruncateGuts(
-            relations,
-            oids,
-            logged,
-            behavior,
-            restart_identity,
-            as_owner,
-        );
-    }
+/// The number of a replication origin: `RepOriginId`, since 19 `ReplOriginId`.
+pub type ReplOriginId = u16;
+
+/// Declares functions that set a variable that this process's commits carry: before 19, and since
+/// then as a member of `replorigin_xact_state`.
+macro_rules! setters {
+    ($($(#[doc = $doc:literal])* fn $name:ident($type:ty) = $before:ident, $since:ident;)*) => {$(
+        $(#[doc = $doc])*
+        pub fn $name(value: $type) {
+            // SAFETY: writes a number that every part of PostgreSQL takes as it is.
+            unsafe {
+                #[cfg(not(feature = "pg19"))]
+                {
+                    pg_sys::$before = value;
+                }
+                #[cfg(feature = "pg19")]
+                {
+                    pg_sys::replorigin_xact_state.$since = value;
+                }
+            }
+        }
+    )*};
 }
 
-/// `replorigin_session_setup`: 16 added the process that holds the origin already.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn replorigin_session_setup(origin: pg_sys::RepOriginId) {
-    #[cfg(feature = "pg15")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::replorigin_session_setup(origin);
-    }
-    #[cfg(not(feature = "pg15"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::replorigin_session_setup(origin, 0);
-    }
-}
-
-/// The number that a List of OIDs has at `position`.
-///
-/// # Safety
-/// `list` is null or a List of OIDs with more than `position` elements.
-pub unsafe fn list_oid(list: *const pg_sys::List, position: usize) -> pg_sys::Oid {
-    // SAFETY: as the caller says.
-    unsafe { (*(*list).elements.add(position)).oid_value }
-}
-
-/// Elements of a List.
-///
-/// # Safety
-/// `list` is null or a List.
-pub unsafe fn list_length(list: *const pg_sys::List) -> usize {
-    if list.is_null() {
-        return 0;
-    }
-    // SAFETY: as the caller says.
-    usize::try_from(unsafe { (*list).length }).unwrap_or(0)
-}
-
-/// `pqsignal`: a macro for `pqsignal_be` since 18.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn pqsignal(signal: i32, handler: pg_sys::pqsigfunc) {
-    #[cfg(not(feature = "pg18"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::pqsignal(signal, handler);
-    }
-    #[cfg(feature = "pg18")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::pqsignal_be(signal, handler);
-    }
+setters! {
+    /// Sets the origin that this process's commits carry. PostgreSQL asks for no origin of that
+    /// number.
+    fn set_session_origin(ReplOriginId) = replorigin_session_origin, origin;
+    /// Sets the provider's position (a remote LSN) that this process's next commit carries.
+    fn set_session_origin_lsn(pg_sys::XLogRecPtr) = replorigin_session_origin_lsn, origin_lsn;
+    /// Sets the commit timestamp, in microseconds since 2000, that this process's next commit
+    /// carries.
+    fn set_session_origin_timestamp(pg_sys::TimestampTz) =
+        replorigin_session_origin_timestamp, origin_timestamp;
 }
 
 /// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's owner.
 pub const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");
-
-/// The call of a table access method's `tuple_update` and of `ExecInsertIndexTuples` after it, as
-/// `ExecSimpleRelationUpdate` makes them (src/backend/executor/execReplication.c): 16 tells which indexes need an entry.
-///
-/// # Safety
-/// Under a guard; all arguments belong together, and the table has an access method.
-pub unsafe fn update_tuple_and_indexes(
-    relation: pg_sys::Relation,
-    target: *mut pg_sys::ResultRelInfo,
-    estate: *mut pg_sys::EState,
-    tid: pg_sys::ItemPointer,
-    slot: *mut pg_sys::TupleTableSlot,
-    command: pg_sys::CommandId,
-    failure: *mut pg_sys::TM_FailureData,
-) -> pg_sys::TM_Result::Type {
-    // SAFETY: as the caller says.
-    unsafe {
-        let Some(update) = (*(*relation).rd_tableam).tuple_update else {
-            return pg_sys::TM_Result::TM_Invisible;
-        };
-        let mut mode = pg_sys::LockTupleMode::LockTupleNoKeyExclusive;
-        #[cfg(feature = "pg15")]
-        let (mut indexes, none) = (false, false);
-        #[cfg(not(feature = "pg15"))]
-        let (mut indexes, none) = (
-            pg_sys::TU_UpdateIndexes::TU_None,
-            pg_sys::TU_UpdateIndexes::TU_None,
-        );
-        let result = update(
-            relation,
-            tid,
-            slot,
-            command,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            true,
-            failure,
-            &raw mut mode,
-            &raw mut indexes,
-        );
-        if result == pg_sys::TM_Result::TM_Ok && indexes != none {
-            #[cfg(not(feature = "pg15"))]
-            let summarizing = indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing;
-            #[cfg(feature = "pg15")]
-            let summarizing = false;
-            insert_index_tuples(target, slot, estate, true, summarizing);
-        }
-        result
-    }
-}
 
 unsafe extern "C-unwind" {
     // src/include/executor/executor.h.
@@ -498,7 +349,16 @@ unsafe extern "C-unwind" {
         spec_conflict: *mut bool,
         arbiters: *mut pg_sys::List,
     ) -> *mut pg_sys::List;
-    #[cfg(not(feature = "pg15"))]
+    #[cfg(feature = "pg19")]
+    fn ExecInsertIndexTuples(
+        target: *mut pg_sys::ResultRelInfo,
+        estate: *mut pg_sys::EState,
+        flags: u32,
+        slot: *mut pg_sys::TupleTableSlot,
+        arbiters: *mut pg_sys::List,
+        spec_conflict: *mut bool,
+    ) -> *mut pg_sys::List;
+    #[cfg(not(any(feature = "pg15", feature = "pg19")))]
     fn ExecInsertIndexTuples(
         target: *mut pg_sys::ResultRelInfo,
         slot: *mut pg_sys::TupleTableSlot,
@@ -511,96 +371,148 @@ unsafe extern "C-unwind" {
     ) -> *mut pg_sys::List;
 }
 
-/// `ExecInsertIndexTuples`, for a table whose unique indexes are all immediate: 16 added indexes that only summarize.
+unsafe extern "C-unwind" {
+    // src/include/storage/bufmgr.h, access/heapam.h.
+    #[cfg(not(feature = "pg19"))]
+    fn LockBuffer(buffer: pg_sys::Buffer, mode: i32);
+    #[cfg(feature = "pg19")]
+    fn LockBufferInternal(buffer: pg_sys::Buffer, mode: i32);
+    #[cfg(feature = "pg19")]
+    fn UnlockBuffer(buffer: pg_sys::Buffer);
+    #[cfg(not(feature = "pg19"))]
+    fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
+    #[cfg(feature = "pg19")]
+    fn heap_page_prune_opt(
+        relation: pg_sys::Relation,
+        buffer: pg_sys::Buffer,
+        visibility_map: *mut pg_sys::Buffer,
+        read_only: bool,
+    );
+}
+
+/// `BUFFER_LOCK_UNLOCK` of src/include/storage/bufmgr.h.
+const UNLOCK: i32 = 0;
+/// `BUFFER_LOCK_SHARE`.
+const SHARE: i32 = 1;
+/// `BUFFER_LOCK_EXCLUSIVE`: 19 has another mode before it.
+const EXCLUSIVE: i32 = if cfg!(feature = "pg19") { 3 } else { 2 };
+
+/// For `layout::by_hand`.
+pub(crate) const BY_HAND: &[(&str, usize)] = &[
+    ("BUFFER_LOCK_UNLOCK", UNLOCK as usize),
+    ("BUFFER_LOCK_SHARE", SHARE as usize),
+    ("BUFFER_LOCK_EXCLUSIVE", EXCLUSIVE as usize),
+];
+
+/// The number of a system cache: signed since 19.
+#[must_use]
+pub const fn cache_number(cache: pg_sys::SysCacheIdentifier::Type) -> i32 {
+    #[cfg(not(feature = "pg19"))]
+    let cache = cache.cast_signed();
+    cache
+}
+
+/// Options of `heap_insert`: unsigned since 19.
+#[cfg(not(feature = "pg19"))]
+pub type InsertOptions = i32;
+/// Options of `heap_insert`.
+#[cfg(feature = "pg19")]
+pub type InsertOptions = u32;
+
+/// `TABLE_INSERT_NO_LOGICAL` of src/include/access/tableam.h: logical decoding passes the row over.
+#[cfg(not(feature = "pg19"))]
+pub const INSERT_NO_LOGICAL: InsertOptions = pg_sys::TABLE_INSERT_NO_LOGICAL.cast_signed();
+/// `TABLE_INSERT_NO_LOGICAL` of src/include/access/tableam.h: logical decoding passes the row over.
+#[cfg(feature = "pg19")]
+pub const INSERT_NO_LOGICAL: InsertOptions = pg_sys::TABLE_INSERT_NO_LOGICAL;
+
+/// The cache that a callback is told of: unsigned up to 18.
+#[must_use]
+pub const fn cache_of_number(number: i32) -> pg_sys::SysCacheIdentifier::Type {
+    #[cfg(not(feature = "pg19"))]
+    let number = number.cast_unsigned();
+    number
+}
+
+/// When a decoded transaction was committed, prepared or rolled back: a member of an unnamed union
+/// since 19. 0 before that.
+pub(crate) fn end_time(transaction: &pg_sys::ReorderBufferTXN) -> pg_sys::TimestampTz {
+    #[cfg(not(feature = "pg19"))]
+    let times = &transaction.xact_time;
+    #[cfg(feature = "pg19")]
+    let times = &transaction.__bindgen_anon_1;
+    // SAFETY: all members of the union are times, and PostgreSQL begins with zeros.
+    unsafe { times.commit_time }
+}
+
+/// `tuple_delete` of a table access method.
+#[cfg(not(feature = "pg19"))]
+pub type TupleDelete = unsafe extern "C-unwind" fn(
+    pg_sys::Relation,
+    pg_sys::ItemPointer,
+    pg_sys::CommandId,
+    pg_sys::Snapshot,
+    pg_sys::Snapshot,
+    bool,
+    *mut pg_sys::TM_FailureData,
+    bool,
+) -> pg_sys::TM_Result::Type;
+/// `tuple_delete` of a table access method: options since 19.
+#[cfg(feature = "pg19")]
+pub type TupleDelete = unsafe extern "C-unwind" fn(
+    pg_sys::Relation,
+    pg_sys::ItemPointer,
+    pg_sys::CommandId,
+    u32,
+    pg_sys::Snapshot,
+    pg_sys::Snapshot,
+    bool,
+    *mut pg_sys::TM_FailureData,
+) -> pg_sys::TM_Result::Type;
+
+/// Attribute number of `prqual` in pg_publication_rel: 19 has `prexcept` before it.
+pub const ANUM_PRQUAL: i16 = if cfg!(feature = "pg19") { 5 } else { 4 };
+/// Attribute number of `prattrs` in pg_publication_rel.
+pub const ANUM_PRATTRS: i16 = ANUM_PRQUAL + 1;
+
+/// Publications of all tables that except a relation, as a List of OIDs: since 19.
 ///
 /// # Safety
-/// Under a guard; as the PostgreSQL function.
-pub unsafe fn insert_index_tuples(
-    target: *mut pg_sys::ResultRelInfo,
-    slot: *mut pg_sys::TupleTableSlot,
-    estate: *mut pg_sys::EState,
-    update: bool,
-    summarizing: bool,
-) {
+/// In a transaction with a snapshot for catalogs.
+pub unsafe fn excluding_publications(relation: pg_sys::Oid) -> *mut pg_sys::List {
+    #[cfg(feature = "pg19")]
     // SAFETY: as the caller says.
     unsafe {
-        if (*target).ri_NumIndices == 0 {
-            return;
+        pg_sys::GetRelationExcludedPublications(relation)
+    }
+    #[cfg(not(feature = "pg19"))]
+    {
+        let _ = relation;
+        std::ptr::null_mut()
+    }
+}
+
+/// The relation that CLUSTER, or REPACK, writes anew, if `node` is such a statement: one that names
+/// none is about all relations of the database. From 19 on, both have one node.
+#[cfg(not(feature = "pg19"))]
+pub(crate) fn rewritten_by(node: Node<'_>) -> Option<Option<Part<'_, pg_sys::RangeVar>>> {
+    (node.tag() == pg_sys::NodeTag::T_ClusterStmt).then(|| {
+        // SAFETY: the tag says that the node is one of this type; what it points to is a part of
+        // the same tree, which lives as long.
+        unsafe { tree((*node.as_ptr().cast::<pg_sys::ClusterStmt>()).relation) }
+    })
+}
+
+/// The relation that CLUSTER, or REPACK, writes anew, if `node` is such a statement: one that names
+/// none is about all relations of the database. From 19 on, both have one node.
+#[cfg(feature = "pg19")]
+pub(crate) fn rewritten_by(node: Node<'_>) -> Option<Option<Part<'_, pg_sys::RangeVar>>> {
+    (node.tag() == pg_sys::NodeTag::T_RepackStmt).then(|| {
+        // SAFETY: the tag says that the node is one of this type; what it points to is null or a
+        // part of the same tree, which lives as long.
+        unsafe {
+            let named = (*node.as_ptr().cast::<pg_sys::RepackStmt>()).relation;
+            tree(named.as_ref()?.relation)
         }
-        #[cfg(feature = "pg15")]
-        {
-            let _ = summarizing;
-            ExecInsertIndexTuples(
-                target,
-                slot,
-                estate,
-                update,
-                false,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-            );
-        }
-        #[cfg(not(feature = "pg15"))]
-        ExecInsertIndexTuples(
-            target,
-            slot,
-            estate,
-            update,
-            false,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            summarizing,
-        );
-    }
-}
-
-/// `RelationGetPrimaryKeyIndex`: 18 asks whether a deferrable one will do.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn primary_key_index(relation: pg_sys::Relation) -> pg_sys::Oid {
-    #[cfg(not(feature = "pg18"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::RelationGetPrimaryKeyIndex(relation)
-    }
-    #[cfg(feature = "pg18")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::RelationGetPrimaryKeyIndex(relation, false)
-    }
-}
-
-/// `CreateWaitEventSet`, for the life of the process: 17 wants a resource owner instead of a memory context.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub(crate) unsafe fn create_wait_event_set(events: i32) -> *mut pg_sys::WaitEventSet {
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, events)
-    }
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::CreateWaitEventSet(std::ptr::null_mut(), events)
-    }
-}
-
-/// `ReplicationSlotAcquire`, without waiting: 18 asks what to do about an invalidated one, which is an error here as it was before.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn acquire_slot(name: &std::ffi::CStr) {
-    #[cfg(not(feature = "pg18"))]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ReplicationSlotAcquire(name.as_ptr(), true);
-    }
-    #[cfg(feature = "pg18")]
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ReplicationSlotAcquire(name.as_ptr(), true, true);
-    }
+    })
 }

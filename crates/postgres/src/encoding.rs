@@ -4,12 +4,16 @@
 
 use std::ffi::{CStr, CString, c_char};
 
+use braid_bgworker::sqlstate::SqlState;
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::datum::{Datum, DatumWithOid, UnboxDatum};
 use pgrx::pgrx_sql_entity_graph::metadata::{
     ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
 };
 use pgrx::{FromDatum, IntoDatum, PgSqlErrorCode, ereport, pg_sys};
+
+use crate::error::PgError;
+use crate::{plain, value};
 
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
@@ -18,7 +22,7 @@ const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
 /// byte, which nobody else uses (private use, plane 16): so that names that differ do so here too, and are the same again on the way back.
 const STRAY: u32 = 0x10_FF00;
 
-/// A name as UTF-8.
+/// A name as UTF-8; empty for a null pointer.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -27,23 +31,65 @@ pub unsafe fn from_server(name: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: not null, so a C string as the caller says.
-    let bytes = unsafe { CStr::from_ptr(name) };
-    if bytes.to_bytes().is_ascii() || is_utf8() {
-        return bytes.to_string_lossy().into_owned();
+    utf8(unsafe { CStr::from_ptr(name) })
+}
+
+/// Text in the server's encoding as UTF-8.
+#[must_use]
+pub fn utf8(text: &CStr) -> String {
+    if text.to_bytes().is_ascii() || is_utf8() {
+        return text.to_string_lossy().into_owned();
     }
     if is_sql_ascii() {
-        return from_any_bytes(bytes.to_bytes());
+        return from_any_bytes(text.to_bytes());
     }
-    let len = i32::try_from(bytes.count_bytes()).unwrap_or_default();
-    // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
-    let converted = unsafe { pg_sys::pg_server_to_any(name, len, UTF8) };
-    if converted.is_null() {
-        return bytes.to_string_lossy().into_owned();
-    }
-    // SAFETY: conversions end with a zero byte.
-    unsafe { CStr::from_ptr(converted) }
-        .to_string_lossy()
-        .into_owned()
+    let converted = server_to_any(text.to_bytes(), UTF8);
+    converted.unwrap_or(text).to_string_lossy().into_owned()
+}
+
+/// Declares conversions of PostgreSQL's; `None` if the bytes stay as they are. A result is in the
+/// current memory context, which only unsafe functions reset.
+macro_rules! conversions {
+    ($($(#[doc = $doc:literal])* fn $name:ident = $symbol:ident;)*) => {$(
+        $(#[doc = $doc])*
+        fn $name(bytes: &[u8], encoding: i32) -> Option<&CStr> {
+            let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+            // SAFETY: there are so many bytes, or more; PostgreSQL checks the encoding. The answer
+            // is null, these bytes, or a new string that ends with a zero byte.
+            unsafe {
+                let converted = pg_sys::$symbol(bytes.as_ptr().cast(), length, encoding);
+                let is_given = converted.cast_const().cast::<u8>() == bytes.as_ptr();
+                (!converted.is_null() && !is_given).then(|| CStr::from_ptr(converted))
+            }
+        }
+    )*};
+}
+
+conversions! {
+    /// Text in the server's encoding in another one.
+    fn server_to_any = pg_server_to_any;
+    /// Text of another encoding in the server's. PostgreSQL raises an error if it is not valid.
+    fn any_to_server = pg_any_to_server;
+}
+
+/// A catalog's name, in the server's encoding.
+#[must_use]
+pub fn raw_name(name: &pg_sys::NameData) -> &CStr {
+    until_zero(&name.data)
+}
+
+/// The text in an array, which ends with a zero byte; empty if there is none.
+pub(crate) fn until_zero(characters: &[c_char]) -> &CStr {
+    // SAFETY: an array of so many bytes, whatever their sign.
+    let bytes =
+        unsafe { std::slice::from_raw_parts(characters.as_ptr().cast::<u8>(), characters.len()) };
+    CStr::from_bytes_until_nul(bytes).unwrap_or_default()
+}
+
+/// A catalog's name, as UTF-8.
+#[must_use]
+pub fn name(name: &pg_sys::NameData) -> String {
+    utf8(raw_name(name))
 }
 
 fn from_any_bytes(bytes: &[u8]) -> String {
@@ -83,6 +129,30 @@ fn stray_byte(character: char) -> Option<u8> {
         .filter(|byte| !byte.is_ascii())
 }
 
+/// Returns PostgreSQL's number for an encoding by its name.
+#[must_use]
+pub fn number_of(name: &str) -> Option<i32> {
+    let mut padded = pg_sys::NameData::default();
+    for (place, byte) in padded.data.iter_mut().take(63).zip(name.as_bytes()) {
+        *place = byte.cast_signed();
+    }
+    // SAFETY: the SQL function, which all versions have, takes a NameData, and looks nothing up in a catalog.
+    let number = unsafe {
+        pgrx::direct_function_call::<i32>(
+            pg_sys::PG_char_to_encoding,
+            &[Some(pg_sys::Datum::from(&raw mut padded))],
+        )
+    };
+    number.filter(|number| *number >= 0)
+}
+
+/// Makes an encoding this process's `client_encoding`, which types' receive functions convert from. Run in a transaction, where
+/// the conversion can be looked up. Returns false if there is none.
+#[must_use]
+pub fn set_client_encoding(encoding: i32) -> bool {
+    plain::PrepareClientEncoding(encoding) >= 0 && plain::SetClientEncoding(encoding) >= 0
+}
+
 /// A name for PostgreSQL, in the server's encoding; `None` if it has a zero byte.
 pub fn to_server(name: &str) -> Option<CString> {
     let utf8 = CString::new(name).ok()?;
@@ -92,14 +162,8 @@ pub fn to_server(name: &str) -> Option<CString> {
     if is_sql_ascii() {
         return CString::new(to_any_bytes(name)).ok();
     }
-    let len = i32::try_from(name.len()).ok()?;
-    // SAFETY: a string of that length; the answer is the same string or a new one in the current context.
-    let converted = unsafe { pg_sys::pg_any_to_server(utf8.as_ptr(), len, UTF8) };
-    if converted.is_null() {
-        return Some(utf8);
-    }
-    // SAFETY: conversions end with a zero byte.
-    Some(unsafe { CStr::from_ptr(converted) }.to_owned())
+    let converted = any_to_server(utf8.to_bytes(), UTF8).map(CStr::to_owned);
+    Some(converted.unwrap_or(utf8))
 }
 
 /// Text for PostgreSQL, in the server's encoding, without a zero byte at the end. A character that the encoding does not have becomes a question
@@ -125,11 +189,8 @@ fn convert(text: &str) -> (Vec<u8>, bool) {
     }
     let mut whole = true;
     let mut converted = Vec::with_capacity(text.len());
-    // SAFETY: reads a variable; a catalog look-up in a transaction.
-    let (encoding, procedure) = unsafe {
-        let encoding = pg_sys::GetDatabaseEncoding();
-        (encoding, pg_sys::FindDefaultConversionProc(UTF8, encoding))
-    };
+    let encoding = plain::GetDatabaseEncoding();
+    let procedure = plain::FindDefaultConversionProc(UTF8, encoding);
     let mut room = [0_u8; 16];
     for character in text.chars() {
         let mut utf8 = [0_u8; 4];
@@ -182,26 +243,8 @@ pub fn text_argument(text: &str) -> DatumWithOid<'static> {
 
 /// Texts in UTF-8 as one argument of type text[].
 pub fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
-    let mut elements: Vec<pg_sys::Datum> = texts
-        .iter()
-        .map(|text| {
-            text_to_server(text)
-                .into_datum()
-                .unwrap_or(pg_sys::Datum::null())
-        })
-        .collect();
-    // SAFETY: so many texts; a text has a variable length and is aligned as an integer is.
-    unsafe {
-        let array = pg_sys::construct_array(
-            elements.as_mut_ptr(),
-            i32::try_from(elements.len()).unwrap_or_default(),
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            c_char::try_from(pg_sys::TYPALIGN_INT).unwrap_or_default(),
-        );
-        DatumWithOid::new(pg_sys::Datum::from(array), pg_sys::TEXTARRAYOID)
-    }
+    let texts = texts.iter().map(|text| value::text(&text_to_server(text)));
+    value::texts(texts).argument()
 }
 
 /// Arguments of a statement whose texts are UTF-8, as PostgreSQL takes them.
@@ -228,16 +271,8 @@ pub fn text_from_server(text: &[u8]) -> Option<String> {
     if text.is_ascii() {
         return String::from_utf8(text.to_vec()).ok();
     }
-    let len = i32::try_from(text.len()).ok()?;
-    // SAFETY: a string of that length; the answer is the same string or a new one in the current context, which ends with a
-    // zero byte.
-    unsafe {
-        let converted = pg_sys::pg_server_to_any(text.as_ptr().cast(), len, UTF8);
-        if converted.is_null() || converted.cast_const() == text.as_ptr().cast() {
-            return std::str::from_utf8(text).ok().map(str::to_owned);
-        }
-        CStr::from_ptr(converted).to_str().ok().map(str::to_owned)
-    }
+    let converted = server_to_any(text, UTF8).map_or(text, CStr::to_bytes);
+    std::str::from_utf8(converted).ok().map(str::to_owned)
 }
 
 /// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What can't be had as UTF-8 raises 22021.
@@ -327,30 +362,41 @@ unsafe impl SqlTranslatable for Text {
     const RETURN_SQL: Result<ReturnsRef, ReturnsError> = <String as SqlTranslatable>::RETURN_SQL;
 }
 
+/// Checks that bytes are text in the server's encoding. PostgreSQL raises an error if not, or if there
+/// is a zero byte.
+#[inline]
+pub fn check(bytes: &[u8]) {
+    let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+    // SAFETY: there are so many bytes.
+    unsafe {
+        pg_sys::pg_verify_mbstr(
+            pg_sys::GetDatabaseEncoding(),
+            bytes.as_ptr().cast(),
+            length,
+            false,
+        );
+    }
+}
+
+/// Text of another encoding, as PostgreSQL numbers them, in the server's. What is made for that is in
+/// the current memory context. PostgreSQL raises an error if the bytes are not valid.
+#[must_use]
+pub fn of_charset(bytes: &[u8], charset: i32) -> &[u8] {
+    if u32::try_from(charset).map_or(true, |charset| {
+        charset >= pg_sys::pg_enc::_PG_LAST_ENCODING_
+    }) {
+        PgError::new(SqlState::InternalError, "encoding of a stream is not known").raise();
+    }
+    any_to_server(bytes, charset).map_or(bytes, CStr::to_bytes)
+}
+
 /// Whether the server's encoding is UTF8.
 pub fn is_utf8() -> bool {
-    // SAFETY: reads a variable.
-    unsafe { pg_sys::GetDatabaseEncoding() == UTF8 }
+    plain::GetDatabaseEncoding() == UTF8
 }
 
 fn is_sql_ascii() -> bool {
-    // SAFETY: reads a variable.
-    unsafe { pg_sys::GetDatabaseEncoding() == SQL_ASCII }
-}
-
-/// Schema and name of a relation that the relation cache holds.
-///
-/// # Safety
-/// `relation` is valid; in a transaction.
-pub unsafe fn of_relation(relation: pg_sys::Relation) -> (String, String) {
-    // SAFETY: as the caller says; the namespace's name is in the current context or null.
-    unsafe {
-        let form = &*(*relation).rd_rel;
-        (
-            from_server(pg_sys::get_namespace_name(form.relnamespace)),
-            from_server(form.relname.data.as_ptr()),
-        )
-    }
+    plain::GetDatabaseEncoding() == SQL_ASCII
 }
 
 /// JSON in ASCII, which is the same in every server encoding. Other characters, which only strings

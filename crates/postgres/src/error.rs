@@ -5,7 +5,9 @@ mod held;
 
 use std::panic::AssertUnwindSafe;
 
+use crate::{compat, lock, memory, plain, snapshot};
 use braid_bgworker::policy;
+use braid_bgworker::sqlstate::SqlState;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 
@@ -13,14 +15,11 @@ pub use fields::Fields;
 use fields::Watch;
 use held::Held;
 
-/// SQLSTATE of a lock that was waited for as long as it may be.
-pub const LOCK_NOT_AVAILABLE: &str = "55P03";
-
 /// An error that PostgreSQL or our own code raised, after it was caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PgError {
-    /// Five characters.
-    pub sqlstate: String,
+    /// Its code.
+    pub sqlstate: SqlState,
     /// Primary message.
     pub message: String,
     /// Detail, if any.
@@ -36,9 +35,9 @@ pub struct PgError {
 impl PgError {
     /// An error of our own.
     #[must_use]
-    pub fn new(sqlstate: &str, message: impl Into<String>) -> Self {
+    pub fn new(sqlstate: SqlState, message: impl Into<String>) -> Self {
         Self {
-            sqlstate: sqlstate.to_owned(),
+            sqlstate,
             message: message.into(),
             detail: None,
             hint: None,
@@ -70,7 +69,7 @@ impl PgError {
         if let Some(((schema, table), function)) =
             fields.and_then(|fields| Some((fields.table()?, fields.function()?)))
             && let Some(hint) =
-                policy::cause_hint(&self.sqlstate, &function, &format!("{schema}.{table}"))
+                policy::cause_hint(self.sqlstate, &function, &format!("{schema}.{table}"))
         {
             self.hint = Some(format!("{hint} {then}"));
         }
@@ -116,7 +115,7 @@ impl PgError {
         // Where an older error was raised again by a handler in between, what was seen last is another's.
         let fields = seen.filter(|fields| fields.are_of(code, report.message()));
         Self {
-            sqlstate: sqlstate_text(fields.as_ref().map_or(code, |fields| fields.code())),
+            sqlstate: SqlState::unpack(fields.as_ref().map_or(code, |fields| fields.code())),
             message: report.message().to_owned(),
             detail: report.detail().map(str::to_owned),
             hint: report.hint().map(str::to_owned),
@@ -127,7 +126,7 @@ impl PgError {
 
     /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came from there.
     pub fn raise(self) -> ! {
-        if self.fields.is_some() || !is_named(&self.sqlstate) {
+        if self.fields.is_some() || !is_named(self.sqlstate) {
             fields::raise(self);
         }
         report(pgrx::PgLogLevel::ERROR, &self);
@@ -170,30 +169,11 @@ impl PgError {
 
 impl From<braid_gir::Error> for PgError {
     fn from(error: braid_gir::Error) -> Self {
-        Self::new("08P01", format!("invalid data from the provider: {error}"))
+        Self::new(
+            SqlState::ProtocolViolation,
+            format!("invalid data from the provider: {error}"),
+        )
     }
-}
-
-/// PostgreSQL's MAKE_SQLSTATE (src/include/utils/elog.h): five characters of six bits.
-fn sqlstate_code(text: &str) -> i32 {
-    text.bytes()
-        .take(5)
-        .enumerate()
-        .fold(0, |code, (index, byte)| {
-            code | ((i32::from(byte) - i32::from(b'0')) & 0x3f) << (6 * index)
-        })
-}
-
-/// PostgreSQL's unpack_sql_state.
-fn sqlstate_text(mut code: i32) -> String {
-    let mut text = String::with_capacity(5);
-    for _ in 0..5 {
-        text.push(char::from(
-            u8::try_from((code & 0x3f) + i32::from(b'0')).unwrap_or(b'?'),
-        ));
-        code >>= 6;
-    }
-    text
 }
 
 /// SQLSTATE of what pgrx has no name for, whatever it was.
@@ -201,18 +181,18 @@ const INTERNAL_ERROR: i32 = pg_sys::errcodes::PgSqlErrorCode::ERRCODE_INTERNAL_E
 
 /// Whether pgrx has a name for this SQLSTATE. It takes all others, which users can raise, for
 /// XX000.
-fn is_named(sqlstate: &str) -> bool {
-    let code = sqlstate_code(sqlstate);
+fn is_named(sqlstate: SqlState) -> bool {
+    let code = sqlstate.packed();
     pg_sys::errcodes::PgSqlErrorCode::from(code) as i32 == code
 }
 
 fn report(level: pgrx::PgLogLevel, error: &PgError) {
-    let needs_all = error.context().is_some() || !is_named(&error.sqlstate);
+    let needs_all = error.context().is_some() || !is_named(error.sqlstate);
     if needs_all && (level as i32) < fields::ERROR {
         fields::report(level as i32, error);
         return;
     }
-    let code = pg_sys::errcodes::PgSqlErrorCode::from(sqlstate_code(&error.sqlstate));
+    let code = pg_sys::errcodes::PgSqlErrorCode::from(error.sqlstate.packed());
     let mut report = pg_sys::panic::ErrorReport::new(code, error.message.clone(), "braid");
     if let Some(detail) = &error.detail {
         report = report.set_detail(detail.clone());
@@ -259,24 +239,18 @@ pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
 /// Whatever `work` raised or returned.
 pub fn transaction<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
     let outcome = catch(|| {
-        // SAFETY: called outside of a transaction, in a process that is connected to a database.
-        unsafe {
-            pg_sys::SetCurrentStatementStartTimestamp();
-            pg_sys::StartTransactionCommand();
-            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        }
+        crate::transaction::start();
+        lock::take_first();
+        snapshot::push();
         let value = work()?;
-        // SAFETY: the snapshot pushed above is the active one: `work` leaves the stack as it found it.
-        unsafe {
-            pg_sys::PopActiveSnapshot();
-            pg_sys::CommitTransactionCommand();
-        }
+        // The snapshot is the active one: `work` leaves the stack as it found it.
+        snapshot::pop();
+        plain::CommitTransactionCommand();
         Ok(value)
     });
     match outcome {
         Ok(Ok(value)) => {
-            // SAFETY: TopMemoryContext always exists.
-            unsafe { pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext) };
+            memory::Context::of_process().enter();
             Ok(value)
         }
         Ok(Err(error)) | Err(error) => {
@@ -292,7 +266,7 @@ pub fn abort() {
     // handlers hold them.
     unsafe {
         // A commit that failed may have left its position here (`origin::stands_for`).
-        pg_sys::replorigin_session_origin_lsn = 0;
+        compat::set_session_origin_lsn(0);
         pg_sys::InterruptHoldoffCount += 1;
         pg_sys::AbortOutOfAnyTransaction();
         pg_sys::InterruptHoldoffCount -= 1;

@@ -2,10 +2,13 @@
 //! own functions are, so that an error raised in it unwinds as a panic; signal handlers are only passed on by address.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use pgrx::pg_sys;
+
+use crate::plain;
 
 /// src/backend/executor/execPartition.c; opaque.
 #[repr(C)]
@@ -15,246 +18,132 @@ pub struct PartitionTupleRouting {
 }
 
 unsafe extern "C-unwind" {
-    /// Whether the postmaster still runs (src/backend/storage/ipc/pmsignal.c, 15 to 18).
-    pub fn PostmasterIsAliveInternal() -> bool;
+    /// Whether the postmaster still runs (src/backend/storage/ipc/pmsignal.c, 15 to 18). Raises no
+    /// error, and has no condition.
+    pub safe fn PostmasterIsAliveInternal() -> bool;
+}
 
-    /// Handler for SIGTERM (src/backend/tcop/postgres.c, 15 to 18).
-    pub(crate) fn die(signal: c_int);
-    /// Handler for SIGHUP (src/backend/postmaster/interrupt.c, 15 to 18).
-    pub(crate) fn SignalHandlerForConfigReload(signal: c_int);
-    // src/include/executor/execPartition.h, 15 to 18.
-    #[link_name = "ExecSetupPartitionTupleRouting"]
-    fn setup_partition_tuple_routing_unguarded(
+/// Declares functions that the bindings lack, by their signatures in PostgreSQL's headers, behind
+/// the bindings' guard.
+macro_rules! guarded {
+    ($($(#[doc = $doc:literal])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $returned:ty)? = $symbol:literal;)*) => {$(
+        $(#[doc = $doc])*
+        ///
+        /// # Safety
+        /// As the PostgreSQL function: pointers are valid, and belong together.
+        pub unsafe fn $name($($argument: $type),*) $(-> $returned)? {
+            unsafe extern "C-unwind" {
+                #[link_name = $symbol]
+                fn unguarded($($argument: $type),*) $(-> $returned)?;
+            }
+            // SAFETY: as the caller says; the signature is the header's. Arguments are plain, so
+            // nothing with a destructor is on the closure's stack.
+            unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| unguarded($($argument),*)) }
+        }
+    )*};
+}
+
+guarded! {
+    /// Prepares to route rows of a partitioned table (src/include/executor/execPartition.h, 15 to
+    /// 18).
+    fn exec_setup_partition_tuple_routing(
         estate: *mut pg_sys::EState,
         relation: pg_sys::Relation,
-    ) -> *mut PartitionTupleRouting;
-    #[link_name = "ExecFindPartition"]
-    fn find_partition_unguarded(
+    ) -> *mut PartitionTupleRouting = "ExecSetupPartitionTupleRouting";
+
+    /// The partition that a row belongs to (src/include/executor/execPartition.h, 15 to 18).
+    fn exec_find_partition(
         state: *mut pg_sys::ModifyTableState,
         root: *mut pg_sys::ResultRelInfo,
         routing: *mut PartitionTupleRouting,
         slot: *mut pg_sys::TupleTableSlot,
         estate: *mut pg_sys::EState,
-    ) -> *mut pg_sys::ResultRelInfo;
-    #[link_name = "ExecCleanupTupleRouting"]
-    fn cleanup_tuple_routing_unguarded(
+    ) -> *mut pg_sys::ResultRelInfo = "ExecFindPartition";
+
+    /// Closes what routing has opened (src/include/executor/execPartition.h, 15 to 18).
+    fn exec_cleanup_tuple_routing(
         state: *mut pg_sys::ModifyTableState,
         routing: *mut PartitionTupleRouting,
-    );
-    // src/include/catalog/pg_inherits.h, 15 to 18.
-    #[link_name = "find_all_inheritors"]
-    fn find_all_inheritors_unguarded(
-        parent: pg_sys::Oid,
-        lock_mode: c_int,
-        parents: *mut *mut pg_sys::List,
-    ) -> *mut pg_sys::List;
-}
+    ) = "ExecCleanupTupleRouting";
 
-/// Prepare to route rows of a partitioned table.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn exec_setup_partition_tuple_routing(
-    estate: *mut pg_sys::EState,
-    relation: pg_sys::Relation,
-) -> *mut PartitionTupleRouting {
-    // SAFETY: the signature is that of the header; nothing with a destructor is on the closure's stack.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            setup_partition_tuple_routing_unguarded(estate, relation)
-        })
-    }
-}
-
-/// The partition that a row belongs to.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn exec_find_partition(
-    state: *mut pg_sys::ModifyTableState,
-    root: *mut pg_sys::ResultRelInfo,
-    routing: *mut PartitionTupleRouting,
-    slot: *mut pg_sys::TupleTableSlot,
-    estate: *mut pg_sys::EState,
-) -> *mut pg_sys::ResultRelInfo {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            find_partition_unguarded(state, root, routing, slot, estate)
-        })
-    }
-}
-
-/// Close what routing has opened.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn exec_cleanup_tuple_routing(
-    state: *mut pg_sys::ModifyTableState,
-    routing: *mut PartitionTupleRouting,
-) {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| cleanup_tuple_routing_unguarded(state, routing));
-    }
-}
-
-unsafe extern "C-unwind" {
-    // src/include/executor/nodeModifyTable.h, 15 to 18.
-    #[link_name = "ExecComputeStoredGenerated"]
-    fn compute_stored_generated_unguarded(
+    /// Computes the stored generated columns of the row in a slot, of a table that has such columns
+    /// (src/include/executor/nodeModifyTable.h, 15 to 18).
+    fn compute_stored_generated(
         target: *mut pg_sys::ResultRelInfo,
         estate: *mut pg_sys::EState,
         slot: *mut pg_sys::TupleTableSlot,
         command: pg_sys::CmdType::Type,
-    );
-}
+    ) = "ExecComputeStoredGenerated";
 
-/// Compute the stored generated columns of the row in a slot.
-///
-/// # Safety
-/// As the PostgreSQL function: the table has such columns.
-pub unsafe fn compute_stored_generated(
-    target: *mut pg_sys::ResultRelInfo,
-    estate: *mut pg_sys::EState,
-    slot: *mut pg_sys::TupleTableSlot,
-    command: pg_sys::CmdType::Type,
-) {
-    // SAFETY: the signature is that of the header; nothing with a destructor is on the closure's stack.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            compute_stored_generated_unguarded(target, estate, slot, command);
-        });
-    }
-}
+    /// OIDs of a table and all tables below it, each locked, in the current memory context
+    /// (src/include/catalog/pg_inherits.h, 15 to 18). In a transaction; `parents` may be null.
+    fn find_all_inheritors(
+        parent: pg_sys::Oid,
+        lock_mode: c_int,
+        parents: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List = "find_all_inheritors";
 
-/// OIDs of a table and all tables below it, each locked.
-///
-/// # Safety
-/// In a transaction; the list is allocated in the current memory context.
-pub unsafe fn find_all_inheritors(parent: pg_sys::Oid, lock_mode: c_int) -> *mut pg_sys::List {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            find_all_inheritors_unguarded(parent, lock_mode, std::ptr::null_mut())
-        })
-    }
-}
+    /// OIDs of a partition's ancestors, its parent first, in the current memory context
+    /// (src/backend/catalog/partition.c, 15 to 18). In a transaction, with a snapshot for catalogs.
+    fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List = "get_partition_ancestors";
 
-unsafe extern "C-unwind" {
-    /// src/backend/catalog/partition.c, 15 to 18: OIDs of a partition's ancestors, its parent first.
-    #[link_name = "get_partition_ancestors"]
-    fn get_partition_ancestors_unguarded(relid: pg_sys::Oid) -> *mut pg_sys::List;
-}
-
-/// OIDs of a partition's ancestors, its parent first.
-///
-/// # Safety
-/// In a transaction, with a snapshot for catalogs; the list is allocated in the current memory context.
-pub unsafe fn get_partition_ancestors(relid: pg_sys::Oid) -> *mut pg_sys::List {
-    // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of the closure.
-    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| get_partition_ancestors_unguarded(relid)) }
-}
-
-unsafe extern "C-unwind" {
-    /// src/include/utils/multirangetypes.h, 15 to 18.
-    #[link_name = "multirange_deserialize"]
-    fn multirange_deserialize_unguarded(
+    /// Takes a multirange apart, into the current memory context
+    /// (src/include/utils/multirangetypes.h, 15 to 18). The range type is the type cache's entry,
+    /// with what it has of ranges. The multirange is not compressed or stored out of line.
+    fn multirange_deserialize(
         range_type: *mut pg_sys::TypeCacheEntry,
         multirange: *const pg_sys::varlena,
         count: *mut i32,
         ranges: *mut *mut *mut pg_sys::RangeType,
-    );
-}
+    ) = "multirange_deserialize";
 
-/// Takes a multirange apart: its ranges, and their number.
-///
-/// # Safety
-/// `range_type` is the type cache's entry of the range type, with what it has of ranges; the
-/// multirange is one of that, and not compressed or stored out of line. The ranges are allocated in
-/// the current memory context.
-pub unsafe fn multirange_deserialize(
-    range_type: *mut pg_sys::TypeCacheEntry,
-    multirange: *const pg_sys::varlena,
-) -> (*mut *mut pg_sys::RangeType, usize) {
-    let (mut count, mut ranges) = (0, std::ptr::null_mut());
-    let (to_count, to_ranges) = (&raw mut count, &raw mut ranges);
-    // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of
-    // the closure.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            multirange_deserialize_unguarded(range_type, multirange, to_count, to_ranges);
-        });
-    }
-    (ranges, usize::try_from(count).unwrap_or(0))
-}
+    /// A timer of this process, whose end calls `handler` in the signal handler of its alarm
+    /// (src/include/utils/timeout.h, 15 to 18). The handler does only what a signal handler may,
+    /// and is never unloaded. Raises an error if all numbers are taken.
+    fn register_timeout(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int = "RegisterTimeout";
 
-unsafe extern "C-unwind" {
-    // src/include/utils/timeout.h, 15 to 18.
-    #[link_name = "RegisterTimeout"]
-    fn register_timeout_unguarded(id: c_int, handler: unsafe extern "C-unwind" fn()) -> c_int;
-    #[link_name = "enable_timeout_every"]
-    fn enable_timeout_every_unguarded(id: c_int, first: pg_sys::TimestampTz, milliseconds: c_int);
-    #[link_name = "disable_timeout"]
-    fn disable_timeout_unguarded(id: c_int, keep_indicator: bool);
+    /// Has a timer of this process end at a time, and again after so many milliseconds each
+    /// (src/include/utils/timeout.h, 15 to 18).
+    fn enable_timeout_every(
+        timer: c_int,
+        first: pg_sys::TimestampTz,
+        milliseconds: c_int,
+    ) = "enable_timeout_every";
+
+    /// Stops a timer of this process, if it has not ended (src/include/utils/timeout.h, 15 to 18).
+    fn disable_timeout(timer: c_int, keep_indicator: bool) = "disable_timeout";
+
+    /// Decodes the record that was read (src/include/replication/decode.h, 15 to 18).
+    fn logical_decoding_process_record(
+        context: *mut pg_sys::LogicalDecodingContext,
+        reader: *mut pg_sys::XLogReaderState,
+    ) = "LogicalDecodingProcessRecord";
+
+    /// Whether a transaction is prepared here under this name, at this position and time of its
+    /// origin (src/include/access/twophase.h, 15 to 18). In a transaction.
+    fn lookup_gxact(
+        gid: *const c_char,
+        prepare_end_lsn: pg_sys::XLogRecPtr,
+        origin_prepare_timestamp: pg_sys::TimestampTz,
+    ) -> bool = "LookupGXact";
+
+    /// COMMIT PREPARED or ROLLBACK PREPARED, in a transaction that has done nothing else
+    /// (src/include/access/twophase.h, 15 to 18).
+    fn finish_prepared_transaction(gid: *const c_char, is_commit: bool) = "FinishPreparedTransaction";
+
+    /// Whether two values are the same, byte for byte but for how they are stored
+    /// (src/include/utils/datum.h, 15 to 18). Both are of the type that has this length and is
+    /// passed so.
+    fn datum_image_eq(
+        one: pg_sys::Datum,
+        other: pg_sys::Datum,
+        by_value: bool,
+        length: c_int,
+    ) -> bool = "datum_image_eq";
 }
 
 /// At least `USER_TIMEOUT` of src/include/utils/timeout.h in every version: registering it gives a number of one's own.
-const ANY_USER_TIMEOUT: c_int = 20;
-
-/// Whether two values are the same, byte for byte but for how they are stored.
-///
-/// # Safety
-/// Both are of the type that has this length and is passed so.
-pub unsafe fn datum_image_eq(
-    one: pg_sys::Datum,
-    other: pg_sys::Datum,
-    by_value: bool,
-    length: i16,
-) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            raw::datum_image_eq(one, other, by_value, c_int::from(length))
-        })
-    }
-}
-
-/// A timer of this process, whose end calls `handler` in the signal handler of its alarm.
-///
-/// # Safety
-/// The handler does only what a signal handler may, and is never unloaded.
-pub unsafe fn register_timeout(handler: unsafe extern "C-unwind" fn()) -> c_int {
-    // SAFETY: as the caller says; raises an error when all numbers are taken.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| register_timeout_unguarded(ANY_USER_TIMEOUT, handler))
-    }
-}
-
-/// Have a timer end in so many milliseconds, and again after each `next` milliseconds from then on.
-///
-/// # Safety
-/// The timer was registered by this process.
-pub unsafe fn enable_timeout(timer: c_int, first: c_int, next: c_int) {
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            let first = pg_sys::GetCurrentTimestamp() + i64::from(first) * 1000;
-            enable_timeout_every_unguarded(timer, first, next);
-        });
-    }
-}
-
-/// Stop a timer, if it has not ended.
-///
-/// # Safety
-/// The timer was registered by this process.
-pub unsafe fn disable_timeout(timer: c_int) {
-    // SAFETY: as the caller says.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| disable_timeout_unguarded(timer, false));
-    }
-}
+pub const ANY_USER_TIMEOUT: c_int = 20;
 
 /// BTScanInsertData of src/include/access/nbtree.h, 15 to 18.
 #[repr(C)]
@@ -268,11 +157,61 @@ pub(crate) struct ScanInsert {
     pub(crate) scan_keys: [pg_sys::ScanKeyData; 0],
 }
 
+/// For `layout::by_hand`.
+pub(crate) const BY_HAND: &[(&str, usize)] = &[
+    (
+        "BTScanInsertData.heapkeyspace",
+        offset_of!(ScanInsert, has_heap_key_space),
+    ),
+    (
+        "BTScanInsertData.allequalimage",
+        offset_of!(ScanInsert, all_equal_image),
+    ),
+    (
+        "BTScanInsertData.anynullkeys",
+        offset_of!(ScanInsert, flags),
+    ),
+    (
+        "BTScanInsertData.scantid",
+        offset_of!(ScanInsert, tie_breaker),
+    ),
+    ("BTScanInsertData.keysz", offset_of!(ScanInsert, keys)),
+    (
+        "BTScanInsertData.scankeys",
+        offset_of!(ScanInsert, scan_keys),
+    ),
+    ("sizeof(ScanKeyData)", size_of::<pg_sys::ScanKeyData>()),
+    (
+        "PQcommMethods.comm_reset",
+        offset_of!(PqCommMethods, comm_reset),
+    ),
+    ("PQcommMethods.flush", offset_of!(PqCommMethods, flush)),
+    (
+        "PQcommMethods.flush_if_writable",
+        offset_of!(PqCommMethods, flush_if_writable),
+    ),
+    (
+        "PQcommMethods.is_send_pending",
+        offset_of!(PqCommMethods, is_send_pending),
+    ),
+    (
+        "PQcommMethods.putmessage",
+        offset_of!(PqCommMethods, putmessage),
+    ),
+    (
+        "PQcommMethods.putmessage_noblock",
+        offset_of!(PqCommMethods, putmessage_noblock),
+    ),
+    ("sizeof(PQcommMethods)", size_of::<PqCommMethods>()),
+    ("Port.sock", offset_of!(PortHead, sock)),
+    ("Port.noblock", offset_of!(PortHead, noblock)),
+];
+
 /// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
 /// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
 /// closure by a long jump, so nothing with a destructor may live on its stack.
 pub mod raw {
-    use std::ffi::{c_char, c_int, c_void};
+    use std::ffi::{c_char, c_int};
 
     use pgrx::pg_sys;
 
@@ -324,7 +263,6 @@ pub mod raw {
             recent: pg_sys::Buffer,
         ) -> bool;
         pub(crate) fn BufferGetBlockNumber(buffer: pg_sys::Buffer) -> pg_sys::BlockNumber;
-        pub(crate) fn LockBuffer(buffer: pg_sys::Buffer, mode: c_int);
         pub(crate) fn UnlockReleaseBuffer(buffer: pg_sys::Buffer);
         // src/include/access/nbtree.h, 15 to 18.
         pub(crate) fn _bt_mkscankey(
@@ -348,8 +286,6 @@ pub mod raw {
             rightmost: bool,
             snapshot: pg_sys::Snapshot,
         ) -> pg_sys::Buffer;
-        /// Prunes the page if it is worth while and its cleanup lock is free. The caller has a pin, no lock.
-        pub fn heap_page_prune_opt(relation: pg_sys::Relation, buffer: pg_sys::Buffer);
         pub(crate) fn HeapTupleSatisfiesVisibility(
             tuple: pg_sys::HeapTuple,
             snapshot: pg_sys::Snapshot,
@@ -400,16 +336,6 @@ pub mod raw {
             mode: pg_sys::LWLockMode::Type,
         ) -> bool;
         pub(crate) fn LWLockRelease(lock: *mut pg_sys::LWLock);
-        pub(crate) fn ForEachLWLockHeldByMe(
-            callback: Option<
-                unsafe extern "C-unwind" fn(
-                    *mut pg_sys::LWLock,
-                    pg_sys::LWLockMode::Type,
-                    *mut c_void,
-                ),
-            >,
-            context: *mut c_void,
-        );
         // src/include/utils/elog.h, 15 to 18.
         pub(crate) fn CopyErrorData() -> *mut pg_sys::ErrorData;
         pub(crate) fn FreeErrorData(error: *mut pg_sys::ErrorData);
@@ -420,13 +346,19 @@ pub mod raw {
         pub(crate) fn errmsg_internal(format: *const c_char, ...) -> c_int;
         pub(crate) fn errdetail_internal(format: *const c_char, ...) -> c_int;
         pub(crate) fn errdetail_log(format: *const c_char, ...) -> c_int;
-        pub(crate) fn errhint(format: *const c_char, ...) -> c_int;
+        /// Adds a hint to the error that is put together.
+        pub fn errhint(format: *const c_char, ...) -> c_int;
         pub(crate) fn errcontext_msg(format: *const c_char, ...) -> c_int;
         pub(crate) fn set_errcontext_domain(domain: *const c_char) -> c_int;
         pub(crate) fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
         pub(crate) fn errposition(position: c_int) -> c_int;
         pub(crate) fn internalerrposition(position: c_int) -> c_int;
         pub(crate) fn internalerrquery(query: *const c_char) -> c_int;
+        /// SQLSTATE of the error that is put together.
+        pub fn geterrcode() -> c_int;
+        // src/include/executor/executor.h, 15 to 18.
+        /// Begins a query as PostgreSQL does without hooks.
+        pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
         // src/include/tcop/utility.h, 15 to 18.
         /// Runs a utility statement as PostgreSQL does without hooks.
         pub fn standard_ProcessUtility(
@@ -538,80 +470,122 @@ pub fn has_replaced_postgres_methods() -> bool {
 fn same_object(one: *const c_void, other: *const c_void) -> bool {
     let base = |address| {
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: it only looks the address up, and fills in the structure if it finds it.
-        let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        // SAFETY: zeros are a value of it, as its fields are pointers.
-        let base = unsafe { info.assume_init() }.dli_fbase;
-        (found != 0).then_some(base)
+        // SAFETY: the function looks the address up, and fills in the structure if it finds it.
+        // Zeros are a value of that, as its fields are pointers.
+        let (found, info) = unsafe {
+            let found = libc::dladdr(address, info.as_mut_ptr());
+            (found, info.assume_init())
+        };
+        (found != 0).then_some(info.dli_fbase)
     };
     base(one).is_some_and(|found| base(other) == Some(found))
 }
 
-/// The table of PostgreSQL's own functions.
-unsafe fn original_methods() -> *const PqCommMethods {
+/// PostgreSQL's own functions.
+fn original_methods() -> PqCommMethods {
     let original = ORIGINAL_METHODS.load(Relaxed);
-    if original.is_null() {
-        // SAFETY: a table is set before a process serves its client.
-        unsafe { PQ_COMM_METHODS }
-    } else {
-        original
+    // SAFETY: PostgreSQL has a table there from the beginning of the process, and frees none.
+    unsafe {
+        *(if original.is_null() {
+            PQ_COMM_METHODS
+        } else {
+            original.cast_const()
+        })
     }
 }
 
-/// PostgreSQL's own `pq_flush`, for the function that stands in its place.
-///
-/// # Safety
-/// Called by PostgreSQL: an error leaves by a long jump.
-pub unsafe fn original_flush() -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { ((*original_methods()).flush)() }
+/// Declares PostgreSQL's own functions for the functions that stand in their places.
+macro_rules! originals {
+    ($($(#[doc = $doc:literal])* fn $name:ident = $member:ident($($argument:ident: $type:ty),*) $(-> $returned:ty)?;)*) => {$(
+        $(#[doc = $doc])*
+        ///
+        /// # Safety
+        /// Called by PostgreSQL in place of this one, with these arguments: an error leaves by a
+        /// long jump.
+        pub unsafe fn $name($($argument: $type),*) $(-> $returned)? {
+            // SAFETY: as the caller says.
+            unsafe { (original_methods().$member)($($argument),*) }
+        }
+    )*};
 }
 
-/// PostgreSQL's own `pq_putmessage`, for the function that stands in its place.
-///
-/// # Safety
-/// Called by PostgreSQL: an error leaves by a long jump.
-pub unsafe fn original_putmessage(kind: c_char, body: *const c_char, length: usize) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { ((*original_methods()).putmessage)(kind, body, length) }
+originals! {
+    /// PostgreSQL's own `pq_flush`.
+    fn original_flush = flush() -> c_int;
+    /// PostgreSQL's own `pq_putmessage`.
+    fn original_putmessage = putmessage(kind: c_char, body: *const c_char, length: usize) -> c_int;
+    /// PostgreSQL's own `pq_flush_if_writable`.
+    fn original_flush_if_writable = flush_if_writable() -> c_int;
+    /// PostgreSQL's own `pq_putmessage_noblock`.
+    fn original_putmessage_noblock = putmessage_noblock(kind: c_char, body: *const c_char, length: usize);
 }
 
-/// PostgreSQL's own `pq_flush_if_writable`, for the function that stands in its place.
-///
-/// # Safety
-/// Called by PostgreSQL: an error leaves by a long jump.
-pub unsafe fn original_flush_if_writable() -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { ((*original_methods()).flush_if_writable)() }
-}
+/// The client of this process: it has one from its beginning to its end, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client(());
 
-/// PostgreSQL's own `pq_is_send_pending`, for the function that stands in its place.
-///
-/// # Safety
-/// Called by PostgreSQL.
-pub unsafe fn original_is_send_pending() -> bool {
-    // SAFETY: as the caller says.
-    unsafe { ((*original_methods()).is_send_pending)() }
-}
+impl Client {
+    /// The client, if this process has one.
+    #[must_use]
+    pub fn of_process() -> Option<Self> {
+        (!plain::MyProcPort().is_null()).then_some(Self(()))
+    }
 
-/// PostgreSQL's own `pq_putmessage_noblock`, for the function that stands in its place.
-///
-/// # Safety
-/// Called by PostgreSQL: an error leaves by a long jump.
-pub unsafe fn original_putmessage_noblock(kind: c_char, body: *const c_char, length: usize) {
-    // SAFETY: as the caller says.
-    unsafe { ((*original_methods()).putmessage_noblock)(kind, body, length) }
-}
+    /// `pq_is_send_pending`: whether something is in the send buffer.
+    #[must_use]
+    pub fn is_send_pending(self) -> bool {
+        // SAFETY: there is a client; the function looks at the send buffer, and raises no error.
+        unsafe { (original_methods().is_send_pending)() }
+    }
 
-/// `pq_flush_if_writable`. False if the client is gone, which the next who writes finds out too.
-///
-/// # Safety
-/// This process has a client.
-pub unsafe fn pq_flush_if_writable() -> bool {
-    // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
-    unsafe {
-        let flush = (*original_methods()).flush_if_writable;
-        pg_sys::ffi::pg_guard_ffi_boundary(|| flush()) == 0
+    /// `pq_flush_if_writable`. False if the client is gone, which the next who writes finds out
+    /// too.
+    #[must_use]
+    pub fn flush_if_writable(self) -> bool {
+        let flush = original_methods().flush_if_writable;
+        // SAFETY: there is a client. Nothing with a destructor is on the closure's stack.
+        unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| flush()) == 0 }
+    }
+
+    /// `pq_putmessage_noblock`: puts a protocol message into the connection's send buffer, which
+    /// grows as it must.
+    pub fn put_message_noblock(self, kind: u8, body: &[u8]) {
+        let put = original_methods().putmessage_noblock;
+        // SAFETY: there is a client; the bytes are copied. Nothing with a destructor is on the
+        // closure's stack.
+        unsafe {
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                put(kind.cast_signed(), body.as_ptr().cast(), body.len());
+            });
+        }
+    }
+
+    /// Write bytes to the client past the send buffer, without waiting: `secure_write`, which may
+    /// encrypt them. Nothing is in the send buffer, or it comes later.
+    #[must_use]
+    pub fn write(self, bytes: &[u8]) -> Written {
+        // SAFETY: there is a client. Nothing with a destructor is on the closure's stack.
+        unsafe {
+            let port = pg_sys::MyProcPort;
+            loop {
+                // As `socket_set_nonblocking` of src/backend/libpq/pqcomm.c does; who wants to wait
+                // sets it back.
+                (*port.cast::<PortHead>()).noblock = true;
+                let (written, code) = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                    let written = secure_write_unguarded(port, bytes.as_ptr().cast(), bytes.len());
+                    let error = std::io::Error::last_os_error();
+                    (written, error.raw_os_error().unwrap_or_default())
+                });
+                match usize::try_from(written) {
+                    Ok(count) if count > 0 => return Written::Bytes(count),
+                    _ if code == libc::EINTR => {}
+                    _ if code == libc::EAGAIN || code == libc::EWOULDBLOCK => {
+                        return Written::Later;
+                    }
+                    _ => return Written::Lost(code),
+                }
+            }
+        }
     }
 }
 
@@ -643,46 +617,6 @@ pub enum Written {
     Lost(i32),
 }
 
-/// Write bytes to the client past the send buffer, without waiting: `secure_write`, which may encrypt them.
-///
-/// # Safety
-/// This process has a client, and nothing is in the send buffer.
-pub unsafe fn write_to_client(bytes: &[u8]) -> Written {
-    // SAFETY: as the caller says. Nothing with a destructor is on the closure's stack.
-    unsafe {
-        let port = pg_sys::MyProcPort;
-        loop {
-            // As `socket_set_nonblocking` of src/backend/libpq/pqcomm.c does; who wants to wait sets it back.
-            (*port.cast::<PortHead>()).noblock = true;
-            let (written, code) = pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                let written = secure_write_unguarded(port, bytes.as_ptr().cast(), bytes.len());
-                let error = std::io::Error::last_os_error();
-                (written, error.raw_os_error().unwrap_or_default())
-            });
-            match usize::try_from(written) {
-                Ok(count) if count > 0 => return Written::Bytes(count),
-                _ if code == libc::EINTR => {}
-                _ if code == libc::EAGAIN || code == libc::EWOULDBLOCK => return Written::Later,
-                _ => return Written::Lost(code),
-            }
-        }
-    }
-}
-
-/// `pq_putmessage_noblock`: puts a protocol message into the connection's send buffer, which grows as it must.
-///
-/// # Safety
-/// This process has a client.
-pub unsafe fn pq_putmessage_noblock(kind: u8, body: &[u8]) {
-    // SAFETY: as the caller says; the bytes are copied. Nothing with a destructor is on the closure's stack.
-    unsafe {
-        let put = (*original_methods()).putmessage_noblock;
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            put(kind.cast_signed(), body.as_ptr().cast(), body.len());
-        });
-    }
-}
-
 // Of src/include/access/xlogutils.h, 15 to 18: handed on to PostgreSQL by address.
 unsafe extern "C-unwind" {
     /// Reads a page of local WAL for a reader, and waits until the record's end is written.
@@ -701,67 +635,4 @@ unsafe extern "C-unwind" {
     );
     /// Closes the segment's file that a reader has open.
     pub fn wal_segment_close(reader: *mut pg_sys::XLogReaderState);
-}
-
-unsafe extern "C-unwind" {
-    /// src/include/replication/decode.h, 15 to 18.
-    #[link_name = "LogicalDecodingProcessRecord"]
-    fn logical_decoding_process_record_unguarded(
-        context: *mut pg_sys::LogicalDecodingContext,
-        reader: *mut pg_sys::XLogReaderState,
-    );
-}
-
-/// Decode the record that was read.
-///
-/// # Safety
-/// As the PostgreSQL function.
-pub unsafe fn logical_decoding_process_record(
-    context: *mut pg_sys::LogicalDecodingContext,
-    reader: *mut pg_sys::XLogReaderState,
-) {
-    // SAFETY: the signature is that of the header; nothing with a destructor is on the stack of the closure.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            logical_decoding_process_record_unguarded(context, reader);
-        });
-    }
-}
-
-unsafe extern "C-unwind" {
-    // src/include/access/twophase.h, 15 to 18.
-    #[link_name = "LookupGXact"]
-    fn lookup_gxact_unguarded(
-        gid: *const c_char,
-        prepare_end_lsn: pg_sys::XLogRecPtr,
-        origin_prepare_timestamp: pg_sys::TimestampTz,
-    ) -> bool;
-    #[link_name = "FinishPreparedTransaction"]
-    fn finish_prepared_transaction_unguarded(gid: *const c_char, is_commit: bool);
-}
-
-/// Whether a transaction is prepared here under this name, at this position and time of its origin.
-///
-/// # Safety
-/// In a transaction.
-pub unsafe fn lookup_gxact(gid: &std::ffi::CStr, prepare_end_lsn: u64, timestamp: i64) -> bool {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            lookup_gxact_unguarded(gid.as_ptr(), prepare_end_lsn, timestamp)
-        })
-    }
-}
-
-/// COMMIT PREPARED or ROLLBACK PREPARED.
-///
-/// # Safety
-/// In a transaction that has done nothing else.
-pub unsafe fn finish_prepared_transaction(gid: &std::ffi::CStr, is_commit: bool) {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::ffi::pg_guard_ffi_boundary(|| {
-            finish_prepared_transaction_unguarded(gid.as_ptr(), is_commit);
-        });
-    }
 }

@@ -7,15 +7,20 @@ use pgrx::pg_sys;
 
 use crate::compat::{self, FileLocator};
 use crate::ffi::raw;
+use crate::plain;
 
-/// BUFFER_LOCK_UNLOCK and BUFFER_LOCK_SHARE of src/include/storage/bufmgr.h.
-const UNLOCK: i32 = 0;
-pub(crate) const SHARE: i32 = 1;
 /// Size of a page's header without its items, and of an item's pointer: src/include/storage/bufpage.h.
 const HEADER: usize = 24;
 const ITEM: usize = 4;
 /// LP_NORMAL of src/include/storage/itemid.h.
 const NORMAL: u32 = 1;
+
+/// For `layout::by_hand`.
+pub(crate) const BY_HAND: &[(&str, usize)] = &[
+    ("SizeOfPageHeaderData", HEADER),
+    ("sizeof(ItemIdData)", ITEM),
+    ("LP_NORMAL", NORMAL as usize),
+];
 
 /// A place in a table: block, and item in it.
 pub type Place = (u32, u16);
@@ -36,14 +41,11 @@ pub fn tid_of((block, item): Place) -> pg_sys::ItemPointerData {
     tid
 }
 
-/// The page in a shared buffer.
-///
-/// # Safety
-/// The buffer is a shared one, which have positive numbers.
-pub(crate) unsafe fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
-    let before = usize::try_from(buffer - 1).unwrap_or(0);
-    // SAFETY: as the caller says: BufferGetBlock of src/include/storage/bufmgr.h.
-    unsafe { pg_sys::BufferBlocks.add(before * pg_sys::BLCKSZ as usize) }
+/// The place of the page in a shared buffer, which have positive numbers: BufferGetBlock of
+/// src/include/storage/bufmgr.h.
+pub(crate) fn page_of(buffer: pg_sys::Buffer) -> *mut c_char {
+    let before = usize::try_from(buffer.saturating_sub(1)).unwrap_or(0);
+    plain::BufferBlocks().wrapping_add(before * pg_sys::BLCKSZ as usize)
 }
 
 /// How many items a page has: PageGetMaxOffsetNumber of src/include/storage/bufpage.h.
@@ -95,7 +97,7 @@ pub unsafe fn fetch(
         let tuple = &raw mut (*slot.cast::<pg_sys::BufferHeapTupleTableSlot>())
             .base
             .tupdata;
-        raw::LockBuffer(buffer, SHARE);
+        compat::lock_shared(buffer);
         let found = version_at(page_of(buffer), item);
         let is_visible = found.is_some_and(|(header, length)| {
             (*tuple).t_data = header;
@@ -104,7 +106,7 @@ pub unsafe fn fetch(
             (*tuple).t_self = tid_of(place);
             raw::HeapTupleSatisfiesVisibility(tuple, snapshot, buffer)
         });
-        raw::LockBuffer(buffer, UNLOCK);
+        compat::unlock(buffer);
         if !is_visible {
             raw::ReleaseBuffer(buffer);
             return false;
@@ -148,7 +150,7 @@ pub unsafe fn lifetime(
             let Some(buffer) = pin(file, block) else {
                 return;
             };
-            raw::LockBuffer(buffer, SHARE);
+            compat::lock_shared(buffer);
             if let Some((header, _)) = version_at(page_of(buffer), item) {
                 let mask = u32::from((*header).t_infomask);
                 let fields = (*header).t_choice.t_heap;
@@ -158,7 +160,7 @@ pub unsafe fn lifetime(
                     ended_by: (mask & pg_sys::HEAP_XMAX_IS_MULTI == 0).then_some(fields.t_xmax),
                 });
             }
-            raw::LockBuffer(buffer, UNLOCK);
+            compat::unlock(buffer);
             raw::ReleaseBuffer(buffer);
         });
     }

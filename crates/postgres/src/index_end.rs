@@ -4,11 +4,13 @@
 //! It is remembered in which buffer the last page was. Whether that page is in it, and is still the last one, is seen each time, with
 //! the page locked; so nothing has to be told when the index is split, vacuumed, truncated or rebuilt.
 
+use std::mem::offset_of;
+
 use pgrx::pg_sys;
 
 use crate::compat;
 use crate::ffi::{ScanInsert, raw};
-use crate::heap_page::{self, SHARE};
+use crate::heap_page;
 
 /// SK_ISNULL of src/include/access/skey.h.
 const IS_NULL: i32 = 1;
@@ -27,6 +29,25 @@ struct PageOpaque {
     flags: u16,
     cycle: u16,
 }
+
+/// For `layout::by_hand`.
+pub(crate) const BY_HAND: &[(&str, usize)] = &[
+    (
+        "BTPageOpaqueData.btpo_prev",
+        offset_of!(PageOpaque, previous),
+    ),
+    ("BTPageOpaqueData.btpo_next", offset_of!(PageOpaque, next)),
+    ("BTPageOpaqueData.btpo_level", offset_of!(PageOpaque, level)),
+    ("BTPageOpaqueData.btpo_flags", offset_of!(PageOpaque, flags)),
+    (
+        "BTPageOpaqueData.btpo_cycleid",
+        offset_of!(PageOpaque, cycle),
+    ),
+    ("sizeof(BTPageOpaqueData)", size_of::<PageOpaque>()),
+    ("SK_ISNULL", IS_NULL as usize),
+    ("BTP_LEAF", LEAF as usize),
+    ("BTP_DELETED | BTP_HALF_DEAD", GONE as usize),
+];
 
 /// What is known of the end of an index.
 #[derive(Debug)]
@@ -132,7 +153,7 @@ impl IndexEnd {
             if let Some((block, buffer)) = self.page
                 && raw::ReadRecentBuffer(compat::file_of(index), fork, block, buffer)
             {
-                raw::LockBuffer(buffer, SHARE);
+                compat::lock_shared(buffer);
                 let seen = self.compare(index, buffer);
                 raw::UnlockReleaseBuffer(buffer);
                 if let Some(is_greater) = seen {

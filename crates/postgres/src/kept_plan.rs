@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
 use std::ptr::NonNull;
 
+use braid_bgworker::sqlstate::SqlState;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use crate::error::PgError;
-use crate::{catalog, encoding};
+use crate::{catalog, encoding, snapshot};
 
 /// Settings under which these queries are planned. Without statistics, as right after many tables were made, the planner would
 /// join whole catalogs by hash, for each table anew.
@@ -42,12 +43,7 @@ pub fn rows(
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
     // With the snapshot of the transaction, what others committed since it began would not be seen in some isolation levels.
-    // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
-    unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot()) };
-    let found = rows_in_snapshot(sql, arguments)?;
-    // SAFETY: as above.
-    unsafe { pg_sys::PopActiveSnapshot() };
-    Ok(found)
+    snapshot::latest(|| rows_in_snapshot(sql, arguments))
 }
 
 /// As [`rows`], of what the active snapshot shows: for several queries of one moment.
@@ -127,7 +123,7 @@ unsafe fn plan(
 
 fn refused(code: c_int) -> PgError {
     PgError::new(
-        "XX000",
+        SqlState::InternalError,
         format!("could not use braid's catalog: SPI failed with code {code}"),
     )
 }

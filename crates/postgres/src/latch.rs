@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use braid_bgworker::sqlstate::SqlState;
 use pgrx::pg_sys;
 
-use crate::error::{LOCK_NOT_AVAILABLE, PgError};
+use crate::error::PgError;
 use crate::wait::{self, Wait};
 
 /// What to wait for on a socket.
@@ -43,7 +44,7 @@ pub fn refuse_waits(refuse: bool) {
 pub fn may_wait() -> Result<(), PgError> {
     if REFUSES.load(Ordering::Relaxed) {
         return Err(PgError::new(
-            LOCK_NOT_AVAILABLE,
+            SqlState::LockNotAvailable,
             "this process must not wait",
         ));
     }
@@ -107,7 +108,7 @@ fn wait_for(
     });
     let latch = woken & pg_sys::WL_LATCH_SET != 0;
     if latch {
-        // SAFETY: as above.
+        // SAFETY: MyLatch is this process's own latch and lives as long as the process.
         unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
     }
     pgrx::check_for_interrupts!();

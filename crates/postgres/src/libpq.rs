@@ -4,25 +4,28 @@
 //! in libpq: every wait is a latch wait, so that a worker stops at once when asked and notices the death of the postmaster.
 //! Connection strings never appear in an error: libpq's message about a malformed one quotes it, and is left out.
 
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_literal;
-use pgrx::pg_sys;
+use braid_bgworker::sqlstate::SqlState;
 
 use crate::error::PgError;
 use crate::latch::{Interest, Woken};
+use crate::plain;
 use crate::rows::Rows;
 use crate::wait::Wait;
 
 #[repr(C)]
 struct PGconn {
-    _private: [u8; 0],
+    _private: [UnsafeCell<u8>; 0],
 }
 
 #[repr(C)]
 struct PGresult {
-    _private: [u8; 0],
+    _private: [UnsafeCell<u8>; 0],
 }
 
 #[repr(C)]
@@ -52,6 +55,9 @@ const PG_DIAG_MESSAGE_PRIMARY: c_int = b'M' as c_int;
 const PG_DIAG_MESSAGE_DETAIL: c_int = b'D' as c_int;
 const PG_DIAG_MESSAGE_HINT: c_int = b'H' as c_int;
 
+// libpq runs no code of PostgreSQL's server, and raises no error of it: no guard is needed. A
+// `safe` function asks for no more than live objects, which references to them say, and checks the
+// rest.
 #[link(name = "pq")]
 unsafe extern "C" {
     fn PQconnectStartParams(
@@ -59,15 +65,15 @@ unsafe extern "C" {
         values: *const *const c_char,
         expand_dbname: c_int,
     ) -> *mut PGconn;
-    fn PQconnectPoll(conn: *mut PGconn) -> c_int;
-    fn PQstatus(conn: *const PGconn) -> c_int;
-    fn PQsocket(conn: *const PGconn) -> c_int;
-    fn PQhost(conn: *const PGconn) -> *const c_char;
-    fn PQhostaddr(conn: *const PGconn) -> *const c_char;
-    fn PQport(conn: *const PGconn) -> *const c_char;
-    fn PQerrorMessage(conn: *const PGconn) -> *const c_char;
+    safe fn PQconnectPoll(conn: &PGconn) -> c_int;
+    safe fn PQstatus(conn: &PGconn) -> c_int;
+    safe fn PQsocket(conn: &PGconn) -> c_int;
+    safe fn PQhost(conn: &PGconn) -> *const c_char;
+    safe fn PQhostaddr(conn: &PGconn) -> *const c_char;
+    safe fn PQport(conn: &PGconn) -> *const c_char;
+    safe fn PQerrorMessage(conn: &PGconn) -> *const c_char;
     fn PQfinish(conn: *mut PGconn);
-    fn PQsetnonblocking(conn: *mut PGconn, arg: c_int) -> c_int;
+    safe fn PQsetnonblocking(conn: &PGconn, arg: c_int) -> c_int;
     fn PQsendQuery(conn: *mut PGconn, query: *const c_char) -> c_int;
     fn PQsendQueryParams(
         conn: *mut PGconn,
@@ -79,25 +85,26 @@ unsafe extern "C" {
         param_formats: *const c_int,
         result_format: c_int,
     ) -> c_int;
-    fn PQconsumeInput(conn: *mut PGconn) -> c_int;
-    fn PQisBusy(conn: *mut PGconn) -> c_int;
-    fn PQgetResult(conn: *mut PGconn) -> *mut PGresult;
-    fn PQresultStatus(res: *const PGresult) -> c_int;
-    fn PQresultErrorField(res: *const PGresult, field: c_int) -> *const c_char;
-    fn PQntuples(res: *const PGresult) -> c_int;
-    fn PQnfields(res: *const PGresult) -> c_int;
-    fn PQgetvalue(res: *const PGresult, row: c_int, field: c_int) -> *const c_char;
-    fn PQgetisnull(res: *const PGresult, row: c_int, field: c_int) -> c_int;
-    fn PQgetlength(res: *const PGresult, row: c_int, field: c_int) -> c_int;
+    safe fn PQconsumeInput(conn: &PGconn) -> c_int;
+    safe fn PQisBusy(conn: &PGconn) -> c_int;
+    safe fn PQgetResult(conn: &PGconn) -> *mut PGresult;
+    safe fn PQresultStatus(res: &PGresult) -> c_int;
+    safe fn PQresultErrorField(res: &PGresult, field: c_int) -> *const c_char;
+    safe fn PQntuples(res: &PGresult) -> c_int;
+    safe fn PQnfields(res: &PGresult) -> c_int;
+    // For a cell that is not there: null, 1 and 0.
+    safe fn PQgetvalue(res: &PGresult, row: c_int, field: c_int) -> *const c_char;
+    safe fn PQgetisnull(res: &PGresult, row: c_int, field: c_int) -> c_int;
+    safe fn PQgetlength(res: &PGresult, row: c_int, field: c_int) -> c_int;
     fn PQclear(res: *mut PGresult);
-    fn PQgetCopyData(conn: *mut PGconn, buffer: *mut *mut c_char, is_async: c_int) -> c_int;
+    safe fn PQgetCopyData(conn: &PGconn, buffer: &mut *mut c_char, is_async: c_int) -> c_int;
     fn PQputCopyData(conn: *mut PGconn, buffer: *const c_char, bytes: c_int) -> c_int;
-    fn PQflush(conn: *mut PGconn) -> c_int;
+    safe fn PQflush(conn: &PGconn) -> c_int;
     fn PQfreemem(ptr: *mut std::ffi::c_void);
     fn PQconninfoParse(conninfo: *const c_char, errmsg: *mut *mut c_char) -> *mut PQconninfoOption;
     fn PQconninfoFree(options: *mut PQconninfoOption);
-    fn PQconnectionUsedPassword(conn: *const PGconn) -> c_int;
-    fn PQserverVersion(conn: *const PGconn) -> c_int;
+    safe fn PQconnectionUsedPassword(conn: &PGconn) -> c_int;
+    safe fn PQserverVersion(conn: &PGconn) -> c_int;
 }
 
 /// Why a peer could not be reached or did not do as asked.
@@ -115,8 +122,8 @@ pub enum Error {
     /// The peer reported an error.
     #[error("{message}")]
     Server {
-        /// Five characters.
-        sqlstate: String,
+        /// Its code.
+        sqlstate: SqlState,
         /// Primary message.
         message: String,
         /// Detail, if any.
@@ -141,27 +148,42 @@ pub enum Error {
 impl Error {
     /// SQLSTATE as the peer or the connection gives it; 08006 for a lost connection, 08P01 for a broken protocol.
     #[must_use]
-    pub fn sqlstate(&self) -> &str {
+    pub fn sqlstate(&self) -> SqlState {
         match self {
-            Self::MalformedConnectionString | Self::UnknownOption(_) => "22023",
-            Self::Connection(_) | Self::EndOfStream | Self::Timeout | Self::Silent => "08006",
-            Self::Server { sqlstate, .. } => sqlstate,
-            Self::Unexpected(_) => "08P01",
+            Self::MalformedConnectionString | Self::UnknownOption(_) => {
+                SqlState::InvalidParameterValue
+            }
+            Self::Connection(_) | Self::EndOfStream | Self::Timeout | Self::Silent => {
+                SqlState::ConnectionFailure
+            }
+            Self::Server { sqlstate, .. } => *sqlstate,
+            Self::Unexpected(_) => SqlState::ProtocolViolation,
+        }
+    }
+}
+
+impl Error {
+    /// The peer's own detail, if it gave one.
+    #[must_use]
+    pub fn detail(&self) -> Option<&str> {
+        match self {
+            Self::Server { detail, .. } => detail.as_deref(),
+            _ => None,
         }
     }
 }
 
 impl From<Error> for PgError {
     fn from(error: Error) -> Self {
-        let sqlstate = error.sqlstate().to_owned();
+        let sqlstate = error.sqlstate();
         let message = error.to_string();
         match error {
             Error::Server { detail, hint, .. } => Self {
                 detail,
                 hint,
-                ..Self::new(&sqlstate, message)
+                ..Self::new(sqlstate, message)
             },
-            _ => Self::new(&sqlstate, message),
+            _ => Self::new(sqlstate, message),
         }
     }
 }
@@ -175,8 +197,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// `wal_receiver_timeout`; `None` when it is 0.
 #[must_use]
 pub fn receiver_timeout() -> Option<Duration> {
-    // SAFETY: a setting of the server, in milliseconds.
-    let milliseconds = unsafe { pg_sys::wal_receiver_timeout };
+    let milliseconds = plain::wal_receiver_timeout();
     u64::try_from(milliseconds)
         .ok()
         .filter(|time| *time > 0)
@@ -280,7 +301,7 @@ impl Backend {
 /// A connection to another server.
 #[derive(Debug)]
 pub struct Connection {
-    raw: *mut PGconn,
+    raw: NonNull<PGconn>,
     silence: Silence,
 }
 
@@ -288,7 +309,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         // SAFETY: `raw` came from PQconnectStartParams and is finished once. libpq neither raises PostgreSQL errors nor
         // needs PostgreSQL's state, so the socket is closed while unwinding too.
-        unsafe { PQfinish(self.raw) }
+        unsafe { PQfinish(self.raw.as_ptr()) }
     }
 }
 
@@ -349,7 +370,7 @@ fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
 
 /// Value of one keyword of a connection string, if it is set there; never a password.
 #[must_use]
-pub(crate) fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
+pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
     if keyword == "password" {
         None
     } else {
@@ -364,9 +385,19 @@ pub fn has_password(dsn: &str) -> bool {
 }
 
 fn keyword_value(dsn: &str, keyword: &str) -> Option<String> {
-    let dsn = CString::new(dsn).ok()?;
+    let given = connection_settings(dsn);
+    given.into_iter().find(|pair| pair.0 == keyword)?.1.into()
+}
+
+/// Keywords and values of a connection string, passwords included: never to be shown or logged.
+/// Empty if the string is malformed.
+#[must_use]
+pub fn connection_settings(dsn: &str) -> Vec<(String, String)> {
+    let Ok(dsn) = CString::new(dsn) else {
+        return Vec::new();
+    };
     let mut message = std::ptr::null_mut();
-    let mut found = None;
+    let mut found = Vec::new();
     // SAFETY: the array that PQconninfoParse returns ends with a null keyword; freed below.
     unsafe {
         let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
@@ -374,13 +405,11 @@ fn keyword_value(dsn: &str, keyword: &str) -> Option<String> {
             PQfreemem(message.cast());
         }
         if options.is_null() {
-            return None;
+            return found;
         }
         let mut option = options;
         while !(*option).keyword.is_null() {
-            if text((*option).keyword).as_deref() == Some(keyword) {
-                found = text((*option).val);
-            }
+            found.extend(text((*option).keyword).zip(text((*option).val)));
             option = option.add(1);
         }
         PQconninfoFree(options);
@@ -426,22 +455,35 @@ impl Connection {
     /// # Errors
     /// As [`Connection::open`].
     pub fn start_beside(live: &Self, dsn: &str, application_name: &str) -> Result<(Self, Pending)> {
-        // SAFETY: `raw` is live.
-        let place = unsafe {
-            [
-                ("host", text(PQhost(live.raw))),
-                ("hostaddr", text(PQhostaddr(live.raw))),
-                ("port", text(PQport(live.raw))),
-            ]
-        };
+        let place = [
+            ("host", text(PQhost(live.live()))),
+            ("hostaddr", text(PQhostaddr(live.live()))),
+            ("port", text(PQport(live.live()))),
+        ];
         let place: Vec<(&str, &str)> = place
             .iter()
             .filter_map(|(key, value)| Some((*key, value.as_deref()?)))
             .filter(|(_, value)| !value.is_empty())
             .collect();
-        let connection = Self::start(dsn, application_name, Mode::Sql, &place)?;
-        // SAFETY: `raw` is a live connection object.
-        if unsafe { PQstatus(connection.raw) } == CONNECTION_BAD {
+        Self::start_pending(dsn, application_name, &place)
+    }
+
+    /// Starts to connect by SQL, and does not wait but for a name that has to be looked up.
+    /// [`Connection::go_on_connecting`] goes on.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn start_by_itself(dsn: &str, application_name: &str) -> Result<(Self, Pending)> {
+        Self::start_pending(dsn, application_name, &[])
+    }
+
+    fn start_pending(
+        dsn: &str,
+        application_name: &str,
+        overriding: &[(&str, &str)],
+    ) -> Result<(Self, Pending)> {
+        let connection = Self::start(dsn, application_name, Mode::Sql, overriding)?;
+        if PQstatus(connection.live()) == CONNECTION_BAD {
             return Err(connection.lost());
         }
         // libpq asks to assume this before the first poll.
@@ -465,8 +507,7 @@ impl Connection {
         if unsafe { libc::poll(&raw mut ready, 1, 0) } <= 0 {
             return Ok(Some(pending));
         }
-        // SAFETY: `raw` is a live connection object, whose socket is ready.
-        match unsafe { PQconnectPoll(self.raw) } {
+        match PQconnectPoll(self.live()) {
             PGRES_POLLING_OK => {
                 self.be_nonblocking()?;
                 Ok(None)
@@ -477,9 +518,13 @@ impl Connection {
         }
     }
 
+    fn live(&self) -> &PGconn {
+        // SAFETY: the object is there until `self` is dropped.
+        unsafe { self.raw.as_ref() }
+    }
+
     fn be_nonblocking(&self) -> Result<()> {
-        // SAFETY: the connection is established.
-        if unsafe { PQsetnonblocking(self.raw, 1) } != 0 {
+        if PQsetnonblocking(self.live(), 1) != 0 {
             return Err(self.lost());
         }
         Ok(())
@@ -530,9 +575,7 @@ impl Connection {
         values.push(std::ptr::null());
         // SAFETY: both arrays end with null and their strings outlive the call; libpq copies them.
         let raw = unsafe { PQconnectStartParams(keywords.as_ptr(), values.as_ptr(), 1) };
-        if raw.is_null() {
-            return Err(Error::Connection("out of memory".to_owned()));
-        }
+        let raw = NonNull::new(raw).ok_or_else(|| Error::Connection("out of memory".to_owned()))?;
         Ok(Self {
             raw,
             silence: Silence::Borne,
@@ -596,8 +639,7 @@ impl Connection {
         let deadline = Instant::now() + timeout;
         let mut poll = 2; // PGRES_POLLING_WRITING: what libpq asks to assume before the first poll
         loop {
-            // SAFETY: `raw` is a live connection object.
-            if unsafe { PQstatus(self.raw) } == CONNECTION_BAD {
+            if PQstatus(self.live()) == CONNECTION_BAD {
                 return Err(self.lost());
             }
             match poll {
@@ -620,8 +662,7 @@ impl Connection {
                 .wait(interest, Some(left.min(Duration::from_secs(1))))
                 .socket
             {
-                // SAFETY: as above.
-                poll = unsafe { PQconnectPoll(self.raw) };
+                poll = PQconnectPoll(self.live());
             }
         }
     }
@@ -629,35 +670,30 @@ impl Connection {
     /// Wait for the socket, this process's latch or the time to pass. The latch is reset when it was set, and interrupts
     /// are processed.
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Woken {
-        // SAFETY: `raw` is live.
-        let socket = unsafe { PQsocket(self.raw) };
+        let socket = PQsocket(self.live());
         crate::latch::wait_for_socket(socket, interest, timeout)
     }
 
     /// The socket, for waiting elsewhere.
     #[must_use]
     pub fn socket(&self) -> i32 {
-        // SAFETY: `raw` is live.
-        unsafe { PQsocket(self.raw) }
+        PQsocket(self.live())
     }
 
     /// `server_version_num` of the peer.
     #[must_use]
     pub fn server_version(&self) -> i32 {
-        // SAFETY: `raw` is live.
-        unsafe { PQserverVersion(self.raw) }
+        PQserverVersion(self.live())
     }
 
     /// Whether the peer asked for a password. One that did not let this server's operating system user in, or anybody.
     #[must_use]
     pub fn used_password(&self) -> bool {
-        // SAFETY: `raw` is live.
-        unsafe { PQconnectionUsedPassword(self.raw) != 0 }
+        PQconnectionUsedPassword(self.live()) != 0
     }
 
     fn lost(&self) -> Error {
-        // SAFETY: `raw` is live.
-        let message = text(unsafe { PQerrorMessage(self.raw) }).unwrap_or_default();
+        let message = text(PQerrorMessage(self.live())).unwrap_or_default();
         if message.is_empty() {
             Error::Connection("connection to the provider was lost".to_owned())
         } else {
@@ -666,19 +702,14 @@ impl Connection {
     }
 
     fn send(&mut self, sql: &str) -> Result<()> {
-        let sql = CString::new(sql).map_err(|_| Error::Unexpected("a query with a zero byte"))?;
-        // SAFETY: `raw` is live, `sql` NUL-terminated; libpq copies it.
-        if unsafe { PQsendQuery(self.raw, sql.as_ptr()) } == 0 {
-            return Err(self.lost());
-        }
+        self.start_query(sql)?;
         self.flush()
     }
 
     fn flush(&mut self) -> Result<()> {
         let mut since = Instant::now();
         loop {
-            // SAFETY: `raw` is live.
-            match unsafe { PQflush(self.raw) } {
+            match PQflush(self.live()) {
                 0 => return Ok(()),
                 1 => self.await_peer(Interest::Both, &mut since)?,
                 _ => return Err(self.lost()),
@@ -687,8 +718,7 @@ impl Connection {
     }
 
     fn consume(&mut self) -> Result<()> {
-        // SAFETY: `raw` is live.
-        if unsafe { PQconsumeInput(self.raw) } == 0 {
+        if PQconsumeInput(self.live()) == 0 {
             Err(self.lost())
         } else {
             Ok(())
@@ -697,17 +727,11 @@ impl Connection {
 
     fn next_result(&mut self) -> Result<Option<ResultHandle>> {
         let mut since = Instant::now();
-        // SAFETY: `raw` is live.
-        while unsafe { PQisBusy(self.raw) } != 0 {
+        while PQisBusy(self.live()) != 0 {
             self.await_peer(Interest::Read, &mut since)?;
         }
-        // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
-        let raw = unsafe { PQgetResult(self.raw) };
-        Ok(if raw.is_null() {
-            None
-        } else {
-            Some(ResultHandle { raw })
-        })
+        // Not busy, so this does not block; the handle clears the result.
+        Ok(NonNull::new(PQgetResult(self.live())).map(|raw| ResultHandle { raw }))
     }
 
     /// Run SQL, or a replication command, and collect the last result's rows as text.
@@ -725,6 +749,19 @@ impl Connection {
     /// [`Error::Connection`].
     pub fn send_query(&mut self, sql: &str) -> Result<()> {
         self.send(sql)
+    }
+
+    /// Begins to send SQL, and does not wait. [`Connection::try_finish_query`] goes on.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn start_query(&mut self, sql: &str) -> Result<()> {
+        let sql = CString::new(sql).map_err(|_| Error::Unexpected("a query with a zero byte"))?;
+        // SAFETY: `raw` is live, `sql` NUL-terminated; libpq copies it.
+        if unsafe { PQsendQuery(self.raw.as_ptr(), sql.as_ptr()) } == 0 {
+            return Err(self.lost());
+        }
+        Ok(())
     }
 
     /// The rows of what was sent.
@@ -756,13 +793,11 @@ impl Connection {
     /// # Errors
     /// As [`Connection::query`]. The connection is of no use then.
     pub fn try_finish_query(&mut self, rows: &mut Rows) -> Result<bool> {
-        // SAFETY: `raw` is live and does not block.
-        if unsafe { PQflush(self.raw) } < 0 {
+        if PQflush(self.live()) < 0 {
             return Err(self.lost());
         }
         self.consume()?;
-        // SAFETY: `raw` is live.
-        while unsafe { PQisBusy(self.raw) } == 0 {
+        while PQisBusy(self.live()) == 0 {
             match self.next_result()? {
                 None => return Ok(true),
                 Some(result) if result.status() == PGRES_TUPLES_OK => *rows = result.rows(),
@@ -775,7 +810,7 @@ impl Connection {
     fn server_error(&self, result: &ResultHandle) -> Error {
         match result.field(PG_DIAG_SQLSTATE) {
             Some(sqlstate) => Error::Server {
-                sqlstate,
+                sqlstate: SqlState::parse(&sqlstate),
                 message: result.field(PG_DIAG_MESSAGE_PRIMARY).unwrap_or_default(),
                 detail: result.field(PG_DIAG_MESSAGE_DETAIL),
                 hint: result.field(PG_DIAG_MESSAGE_HINT),
@@ -802,7 +837,7 @@ impl Connection {
         // formats: all is text. The result is to be binary.
         let sent = unsafe {
             PQsendQueryParams(
-                self.raw,
+                self.raw.as_ptr(),
                 sql.as_ptr(),
                 count,
                 std::ptr::null(),
@@ -817,18 +852,15 @@ impl Connection {
         }
         let mut cells = None;
         loop {
-            // SAFETY: `raw` is live.
-            let unsent = unsafe { PQflush(self.raw) };
+            let unsent = PQflush(self.live());
             if unsent < 0 {
                 return Err(self.lost());
             }
-            // SAFETY: as above.
-            if unsent == 0 && unsafe { PQisBusy(self.raw) } == 0 {
-                // SAFETY: not busy, so PQgetResult does not block; the handle clears the result.
-                let raw = unsafe { PQgetResult(self.raw) };
-                if raw.is_null() {
+            if unsent == 0 && PQisBusy(self.live()) == 0 {
+                // Not busy, so this does not block; the handle clears the result.
+                let Some(raw) = NonNull::new(PQgetResult(self.live())) else {
                     return cells.ok_or(Error::Unexpected("a query"));
-                }
+                };
                 let result = ResultHandle { raw };
                 if result.status() != PGRES_TUPLES_OK {
                     return Err(self.server_error(&result));
@@ -880,12 +912,10 @@ impl Connection {
     /// [`Error::Server`] when the peer ended the copy with an error, [`Error::Connection`].
     pub fn try_copy_data(&mut self) -> Result<CopyData> {
         let mut bytes = std::ptr::null_mut();
-        // SAFETY: `raw` is live, `bytes` is an out parameter.
-        let mut count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+        let mut count = PQgetCopyData(self.live(), &mut bytes, 1);
         if count == 0 {
             self.consume()?;
-            // SAFETY: as above.
-            count = unsafe { PQgetCopyData(self.raw, &raw mut bytes, 1) };
+            count = PQgetCopyData(self.live(), &mut bytes, 1);
         }
         match usize::try_from(count) {
             Ok(0) => Ok(CopyData::Pending),
@@ -944,7 +974,7 @@ impl Connection {
             let len = c_int::try_from(message.len()).map_err(|_| Error::Unexpected("a message"))?;
             loop {
                 // SAFETY: `raw` is live; libpq copies `len` bytes.
-                match unsafe { PQputCopyData(self.raw, message.as_ptr().cast(), len) } {
+                match unsafe { PQputCopyData(self.raw.as_ptr(), message.as_ptr().cast(), len) } {
                     1 => break,
                     0 => self.flush()?,
                     _ => return Err(self.lost()),
@@ -957,8 +987,7 @@ impl Connection {
     /// Whether libpq still thinks that the connection stands.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        // SAFETY: `raw` is live.
-        unsafe { PQstatus(self.raw) == CONNECTION_OK }
+        PQstatus(self.live()) == CONNECTION_OK
     }
 }
 
@@ -970,8 +999,7 @@ impl Cells {
     /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
-        // SAFETY: the result is live.
-        usize::try_from(unsafe { PQntuples(self.0.raw) }).unwrap_or(0)
+        usize::try_from(PQntuples(self.0.live())).unwrap_or(0)
     }
 
     /// Whether there is no row.
@@ -984,60 +1012,60 @@ impl Cells {
     #[must_use]
     pub fn get(&self, row: usize, column: usize) -> Option<&[u8]> {
         let (row, column) = (c_int::try_from(row).ok()?, c_int::try_from(column).ok()?);
-        // SAFETY: the result is live, the cell is within what PQntuples and PQnfields say, and its bytes stay as long as the result.
-        unsafe {
-            if row >= PQntuples(self.0.raw)
-                || column >= PQnfields(self.0.raw)
-                || PQgetisnull(self.0.raw, row, column) != 0
-            {
-                return None;
-            }
-            let length = usize::try_from(PQgetlength(self.0.raw, row, column)).ok()?;
-            let bytes = PQgetvalue(self.0.raw, row, column);
-            Some(std::slice::from_raw_parts(bytes.cast::<u8>(), length))
-        }
+        self.0.cell(row, column)
     }
 }
 
 #[derive(Debug)]
 struct ResultHandle {
-    raw: *mut PGresult,
+    raw: NonNull<PGresult>,
 }
 
 impl Drop for ResultHandle {
     fn drop(&mut self) {
         // SAFETY: from PQgetResult, cleared once; pure libpq.
-        unsafe { PQclear(self.raw) }
+        unsafe { PQclear(self.raw.as_ptr()) }
     }
 }
 
 impl ResultHandle {
+    fn live(&self) -> &PGresult {
+        // SAFETY: the object is there until `self` is dropped.
+        unsafe { self.raw.as_ref() }
+    }
+
     fn status(&self) -> c_int {
-        // SAFETY: `raw` is live.
-        unsafe { PQresultStatus(self.raw) }
+        PQresultStatus(self.live())
     }
 
     fn field(&self, field: c_int) -> Option<String> {
-        // SAFETY: `raw` is live.
-        text(unsafe { PQresultErrorField(self.raw, field) })
+        text(PQresultErrorField(self.live(), field))
     }
 
-    fn rows(&self) -> Rows {
-        // SAFETY: `raw` is live; indexes stay within what PQntuples and PQnfields say.
-        unsafe {
-            let (rows, columns) = (PQntuples(self.raw), PQnfields(self.raw));
-            let mut cells = Vec::new();
-            for row in 0..rows {
-                for column in 0..columns {
-                    cells.push(if PQgetisnull(self.raw, row, column) == 0 {
-                        let raw = PQgetvalue(self.raw, row, column);
-                        Some(CStr::from_ptr(raw).to_string_lossy().into_owned())
-                    } else {
-                        None
-                    });
-                }
-            }
-            Rows::new(usize::try_from(columns).unwrap_or(0), cells)
+    /// The bytes of a cell; `None` when it is null or is not there.
+    fn cell(&self, row: c_int, column: c_int) -> Option<&[u8]> {
+        let result = self.live();
+        if row >= PQntuples(result)
+            || column >= PQnfields(result)
+            || PQgetisnull(result, row, column) != 0
+        {
+            return None;
         }
+        let length = usize::try_from(PQgetlength(result, row, column)).ok()?;
+        let bytes = PQgetvalue(result, row, column).cast::<u8>();
+        // SAFETY: the cell is there and not null, so it has so many bytes, as long as the result.
+        Some(unsafe { std::slice::from_raw_parts(bytes, length) })
+    }
+
+    /// All rows, whose cells are text.
+    fn rows(&self) -> Rows {
+        let (rows, columns) = (PQntuples(self.live()), PQnfields(self.live()));
+        let cells = (0..rows).flat_map(|row| {
+            (0..columns).map(move |column| {
+                let bytes = self.cell(row, column)?;
+                Some(String::from_utf8_lossy(bytes).into_owned())
+            })
+        });
+        Rows::new(usize::try_from(columns).unwrap_or(0), cells.collect())
     }
 }

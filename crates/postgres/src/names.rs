@@ -1,9 +1,10 @@
 //! Relations by their names, in the catalog of this process's database. Run in a transaction.
 
+use braid_bgworker::sqlstate::SqlState;
 use pgrx::pg_sys;
 
-use crate::encoding;
 use crate::error::PgError;
+use crate::{encoding, syscache};
 
 /// OID of a relation by name; `None` when it does not exist.
 ///
@@ -12,7 +13,7 @@ use crate::error::PgError;
 pub fn find_table(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, PgError> {
     if namespace.contains('\0') || name.contains('\0') {
         return Err(PgError::new(
-            "08P01",
+            SqlState::ProtocolViolation,
             "name from the provider has a zero byte",
         ));
     }
@@ -20,15 +21,8 @@ pub fn find_table(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, Pg
     else {
         return Ok(None);
     };
-    // SAFETY: catalog look-ups in a transaction with NUL-terminated names.
-    unsafe {
-        let schema = pg_sys::get_namespace_oid(namespace.as_ptr(), true);
-        if schema == pg_sys::InvalidOid {
-            return Ok(None);
-        }
-        let oid = pg_sys::get_relname_relid(name.as_ptr(), schema);
-        Ok((oid != pg_sys::InvalidOid).then_some(oid))
-    }
+    let schema = syscache::namespace(&namespace);
+    Ok(schema.and_then(|schema| syscache::relation_named(&name, schema)))
 }
 
 /// OID of a table, or an index, of the extension's own.
@@ -37,7 +31,10 @@ pub fn find_table(namespace: &str, name: &str) -> Result<Option<pg_sys::Oid>, Pg
 /// 42P01 when it does not exist: the library is newer than the extension.
 pub fn own_table(name: &str) -> Result<pg_sys::Oid, PgError> {
     find_table("braid", name)?.ok_or_else(|| {
-        PgError::new("42P01", format!("braid.{name} does not exist"))
-            .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
+        PgError::new(
+            SqlState::UndefinedTable,
+            format!("braid.{name} does not exist"),
+        )
+        .with_hint("Update the extension with ALTER EXTENSION braid UPDATE.")
     })
 }

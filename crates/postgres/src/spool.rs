@@ -10,14 +10,13 @@
 //! is taken back: marks say where a subtransaction begins and that one is rolled back, and what does not count is passed over.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use pgrx::pg_sys;
+use braid_bgworker::sqlstate::SqlState;
 
-use crate::compat;
-use crate::error::{self, PgError};
+use crate::error::PgError;
+use crate::temporary_file::TemporaryFile;
 
 /// What does not fit into `temp_file_limit`.
 pub const NO_ROOM: &str = "a transaction does not fit into temporary files";
@@ -43,7 +42,7 @@ struct Begun {
 /// The records of a transaction that has not ended.
 #[derive(Debug)]
 pub struct Spool {
-    file: pg_sys::File,
+    file: TemporaryFile,
     /// What is yet to be handed to the file, which ends at `handed`.
     buffer: Vec<u8>,
     handed: u64,
@@ -60,18 +59,11 @@ pub struct Spool {
     next_dead: usize,
 }
 
-fn failed(what: &str) -> PgError {
-    let reason = std::io::Error::last_os_error();
-    PgError::new("58030", format!("could not {what} a temporary file"))
-        .with_detail(reason.to_string())
-}
-
 impl Spool {
     /// An empty one.
     pub fn create() -> Self {
         Self {
-            // SAFETY: a file that is not bound to a transaction; errors unwind.
-            file: unsafe { pg_sys::OpenTemporaryFile(true) },
+            file: TemporaryFile::create(),
             buffer: Vec::new(),
             handed: 0,
             subtransactions: Vec::new(),
@@ -86,9 +78,7 @@ impl Spool {
     /// Where the file is, for other processes of this server. From here on nothing that was handed to it changes.
     pub fn path(&mut self) -> String {
         self.is_shared = true;
-        // SAFETY: the file is open, and its name lives as long.
-        let path = unsafe { CStr::from_ptr(pg_sys::FilePathName(self.file)) };
-        path.to_string_lossy().into_owned()
+        self.file.path()
     }
 
     fn place(&self) -> u64 {
@@ -134,7 +124,12 @@ impl Spool {
         let len = u32::try_from(records.len())
             .ok()
             .filter(|len| len & MARK == 0)
-            .ok_or_else(|| PgError::new("54000", "frame from the provider is too large"))?
+            .ok_or_else(|| {
+                PgError::new(
+                    SqlState::ProgramLimitExceeded,
+                    "frame from the provider is too large",
+                )
+            })?
             .to_ne_bytes();
         self.buffer.extend_from_slice(&len);
         self.buffer.extend_from_slice(records);
@@ -149,20 +144,16 @@ impl Spool {
     /// # Errors
     /// 53400 beyond `temp_file_limit`; 58030 if the file can't be written; what PostgreSQL raises.
     pub fn hand_over(&mut self) -> Result<u64, PgError> {
-        let mut rest = self.buffer.as_slice();
-        while !rest.is_empty() {
-            let (file, end) = (self.file, self.handed);
-            // PostgreSQL raises that it would be too large before it has done anything.
-            let written = error::catch(|| compat::file_write(file, rest, end))
-                .map_err(|error| match error.sqlstate.as_str() {
-                    "53400" => PgError::new("53400", NO_ROOM).with_detail(error.message),
-                    _ => error,
-                })?
-                .filter(|written| *written > 0)
-                .ok_or_else(|| failed("write"))?;
-            self.handed += written as u64;
-            rest = rest.get(written..).unwrap_or_default();
-        }
+        self.file
+            .write(&self.buffer, self.handed)
+            .map_err(|error| match error.sqlstate {
+                SqlState::ConfigurationLimitExceeded => {
+                    PgError::new(SqlState::ConfigurationLimitExceeded, NO_ROOM)
+                        .with_detail(error.message)
+                }
+                _ => error,
+            })?;
+        self.handed += self.buffer.len() as u64;
         self.buffer.clear();
         self.buffer.shrink_to(2 * CHUNK);
         Ok(self.handed)
@@ -229,27 +220,9 @@ impl Spool {
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), PgError> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let read =
-                compat::file_read(self.file, rest, self.reading).ok_or_else(|| failed("read"))?;
-            if read == 0 {
-                return Err(PgError::new("58030", "a temporary file is too short"));
-            }
-            self.reading += read as u64;
-            rest = rest.get_mut(read..).unwrap_or_default();
-        }
+        self.file.read(bytes, self.reading)?;
+        self.reading += bytes.len() as u64;
         Ok(())
-    }
-}
-
-impl Drop for Spool {
-    /// After an error the process ends, and the file with it.
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: the file is open, and is not used after this.
-            unsafe { pg_sys::FileClose(self.file) };
-        }
     }
 }
 
@@ -281,8 +254,9 @@ impl Frames {
     /// # Errors
     /// 58030 if the file can't be opened.
     pub fn open(path: &str) -> Result<Self, PgError> {
-        let file = File::open(path)
-            .map_err(|error| PgError::new("58030", format!("could not open {path}: {error}")))?;
+        let file = File::open(path).map_err(|error| {
+            PgError::new(SqlState::IoError, format!("could not open {path}: {error}"))
+        })?;
         Ok(Self {
             file,
             chunk: Vec::new(),
@@ -336,13 +310,19 @@ impl Frames {
         let before = self.chunk.len();
         let more = CHUNK.max(wanted - before).min(left);
         if before + more < wanted {
-            return Err(PgError::new("58030", "a temporary file is too short"));
+            return Err(PgError::new(
+                SqlState::IoError,
+                "a temporary file is too short",
+            ));
         }
         self.chunk.resize(before + more, 0);
         self.file
             .read_exact_at(self.chunk.get_mut(before..).unwrap_or_default(), self.at)
             .map_err(|error| {
-                PgError::new("58030", format!("could not read a temporary file: {error}"))
+                PgError::new(
+                    SqlState::IoError,
+                    format!("could not read a temporary file: {error}"),
+                )
             })?;
         self.at += more as u64;
         Ok(())

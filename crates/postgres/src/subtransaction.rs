@@ -3,6 +3,7 @@
 use pgrx::pg_sys;
 
 use crate::error::{self, PgError};
+use crate::plain;
 
 /// One that has begun. It has to be ended, also after an error.
 #[derive(Debug)]
@@ -29,8 +30,7 @@ impl Subtransaction {
     /// Whether it has written.
     #[must_use]
     pub fn has_written(&self) -> bool {
-        // SAFETY: reads the state of the current subtransaction, which is this one.
-        unsafe { pg_sys::GetCurrentTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+        plain::GetCurrentTransactionIdIfAny() != pg_sys::InvalidTransactionId
     }
 
     /// End it; `keep` what it wrote, or undo it.

@@ -1,9 +1,22 @@
 //! Rows of a small table or catalog, read as they are stored: without SPI, so by anybody, also while WAL is decoded or a transaction is
 //! about to end.
 
+use std::ffi::{CStr, CString};
 use std::ops::ControlFlow;
 
-use pgrx::pg_sys;
+use braid_bgworker::sqlstate::SqlState;
+use pgrx::{FromDatum, IntoDatum, pg_sys};
+
+use crate::compat;
+use crate::error::PgError;
+use crate::lock::LockMode;
+use crate::plain;
+use crate::pointee;
+use crate::relation::{Relation, RelationRef};
+use crate::scan_key;
+use crate::snapshot;
+use crate::tuple_desc::TupleDesc;
+use crate::value::{self, Value};
 
 // src/include/utils/fmgroids.h, 15 to 18.
 const INT8_EQUAL: u32 = 467;
@@ -23,6 +36,8 @@ pub enum Sees {
     Any,
     /// What the active snapshot shows.
     Active,
+    /// Rows as the catalogs show theirs: while WAL is decoded, as of the moment in it.
+    Catalog,
 }
 
 /// A column of an index, by its number in the table, and the value that it is to have.
@@ -45,10 +60,22 @@ impl Is {
             }
             Self::Oid(column, value) => (column, OID_EQUAL, pg_sys::Datum::from(value)),
         };
-        let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: fills the key in; the functions are PostgreSQL's own.
-        unsafe { pg_sys::ScanKeyInit(&raw mut key, column, EQUAL, equal.into(), value) };
-        key
+        let position = usize::try_from(column.saturating_sub(1)).unwrap_or(0);
+        // As ScanKeyInit of src/backend/access/common/scankey.c, 15 to 19, makes it.
+        let how = (EQUAL, equal.into(), pg_sys::C_COLLATION_OID);
+        scan_key::new(position, 0, how, value)
+    }
+
+    /// Whether the table's column is stored as the value is.
+    fn fits(self, shape: TupleDesc<'_>) -> bool {
+        let (column, length) = match self {
+            Self::Bigint(column, _) => (column, 8),
+            Self::Integer(column, _) | Self::Oid(column, _) => (column, 4),
+        };
+        usize::try_from(column)
+            .ok()
+            .and_then(|number| shape.get(number.checked_sub(1)?))
+            .is_some_and(|found| found.is_by_value() && found.length() == length)
     }
 }
 
@@ -61,41 +88,203 @@ pub struct By {
     pub value: i64,
 }
 
+/// A value that is to be stored.
+#[derive(Debug, Clone, Copy)]
+pub enum Cell<'a> {
+    /// Null, of any type.
+    Null,
+    /// A bigint.
+    Bigint(i64),
+    /// An integer.
+    Integer(i32),
+    /// An oid.
+    Oid(pg_sys::Oid),
+    /// A boolean.
+    Boolean(bool),
+    /// A text in the server's encoding.
+    Text(&'a CStr),
+    /// A bytea.
+    Bytes(&'a [u8]),
+    /// An array of smallints.
+    Smallints(&'a [i16]),
+    /// An array of oids.
+    Oids(&'a [pg_sys::Oid]),
+    /// An array of positions in WAL.
+    Lsns(&'a [u64]),
+}
+
+impl Cell<'_> {
+    fn type_id(self) -> pg_sys::Oid {
+        match self {
+            Self::Null => pg_sys::InvalidOid,
+            Self::Bigint(_) => pg_sys::INT8OID,
+            Self::Integer(_) => pg_sys::INT4OID,
+            Self::Oid(_) => pg_sys::OIDOID,
+            Self::Boolean(_) => pg_sys::BOOLOID,
+            Self::Text(_) => pg_sys::TEXTOID,
+            Self::Bytes(_) => pg_sys::BYTEAOID,
+            Self::Smallints(_) => pg_sys::INT2ARRAYOID,
+            Self::Oids(_) => pg_sys::OIDARRAYOID,
+            Self::Lsns(_) => pg_sys::PG_LSNARRAYOID,
+        }
+    }
+
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        match self {
+            Self::Null => None,
+            Self::Bigint(value) => Some(value.into()),
+            Self::Integer(value) => Some(value.into()),
+            Self::Oid(value) => Some(value.into()),
+            Self::Boolean(value) => Some(value.into()),
+            Self::Text(value) => Some(value::text(value.to_bytes()).datum()),
+            Self::Bytes(value) => value.into_datum(),
+            Self::Smallints(value) => value.into_datum(),
+            Self::Oids(value) => value.to_vec().into_datum(),
+            Self::Lsns(value) => Some(lsn_array(value)),
+        }
+    }
+}
+
+fn lsn_array(lsns: &[u64]) -> pg_sys::Datum {
+    let each = lsns
+        .iter()
+        .map(|lsn| pg_sys::Datum::from(lsn.cast_signed()));
+    let mut each: Vec<pg_sys::Datum> = each.collect();
+    // SAFETY: pg_lsn is an 8-byte value that is passed by value and aligned as a double.
+    let array = unsafe {
+        pg_sys::construct_array(
+            each.as_mut_ptr(),
+            i32::try_from(each.len()).unwrap_or(0),
+            pg_sys::PG_LSNOID,
+            8,
+            true,
+            b'd'.cast_signed(),
+        )
+    };
+    pg_sys::Datum::from(array)
+}
+
 /// A stored row of `N` columns. By-reference values are valid while it is looked at.
 #[derive(Debug)]
-pub struct Row<const N: usize> {
+pub struct Row<'a, const N: usize> {
     /// What stands in the columns; where there is null, anything.
     pub values: [pg_sys::Datum; N],
     /// Which are null.
     pub nulls: [bool; N],
-    tuple: pg_sys::HeapTuple,
+    stored: Stored<'a>,
 }
 
-impl<const N: usize> Row<N> {
+impl<const N: usize> Row<'_, N> {
     /// The transaction that wrote it, as it is stored.
     #[must_use]
     pub fn writer(&self) -> pg_sys::TransactionId {
-        // SAFETY: a row is made by `each` only, of a tuple that is there while the row is looked at.
-        unsafe { (*(*self.tuple).t_data).t_choice.t_heap.t_xmin }
+        let header = pointee::header(self.stored.tuple);
+        header.map_or(pg_sys::InvalidTransactionId, pointee::writer)
     }
 
     /// Where it is: block, and number in it.
     #[must_use]
     pub fn place(&self) -> (u32, u16) {
-        // SAFETY: as in `writer`.
-        unsafe {
-            let place = (*self.tuple).t_self;
-            let block = pgrx::itemptr::item_pointer_get_block_number_no_check(place);
-            (block, place.ip_posid)
-        }
+        crate::heap_page::place_of(self.stored.tuple.t_self)
     }
 
     /// Nobody has deleted it.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        // SAFETY: as in `writer`.
-        let infomask = u32::from(unsafe { (*(*self.tuple).t_data).t_infomask });
-        infomask & pg_sys::HEAP_XMAX_INVALID != 0
+        let header = pointee::header(self.stored.tuple);
+        header.is_some_and(|header| u32::from(header.t_infomask) & pg_sys::HEAP_XMAX_INVALID != 0)
+    }
+
+    fn of_type(&self, column: usize, wanted: pg_sys::Oid) -> Option<pg_sys::Datum> {
+        let value = *self.values.get(column)?;
+        let is_null = *self.nulls.get(column)?;
+        let is_of_type = self.stored.shape.get(column)?.type_id() == wanted;
+        (!is_null && is_of_type).then_some(value)
+    }
+
+    /// Returns `read` of the bytea in a column, from 0; `None` for null, and for another type.
+    pub fn with_bytes<T>(&self, column: usize, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
+        let value = self.of_type(column, pg_sys::BYTEAOID)?;
+        // SAFETY: the value is a bytea of a row that is there. Its copy, if there is one, is freed
+        // when nothing refers to it any more: a transaction may meet rows of any number of batches.
+        unsafe {
+            let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
+            let made = read(pgrx::varlena_to_byte_slice(packed));
+            if packed.cast_const() != value.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
+                pg_sys::pfree(packed.cast());
+            }
+            Some(made)
+        }
+    }
+
+    /// The array of smallints in a column, from 0; `None` for null, and for another type.
+    #[must_use]
+    pub fn smallints(&self, column: usize) -> Option<Vec<i16>> {
+        let value = self.of_type(column, pg_sys::INT2ARRAYOID)?;
+        // SAFETY: the value is such an array, of a row that is there.
+        unsafe { Vec::<i16>::from_datum(value, false) }
+    }
+
+    /// The value in a column, from 0; `None` for null. Only the column's type says what it is.
+    #[must_use]
+    pub fn value(&self, column: usize) -> Option<pg_sys::Datum> {
+        let value = *self.values.get(column)?;
+        (!*self.nulls.get(column)?).then_some(value)
+    }
+
+    /// As [`Row::value`], with the column.
+    #[must_use]
+    pub fn cell(&self, column: usize) -> Option<Value<'_>> {
+        let value = self.value(column)?;
+        // SAFETY: the value is one of the column, in a row that is there.
+        Some(unsafe { Value::new(self.stored.shape.get(column)?, value) })
+    }
+
+    /// The name in a column, from 0, in the server's encoding; `None` for null, and for another type.
+    #[must_use]
+    pub fn name(&self, column: usize) -> Option<&CStr> {
+        let value = self.of_type(column, pg_sys::NAMEOID)?;
+        // SAFETY: a name ends with a zero byte; the row is there as long as `self`.
+        Some(unsafe { CStr::from_ptr(value.cast_mut_ptr()) })
+    }
+
+    /// The value in a column, from 0, as its type writes it; `None` for null. In the server's
+    /// encoding.
+    #[must_use]
+    pub fn output(&self, column: usize) -> Option<CString> {
+        Some(self.cell(column)?.output())
+    }
+
+    /// The text in a column, from 0, in UTF-8; `None` for null, and for another type.
+    #[must_use]
+    pub fn text(&self, column: usize) -> Option<String> {
+        self.cell(column)?.text()
+    }
+}
+
+/// A tuple that a scan stands on.
+#[derive(Debug, Clone, Copy)]
+struct Stored<'a> {
+    tuple: &'a pg_sys::HeapTupleData,
+    shape: TupleDesc<'a>,
+}
+
+impl Stored<'_> {
+    /// Takes it apart; both arrays have a place for each column.
+    fn deform(self, values: &mut [pg_sys::Datum], nulls: &mut [bool]) {
+        let width = self.shape.len();
+        if values.len() < width || nulls.len() < width {
+            return;
+        }
+        // SAFETY: the tuple is one of the shape, and there is a place for each column.
+        unsafe {
+            pg_sys::heap_deform_tuple(
+                std::ptr::from_ref(self.tuple).cast_mut(),
+                self.shape.as_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+        }
     }
 }
 
@@ -111,97 +300,81 @@ pub fn low(value: pg_sys::Datum) -> u32 {
     u32::try_from(value.value() & 0xFFFF_FFFF).unwrap_or(0)
 }
 
-/// Look at the rows of a table, or at those that an index finds, until told to stop.
+fn unsuited(problem: &str) -> PgError {
+    PgError::new(SqlState::InternalError, problem)
+}
+
+/// Look at the rows of a table, or at those that an index finds, until told to stop. In a transaction.
 ///
-/// # Safety
-/// In a transaction; the table has `N` columns, dropped ones included, and the index is one of its indexes.
-pub unsafe fn each<const N: usize>(
+/// Raises XX000 if the table does not have `N` columns, dropped ones included.
+pub fn each<const N: usize>(
     table: pg_sys::Oid,
     by: Option<By>,
     sees: Sees,
-    mut look: impl FnMut(&Row<N>) -> ControlFlow<()>,
+    look: impl FnMut(&Row<'_, N>) -> ControlFlow<()>,
 ) {
     let index = by.map_or(pg_sys::InvalidOid, |by| by.index);
     let by = by.map(|by| Is::Bigint(1, by.value));
-    // SAFETY: as the caller says.
-    unsafe {
-        scan(table, index, by.as_slice(), sees, |tuple, descriptor| {
-            let mut row = Row {
-                values: [pg_sys::Datum::null(); N],
-                nulls: [true; N],
-                tuple,
-            };
-            let (values, nulls) = (row.values.as_mut_ptr(), row.nulls.as_mut_ptr());
-            pg_sys::heap_deform_tuple(tuple, descriptor, values, nulls);
-            look(&row)
-        });
-    }
+    find(table, index, by.as_slice(), sees, look);
 }
 
-/// Look at the rows that an index finds, until told to stop. A row has a value for each column, dropped ones included;
-/// `None` is null. By-reference values are valid while the row is looked at.
+/// As [`each`], of the rows that an index finds by several columns.
 ///
-/// # Safety
-/// In a transaction. The index is one of the table's, and begins with the columns of `by`, which have these types.
-pub unsafe fn find(
+/// Raises XX000 if the index is not one of the table's, or a column is not of the value's type.
+pub fn find<const N: usize>(
     table: pg_sys::Oid,
     index: pg_sys::Oid,
     by: &[Is],
     sees: Sees,
-    mut look: impl FnMut(&[Option<pg_sys::Datum>]) -> ControlFlow<()>,
+    mut look: impl FnMut(&Row<'_, N>) -> ControlFlow<()>,
 ) {
-    // SAFETY: as the caller says; there is a place for each column.
-    unsafe {
-        scan(table, index, by, sees, |tuple, descriptor| {
-            let width = usize::try_from((*descriptor).natts).unwrap_or(0);
-            let mut values = vec![pg_sys::Datum::null(); width];
-            let mut nulls = vec![true; width];
-            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let row: Vec<_> = values
-                .into_iter()
-                .zip(nulls)
-                .map(|(value, null)| (!null).then_some(value))
-                .collect();
-            look(&row)
-        });
-    }
+    scan(table, index, by, sees, |stored| {
+        if stored.shape.len() != N {
+            unsuited("table has another number of columns than this version expects").raise();
+        }
+        let mut row = Row {
+            values: [pg_sys::Datum::null(); N],
+            nulls: [true; N],
+            stored,
+        };
+        stored.deform(&mut row.values, &mut row.nulls);
+        look(&row)
+    });
 }
 
-/// Whether a table has a row, or the index finds one.
+/// Whether a table has a row, or the index finds one. The index may be invalid if `by` is empty. In a transaction.
 ///
-/// # Safety
-/// As [`find`]; the index may be invalid if `by` is empty.
-pub unsafe fn has_any(table: pg_sys::Oid, index: pg_sys::Oid, by: &[Is], sees: Sees) -> bool {
+/// Raises as [`find`].
+#[must_use]
+pub fn has_any(table: pg_sys::Oid, index: pg_sys::Oid, by: &[Is], sees: Sees) -> bool {
     let mut found = false;
-    // SAFETY: as the caller says.
-    unsafe {
-        scan(table, index, by, sees, |_, _| {
-            found = true;
-            ControlFlow::Break(())
-        });
-    }
+    scan(table, index, by, sees, |_| {
+        found = true;
+        ControlFlow::Break(())
+    });
     found
 }
 
 /// Look at tuples of a table, or at those that an index finds, until told to stop.
-///
-/// # Safety
-/// As [`find`].
-unsafe fn scan(
+fn scan(
     table: pg_sys::Oid,
     index: pg_sys::Oid,
     by: &[Is],
     sees: Sees,
-    mut look: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> ControlFlow<()>,
+    mut look: impl FnMut(Stored<'_>) -> ControlFlow<()>,
 ) {
-    let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
     let mut keys: Vec<pg_sys::ScanKeyData> = by.iter().map(|is| is.key()).collect();
     let count = i32::try_from(keys.len()).unwrap_or(0);
-    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one. PostgreSQL copies the keys.
+    let relation = open(table, LockMode::AccessShare);
+    let shape = relation.view().descriptor();
+    if !by.iter().all(|is| is.fits(shape)) {
+        unsuited("a column of a table has another type than this version expects").raise();
+    }
+    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one. PostgreSQL copies the keys,
+    // whose values are of the columns' types.
     unsafe {
-        let relation = pg_sys::table_open(table, lock);
         let latest = match sees {
-            Sees::Committed => pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()),
+            Sees::Committed => pg_sys::RegisterSnapshot(snapshot::of_now()),
             _ => std::ptr::null_mut(),
         };
         let mut dirty = pg_sys::SnapshotData {
@@ -212,19 +385,26 @@ unsafe fn scan(
             Sees::Committed => latest,
             Sees::Running => &raw mut dirty,
             Sees::Any => &raw mut pg_sys::SnapshotAnyData,
-            Sees::Active => pg_sys::GetActiveSnapshot(),
+            Sees::Active if pg_sys::ActiveSnapshotSet() => pg_sys::GetActiveSnapshot(),
+            Sees::Active => unsuited("rows are read without a snapshot").raise(),
+            Sees::Catalog => std::ptr::null_mut(),
         };
         let scan = pg_sys::systable_beginscan(
-            relation,
+            relation.as_ptr(),
             index,
             index != pg_sys::InvalidOid,
             snapshot,
             count,
             keys.as_mut_ptr(),
         );
+        let used = (*scan).irel;
+        if !used.is_null() && (*(*used).rd_index).indrelid != table {
+            unsuited("an index is not one of the table that is read").raise();
+        }
         loop {
             let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() || look(tuple, (*relation).rd_att).is_break() {
+            let Some(tuple) = tuple.as_ref() else { break };
+            if look(Stored { tuple, shape }).is_break() {
                 break;
             }
         }
@@ -232,49 +412,125 @@ unsafe fn scan(
         if !latest.is_null() {
             pg_sys::UnregisterSnapshot(latest);
         }
-        pg_sys::table_close(relation, lock);
     }
+    relation.close(LockMode::AccessShare);
 }
 
-/// Put rows into a table, each with which of its values are null.
+/// Opens a table of this database, in a transaction.
+fn open(table: pg_sys::Oid, mode: LockMode) -> Relation {
+    if !plain::IsTransactionState() {
+        unsuited("a table is read outside of a transaction").raise();
+    }
+    let relation = Relation::open(table, mode);
+    if !relation.view().has_storage() {
+        unsuited("what is to be read is not a table").raise();
+    }
+    relation
+}
+
+/// Put rows into a table. In a transaction.
 ///
-/// # Safety
-/// In a transaction; the values have the types of the table's `N` columns.
-pub unsafe fn insert<const N: usize>(
-    table: pg_sys::Oid,
-    rows: impl Iterator<Item = ([pg_sys::Datum; N], [bool; N])>,
-) {
-    let lock = |mode: u32| i32::try_from(mode).unwrap_or(1);
-    // SAFETY: as the caller says.
+/// Raises XX000 if the table's columns are not `N`, or of other types than the values.
+pub fn insert<'a, const N: usize>(table: pg_sys::Oid, rows: impl Iterator<Item = [Cell<'a>; N]>) {
+    let relation = open(table, LockMode::RowExclusive);
+    // SAFETY: the table is open, and the indexes are closed before it is.
     unsafe {
-        let relation = pg_sys::table_open(table, lock(pg_sys::RowExclusiveLock));
-        let indexes = pg_sys::CatalogOpenIndexes(relation);
-        for (mut values, mut nulls) in rows {
-            let tuple = pg_sys::heap_form_tuple(
-                (*relation).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            pg_sys::CatalogTupleInsertWithInfo(relation, tuple, indexes);
+        let indexes = pg_sys::CatalogOpenIndexes(relation.as_ptr());
+        for row in rows {
+            let tuple = form(relation.view(), row);
+            pg_sys::CatalogTupleInsertWithInfo(relation.as_ptr(), tuple, indexes);
             pg_sys::heap_freetuple(tuple);
         }
         pg_sys::CatalogCloseIndexes(indexes);
-        pg_sys::table_close(relation, lock(pg_sys::NoLock));
     }
 }
 
-/// What `read` makes of a bytea, of which nothing stays in memory: a transaction may meet rows of any number of batches.
+/// Put a row into a table so that logical decoding does not see it. In a transaction.
 ///
-/// # Safety
-/// The value is a bytea that is there.
-pub unsafe fn with_bytes<T>(value: pg_sys::Datum, read: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: as the caller says; the copy, if there is one, is freed when nothing refers to it any more.
+/// Raises as [`insert`].
+pub fn insert_undecoded<const N: usize>(table: pg_sys::Oid, row: [Cell<'_>; N]) {
+    let relation = open(table, LockMode::RowExclusive);
+    let raw = relation.as_ptr();
+    // SAFETY: the tuple is made for the table's descriptor; indexes are open while they are written to, and a
+    // slot holds the tuple meanwhile, as in CatalogTupleInsert (src/backend/catalog/indexing.c, 15 to 18).
     unsafe {
-        let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
-        let made = read(pgrx::varlena_to_byte_slice(packed));
-        if packed.cast_const() != value.cast_mut_ptr::<pg_sys::varlena>().cast_const() {
-            pg_sys::pfree(packed.cast());
+        let tuple = form(relation.view(), row);
+        pg_sys::heap_insert(
+            raw,
+            tuple,
+            pg_sys::GetCurrentCommandId(true),
+            compat::INSERT_NO_LOGICAL,
+            std::ptr::null_mut(),
+        );
+        let slot =
+            pg_sys::MakeSingleTupleTableSlot((*raw).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
+        pg_sys::ExecStoreHeapTuple(tuple, slot, false);
+        let indexes = pg_sys::CatalogOpenIndexes(raw);
+        for place in 0..usize::try_from((*indexes).ri_NumIndices).unwrap_or(0) {
+            let index = *(*indexes).ri_IndexRelationDescs.add(place);
+            let info = *(*indexes).ri_IndexRelationInfo.add(place);
+            let mut keys = [pg_sys::Datum::null(); pg_sys::INDEX_MAX_KEYS as usize];
+            let mut is_null = [true; pg_sys::INDEX_MAX_KEYS as usize];
+            pg_sys::FormIndexDatum(
+                info,
+                slot,
+                std::ptr::null_mut(),
+                keys.as_mut_ptr(),
+                is_null.as_mut_ptr(),
+            );
+            pg_sys::index_insert(
+                index,
+                keys.as_mut_ptr(),
+                is_null.as_mut_ptr(),
+                &raw mut (*tuple).t_self,
+                raw,
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
+                false,
+                info,
+            );
         }
-        made
+        pg_sys::CatalogCloseIndexes(indexes);
+        pg_sys::ExecDropSingleTupleTableSlot(slot);
+        pg_sys::heap_freetuple(tuple);
     }
+}
+
+/// Put a row into a table without indexes, and take it out again: only WAL has it then. In a
+/// transaction.
+///
+/// Raises as [`insert`].
+pub fn pass_through<const N: usize>(table: pg_sys::Oid, row: [Cell<'_>; N]) {
+    let relation = open(table, LockMode::RowExclusive);
+    // SAFETY: the table is open; the tuple is the one that was just inserted, so it has its place.
+    unsafe {
+        let tuple = form(relation.view(), row);
+        pg_sys::simple_heap_insert(relation.as_ptr(), tuple);
+        pg_sys::CommandCounterIncrement();
+        pg_sys::simple_heap_delete(relation.as_ptr(), &raw mut (*tuple).t_self);
+        pg_sys::heap_freetuple(tuple);
+    }
+}
+
+/// A tuple of a relation with these values, in the current memory context.
+///
+/// Raises as [`insert`].
+pub(crate) fn form<const N: usize>(
+    relation: RelationRef<'_>,
+    row: [Cell<'_>; N],
+) -> pg_sys::HeapTuple {
+    let shape = relation.descriptor();
+    let fits = |(position, cell): (usize, &Cell<'_>)| {
+        matches!(cell, Cell::Null)
+            || shape
+                .get(position)
+                .is_some_and(|found| found.type_id() == cell.type_id())
+    };
+    if shape.len() != N || !row.iter().enumerate().all(fits) {
+        unsuited("table has other columns than this version expects").raise();
+    }
+    let cells = row.map(Cell::into_datum);
+    let mut values = cells.map(|cell| cell.unwrap_or_else(pg_sys::Datum::null));
+    let mut nulls = cells.map(|cell| cell.is_none());
+    // SAFETY: as many values as columns, of their types.
+    unsafe { pg_sys::heap_form_tuple(shape.as_ptr(), values.as_mut_ptr(), nulls.as_mut_ptr()) }
 }

@@ -1,6 +1,8 @@
 //! Timestamps, as PostgreSQL counts them: microseconds since 2000-01-01 UTC (`TimestampTz`).
 
-use pgrx::pg_sys;
+use std::ffi::CString;
+
+use crate::plain;
 
 /// Microseconds from 1970-01-01 to 2000-01-01, PostgreSQL's epoch.
 pub const EPOCH_DIFFERENCE: i64 = 946_684_800_000_000;
@@ -8,8 +10,13 @@ pub const EPOCH_DIFFERENCE: i64 = 946_684_800_000_000;
 /// Now, as TimestampTz (microseconds since 2000).
 #[must_use]
 pub fn now() -> i64 {
-    // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+    plain::GetCurrentTimestamp()
+}
+
+/// A time as PostgreSQL's messages show it, in the session's time zone.
+#[must_use]
+pub fn text(time: i64) -> CString {
+    plain::timestamptz_to_str(time).unwrap_or_default()
 }
 
 /// Nanoseconds of a clock that all processes of a server share, and that never steps back.

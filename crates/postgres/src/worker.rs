@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::{compat, ffi, latch};
+use crate::{compat, encoding, latch, plain};
 
 /// What a worker is started with: `bgw_extra`, 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,12 +61,9 @@ impl Extra {
     #[must_use]
     pub fn mine() -> Self {
         let mut bytes = [0_u8; 128];
-        // SAFETY: MyBgworkerEntry points to this worker's own registration for as long as it runs.
-        unsafe {
-            if !pg_sys::MyBgworkerEntry.is_null() {
-                for (place, byte) in bytes.iter_mut().zip((*pg_sys::MyBgworkerEntry).bgw_extra) {
-                    *place = byte.cast_unsigned();
-                }
+        if let Some(entry) = entry() {
+            for (place, byte) in bytes.iter_mut().zip(entry.bgw_extra) {
+                *place = byte.cast_unsigned();
             }
         }
         Self(bytes)
@@ -141,8 +138,7 @@ pub enum Status {
 pub fn start(worker: &Worker<'_>) -> Option<Handle> {
     // BGW_NEVER_RESTART: whoever starts a worker also decides when to start it again.
     let mut raw = registration(worker, -1);
-    // SAFETY: reads a process-local variable.
-    raw.bgw_notify_pid = unsafe { pg_sys::MyProcPid };
+    raw.bgw_notify_pid = plain::MyProcPid();
     let mut handle = std::ptr::null_mut();
     // The handle is allocated in the current context and must live as long as this process may ask.
     // SAFETY: TopMemoryContext always exists; the struct is copied; `handle` is an out parameter.
@@ -175,7 +171,7 @@ impl Handle {
 
     /// Ask it to end (SIGTERM), and never to be started if it was not yet.
     pub fn terminate(&self) {
-        // SAFETY: as in `status`.
+        // SAFETY: RegisterDynamicBackgroundWorker gave the handle, which lives in TopMemoryContext.
         unsafe { pg_sys::TerminateBackgroundWorker(self.raw) };
     }
 
@@ -197,15 +193,15 @@ impl Handle {
 /// Ask a process to end by its id, if there still is one.
 pub fn terminate_pid(pid: i32) {
     if pid > 0 {
-        // SAFETY: kill() with a positive id touches nothing but that process. The id came from shared memory that the
-        // process itself clears as it ends.
-        unsafe { libc_kill(pid, 15) };
+        // The id came from shared memory that the process itself clears as it ends.
+        libc_kill(pid, 15);
     }
 }
 
 unsafe extern "C" {
+    /// Sends a signal; with a positive id, to nothing but that process.
     #[link_name = "kill"]
-    fn libc_kill(pid: i32, signal: i32) -> i32;
+    safe fn libc_kill(pid: i32, signal: i32) -> i32;
 }
 
 /// This process is one of the extension's workers.
@@ -233,8 +229,7 @@ pub fn initialize() {
     IS_WORKER.store(true, Ordering::Relaxed);
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
     unsafe {
-        compat::pqsignal(15, Some(ffi::die));
-        compat::pqsignal(1, Some(ffi::SignalHandlerForConfigReload));
+        compat::handle_as_backend();
         pg_sys::BackgroundWorkerUnblockSignals();
     }
 }
@@ -243,14 +238,7 @@ pub fn initialize() {
 /// owns it could have functions and operators of his own called with these rights. Its commits wait for this server's disk, and for no standby:
 /// that may be a subscription at a node which waits for what this worker does.
 pub fn connect(database: u32) {
-    // SAFETY: once, at the start of a worker.
-    unsafe {
-        pg_sys::BackgroundWorkerInitializeConnectionByOid(
-            pg_sys::Oid::from(database),
-            pg_sys::InvalidOid,
-            0,
-        );
-    }
+    begin_connection(pg_sys::Oid::from(database));
     for (name, value) in [
         ("search_path", ""),
         ("default_transaction_isolation", "read committed"),
@@ -265,6 +253,35 @@ pub fn connect(database: u32) {
     ] {
         set(name, value);
     }
+}
+
+/// Connects this worker to a database, or to none, as the bootstrap superuser.
+fn begin_connection(database: pg_sys::Oid) {
+    // SAFETY: once, at the start of a worker, before it does anything else with the server.
+    unsafe {
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
+    }
+}
+
+/// Connects this worker to no database: it sees shared catalogs only.
+pub fn connect_to_no_database() {
+    begin_connection(pg_sys::InvalidOid);
+}
+
+/// Returns the name that this worker was started with; empty in a process that is none.
+#[must_use]
+pub fn my_name() -> String {
+    let Some(entry) = entry() else {
+        return String::new();
+    };
+    let name = encoding::until_zero(&entry.bgw_name);
+    name.to_string_lossy().into_owned()
+}
+
+/// This worker's registration.
+fn entry() -> Option<&'static pg_sys::BackgroundWorker> {
+    // SAFETY: null, or this worker's own registration for as long as it runs.
+    unsafe { pg_sys::MyBgworkerEntry.cast_const().as_ref() }
 }
 
 /// Read the configuration files again if SIGHUP came. True when they were read.

@@ -25,6 +25,7 @@ unsafe impl Sync for Failure {}
 struct FailureBody {
     lsn: u64,
     sqlstate: [u8; 5],
+    comes_again: bool,
     lengths: [u16; TEXTS],
     texts: [[u8; TEXT]; TEXTS],
 }
@@ -34,8 +35,10 @@ struct FailureBody {
 pub struct FailureReport {
     /// End of the commit record at the provider of the transaction that failed; 0 when it was none.
     pub lsn: u64,
-    /// Five characters.
-    pub sqlstate: String,
+    /// SQLSTATE: five characters.
+    pub sqlstate: [u8; 5],
+    /// The transaction is received once more, whatever the SQLSTATE says of other errors.
+    pub comes_again: bool,
     /// Primary message, cut to 1,000 bytes.
     pub message: String,
     /// Detail, cut to 1,000 bytes; empty for none.
@@ -85,13 +88,11 @@ impl Failure {
         }
         let mut body = FailureBody {
             lsn: report.lsn,
-            sqlstate: [b' '; 5],
+            sqlstate: report.sqlstate,
+            comes_again: report.comes_again,
             lengths: [0; TEXTS],
             texts: [[0; TEXT]; TEXTS],
         };
-        for (to, from) in body.sqlstate.iter_mut().zip(report.sqlstate.bytes()) {
-            *to = from;
-        }
         let context = with_last_line(&report.context, TEXT);
         let texts = [&report.message, &report.detail, &report.hint, &*context];
         for ((to, length), text) in body.texts.iter_mut().zip(&mut body.lengths).zip(texts) {
@@ -121,7 +122,8 @@ impl Failure {
         };
         Some(FailureReport {
             lsn: body.lsn,
-            sqlstate: String::from_utf8_lossy(&body.sqlstate).into_owned(),
+            sqlstate: body.sqlstate,
+            comes_again: body.comes_again,
             message: text(0),
             detail: text(1),
             hint: text(2),

@@ -60,4 +60,4 @@ pub use producer::{Complete, Leader};
 pub use ring::{Error, Grain, Ring, Run};
 #[cfg(loom)]
 pub use wake::{ApplierWait, Counters, LeaderWait};
-pub use wake::{MAX_APPLIERS, Wakes};
+pub use wake::{Awaited, MAX_APPLIERS, Wakes};

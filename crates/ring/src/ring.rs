@@ -8,7 +8,7 @@ use crate::consumer::Transaction;
 use crate::failure::Failure;
 use crate::layout::{ApplierSlot, ApplierState, Descriptor, Geometry, Header, MAGIC, Place};
 use crate::sync::{AtomicU64, Ordering, fence};
-use crate::wake::{ApplierWait, Wakes};
+use crate::wake::{ApplierWait, Awaited, Wakes};
 
 /// What is wrong with a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -43,14 +43,26 @@ impl Grain {
     /// Every transaction is taken alone.
     pub const ONE: Self = Self { run: 1, small: 0 };
 
-    /// What a transaction adds to a run; that of a whole run when it stands alone.
-    fn weight(self, descriptor: &Descriptor) -> u32 {
-        let changes = descriptor.changes.load(Ordering::Relaxed).max(1);
-        let alone = descriptor.flags.load(Ordering::Acquire) != 0;
-        if alone || changes > self.small {
+    /// Returns how much a transaction of so many changes adds to a run; the whole of it if the
+    /// transaction is not small.
+    #[must_use]
+    pub fn weight(self, changes: u32) -> u32 {
+        let changes = changes.max(1);
+        if changes > self.small {
             self.run
         } else {
             changes
+        }
+    }
+
+    /// As [`Grain::weight`], of a transaction in the ring, which adds the whole of a run if it
+    /// stands alone.
+    fn weight_of(self, descriptor: &Descriptor) -> u32 {
+        let changes = descriptor.changes.load(Ordering::Relaxed);
+        if descriptor.flags.load(Ordering::Acquire) == 0 {
+            self.weight(changes)
+        } else {
+            self.run
         }
     }
 }
@@ -178,9 +190,9 @@ impl Ring {
     pub(crate) fn at(&self, position: u64) -> (*mut u8, u64) {
         let offset = position % self.geometry.buffer;
         let at = self.geometry.buffer_at() + usize::try_from(offset).unwrap_or(0);
-        // SAFETY: offset < buffer, and geometry.bytes() covers the buffer.
+        // The offset is below `buffer`, and geometry.bytes() covers that.
         (
-            unsafe { self.base.as_ptr().add(at) },
+            self.base.as_ptr().wrapping_add(at),
             self.geometry.buffer - offset,
         )
     }
@@ -201,7 +213,8 @@ impl Ring {
         let [a, b, c, d] = len.to_le_bytes();
         let [e, f, g, h] = kind.to_le_bytes();
         let (at, _) = self.at(position);
-        // SAFETY: as in read_frame_header; only the leader writes, between `tail` and `tail + buffer`, where nobody reads.
+        // SAFETY: positions are multiples of 8 and so is the buffer's size, so 8 bytes lie in one
+        // piece. Only the leader writes, between `tail` and `tail + buffer`, where nobody reads.
         unsafe { at.cast::<[u8; 8]>().write([a, b, c, d, e, f, g, h]) };
     }
 
@@ -411,7 +424,7 @@ impl Ring {
                 // What nobody has taken is not committed, so its descriptor stays as it is. It may have been taken meanwhile:
                 // then what was read does not count.
                 let descriptor = self.descriptor(sequence);
-                let weight = grain.weight(descriptor);
+                let weight = grain.weight_of(descriptor);
                 sum = sum.saturating_add(weight);
                 if weight == grain.run || sum > grain.run {
                     break;
@@ -447,11 +460,11 @@ impl Ring {
         Transaction::taken(*self, sequence, self.descriptor(sequence))
     }
 
-    /// An applier is about to wait until `sequence` is committed (or for anything, with `u64::MAX - 1`). It looks at
-    /// [`Ring::committed`], or tries [`Ring::claim`], again after this, before it sleeps.
-    pub fn applier_will_wait(&self, applier: usize, sequence: u64) {
+    /// An applier is about to wait. It looks again after this for what it waits for
+    /// ([`Ring::committed`], [`Ring::claim`], the next frame), before it sleeps.
+    pub fn applier_will_wait(&self, applier: usize, awaited: Awaited) {
         if let Some(slot) = self.slot(applier) {
-            slot.wait.will_wait(sequence);
+            slot.wait.will_wait(awaited);
         }
     }
 
@@ -566,7 +579,7 @@ impl Ring {
                 let run = u64::from(grain.run);
                 let mut sum = 0_u64;
                 for sequence in first..=published {
-                    sum += u64::from(grain.weight(self.descriptor(sequence)));
+                    sum += u64::from(grain.weight_of(self.descriptor(sequence)));
                     if sum >= run * count {
                         break;
                     }

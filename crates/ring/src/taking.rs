@@ -29,7 +29,9 @@ impl Ring {
                 return Some(sequence);
             }
             // It is idle still, and looks again after it has said so.
-            slot.wait.will_wait(waited);
+            if let Some(awaited) = waited {
+                slot.wait.will_wait(awaited);
+            }
         }
     }
 

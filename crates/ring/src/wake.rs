@@ -14,8 +14,32 @@ pub const MAX_APPLIERS: usize = 64;
 
 /// An applier waits for nothing.
 const AWAKE: u64 = u64::MAX;
-/// An applier waits for a transaction to take.
+/// [`Awaited::Transaction`].
 const IDLE: u64 = u64::MAX - 1;
+/// [`Awaited::Rest`].
+const REST: u64 = u64::MAX - 2;
+
+/// What an applier is about to wait for, beside its own latch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// A transaction to take. The leader wakes as many idle appliers as it has use for.
+    Transaction,
+    /// More of the transaction in hand. The leader wakes all appliers when it has sent some.
+    Rest,
+    /// The commit of this transaction, and of all before it.
+    Commit(u64),
+}
+
+impl Awaited {
+    /// The value of `wakes_at`: no commit reaches those that are none.
+    const fn wakes_at(self) -> u64 {
+        match self {
+            Self::Transaction => IDLE,
+            Self::Rest => REST,
+            Self::Commit(sequence) => sequence,
+        }
+    }
+}
 
 /// A counter in a cache line of its own.
 #[repr(C, align(64))]
@@ -48,7 +72,8 @@ pub struct LeaderWait {
 pub struct ApplierWait {
     /// Address of its latch, 0 before it is there.
     pub(crate) latch: AtomicUsize,
-    /// Wants to be woken when `committed` reaches this; [`IDLE`] and [`AWAKE`] are never reached.
+    /// Wants to be woken when `committed` reaches this; [`REST`], [`IDLE`] and [`AWAKE`] are never
+    /// reached.
     wakes_at: AtomicU64,
     /// Wants to be woken when this very transaction is done; 0 for none.
     wakes_for: AtomicU64,
@@ -88,15 +113,20 @@ impl ApplierWait {
         fence(Ordering::SeqCst);
     }
 
-    /// It is about to wait until `sequence` is committed. It looks again after this, before it sleeps.
-    pub fn will_wait(&self, sequence: u64) {
-        self.wakes_at.store(sequence, Ordering::SeqCst);
+    /// It is about to wait. It looks again after this, before it sleeps.
+    pub fn will_wait(&self, awaited: Awaited) {
+        self.wakes_at.store(awaited.wakes_at(), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// What it has said that it is about to wait for.
-    pub fn waited(&self) -> u64 {
-        self.wakes_at.load(Ordering::Relaxed)
+    pub fn waited(&self) -> Option<Awaited> {
+        match self.wakes_at.load(Ordering::Relaxed) {
+            AWAKE => None,
+            IDLE => Some(Awaited::Transaction),
+            REST => Some(Awaited::Rest),
+            sequence => Some(Awaited::Commit(sequence)),
+        }
     }
 
     /// The wait is over.
@@ -131,8 +161,8 @@ impl Counters {
             let last = last(first, published).clamp(first, published);
             // Who takes one is no longer idle, and that is seen by whoever sees that it was taken: else the wake-up for
             // the next transaction could be spent on an applier that is busy with this one.
-            let waited = me.wakes_at.load(Ordering::Relaxed);
-            if waited != AWAKE {
+            let waited = me.waited();
+            if waited.is_some() {
                 me.wakes_at.store(AWAKE, Ordering::Relaxed);
             }
             match self.claimed.0.compare_exchange(
@@ -144,8 +174,8 @@ impl Counters {
                 Ok(_) => return Some((first, last)),
                 Err(now) => {
                     show(0);
-                    if waited != AWAKE {
-                        me.will_wait(waited);
+                    if let Some(awaited) = waited {
+                        me.will_wait(awaited);
                     }
                     claimed = now;
                 }

@@ -6,12 +6,15 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code")]
 
-use braid_ring::{ApplierWait, Aside, Counters, EDGES, LeaderWait, Places, Wakes, close, list_of};
+use braid_ring::{
+    ApplierWait, Aside, Awaited, Counters, EDGES, LeaderWait, Places, Wakes, close, list_of,
+};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-const IDLE: u64 = u64::MAX - 1;
+/// No transaction: any release wakes.
+const ANY_RELEASE: u64 = u64::MAX - 1;
 
 struct Latch {
     set: Mutex<bool>,
@@ -169,7 +172,9 @@ impl Group {
             if !self.aside.put(self, sequence) {
                 return Some(sequence);
             }
-            me.will_wait(waited);
+            if let Some(awaited) = waited {
+                me.will_wait(awaited);
+            }
         }
     }
 
@@ -207,7 +212,7 @@ impl Group {
                     return;
                 }
                 // It waits for something to take, and for the end.
-                me.will_wait(IDLE);
+                me.will_wait(Awaited::Transaction);
                 taken = self.take(applier);
                 if taken.is_some() {
                     me.awake();
@@ -252,7 +257,7 @@ impl Group {
     fn claim(&self, applier: usize) -> u64 {
         let me = &self.appliers[applier];
         loop {
-            me.will_wait(IDLE);
+            me.will_wait(Awaited::Transaction);
             if let Some((sequence, _)) = self.counters.claim(me, |_| {}, |first, _| first) {
                 me.awake();
                 return sequence;
@@ -265,7 +270,7 @@ impl Group {
     fn applier_waits_for(&self, applier: usize, sequence: u64) {
         let me = &self.appliers[applier];
         while self.counters.committed() < sequence {
-            me.will_wait(sequence);
+            me.will_wait(Awaited::Commit(sequence));
             if self.counters.committed() < sequence {
                 self.latches[applier + 1].wait();
             }
@@ -417,7 +422,7 @@ fn a_release_wakes_the_leader() {
             })
         };
         while group.counters.tail() < 16 {
-            group.leader.will_wait(u64::MAX - 1);
+            group.leader.will_wait(ANY_RELEASE);
             if group.counters.tail() < 16 {
                 group.latches[0].wait();
             }
@@ -583,7 +588,7 @@ fn what_the_leader_takes_is_its_own_until_it_gives_it_back() {
                 thread::spawn(move || {
                     let me = &group.appliers[0];
                     loop {
-                        me.will_wait(IDLE);
+                        me.will_wait(Awaited::Transaction);
                         if let Some((sequence, last)) =
                             group.counters.claim(me, |_| {}, |first, _| first)
                         {

@@ -7,6 +7,7 @@ use std::mem::Discriminant;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::scaling::{Decision, Limits, Reason, Rule, Sample, Scaler};
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry::{RecordedDecision, SubscriptionEntry};
 use braid_node::settings;
 use braid_postgres::error::PgError;
@@ -105,10 +106,11 @@ impl Appliers {
         appliers.ring.set_active_appliers(count);
         if !appliers.start_up_to(count) {
             appliers.stop();
-            return Err(
-                PgError::new("53400", "no background worker is free to apply changes")
-                    .with_hint("Increase max_worker_processes and restart the server."),
-            );
+            return Err(PgError::new(
+                SqlState::ConfigurationLimitExceeded,
+                "no background worker is free to apply changes",
+            )
+            .with_hint("Increase max_worker_processes and restart the server."));
         }
         Ok(appliers)
     }

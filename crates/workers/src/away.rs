@@ -14,12 +14,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry::{self, Activity};
 use braid_node::settings;
 use braid_node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
-use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::server;
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
-use pgrx::pg_sys;
 
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);
@@ -42,7 +43,7 @@ pub struct Peers {
 pub fn peers(subscriptions: &[u32]) -> Peers {
     error::transaction(|| look(subscriptions)).unwrap_or_else(|failure| {
         // Somebody is changing a subscription, and has not committed yet: then all are waited for, and it is looked again later.
-        if failure.sqlstate != LOCK_NOT_AVAILABLE {
+        if failure.sqlstate != SqlState::LockNotAvailable {
             failure.log("could not look which providers are away");
         }
         Peers {
@@ -93,7 +94,7 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
         for row in given_up {
             let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
             PgError::new(
-                "55000",
+                SqlState::ObjectNotInPrerequisiteState,
                 format!(
                     "provider \"{}\" of subscription \"{}\" was away for longer than braid.peer_away_limit",
                     text(1),
@@ -128,8 +129,7 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
 /// How long a server that has just been started still waits for providers to be reached: it was away itself.
 fn grace(limit: i32) -> Option<Duration> {
     let limit = Duration::from_secs(u64::try_from(limit).unwrap_or(0));
-    // SAFETY: reads a variable that is set when the server starts.
-    let runs = timestamp::now().saturating_sub(unsafe { pg_sys::PgStartTime });
+    let runs = timestamp::now().saturating_sub(server::started_at());
     let runs = Duration::from_micros(u64::try_from(runs).unwrap_or(0));
     let left = limit.min(GRACE).checked_sub(runs)?;
     (!left.is_zero()).then_some(left)

@@ -2,11 +2,17 @@
 //! again for those whose provider could not be reached, or whose slot somebody still reads.
 //!
 //! No slot waits for another: each is tried once, then those again that are only about to be let go.
+//!
+//! A node that was a member of the group may be back, or another one of its name in its place. Its slot
+//! of the same name is what this node subscribes to next, and stays: left out here are a slot of another
+//! node, and that of a subscription that the group wants.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::slot_name;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::connection_string::{self, DSN};
 use braid_node::standing;
 use braid_node::subscription::{execute, rows};
@@ -22,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The process's main function.
 pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
-    worker::connect(u32::try_from(argument.value()).unwrap_or(0));
+    crate::connect(argument);
     let slots = error::transaction(|| {
         // In a copy of a node these are slots of the original's.
         if standing::refusal()?.is_some() {
@@ -30,7 +36,9 @@ pub fn main(argument: pg_sys::Datum) {
         }
         rows(
             &format!(
-                "select slot_name::text, provider_name::text, {DSN} from braid.slot_cleanup s order by attempts, since"
+                "select slot_name::text, provider_name::text, s.provider_id::text, (select n.node_name::text from braid.node n where n.is_local), \
+                        exists (select from braid.group_member m where m.node_name = s.provider_name and m.state in ('joining', 'active', 'in maintenance'))::text, \
+                        {DSN} from braid.slot_cleanup s order by attempts, since"
             ),
             &[],
         )
@@ -46,10 +54,13 @@ pub fn main(argument: pg_sys::Datum) {
         .iter()
         .map(|row| {
             let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
+            let (name, provider) = (text(0), text(1));
             Slot {
-                name: text(0),
-                provider: text(1),
-                dsn: row.get(2).cloned().flatten(),
+                is_wanted: text(4) == "true" && name == slot_name::between(&text(3), &provider).1,
+                name,
+                provider,
+                provider_id: row.get(2).cloned().flatten(),
+                dsn: row.get(5).cloned().flatten(),
             }
         })
         .collect();
@@ -74,6 +85,10 @@ pub fn main(argument: pg_sys::Datum) {
 struct Slot {
     name: String,
     provider: String,
+    /// A UUID; `None` if it was not noted.
+    provider_id: Option<String>,
+    /// The group wants a subscription that reads a slot of this name.
+    is_wanted: bool,
     /// `None` if somebody has taken it away.
     dsn: Option<String>,
 }
@@ -82,16 +97,17 @@ impl Slot {
     /// Try to drop it, and note down what came of it. False when somebody still reads it and there is time to try again.
     fn clean_up(&self, last: bool, unreachable: &mut HashSet<String>) -> bool {
         let outcome = error::catch(|| match &self.dsn {
-            Some(dsn) => drop_slot(&self.name, dsn),
+            _ if self.is_wanted => Ok(false),
+            Some(dsn) => self.drop(dsn),
             None => Err(PgError::new(
-                "55000",
+                SqlState::ObjectNotInPrerequisiteState,
                 "its connection string is gone".to_owned(),
             )),
         })
         .and_then(|outcome| outcome);
         match &outcome {
-            Err(failure) if failure.sqlstate == "55006" && !last => return false,
-            Err(failure) if failure.sqlstate.starts_with("08") => {
+            Err(failure) if failure.sqlstate == SqlState::ObjectInUse && !last => return false,
+            Err(failure) if failure.sqlstate.is_of("08") => {
                 unreachable.extend(self.dsn.clone());
             }
             _ => {}
@@ -99,7 +115,7 @@ impl Slot {
         let (slot, provider) = (self.name.as_str(), self.provider.as_str());
         let noted = error::transaction(|| {
             match &outcome {
-            Ok(()) => execute(
+            Ok(_) => execute(
                 "delete from braid.slot_cleanup where slot_name = $1::name and provider_name = $2::name",
                 &[slot.into(), provider.into()],
             )
@@ -119,22 +135,46 @@ impl Slot {
             failure.log("braid cleanup");
         }
         match outcome {
-            Ok(()) => pgrx::log!("dropped replication slot \"{slot}\" at node \"{provider}\""),
+            Ok(true) => pgrx::log!("dropped replication slot \"{slot}\" at node \"{provider}\""),
+            Ok(false) => pgrx::log!(
+                "replication slot \"{slot}\" at node \"{provider}\" stays: it is not the one that was left"
+            ),
             Err(failure) => failure.log(&format!(
                 "could not drop replication slot \"{slot}\" at node \"{provider}\""
             )),
         }
         true
     }
+
+    /// Drops it; one that is not there is fine. One that is read from is an error at once: to wait for
+    /// it would hold up the others. False if the provider is another node now.
+    fn drop(&self, dsn: &str) -> Result<bool, PgError> {
+        let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
+        connection.give_up_when_silent();
+        if let Some(id) = &self.provider_id
+            && is_another(&mut connection, id)?
+        {
+            return Ok(false);
+        }
+        let name = quote_identifier(&self.name);
+        match connection.query(&format!("DROP_REPLICATION_SLOT {name}")) {
+            Ok(_) => Ok(true),
+            Err(error) if error.sqlstate() == SqlState::UndefinedObject => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
-/// Drop a slot; one that is not there is fine. One that is read from is an error at once: to wait for it would hold up the others.
-fn drop_slot(slot: &str, dsn: &str) -> Result<(), PgError> {
-    let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
-    connection.give_up_when_silent();
-    match connection.query(&format!("DROP_REPLICATION_SLOT {}", quote_identifier(slot))) {
-        Ok(_) => Ok(()),
-        Err(error) if error.sqlstate() == "42704" => Ok(()),
-        Err(error) => Err(error.into()),
+/// Whether the database is a node with another identity, as far as the role may know.
+fn is_another(connection: &mut Connection, id: &str) -> Result<bool, PgError> {
+    let may = connection.query(
+        "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.node_info()') \
+         AND pg_catalog.has_function_privilege(oid, 'execute') \
+         AND pg_catalog.has_schema_privilege(pg_catalog.to_regnamespace('braid'), 'usage')",
+    )?;
+    if may.is_empty() {
+        return Ok(false);
     }
+    let found = connection.query("SELECT node_id FROM braid.node_info()")?;
+    Ok(found.get(0, 0).is_some_and(|there| there != id))
 }

@@ -5,6 +5,7 @@
 //! once for all that was committed meanwhile, before it confirms. What is lost in a crash was never confirmed and comes again.
 
 use braid_bgworker::subscription_option::SynchronousCommit;
+use braid_postgres::wal;
 use pgrx::pg_sys;
 
 /// What has to happen to a commit here before it is confirmed.
@@ -41,26 +42,10 @@ impl Durability {
     /// Up to where this server's WAL is durable in this sense.
     #[must_use]
     pub fn durable_up_to(self) -> u64 {
-        // SAFETY: reads of shared memory and of a setting; a position is read whole.
-        unsafe {
-            let flushed = pg_sys::GetFlushRecPtr(std::ptr::null_mut());
-            let Self::Standbys(mode) = self else {
-                return flushed;
-            };
-            // SyncRepRequested and SyncStandbysDefined of src/include/replication/syncrep.h, 15 to 18.
-            let names = pg_sys::SyncRepStandbyNames;
-            if pg_sys::max_wal_senders == 0
-                || names.is_null()
-                || *names == 0
-                || pg_sys::WalSndCtl.is_null()
-            {
-                return flushed;
-            }
-            if mode > 2 {
-                return flushed;
-            }
-            let positions = (&raw const (*pg_sys::WalSndCtl).lsn).cast::<pg_sys::XLogRecPtr>();
-            flushed.min(positions.add(mode).read_volatile())
+        let flushed = wal::flushed();
+        match self {
+            Self::Standbys(mode) => wal::at_standbys(mode).map_or(flushed, |at| flushed.min(at)),
+            Self::Lazy | Self::Local => flushed,
         }
     }
 }

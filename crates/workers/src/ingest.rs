@@ -7,17 +7,20 @@
 //!
 //! Not for: telling what records look like, which is `braid_gir`'s.
 
+pub(crate) mod rows;
 pub(crate) mod stamp;
 
 use std::cell::RefCell;
 
 use braid_apply::{Identity, NO_SUBSCRIPTION, Session};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{Begin, JsonErrorKind, JsonReader, Reader, Record, Writer, lsn_text, parse_lsn};
 use braid_node::subscription::{execute, rows_written};
 use braid_node::{origin, wake};
 use braid_postgres::catalog::with_settings;
 use braid_postgres::error::{self, PgError};
-use pgrx::datum::DatumWithOid;
+use braid_postgres::jsonb::Jsonb;
+use braid_postgres::{memory, transaction};
 use pgrx::pg_sys;
 
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.
@@ -27,7 +30,7 @@ const LAST_SECOND: i64 = 253_370_764_800_000_000;
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// A jsonb value.
-    pub gir: pg_sys::Datum,
+    pub gir: Jsonb,
     /// Name of the source; `None`: the stream object says it.
     pub source: Option<&'a str>,
     /// This node.
@@ -79,13 +82,8 @@ pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
     if let Some(left) = SESSION.take() {
         left.discard();
     }
-    // SAFETY: in a transaction; put back below, or by the abort.
-    let context = unsafe { pg_sys::CurrentMemoryContext };
     let input = read(request.gir)?;
-    let outcome = settings_for(|| apply(request, &input));
-    // SAFETY: the context that was current when this was called.
-    unsafe { pg_sys::MemoryContextSwitchTo(context) };
-    let done = outcome?;
+    let done = memory::keep_current(|| settings_for(|| apply(request, &input)))?;
     if let Some(session) = SESSION.take() {
         session.discard();
     }
@@ -93,17 +91,16 @@ pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
 }
 
 fn check_transaction() -> Result<(), PgError> {
-    // SAFETY: reads of variables of the process.
-    let (isolation, read_only) = unsafe { (pg_sys::XactIsoLevel, pg_sys::XactReadOnly) };
-    if read_only {
-        return Err(
-            PgError::new("25006", "cannot apply records in a read-only transaction")
-                .with_hint("Begin a read-write transaction."),
-        );
-    }
-    if isolation >= i32::try_from(pg_sys::XACT_REPEATABLE_READ).unwrap_or(2) {
+    if transaction::is_read_only() {
         return Err(PgError::new(
-            "0A000",
+            SqlState::ReadOnlySqlTransaction,
+            "cannot apply records in a read-only transaction",
+        )
+        .with_hint("Begin a read-write transaction."));
+    }
+    if transaction::keeps_its_snapshot() {
+        return Err(PgError::new(
+            SqlState::FeatureNotSupported,
             "records can only be applied at isolation level read committed",
         )
         .with_hint("Begin the transaction with isolation level read committed."));
@@ -128,14 +125,13 @@ fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgErr
 }
 
 /// The elements of the value as records.
-fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
-    let value = || DatumWithOidOf(gir).into();
+fn read(gir: Jsonb) -> Result<Input, PgError> {
     let (elements, is_array, nested) = pgrx::Spi::connect(|client| {
         let table = client.select(
             "select convert_to(e::text, 'UTF8'), jsonb_typeof($1) = 'array', jsonb_typeof(e) = 'array' \
              from jsonb_array_elements(case jsonb_typeof($1) when 'array' then $1 else jsonb_build_array($1) end) e",
             None,
-            &[value()],
+            &[gir.argument()],
         )?;
         let mut elements: Vec<Vec<u8>> = Vec::with_capacity(table.len());
         let mut is_array = true;
@@ -150,14 +146,15 @@ fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
         Ok((elements, is_array, nested))
     })
     .map_err(|error: pgrx::spi::SpiError| {
-        PgError::new("XX000", format!("could not read the records: {error}"))
+        PgError::new(SqlState::InternalError, format!("could not read the records: {error}"))
     })?;
     if let Some(index) = nested {
-        return Err(
-            PgError::new("22023", "invalid gir-json: an array within an array")
-                .with_detail(format!("At /{index}."))
-                .with_hint("Give one record, or an array of records."),
-        );
+        return Err(PgError::new(
+            SqlState::InvalidParameterValue,
+            "invalid gir-json: an array within an array",
+        )
+        .with_detail(format!("At /{index}."))
+        .with_hint("Give one record, or an array of records."));
     }
     let mut input = Input {
         writer: Writer::new(),
@@ -178,9 +175,12 @@ fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
         if error.kind == JsonErrorKind::Uncommitted {
             return uncommitted().with_detail(place);
         }
-        PgError::new("22023", format!("invalid gir-json: {}", error.kind))
-            .with_detail(place)
-            .with_hint("docs/gir.schema.json says what records look like.")
+        PgError::new(
+            SqlState::InvalidParameterValue,
+            format!("invalid gir-json: {}", error.kind),
+        )
+        .with_detail(place)
+        .with_hint("docs/gir.schema.json says what records look like.")
     };
     for (index, element) in elements.iter().enumerate() {
         reader
@@ -199,20 +199,10 @@ fn read(gir: pg_sys::Datum) -> Result<Input, PgError> {
 /// position says only what has ended.
 fn uncommitted() -> PgError {
     PgError::new(
-        "0A000",
+        SqlState::FeatureNotSupported,
         "records of transactions that have not committed cannot be applied",
     )
     .with_hint("Take them from a stream without the options \"streaming\" and \"two_phase\", in which each transaction comes as a whole once it has committed.")
-}
-
-/// A jsonb value as an SPI argument.
-struct DatumWithOidOf(pg_sys::Datum);
-
-impl<'a> From<DatumWithOidOf> for DatumWithOid<'a> {
-    fn from(value: DatumWithOidOf) -> Self {
-        // SAFETY: the function's argument, which is declared as jsonb and outlives the call.
-        unsafe { DatumWithOid::new(value.0, pg_sys::JSONBOID) }
-    }
 }
 
 /// A call in hand.
@@ -240,10 +230,11 @@ struct Call<'a> {
 fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
     let source = source_name(request, input)?;
     if source == request.local_node {
-        return Err(
-            PgError::new("22023", format!("origin \"{source}\" is this node"))
-                .with_hint("Name the system that the records come from."),
-        );
+        return Err(PgError::new(
+            SqlState::InvalidParameterValue,
+            format!("origin \"{source}\" is this node"),
+        )
+        .with_hint("Name the system that the records come from."));
     }
     let position = lock_source(&source)?;
     let identity = Identity {
@@ -296,11 +287,14 @@ fn apply(request: &Request<'_>, input: &Input) -> Result<Done, PgError> {
 
 /// With the place of the record that the error is about.
 fn placed(mut error: PgError, place: &str) -> PgError {
-    if matches!(error.sqlstate.as_str(), "42P01" | "42703") {
+    if matches!(
+        error.sqlstate,
+        SqlState::UndefinedTable | SqlState::UndefinedColumn
+    ) {
         error.hint =
             Some("Create what is missing here, or leave it out of the records.".to_owned());
     }
-    if error.sqlstate == "42703"
+    if error.sqlstate == SqlState::UndefinedColumn
         && let Some(hint) = &mut error.hint
     {
         hint.push_str(
@@ -327,11 +321,13 @@ fn source_name(request: &Request<'_>, input: &Input) -> Result<String, PgError> 
         Some(Record::StreamHeader(header)) if !header.node_name.is_empty() => {
             Ok(header.node_name.to_owned())
         }
-        _ => Err(
-            PgError::new("22023", "origin of the records is not known").with_hint(
-                "Name it as the second argument, or begin with a stream object that names its node.",
-            ),
-        ),
+        _ => Err(PgError::new(
+            SqlState::InvalidParameterValue,
+            "origin of the records is not known",
+        )
+        .with_hint(
+            "Name it as the second argument, or begin with a stream object that names its node.",
+        )),
     }
 }
 
@@ -351,7 +347,7 @@ fn lock_source(source: &str) -> Result<u64, PgError> {
         .next()
         .flatten()
         .and_then(|text| parse_lsn(&text))
-        .ok_or_else(|| PgError::new("XX000", "position of the source is missing"))
+        .ok_or_else(|| PgError::new(SqlState::InternalError, "position of the source is missing"))
 }
 
 /// Forget a source: what comes under its name later is new, whatever its position. False when there is none.
@@ -380,12 +376,15 @@ pub fn forget(source: &str) -> Result<bool, PgError> {
 fn with_session<T>(work: impl FnOnce(&mut Session) -> Result<T, PgError>) -> Result<T, PgError> {
     // An error that unwinds ends the borrow; the session is left for the next call to throw away.
     SESSION.with(|cell| {
-        let mut place = cell
-            .try_borrow_mut()
-            .map_err(|_| PgError::new("55000", "records are being applied already"))?;
+        let mut place = cell.try_borrow_mut().map_err(|_| {
+            PgError::new(
+                SqlState::ObjectNotInPrerequisiteState,
+                "records are being applied already",
+            )
+        })?;
         let session = place
             .as_mut()
-            .ok_or_else(|| PgError::new("XX000", "no session to apply with"))?;
+            .ok_or_else(|| PgError::new(SqlState::InternalError, "no session to apply with"))?;
         work(session)
     })
 }
@@ -407,10 +406,11 @@ impl Call<'_> {
                 self.done.skipped += 1;
                 Ok(())
             }
-            Record::Change(_) | Record::Truncate(_) if !self.in_transaction => {
-                Err(PgError::new("22023", "change outside of a transaction")
-                    .with_hint("Give it a member \"transaction\", or a begin object before it."))
-            }
+            Record::Change(_) | Record::Truncate(_) if !self.in_transaction => Err(PgError::new(
+                SqlState::InvalidParameterValue,
+                "change outside of a transaction",
+            )
+            .with_hint("Give it a member \"transaction\", or a begin object before it.")),
             Record::Change(change) => {
                 self.done.applied += 1;
                 with_session(|session| session.change(change))
@@ -437,8 +437,11 @@ impl Call<'_> {
     fn begin(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
         self.in_transaction = true;
         if begin.commit_lsn == 0 {
-            return Err(PgError::new("22023", "transaction has no position")
-                .with_hint("Number the transactions of a source in \"lsn\", upwards from 0/1."));
+            return Err(PgError::new(
+                SqlState::InvalidParameterValue,
+                "transaction has no position",
+            )
+            .with_hint("Number the transactions of a source in \"lsn\", upwards from 0/1."));
         }
         let node = if begin.origin.is_empty() {
             self.source.as_str()
@@ -451,7 +454,7 @@ impl Call<'_> {
             return match self.last {
                 Some((lsn, time)) if lsn == begin.commit_lsn && time != begin.commit_timestamp => {
                     Err(PgError::new(
-                        "22023",
+                        SqlState::InvalidParameterValue,
                         format!("two transactions have the position {}", lsn_text(lsn)),
                     )
                     .with_hint(
@@ -464,7 +467,7 @@ impl Call<'_> {
                         && self.brought.binary_search(&begin.commit_lsn).is_err() =>
                 {
                     Err(PgError::new(
-                        "22023",
+                        SqlState::InvalidParameterValue,
                         format!(
                             "records are out of order: the transaction at {} comes after that at {}",
                             lsn_text(begin.commit_lsn),

@@ -10,8 +10,8 @@ use braid_node::subscription::{execute, execute_counting, rows};
 use braid_node::{local_version, settings};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
-use braid_postgres::xid;
-use pgrx::{IntoDatum, pg_sys};
+use braid_postgres::{server, xid};
+use pgrx::pg_sys;
 
 /// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
 const BLOCKS_AT_ONCE: u64 = 64;
@@ -19,8 +19,7 @@ const BLOCKS_AT_ONCE: u64 = 64;
 /// Which transactions are old enough, in transactions since: well before PostgreSQL may forget them. What bounds that is the database
 /// which is vacuumed least, mostly `template0`: only autovacuum comes there, which leaves as many transactions as `vacuum_freeze_min_age` says.
 fn age() -> u64 {
-    // SAFETY: a read of a setting.
-    let freeze = unsafe { pg_sys::vacuum_freeze_min_age } / 2;
+    let freeze = server::vacuum_freeze_min_age() / 2;
     u64::try_from(settings::keep_commits_older_than().min(freeze)).unwrap_or(0)
 }
 
@@ -151,18 +150,13 @@ fn keep(first: u64, before: i64) -> Result<(), PgError> {
     if newest < before {
         return Ok(());
     }
-    let bytes = commit_block::encode(&commits)
-        .into_datum()
-        .ok_or_else(|| PgError::new("XX000", "no value for a byte string"))?;
-    // SAFETY: the value is a bytea, valid while the statement runs.
-    let bytes = unsafe { pgrx::datum::DatumWithOid::new(bytes, pg_sys::BYTEAOID) };
     // After a crash between copying and noting that, it is here already.
     execute(
         "insert into braid.kept_commit values ($1, $2, $3) on conflict (first_xid) do update set newest = excluded.newest, commits = excluded.commits",
         &[
             i64::try_from(first).unwrap_or(i64::MAX).into(),
             newest.into(),
-            bytes,
+            commit_block::encode(&commits).into(),
         ],
     )?;
     Ok(())

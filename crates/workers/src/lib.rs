@@ -1,11 +1,11 @@
-//! The processes: supervisor, manager, leaders, appliers, copy workers, collector and cleanup.
+//! The processes: supervisor, manager, leaders, appliers, copy workers, collector, cleanup and others.
 //!
 //! Each module is one kind of process, or what sessions and processes do alike: `ingest`, `compare`, `orphan`.
 //! Here the layers below meet: a leader reads a stream, appliers apply it, the collector decodes local WAL.
 //! The crate must not know the SQL functions: `extension` calls these modules, and never the other way.
 //! What decides something belongs to `bgworker`, which is pure; a process only carries it out.
 
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod applier;
 pub(crate) mod appliers;
@@ -15,10 +15,27 @@ pub mod collector;
 pub mod compare;
 pub mod copy;
 pub(crate) mod durability;
+pub mod group;
 pub mod ingest;
+pub mod intent;
 pub(crate) mod keep_commits;
 pub mod leader;
 pub mod manager;
 pub mod orphan;
+pub mod own_values;
+pub(crate) mod purge;
 pub mod supervisor;
 pub mod upgrade;
+
+use braid_postgres::{lock, worker};
+use pgrx::pg_sys;
+
+/// Connects a worker that may run while nothing is replicated to the database whose OID is its
+/// argument. Returns that OID.
+fn connect(argument: pg_sys::Datum) -> u32 {
+    let database = u32::try_from(argument.value()).unwrap_or(0);
+    worker::connect(database);
+    // DROP EXTENSION may come at any time.
+    lock::extension_first(c"braid");
+    database
+}

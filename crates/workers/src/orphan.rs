@@ -20,7 +20,7 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
 use pgrx::pg_sys;
 
-use crate::manager;
+use crate::purge;
 
 /// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.
 const MARGIN_MICROS: i64 = 1_000_000;
@@ -67,7 +67,7 @@ struct Orphan {
 /// The process's main function.
 pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
-    worker::connect(u32::try_from(argument.value()).unwrap_or(0));
+    crate::connect(argument);
     // Whoever has a table locked is not waited for; nor is row-level security to hide referenced rows.
     worker::set("lock_timeout", "1s");
     worker::set("row_security", "off");
@@ -80,7 +80,7 @@ pub fn main(argument: pg_sys::Datum) {
             .into_iter()
             .filter_map(|row| row.into_iter().next()??.parse().ok())
             .collect();
-        Ok((manager::arrived(&ids)?, watched()?))
+        Ok((purge::arrived(&ids)?, watched()?))
     });
     match found {
         Ok((Some(arrived), watched)) => {

@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry;
 use braid_postgres::error::{self, PgError};
-use braid_postgres::{latch, process, worker};
+use braid_postgres::{latch, process, server, worker};
 use pgrx::pg_sys;
 
 /// Databases are looked at again after this, in case nobody said that something changed.
@@ -36,19 +37,16 @@ struct Manager {
 /// The process's main function.
 pub fn main(_argument: pg_sys::Datum) {
     worker::initialize();
-    // SAFETY: once, at the start; no database: only shared catalogs can be read.
-    unsafe {
-        pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0);
-    }
+    worker::connect_to_no_database();
     registry::register_supervisor();
     let mut managers: HashMap<u32, Manager> = HashMap::new();
     // Databases whose manager has ended by itself: they do not have the extension.
     let mut without: HashSet<u32> = HashSet::new();
     loop {
         worker::reload_settings();
-        let wait = match error::catch(databases) {
-            Ok(Ok(databases)) => tend(&databases, &mut managers, &mut without),
-            Ok(Err(failure)) | Err(failure) => {
+        let wait = match error::catch(server::databases) {
+            Ok(databases) => tend(&databases, &mut managers, &mut without),
+            Err(failure) => {
                 error::abort();
                 failure.log("braid supervisor");
                 PAUSE
@@ -119,7 +117,7 @@ fn tend(
         without.remove(database);
         let Some(entry) = registry::manager(*database) else {
             PgError::new(
-                "53400",
+                SqlState::ConfigurationLimitExceeded,
                 format!(
                     "more than {} databases of this server have the extension",
                     registry::MAX_DATABASES
@@ -143,9 +141,12 @@ fn tend(
             }
             None => {
                 keep_poked();
-                PgError::new("53400", "no background worker is free for a manager")
-                    .with_hint("Increase max_worker_processes and restart the server.")
-                    .log("braid supervisor");
+                PgError::new(
+                    SqlState::ConfigurationLimitExceeded,
+                    "no background worker is free for a manager",
+                )
+                .with_hint("Increase max_worker_processes and restart the server.")
+                .log("braid supervisor");
                 wait = wait.min(Duration::from_secs(10));
                 break;
             }
@@ -182,31 +183,3 @@ fn start(database: u32) -> Option<worker::Handle> {
 
 /// What a manager leaves as its process id when it ends because its database lacks the extension.
 pub const NO_EXTENSION: i32 = -1;
-
-/// OIDs of the databases that can be connected to.
-fn databases() -> Result<Vec<u32>, PgError> {
-    let mut found = Vec::new();
-    // SAFETY: a scan of pg_database as the autovacuum launcher does it (src/backend/postmaster/autovacuum.c, 15 to 18), in a
-    // transaction of its own; each tuple is read before the next is fetched.
-    unsafe {
-        pg_sys::StartTransactionCommand();
-        let _ = pg_sys::GetTransactionSnapshot();
-        let lock = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
-        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
-        loop {
-            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
-            if tuple.is_null() {
-                break;
-            }
-            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
-            if (*form).datallowconn && (*form).datconnlimit != -2 {
-                found.push((*form).oid.to_u32());
-            }
-        }
-        pg_sys::heap_endscan(scan);
-        pg_sys::table_close(relation, lock);
-        pg_sys::CommitTransactionCommand();
-    }
-    Ok(found)
-}

@@ -8,18 +8,16 @@ use std::sync::atomic::Ordering;
 
 use braid_node::registry;
 use braid_node::tombstone::waiting;
-use braid_postgres::process;
-use pgrx::pg_sys;
+use braid_postgres::{process, server};
 
 pub use crate::keep_commits::keep_all as keep_commits;
-pub use crate::manager::arrived_for_all;
+pub use crate::purge::arrived_for_all;
 pub use braid_node::origin::{Remade, remake as remake_origin};
 
 /// Whether this server was started by `pg_upgrade`.
 #[must_use]
 pub fn is_under_way() -> bool {
-    // SAFETY: a variable that is set before libraries are loaded.
-    unsafe { pg_sys::IsBinaryUpgrade }
+    server::is_binary_upgrade()
 }
 
 /// What of this database's workers still runs; `None` when all have ended and the collector's slot is gone.

@@ -335,10 +335,12 @@ impl Wal2JsonOptions {
                 .is_none_or(|patterns| patterns.matches(schema, table))
     }
 
-    /// Whether changes of a table that belongs to the extension are written: only if `add-tables` has its schema by name.
+    /// Whether changes of a table that belongs to the extension are written: only if `add-tables` has its schema by name. Statements for
+    /// other nodes, and of them, can have passwords.
     #[must_use]
     pub fn wants_own_table(&self, schema: &str, table: &str) -> bool {
-        self.wants_table(schema, table)
+        !matches!(table, "ddl_message" | "parked_record")
+            && self.wants_table(schema, table)
             && self
                 .add_tables
                 .as_ref()
@@ -780,6 +782,10 @@ mod tests {
                 "{given:?}"
             );
         }
+        let all = parse(&[("add-tables", "braid.*")]).unwrap();
+        assert!(all.wants_own_table("braid", "ddl_entry"));
+        assert!(!all.wants_own_table("braid", "ddl_message"));
+        assert!(!all.wants_own_table("braid", "parked_record"));
         // An empty list of tables is a list all the same; an empty list of prefixes is none.
         let empty = parse(&[("add-tables", ""), ("add-msg-prefixes", "")]).unwrap();
         assert!(!empty.wants_table("public", "a"));

@@ -145,7 +145,7 @@ fn subscription_activity() -> TableIterator<
             leader.is_some() && entry.rate_limit.is_holding(),
             leader.and_then(|_| time(&entry.started_at)),
             time(&entry.stats_since),
-            error.as_ref().map(|error| error.sqlstate.clone()),
+            error.as_ref().map(|error| error.sqlstate.to_string()),
             error.as_ref().map(|error| Text(error.message.clone())),
             error
                 .as_ref()

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use braid_bgworker::subscription_option::{DESCRIPTIONS, Request, Value};
-use braid_node::{connection_string, secrecy};
+use braid_node::{connection_string, secrecy, wake};
 use braid_postgres::catalog::{current_role, is_superuser, query, utf8_string};
 use braid_postgres::encoding::Text;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
@@ -16,7 +16,7 @@ use super::options::{
 use super::provider::Provider;
 use super::slot::slot_in_use;
 use super::subscription::{leave_slot_to_manager, prepared_for};
-use super::{required_name, run, table_set, text, wake_manager};
+use super::{required_name, run, table_set, text};
 
 /// braid.alter_subscription(...): null leaves an option as it is.
 #[pg_extern(sql = false)]
@@ -38,6 +38,7 @@ fn alter_subscription(
     on_error: Option<Text>,
     two_phase: Option<bool>,
     on_missing_column: Option<Text>,
+    replicate_ddl: Option<bool>,
 ) {
     secrecy::note_call();
     let caller = current_role();
@@ -61,6 +62,7 @@ fn alter_subscription(
             split_transactions_above: limit(split_transactions_above)?,
             on_error: chosen("on_error", on_error)?,
             on_missing_column: chosen("on_missing_column", on_missing_column)?,
+            replicate_ddl,
         };
         alter(&name, text(dsn).as_deref(), &request, caller)
     });
@@ -211,7 +213,9 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
         start_lsn.as_deref(),
     );
     connection_string::forget_unused();
-    wake_manager();
+    if let Ok(id) = subscription.id.parse() {
+        wake::alter_at_commit(id);
+    }
     Ok(())
 }
 

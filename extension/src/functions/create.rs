@@ -42,6 +42,7 @@ fn create_subscription(
     split_transactions_above: Option<i32>,
     on_error: Option<Text>,
     on_missing_column: Option<Text>,
+    replicate_ddl: Option<bool>,
 ) -> i32 {
     secrecy::note_call();
     let caller = current_role();
@@ -67,6 +68,7 @@ fn create_subscription(
             split_transactions_above: limit(split_transactions_above)?.unwrap_or(0),
             on_error: chosen("on_error", on_error)?,
             on_missing_column: chosen("on_missing_column", on_missing_column)?,
+            replicate_ddl: required(replicate_ddl, "replicate_ddl")?,
         };
         let slot_name = slot_name.map(utf8_string);
         let id = create(&name, &dsn, options, slot_name.as_deref(), caller)?;

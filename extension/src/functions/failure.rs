@@ -1,5 +1,6 @@
 //! Errors of the SQL functions: an SQLSTATE, a message, and a hint for whatever a user can cause.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 use braid_postgres::libpq;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -14,7 +15,7 @@ pub struct Failure(Box<ErrorReport>);
 
 impl From<PgError> for Failure {
     fn from(error: PgError) -> Self {
-        let mut failure = Self::new(sqlstate_code(&error.sqlstate), error.message);
+        let mut failure = Self::new(sqlstate_code(error.sqlstate), error.message);
         if let Some(detail) = error.detail {
             failure = failure.detail(detail);
         }
@@ -81,12 +82,12 @@ impl Failure {
                 message: words,
                 ..
             } => {
-                let code = sqlstate_code(sqlstate);
+                let code = sqlstate_code(*sqlstate);
                 Self::new(code, message).detail(words.clone())
             }
             _ => {
                 let code = match error.sqlstate() {
-                    "08P01" => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
+                    SqlState::ProtocolViolation => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
                     _ => PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
                 };
                 Self::new(code, message).detail(error.to_string())
@@ -132,6 +133,19 @@ impl Failure {
         Self::new(PgSqlErrorCode::ERRCODE_WARNING, message).detail(reason)
     }
 
+    /// Message and detail, for a row of a result.
+    pub fn words(&self) -> String {
+        match self.0.detail() {
+            Some(detail) => format!("{}: {detail}", self.0.message()),
+            None => self.0.message().to_owned(),
+        }
+    }
+
+    /// The hint, if there is one.
+    pub fn hint_words(&self) -> Option<String> {
+        self.0.hint().map(str::to_owned)
+    }
+
     /// Raise it as an ERROR.
     pub fn raise(self) -> ! {
         self.0.report(PgLogLevel::ERROR);
@@ -149,21 +163,15 @@ impl Failure {
     }
 }
 
-/// The code of five characters; what is not known here is 58000, an error of something outside.
-fn sqlstate_code(sqlstate: &str) -> PgSqlErrorCode {
-    let bytes = sqlstate.as_bytes();
-    if bytes.len() != 5
-        || !bytes
-            .iter()
-            .all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase())
-    {
-        return PgSqlErrorCode::ERRCODE_SYSTEM_ERROR;
+/// The code of an error of another server; of one that is malformed 58000, an error of something
+/// outside.
+fn sqlstate_code(sqlstate: SqlState) -> PgSqlErrorCode {
+    let is_code = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_uppercase();
+    if sqlstate.code().iter().all(is_code) {
+        PgSqlErrorCode::from(sqlstate.packed())
+    } else {
+        PgSqlErrorCode::ERRCODE_SYSTEM_ERROR
     }
-    // MAKE_SQLSTATE of utils/elog.h: six bits a character, the first lowest.
-    let packed = bytes.iter().rev().fold(0_i32, |packed, byte| {
-        (packed << 6) + ((i32::from(*byte) - i32::from(b'0')) & 0x3f)
-    });
-    PgSqlErrorCode::from(packed)
 }
 
 /// A message for the client that is no error.

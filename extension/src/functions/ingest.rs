@@ -2,6 +2,8 @@
 
 use std::ffi::CStr;
 
+use braid_node::read_only;
+use braid_postgres::jsonb::Jsonb;
 use braid_workers::ingest::{Request, forget, ingest as apply};
 use pgrx::datum::AnyElement;
 use pgrx::iter::TableIterator;
@@ -19,6 +21,10 @@ fn ingest(
 ) -> TableIterator<'static, (name!(applied, i64), name!(skipped, i64))> {
     let done = run(|| {
         let node = local::require_node()?;
+        // Rows from elsewhere than the group's members are a user's writing.
+        if let Err(error) = read_only::check() {
+            error.raise();
+        }
         server::check_for_subscription()?;
         let gir = required(gir, "gir")?;
         let origin = origin.map(braid_postgres::catalog::utf8_string);
@@ -26,7 +32,8 @@ fn ingest(
             check_name(origin, "origin")?;
         }
         let request = Request {
-            gir: gir.datum(),
+            // SAFETY: the function declares the argument as jsonb, and the value outlives the call.
+            gir: unsafe { Jsonb::new(gir.datum()) },
             source: origin.as_deref(),
             local_node: &node.name,
         };

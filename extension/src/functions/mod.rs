@@ -8,13 +8,16 @@
 
 mod activity;
 mod alter;
+mod check;
 mod column_rule;
 mod compare;
 mod conflict;
 mod create;
+mod ddl;
 mod drop_guard;
 mod failure;
 mod foreign_key;
+mod group;
 mod hold;
 mod ingest;
 mod local;
@@ -34,6 +37,7 @@ mod waiting;
 
 use std::ffi::CStr;
 
+use braid_node::read_only;
 use braid_postgres::catalog::{Rights, utf8_string, with_rights};
 use braid_postgres::encoding::Text;
 use braid_postgres::error::pass_on;
@@ -43,7 +47,7 @@ use failure::{Failure, Outcome};
 /// Run a function's work with the rights of the extension's owner and raise what it fails with. An error of PostgreSQL, of users' code that
 /// runs in it as well, keeps all of its fields.
 fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
-    match pass_on(|| with_rights(Rights::ExtensionOwner, work)) {
+    match pass_on(|| read_only::allowing(|| with_rights(Rights::ExtensionOwner, work))) {
         Ok(value) => value,
         Err(failure) => failure.raise(),
     }

@@ -31,7 +31,8 @@ fn drop_node(node_name: Option<&CStr>) {
     run(|| drop(&required_name(node_name, "node_name")?));
 }
 
-fn create(name: &str, dsn: &str) -> Outcome<()> {
+/// Makes this database a node.
+pub fn create(name: &str, dsn: &str) -> Outcome<()> {
     check_name(name, "node")?;
     libpq::check_connection_string(dsn).map_err(|error| Failure::malformed_dsn(&error))?;
     server::check_for_node()?;
@@ -115,6 +116,14 @@ fn drop_local(name: &str) -> Outcome<()> {
         )
         .detail(format!("Subscriptions: {}.", subscriptions.join(", ")))
         .hint("Drop them first, each with braid.drop_subscription(subscription_name)."));
+    }
+    let group = query("select group_name from braid.group_self", &[]);
+    if let Some(group) = group.get(0, 0) {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            format!("node \"{name}\" is a member of group \"{group}\""),
+        )
+        .hint("Leave the group first, with braid.leave_group()."));
     }
     query("delete from braid.node", &[]);
     connection_string::forget_unused();

@@ -1,5 +1,6 @@
 //! What the functions look at and check on a provider, before a transaction here changes anything. Reads only.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::array_literal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -105,7 +106,7 @@ impl Provider {
         let rows = connection
             .query("select node_name, node_id, identity_valid, system_identifier, database_oid from braid.node_info()")
             .map_err(|error| match &error {
-                Error::Server { sqlstate, .. } if sqlstate == "42501" => {
+                Error::Server { sqlstate, .. } if *sqlstate == SqlState::InsufficientPrivilege => {
                     Failure::provider("no permission to read which node the provider is", &error)
                         .hint("At the provider, grant braid_monitor to the role of the connection string.")
                 }
@@ -380,6 +381,26 @@ impl Provider {
             }));
         }
         Ok(tables)
+    }
+
+    /// Asks something that only members of a group ask. An error there is the node's own, with its
+    /// hint.
+    pub fn ask(&mut self, sql: &str) -> Outcome<Rows> {
+        self.connection.query(sql).map_err(|error| match &error {
+            Error::Server { message, hint, .. } => {
+                let words = format!("node \"{}\" refuses: {message}", self.name);
+                let failure = Failure::provider(words, &error);
+                let failure = match error.detail() {
+                    Some(detail) => failure.detail(detail),
+                    None => failure,
+                };
+                failure.hint(
+                    hint.clone()
+                        .unwrap_or_else(|| "See the log of that node.".to_owned()),
+                )
+            }
+            _ => failed(&error),
+        })
     }
 
     /// Names of all slots there.

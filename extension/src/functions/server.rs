@@ -10,7 +10,10 @@ use super::local;
 /// What a node needs, which peers subscribe to.
 pub fn check_for_node() -> Outcome<()> {
     let has_setting = |name: &str, wanted: &str| local::setting(name).as_deref() == Some(wanted);
-    if !has_setting("wal_level", "logical") {
+    // Since 19 a server with `replica` raises its level by itself as long as it has a logical slot.
+    let raises =
+        has_setting("wal_level", "replica") && local::setting("effective_wal_level").is_some();
+    if !has_setting("wal_level", "logical") && !raises {
         return Err(Failure::state("wal_level must be logical")
             .hint("Set wal_level = logical in postgresql.conf and restart the server."));
     }

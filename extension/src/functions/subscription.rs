@@ -3,8 +3,8 @@
 
 use std::ffi::CStr;
 
-use braid_gir::lsn_text;
-use braid_node::{connection_string, crash, owners};
+use braid_gir::{lsn_text, parse_lsn};
+use braid_node::{connection_string, crash, owners, wake};
 use braid_postgres::catalog::{current_role, is_superuser, query};
 use braid_workers::away;
 use pgrx::{pg_extern, pg_sys};
@@ -116,9 +116,7 @@ fn set_rate_limit(
                 Failure::parameter(format!("{argument} must not be negative"))
                     .hint("Use null or 0 for no limit."),
             ),
-            limit => Ok(limit
-                .filter(|limit| *limit > 0)
-                .map(|limit| limit.to_string())),
+            limit => Ok(limit.filter(|limit| *limit > 0)),
         };
         let rows = limit("rows_per_second", rows_per_second)?;
         let bytes = limit("bytes_per_second", bytes_per_second)?;
@@ -127,9 +125,17 @@ fn set_rate_limit(
         query(
             "update braid.subscription set rows_per_second = $2::bigint, bytes_per_second = $3::bigint \
               where subscription_id = $1::integer",
-            &[Some(&subscription.id), rows.as_deref(), bytes.as_deref()],
+            &[
+                Some(&subscription.id),
+                rows.map(|rows| rows.to_string()).as_deref(),
+                bytes.map(|bytes| bytes.to_string()).as_deref(),
+            ],
         );
+        let number = |limit: Option<i64>| limit.unwrap_or(0).unsigned_abs();
         wake_manager();
+        if let Ok(id) = subscription.id.parse() {
+            wake::limit_at_commit(id, number(rows), number(bytes));
+        }
         Ok(())
     });
 }
@@ -242,6 +248,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     let node = local::find_node();
     let subscription = local::lock_subscription(name)?;
     super::parked::check_none_left(&subscription)?;
+    super::group::check_not_needed(&subscription)?;
     let slot = &subscription.options.slot_name;
     if !node.is_some_and(|node| node.identity_valid) {
         notice(format!(
@@ -306,9 +313,9 @@ fn warn_of_prepared(subscription: &local::Subscription) {
 pub fn leave_slot_to_manager(subscription: &local::Subscription) {
     let (slot, provider) = (&subscription.options.slot_name, &subscription.provider_name);
     query(
-        "insert into braid.slot_cleanup (slot_name, connection_id, provider_name) \
-         select $1::name, s.connection_id, $3::name from braid.subscription s where s.subscription_id = $2::integer \
-         on conflict (slot_name, provider_name) do update set connection_id = excluded.connection_id, attempts = 0, last_error = null",
+        "insert into braid.slot_cleanup (slot_name, connection_id, provider_name, provider_id) \
+         select $1::name, s.connection_id, $3::name, s.provider_id from braid.subscription s where s.subscription_id = $2::integer \
+         on conflict (slot_name, provider_name) do update set connection_id = excluded.connection_id, provider_id = excluded.provider_id, attempts = 0, last_error = null",
         &[Some(slot), Some(&subscription.id), Some(provider)],
     );
     // Whoever drops the subscription need not be who created it: the owner is who connects.
@@ -334,21 +341,23 @@ fn skip_transaction(subscription_name: Option<&CStr>, lsn: Option<i64>) {
         local::require_node()?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
-        let lsn = lsn_text(required(lsn, "lsn")?.cast_unsigned());
-        let Some(error_lsn) = &subscription.error_lsn else {
+        let position = required(lsn, "lsn")?.cast_unsigned();
+        let lsn = lsn_text(position);
+        let Some(error_lsn) = subscription.error_lsn.as_deref().and_then(parse_lsn) else {
             return Err(Failure::state(format!(
                 "subscription \"{}\" has no transaction that could not be applied",
                 subscription.name
             ))
             .hint("Only the transaction that stopped a subscription can be skipped: see last_error and error_lsn in braid.subscription_status."));
         };
-        if *error_lsn != lsn {
+        if error_lsn != position {
             return Err(Failure::parameter(format!(
                 "subscription \"{}\" did not stop at the transaction that ends at {lsn}",
                 subscription.name
             ))
             .hint(format!(
-                "The transaction that could not be applied ends at {error_lsn}."
+                "The transaction that could not be applied ends at {}.",
+                lsn_text(error_lsn)
             )));
         }
         query(

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 
 use braid_apply::MISSING_COLUMN_RULE;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_node::subscription::joins_with_rows;
 use braid_postgres::catalog::{Rights, query, with_rights};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
@@ -186,12 +187,15 @@ pub fn find_targets(
         )
         .hint("Create them first, for example from pg_dump --schema-only at the provider, or publish fewer tables."));
     }
+    let replaces = to_copy && joins_with_rows()?;
     let mut targets = Vec::with_capacity(published.len());
     for (table, columns) in published {
         let target = find_target(table, columns, ignores)?;
         if to_copy {
             check_partitions(&target)?;
-            check_empty(&target)?;
+            if !replaces {
+                check_empty(&target)?;
+            }
         }
         targets.push(target);
     }
@@ -340,22 +344,24 @@ fn check_empty(target: &Target) -> Outcome<()> {
         .hint("If it agrees with the provider already, use copy_data => false. To replace its rows, do so and then run braid.resync_table, which empties it on this node only. A TRUNCATE would also empty it on the nodes that subscribe to this one."))
 }
 
-/// Put a table into a subscription.
-pub fn add(subscription_id: &str, target: &Target, to_copy: bool) {
+/// Puts a table into a subscription, unless a leader that starts has just done that. Returns whether it has.
+pub fn add(subscription_id: &str, target: &Target, to_copy: bool) -> bool {
     let unlogged = query("select braid.is_unlogged($1::oid)", &[Some(&target.oid)]);
     if unlogged.get(0, 0) == Some("t") {
         braid_apply::unlogged(&target.shown).warn();
     }
-    query(
+    let added = query(
         "insert into braid.subscription_table (subscription_id, relation, schema_name, table_name, state, ready_at) \
          select $1::integer, c.oid, n.nspname, c.relname, $3, case when $3 = 'ready' then now() end \
-           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $2::oid",
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = $2::oid \
+         on conflict do nothing returning 1",
         &[
             Some(subscription_id),
             Some(&target.oid),
             Some(if to_copy { "waiting" } else { "ready" }),
         ],
     );
+    !added.is_empty()
 }
 
 /// Bring braid.subscription_table in step with what is published. Returns what changed.
@@ -393,8 +399,9 @@ pub fn refresh(
     );
     let mut changes = Vec::new();
     for target in find_targets(&new, to_copy, ignores)? {
-        add(&subscription.id, &target, to_copy);
-        changes.push((oid(&target.oid), "added"));
+        if add(&subscription.id, &target, to_copy) {
+            changes.push((oid(&target.oid), "added"));
+        }
     }
     for relation in present.iter().filter(|relation| !kept.contains(relation)) {
         remove(&subscription.id, relation);

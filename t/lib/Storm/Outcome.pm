@@ -21,16 +21,25 @@ sub compare
 	my $differences = 0;
 	my $untold = join ' ', grep { !/ 0$/ } map { $_->name . ' ' . $_->safe_psql('postgres', 'select count(*) from braid.displacement') } @nodes;
 	$self->tell("losers that other nodes are yet to be told of: $untold") if $untold ne '';
+	my @made = $self->{has}{ddl} ? split /\n/, $nodes[0]->safe_psql('postgres', q[select relname from pg_class where relname like 'made%' and relkind = 'r' order by 1]) : ();
+	for my $table (@made)
+	{
+		my %digests = map { (eval { digest($_, $table) } // 'it is not there') => 1 } @nodes;
+		next if keys %digests == 1;
+		$self->tell("$table differs: " . join ', ', keys %digests);
+		$differences++;
+	}
 	for my $table (@{ $self->{tables} })
 	{
-		my %digests = map { digest($_, $table) => 1 } @nodes;
+		my $whole = Storm::Statements::whole($table);
+		my %digests = map { digest($_, "(select $whole from $table t)") => 1 } @nodes;
 		my $has_model = $self->{journal} && !$Storm::Statements::has_no_model{$table};
 		next if keys %digests == 1 && !$has_model;
 		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 		my %rows;
 		for my $node (@nodes)
 		{
-			for (split /\n/, $node->safe_psql('postgres', "select k, md5(t::text), ($image)::text from $table t order by 1, 2"))
+			for (split /\n/, $node->safe_psql('postgres', "select k, md5($whole), ($image)::text from $table t order by 1, 2"))
 			{
 				# Where there is no key, of several rows.
 				my ($k, $whole, $text) = split /\|/, $_, 3;
@@ -41,7 +50,7 @@ sub compare
 		}
 		my $model = $has_model ? $self->last_written($table) : {};
 		my @wrong;
-		for my $k (sort { $a <=> $b } keys %{ { %rows, %$model } })
+		for my $k (sort { no warnings 'numeric'; $a <=> $b || $a cmp $b } keys %{ { %rows, %$model } })
 		{
 			my %wholes = map { ($rows{$k}{ $_->name }{whole} // '') => 1 } @nodes;
 			my $expected = $model->{$k}{image} // '';
@@ -54,6 +63,20 @@ sub compare
 		$differences += @wrong;
 	}
 	return $differences;
+}
+
+# How many nodes have another schema than the first.
+sub compare_schemas
+{
+	my ($self) = @_;
+	my @shapes = map { $_->safe_psql('postgres', q[
+		select string_agg(c.relname || E'\n' || array_to_string(braid.table_shape(c.oid), E'\n'), E'\n\n' order by c.relname)
+		  from pg_class c where relnamespace = 'public'::regnamespace and relkind = 'r'
+	]) } @{ $self->{members} };
+	my @others = grep { $shapes[$_] ne $shapes[0] } 1 .. $#shapes;
+	$self->tell("--- the schema of $self->{nodes}[0]\n$shapes[0]") if @others;
+	$self->tell("--- the schema of $self->{nodes}[$_]\n$shapes[$_]") for @others;
+	return scalar @others;
 }
 
 # By key, what the transaction with the largest version left.

@@ -6,7 +6,7 @@ use strict;
 use warnings;
 
 # Tables of which the newest write of a key does not say what is there in the end.
-our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike);
+our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike swapped_one swapped_other appended);
 # Tables with a second thing that no two rows may share.
 our %has_code = map { $_ => 1 } qw(taken shared booked);
 
@@ -21,8 +21,16 @@ sub hot
 	return int($number / 10) + int rand $self->{keys};
 }
 
-# What is in the journal of a row.
-sub image { return $_[0] eq 'toasted' ? "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" : 'to_jsonb(w)'; }
+# What is in the journal of a row: of a table whose columns come and go, those that stay.
+sub image
+{
+	return "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" if $_[0] eq 'toasted';
+	return q[jsonb_build_object('k', w.k, 'n', w.n, 'v', w.v)] if $_[0] eq 'shaped';
+	return 'to_jsonb(w)';
+}
+
+# A whole row, whatever the order of its columns.
+sub whole { return $_[0] eq 'shaped' ? 'to_jsonb(t)::text' : 't::text'; }
 
 # A statement that writes down what it did. With $to, the row had this key before.
 sub written
@@ -46,6 +54,10 @@ sub transaction
 		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 2000) i", 'large')
 		  . "commit;\n";
 	}
+	# Once, by the first node: names that are swapped again have to wait until all nodes have swapped them.
+	return "begin;\nalter table swapped_one rename to swapping;\nalter table swapped_other rename to swapped_one;\nalter table swapping rename to swapped_other;\ncommit;\n"
+	  if $self->{has}{swap} && $who eq "$self->{nodes}[0].1" && $number == 100;
+	return $self->change_schema($who, $number) if $self->{has}{ddl} && $who =~ /\.1$/ && one_in(20);
 	my $statements = one_in(3) ? 1 + int rand 4 : 1;
 	$self->{touched_alike} = 0;
 	my $text = join '', map { $self->statement($who, $number) } 1 .. $statements;
@@ -72,6 +84,7 @@ sub statement
 		return "truncate $table;\n" . ($self->{journal} ? "insert into storm_journal (tbl, what) values ('$table', 'truncate');\n" : '');
 	}
 	return $self->alike($k % 3, pick(qw(a b))) if $table eq 'alike';
+	return "insert into appended values ('$who.$number.' || pg_current_xact_id(), $number) on conflict do nothing;\n" if $table eq 'appended';
 	if ($has->{delete} && one_in(5))
 	{
 		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2) || $table eq 'keyless';
@@ -103,6 +116,32 @@ sub statement
 	}
 	my $where = one_in(8) ? 'between ' . $k . ' and ' . ($k + 2) : "= $k";
 	return $self->written($table, "update $table set n = n + 1, v = $v where k $where", 'update');
+}
+
+# A transaction that changes the schema. Some columns get the name of one that is dropped, of which rows may be on their way. A table is
+# rewritten by one node: the statements of two at once would be a conflict that somebody has to decide.
+sub change_schema
+{
+	my ($self, $who, $number) = @_;
+	my ($me) = $who =~ /^(\w+)\./;
+	my $last = $self->{nodes}[-1];
+	my $made = "made_${me}_" . int rand 3;
+	my $index = "by_${me}_" . int rand 2;
+	my $own = "from pg_attribute where attrelid = 'shaped'::regclass and attnum > 0 and not attisdropped and attname like '${me}_%'";
+	my $each = sub { my ($condition, $text) = @_; return "do \$\$ declare c name := (select min(attname) $own having $condition); begin if c is not null then execute format($text); end if; end \$\$;\n"; };
+	my @kinds = (
+		(sub { "alter table shaped add column ${me}_$number int default $number;\n" }) x 3,
+		sub { $each->('count(*) > 2', "'alter table shaped drop column %I', c") },
+		sub { $each->('count(*) > 0', "'alter table shaped rename column %I to ${me}_$number', c") },
+		sub { $each->('count(*) > 0', "'alter table shaped drop column %1\$I; alter table shaped add column %1\$I int default $number', c") },
+		sub { "create index if not exists $index on shaped (n);\n" },
+		sub { "drop index if exists $index;\n" },
+		sub { "begin;\ncreate table if not exists $made (k int primary key, v text);\ninsert into $made values ($number, '$who') on conflict do nothing;\ncommit;\n" },
+		sub { "begin;\ndrop table if exists $made;\ncreate table $made (k int primary key, v text, w text default $number);\ninsert into $made values ($number, '$who') on conflict do nothing;\ncommit;\n" },
+		sub { "drop table if exists $made;\n" },
+	);
+	push @kinds, sub { 'alter table ' . pick(qw(appended shaped)) . ' alter column n type ' . pick(qw(bigint int numeric)) . ";\n" } if $me eq $last;
+	return pick(@kinds)->();
 }
 
 # Rows that are the same as others: one comes, goes, or becomes another.

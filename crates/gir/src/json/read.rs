@@ -549,6 +549,7 @@ struct OwnedColumn<'a> {
     name: Cow<'a, str>,
     type_namespace: Cow<'a, str>,
     type_name: Cow<'a, str>,
+    mark: u64,
 }
 
 impl OwnedColumn<'_> {
@@ -560,6 +561,7 @@ impl OwnedColumn<'_> {
             name: &self.name,
             type_namespace: &self.type_namespace,
             type_name: &self.type_name,
+            mark: self.mark,
         }
     }
 }
@@ -567,7 +569,7 @@ impl OwnedColumn<'_> {
 fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
     members!(node, "name" => name, "type" => type_name, "type_namespace" => namespace,
         "type_oid" => oid, "type_modifier" => modifier, "identity" => identity,
-        "primary_key" => primary, "not_null" => not_null, "generated" => generated);
+        "primary_key" => primary, "not_null" => not_null, "generated" => generated, "mark" => mark);
     let mut flags = 0;
     for (member, word, bit) in [
         (&identity, "identity", ColumnFlags::IDENTITY),
@@ -600,6 +602,10 @@ fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
         name: text(&name, node, "name")?,
         type_namespace,
         type_name,
+        mark: match mark.given() {
+            Some(mark) => mark.integer("mark").inside("mark")?,
+            None => 0,
+        },
     })
 }
 

@@ -14,6 +14,7 @@ use crate::image::Image;
 use crate::message::Message;
 use crate::record::Record;
 use crate::schema::{Schema, SchemaNumber};
+use crate::statement::Statement;
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
 use crate::truncate::Truncate;
 use crate::value::Value;
@@ -351,11 +352,12 @@ impl JsonWriter {
             Charset::Utf8 => Charset::Utf8,
             Charset::Other(_) => Charset::Other(None),
         };
-        match charset.decode(message.content) {
+        let content = Statement::shown(message.prefix, message.content);
+        match charset.decode(&content) {
             Some(text) => put_string(out, &text),
             None => {
                 out.push_str(r#"{"binary":""#);
-                hex_into(out, message.content);
+                hex_into(out, &content);
                 out.push_str(r#""}"#);
             }
         }
@@ -412,6 +414,9 @@ impl Shape {
                 (flags.is_generated(), r#","generated":true"#),
             ] {
                 each.push_str(if set { word } else { "" });
+            }
+            if column.mark != 0 {
+                print(&mut each, format_args!(r#","mark":{}"#, column.mark));
             }
             each.push('}');
             columns.push((format!("{name}:"), column.type_oid == BOOL));

@@ -131,6 +131,7 @@ fn example() -> Writer {
         name,
         type_namespace: "pg_catalog",
         type_name,
+        mark: 0,
     };
     let key = ColumnFlags::IDENTITY | ColumnFlags::PRIMARY_KEY | ColumnFlags::NOT_NULL;
     let columns = [column(key, 23, "id", "int4"), column(0, 25, "note", "text")];

@@ -460,6 +460,7 @@ fn value_json(value: &Value<'_>) -> String {
         name: "v",
         type_namespace: "pg_catalog",
         type_name: "x",
+        mark: 0,
     };
     let names = ("n", "t");
     frame

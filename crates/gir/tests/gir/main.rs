@@ -15,5 +15,6 @@ mod published;
 mod rejection;
 mod rendering;
 mod round_trip;
+mod statement;
 mod text;
 mod uncommitted;

@@ -526,6 +526,7 @@ fn borrow_column(column: &OwnedColumn) -> Column<'_> {
         name,
         type_namespace,
         type_name,
+        mark: u64::from(column.type_oid).saturating_sub(1 << 20),
     }
 }
 

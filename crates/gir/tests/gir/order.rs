@@ -45,6 +45,7 @@ impl Stream {
             name: "a",
             type_namespace: "pg_catalog",
             type_name: "int4",
+            mark: 0,
         };
         let columns = vec![column; usize::try_from(self.schemas).unwrap()];
         let identity = ReplicaIdentity::Default;

@@ -118,6 +118,7 @@ fn every_unknown_tag_is_an_error_that_names_it() {
         name: "c",
         type_namespace: "n",
         type_name: "t",
+        mark: 0,
     };
     let names = ("n", "t");
     let key = SchemaKeyColumn {
@@ -140,7 +141,7 @@ fn every_unknown_tag_is_an_error_that_names_it() {
         writer.frame(),
         flags_at,
         "column flags",
-        &(0..16).collect::<Vec<_>>(),
+        &(0..32).collect::<Vec<_>>(),
     );
     // Flags, number of columns, column, comparison.
     let end = writer.frame().len();
@@ -269,6 +270,30 @@ fn a_length_beyond_the_record_is_an_error_however_large() {
     assert_eq!(read(&keys), Err(Error::Truncated("writeset")));
     let relations = record_of(b'T', &[0, 0xff, 0xff]);
     assert_eq!(read(&relations), Err(Error::Truncated("schema numbers")));
+}
+
+#[test]
+fn a_mark_is_not_zero() {
+    let mut writer = Writer::new();
+    let column = Column {
+        flags: ColumnFlags(0),
+        type_oid: 23,
+        type_modifier: -1,
+        name: "c",
+        type_namespace: "n",
+        type_name: "t",
+        mark: 0x0102_0304_0506_0708,
+    };
+    let identity = ReplicaIdentity::Full;
+    writer
+        .schema(SchemaNumber(0), 1, identity, ("n", "t"), (&[column], &[]))
+        .unwrap();
+    let mut frame = writer.frame().to_vec();
+    let mark = column.mark.to_le_bytes();
+    let at = frame.windows(8).position(|bytes| bytes == mark).unwrap();
+    frame[at..at + 8].fill(0);
+    let what = "column mark";
+    assert_eq!(read(&frame), Err(Error::OutOfRange { what, value: 0 }));
 }
 
 #[test]

@@ -18,6 +18,7 @@ fn column<'a>(flags: u8, name: &'a str, type_name: &'a str, type_modifier: i32) 
         name,
         type_namespace: "pg_catalog",
         type_name,
+        mark: 0,
     }
 }
 

@@ -188,6 +188,7 @@ fn model_column() -> braid_gir::Column<'static> {
         name: "c",
         type_namespace: "pg_catalog",
         type_name: "int4",
+        mark: 0,
     }
 }
 

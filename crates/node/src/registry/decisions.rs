@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use braid_postgres::timestamp::now;
 
-use super::locked;
+use super::lock::locked;
 use super::text::Text;
 
 /// Decisions that are kept of each subscription.

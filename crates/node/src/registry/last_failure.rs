@@ -5,11 +5,12 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 use braid_postgres::timestamp::now;
 use braid_ring::with_last_line;
 
-use super::locked;
+use super::lock::locked;
 use super::text::Text;
 
 /// Bytes of a context.
@@ -44,7 +45,7 @@ pub struct RecordedFailure {
 impl LastFailure {
     pub(super) fn record(&self, error: &PgError, lsn: u64) {
         locked(|| {
-            self.sqlstate.store(&error.sqlstate);
+            self.sqlstate.store(&error.sqlstate.to_string());
             self.message.store(&error.message);
             self.detail.store(error.detail.as_deref().unwrap_or(""));
             self.hint.store(error.hint.as_deref().unwrap_or(""));
@@ -77,7 +78,7 @@ impl LastFailure {
                     detail: self.detail.load(),
                     hint: self.hint.load(),
                     ..PgError::new(
-                        &self.sqlstate.load().unwrap_or_default(),
+                        SqlState::parse(&self.sqlstate.load().unwrap_or_default()),
                         self.message.load().unwrap_or_default(),
                     )
                 }),

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use braid_postgres::process::my_database;
 
 use super::lock::locked;
-use super::{Shared, SubscriptionEntry, shared, subscription, subscriptions};
+use super::memory::{Shared, shared};
+use super::subscriptions::{SubscriptionEntry, subscription, subscriptions};
 use crate::settings;
 
 /// Counters of one table of one subscription.

@@ -6,7 +6,7 @@
 //! moment each deletion is told by one of the two.
 //!
 //! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
-//! `registry::TOMBSTONE_GROUPS` groups of keys, the newest deletion of any of them: what is newer than that meets none.
+//! `TOMBSTONE_GROUPS` (`registry/deletions.rs`) groups of keys, the newest deletion of any of them: what is newer than that meets none.
 //!
 //! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of almost the same form ([`store_copied`]).
 //!
@@ -19,10 +19,12 @@ pub mod waiting;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
-use braid_postgres::table_scan::{self, By, Row, Sees, int8, low};
+use braid_postgres::table_scan::{self, By, Cell, Is, Row, Sees, int8, low};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::transaction;
 use pgrx::pg_sys;
 
 use crate::local_version::commit_data;
@@ -31,20 +33,22 @@ use crate::subscription::execute;
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;
+/// The one of its table.
+const RELATION: i16 = 3;
 /// Columns of `braid.copied_version`.
 const COPIED_COLUMNS: usize = 5;
 
 /// A deleted row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tombstone {
-    /// Hash of its table and key (`apply/key_hash.rs`).
+    /// Hash of its table and key (`apply/key_hash/`).
     pub hash: u64,
     /// Its table here.
     pub relation: u32,
     /// Commit timestamp of the deletion at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
     /// Where it was deleted: a replication origin, 0 for here.
-    pub origin: pg_sys::RepOriginId,
+    pub origin: ReplOriginId,
 }
 
 /// The version of a row that a copy has brought.
@@ -53,7 +57,7 @@ pub struct CopiedVersion {
     /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
     /// Where it was written: a replication origin, 0 for here.
-    pub origin: pg_sys::RepOriginId,
+    pub origin: ReplOriginId,
     /// The row was made of several: whoever wrote this version has not seen all of it.
     pub merged: bool,
 }
@@ -66,16 +70,10 @@ pub const AT_COMMIT: i64 = 0;
 /// forgotten.
 #[must_use]
 pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
-    // SAFETY: looks at the transaction in hand, and at what runs.
-    let (is_own, runs) = unsafe {
-        (
-            pg_sys::TransactionIdIsCurrentTransactionId(writer),
-            pg_sys::TransactionIdIsInProgress(writer),
-        )
-    };
-    if is_own {
+    if transaction::is_own(writer) {
         return None;
     }
+    let runs = transaction::is_running(writer);
     match commit_data(writer) {
         Some((timestamp, _)) => Some(timestamp.saturating_add(EPOCH_DIFFERENCE)),
         // Prepared: it will be newer than what has come before it.
@@ -135,27 +133,25 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
 pub fn store_copied(rows: &[(Tombstone, bool)]) -> Result<(), PgError> {
     let each = rows.iter().map(|(row, merged)| {
         let [hash, timestamp, relation, origin] = values(row);
-        [hash, timestamp, relation, origin, (*merged).into()]
+        [hash, timestamp, relation, origin, Cell::Boolean(*merged)]
     });
     write(Known::Copies, each)
 }
 
-fn values(tombstone: &Tombstone) -> [pg_sys::Datum; COLUMNS] {
+fn values(tombstone: &Tombstone) -> [Cell<'static>; COLUMNS] {
     [
-        pg_sys::Datum::from(tombstone.hash.cast_signed()),
-        pg_sys::Datum::from(tombstone.timestamp),
-        pg_sys::Datum::from(pg_sys::Oid::from(tombstone.relation)),
-        pg_sys::Datum::from(i32::from(tombstone.origin)),
+        Cell::Bigint(tombstone.hash.cast_signed()),
+        Cell::Bigint(tombstone.timestamp),
+        Cell::Oid(pg_sys::Oid::from(tombstone.relation)),
+        Cell::Integer(i32::from(tombstone.origin)),
     ]
 }
 
 fn write<const N: usize>(
     known: Known,
-    rows: impl Iterator<Item = [pg_sys::Datum; N]>,
+    rows: impl Iterator<Item = [Cell<'static>; N]>,
 ) -> Result<(), PgError> {
-    let table = known.table()?;
-    // SAFETY: in a transaction; the values have the types of the table's columns.
-    unsafe { table_scan::insert(table, rows.map(|values| (values, [false; N]))) };
+    table_scan::insert(known.table()?, rows);
     Ok(())
 }
 
@@ -207,8 +203,8 @@ pub fn settle() -> Result<(), PgError> {
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, pg_sys::RepOriginId)>, PgError> {
-    let mut newest: Option<(i64, pg_sys::RepOriginId)> = None;
+pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, ReplOriginId)>, PgError> {
+    let mut newest: Option<(i64, ReplOriginId)> = None;
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
         if newest.is_none_or(|(known, _)| tombstone.timestamp > known) {
             newest = Some((tombstone.timestamp, tombstone.origin));
@@ -228,8 +224,8 @@ fn by(known: Known, hash: u64) -> Result<By, PgError> {
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
-    let mut newest: Vec<(i64, pg_sys::RepOriginId)> = Vec::new();
+pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgError> {
+    let mut newest: Vec<(i64, ReplOriginId)> = Vec::new();
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
         let time = newest.first().map_or(i64::MIN, |(time, _)| *time);
         if tombstone.timestamp > time {
@@ -247,7 +243,7 @@ pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
-pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, pg_sys::RepOriginId)>, PgError> {
+pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgError> {
     let mut all = Vec::new();
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
         all.push((tombstone.timestamp, tombstone.origin));
@@ -306,17 +302,14 @@ fn each_copied(
     mut look: impl FnMut(CopiedVersion) -> ControlFlow<()>,
 ) -> Result<(), PgError> {
     let table = Known::Copies.table()?;
-    // SAFETY: in a transaction; the table has so many columns, none of them null.
-    unsafe {
-        table_scan::each::<COPIED_COLUMNS>(table, by, Sees::Committed, |row| {
-            let [_, timestamp, _, origin, merged] = row.values;
-            look(CopiedVersion {
-                timestamp: int8(timestamp),
-                origin: u16::try_from(low(origin)).unwrap_or(0),
-                merged: merged.value() & 0xFF != 0,
-            })
-        });
-    }
+    table_scan::each::<COPIED_COLUMNS>(table, by, Sees::Committed, |row| {
+        let [_, timestamp, _, origin, merged] = row.values;
+        look(CopiedVersion {
+            timestamp: int8(timestamp),
+            origin: u16::try_from(low(origin)).unwrap_or(0),
+            merged: merged.value() & 0xFF != 0,
+        })
+    });
     Ok(())
 }
 
@@ -325,19 +318,23 @@ fn each_copied(
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>>, PgError> {
-    let mut hashes: BTreeMap<u32, HashSet<u64>> = tables
-        .iter()
-        .map(|table| (*table, HashSet::new()))
-        .collect();
-    each(None, Seen::Committed, |tombstone| {
-        pgrx::check_for_interrupts!();
-        if tombstone.origin != 0
-            && tombstone.timestamp > since
-            && let Some(hashes) = hashes.get_mut(&tombstone.relation)
-        {
-            hashes.insert(tombstone.hash);
-        }
-    })?;
+    let seen = Seen::Committed;
+    let (table, index) = (Known::Deletions.table()?, own_table("tombstone_relation")?);
+    let mut hashes: BTreeMap<u32, HashSet<u64>> = BTreeMap::new();
+    for relation in tables {
+        let hashes = hashes.entry(*relation).or_default();
+        let by = [Is::Oid(RELATION, pg_sys::Oid::from(*relation))];
+        table_scan::find::<COLUMNS>(table, index, &by, seen.sees(), |row| {
+            pgrx::check_for_interrupts!();
+            if let Some(tombstone) = read(row, seen)
+                && tombstone.origin != 0
+                && tombstone.timestamp > since
+            {
+                hashes.insert(tombstone.hash);
+            }
+            ControlFlow::Continue(())
+        });
+    }
     Ok(hashes)
 }
 
@@ -357,20 +354,17 @@ pub fn load() -> Result<(), PgError> {
 /// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
 fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
     let table = Known::Deletions.table()?;
-    // SAFETY: in a transaction; the table has so many columns.
-    unsafe {
-        table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {
-            if let Some(tombstone) = read(row, seen) {
-                look(tombstone);
-            }
-            ControlFlow::Continue(())
-        });
-    }
+    table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {
+        if let Some(tombstone) = read(row, seen) {
+            look(tombstone);
+        }
+        ControlFlow::Continue(())
+    });
     Ok(())
 }
 
 /// `None` for one that does not count.
-fn read(row: &Row<COLUMNS>, seen: Seen) -> Option<Tombstone> {
+fn read(row: &Row<'_, COLUMNS>, seen: Seen) -> Option<Tombstone> {
     let [hash, timestamp, relation, origin] = row.values;
     let timestamp = match int8(timestamp) {
         AT_COMMIT => committed_at(row.writer(), seen)?,

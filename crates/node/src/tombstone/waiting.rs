@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::slot_name;
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 use braid_postgres::{latch, process};
 use pgrx::pg_sys;
@@ -65,7 +66,7 @@ pub fn wait_past(aim: u64) -> bool {
 /// done again.
 #[must_use]
 pub fn not_yet(message: &str) -> PgError {
-    PgError::new("40001", message)
+    PgError::new(SqlState::SerializationFailure, message)
         .with_detail("The collector of deletions, which reads it off WAL, has not come that far.")
         .with_hint("The view braid.deletions says how far it is. It needs a replication slot and a background worker.")
 }

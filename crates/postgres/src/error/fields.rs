@@ -16,8 +16,9 @@ use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys;
 
-use super::{INTERNAL_ERROR, PgError, sqlstate_code};
+use super::{INTERNAL_ERROR, PgError};
 use crate::ffi::raw;
+use crate::plain;
 
 /// ERROR of src/include/utils/elog.h, 15 to 18.
 pub(super) const ERROR: c_int = pgrx::PgLogLevel::ERROR as c_int;
@@ -175,24 +176,17 @@ unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
         }
         let data = copy_error();
         if (*data).elevel == ERROR {
-            store(seen.cast(), data);
+            let seen = seen.cast::<RefCell<Option<Box<Fields>>>>();
+            (*seen).replace(Some(Box::new(Fields::of(&*data))));
         }
         raw::FreeErrorData(data);
     }
 }
 
-/// # Safety
-/// `seen` is the place of a watch, `data` an error.
-unsafe fn store(seen: *mut RefCell<Option<Box<Fields>>>, data: *mut pg_sys::ErrorData) {
-    // SAFETY: as the caller says.
-    unsafe { (*seen).replace(Some(Box::new(Fields::of(&*data)))) };
-}
-
 /// Whether nothing may be allocated. From 18 on a read of a damaged page logs that in a critical
 /// section. No error can be caught there: it ends the server.
 fn is_critical() -> bool {
-    // SAFETY: reads a variable of this process.
-    unsafe { pg_sys::CritSectionCount != 0 }
+    plain::CritSectionCount() != 0
 }
 
 /// A copy of the error in hand, to be freed.
@@ -239,7 +233,7 @@ unsafe fn allocate(level: c_int, error: &PgError) -> *mut pg_sys::ErrorData {
         };
         let data = pg_sys::palloc0(size_of::<pg_sys::ErrorData>()).cast::<pg_sys::ErrorData>();
         (*data).elevel = level;
-        (*data).sqlerrcode = sqlstate_code(&error.sqlstate);
+        (*data).sqlerrcode = error.sqlstate.packed();
         (*data).message = copy(message.as_ref());
         (*data).detail = copy(detail.as_ref());
         (*data).detail_log = copy(fields.detail_log.as_ref());

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use braid_ring::{Complete, EDGES, Geometry, Leader, Ring};
+use braid_ring::{Awaited, Complete, EDGES, Geometry, Leader, Ring};
 
 use crate::memory::{Memory, Random, ring};
 
@@ -258,8 +258,7 @@ fn one_applier_of_two_gets_past_all_that_waits() {
     }
     assert_eq!(others, (2..=40).filter(|n| n % 4 != 0).collect::<Vec<_>>());
     assert_eq!((ring.committed(), ring.waiting_aside()), (0, 10));
-    let idle = u64::MAX - 1;
-    ring.applier_will_wait(1, idle);
+    ring.applier_will_wait(1, Awaited::Transaction);
     let wakes: Vec<usize> = ring.commit(0, 1, 1, 0).iter().collect();
     assert_eq!(wakes, [3], "more than the one who commits can take");
     ring.applier_awake(1);
@@ -289,7 +288,7 @@ fn who_commits_takes_what_has_become_ready() {
         });
     }
     assert_eq!(ring.take(0), Some(1));
-    ring.applier_will_wait(1, u64::MAX - 1);
+    ring.applier_will_wait(1, Awaited::Transaction);
     assert_eq!(ring.take(1), None);
     for sequence in 1..10 {
         assert!(ring.commit(0, sequence, sequence, 0).is_empty());
@@ -298,7 +297,7 @@ fn who_commits_takes_what_has_become_ready() {
     // One that takes no more leaves it to the other.
     ring.set_active_appliers(1);
     ring.applier_awake(1);
-    ring.applier_will_wait(0, u64::MAX - 1);
+    ring.applier_will_wait(0, Awaited::Transaction);
     assert_eq!(ring.take(1), None);
     let _ = ring.commit(1, 10, 10, 0);
     let mut edges = [0; EDGES];
@@ -313,6 +312,6 @@ fn who_commits_takes_what_has_become_ready() {
         ..Complete::default()
     });
     assert_eq!(ring.take(0), Some(11));
-    ring.applier_will_wait(0, u64::MAX - 1);
+    ring.applier_will_wait(0, Awaited::Transaction);
     assert_eq!(ring.left_behind().iter().collect::<Vec<_>>(), [2]);
 }

@@ -1,6 +1,6 @@
 //! Transactions from the leader to an applier, one step at a time.
 
-use braid_ring::{Complete, EDGES, FrameRead, Geometry, Grain, Ring, Run, Wakes};
+use braid_ring::{Awaited, Complete, EDGES, FrameRead, Geometry, Grain, Ring, Run, Wakes};
 
 use crate::memory::{Random, frames, ring, small, store};
 
@@ -180,7 +180,7 @@ fn those_that_are_to_wait_take_nothing_and_pass_on_what_is_left() {
     let ring = leader.ring();
     let woken = |wakes: Wakes| wakes.iter().collect::<Vec<_>>();
     for applier in 0..3 {
-        ring.applier_will_wait(applier, u64::MAX - 1);
+        ring.applier_will_wait(applier, Awaited::Transaction);
     }
     leader.publish(&complete(1));
     ring.applier_awake(0);
@@ -343,7 +343,7 @@ fn appliers_are_woken_by_the_load() {
     let (_memory, mut leader) = ring(Geometry::new(3, 0, 64));
     let ring = leader.ring();
     for applier in 0..3 {
-        ring.applier_will_wait(applier, u64::MAX - 1);
+        ring.applier_will_wait(applier, Awaited::Transaction);
     }
     const GRAIN: Grain = Grain { run: 8, small: 2 };
     let publish = |leader: &mut braid_ring::Leader, number: u64| {
@@ -379,7 +379,7 @@ fn waiting_and_waking_by_address() {
     let list = |wakes: braid_ring::Wakes| wakes.iter().collect::<Vec<_>>();
     assert_eq!(list(ring.all_appliers()), [2, 3, 4]);
     for applier in 0..3 {
-        ring.applier_will_wait(applier, u64::MAX - 1);
+        ring.applier_will_wait(applier, Awaited::Transaction);
     }
     assert!(
         ring.idle_appliers(Grain::ONE).is_empty(),
@@ -398,7 +398,7 @@ fn waiting_and_waking_by_address() {
     );
     ring.claim(1).unwrap();
     assert!(ring.idle_appliers(Grain::ONE).is_empty());
-    ring.applier_will_wait(1, 1);
+    ring.applier_will_wait(1, Awaited::Commit(1));
     leader.publish(&complete(3));
     ring.leader_will_wait(0);
     assert_eq!(

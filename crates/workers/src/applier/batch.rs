@@ -11,13 +11,18 @@ use std::sync::atomic::Ordering;
 use braid_apply::Item;
 use braid_bgworker::conflict::{self, Version};
 use braid_bgworker::joining;
+use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_node::readers;
 use braid_postgres::error::{self, PgError};
+use braid_postgres::transaction;
 use braid_ring::{FrameRead, Run, Transaction};
 
-use super::{Applier, Mode, Trouble, set_latches};
+use super::Applier;
+use super::in_hand::InHand;
+use super::post::{Trouble, next_frame, set_latches};
+use braid_bgworker::taking::Mode;
 
 /// A transaction that is gathered has fewer frames than this.
 const FRAMES: usize = 8;
@@ -49,7 +54,8 @@ impl Applier {
         self.entry.schedule.not_joined.store(0, Ordering::Relaxed);
         let mut rest = run;
         while rest.first < rest.last {
-            self.show_in_hand(&self.ring.transaction(rest.first));
+            self.post
+                .show_in_hand(&self.post.ring.transaction(rest.first));
             match self.join(rest) {
                 Joined::Up(last, local_end) => {
                     let next = if last < rest.last { last + 1 } else { 0 };
@@ -57,19 +63,22 @@ impl Applier {
                         first: rest.first,
                         last,
                     };
-                    let wakes = self.ring.commit_run(self.number, done, local_end, next);
+                    let wakes = self
+                        .post
+                        .ring
+                        .commit_run(self.post.number, done, local_end, next);
                     set_latches(&wakes);
                     // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
                     // SAFETY: outside of a transaction.
-                    unsafe { pgrx::pg_sys::pgstat_report_stat(false) };
+                    transaction::report_statistics(false);
                     if next == 0 {
-                        return self.housekeeping();
+                        return self.post.housekeeping();
                     }
                     rest.first = next;
                 }
                 Joined::Alone => {
                     let next = rest.first + 1;
-                    if !self.apply_until_done(self.ring.transaction(rest.first), next) {
+                    if !self.apply_until_done(self.post.ring.transaction(rest.first), next) {
                         return false;
                     }
                     rest.first = next;
@@ -77,7 +86,7 @@ impl Applier {
                 Joined::Failed => return self.apply_singly(rest),
                 Joined::Stop => return false,
             }
-            if !self.housekeeping() {
+            if !self.post.housekeeping() {
                 return false;
             }
         }
@@ -86,7 +95,7 @@ impl Applier {
 
     fn join(&mut self, run: Run) -> Joined {
         // Outside of a transaction: without a lock that another could wait for.
-        let first = self.ring.transaction(run.first);
+        let first = self.post.ring.transaction(run.first);
         if !first.may_join() {
             return Joined::Alone;
         }
@@ -94,6 +103,7 @@ impl Applier {
         if !self.wait_for_dependencies(&first) {
             return Joined::Stop;
         }
+        self.in_hand = InHand::once();
         // Before the first that has to follow a parked one. Where that can't be said, each is looked at alone.
         let run = match error::catch(|| self.before_held(run)) {
             Ok(Ok(Some(run))) => run,
@@ -103,8 +113,7 @@ impl Applier {
                 return Joined::Failed;
             }
         };
-        self.show(braid_ring::ApplierState::Applying);
-        self.bulk = true;
+        self.post.show(braid_ring::ApplierState::Applying);
         let outcome = match error::catch(|| {
             if self.consolidate || self.mode == Mode::Aggregate {
                 self.apply_gathered(run)
@@ -124,9 +133,9 @@ impl Applier {
                 if let Some(session) = self.session.as_mut() {
                     session.forget_transaction();
                 }
-                self.own.retries.fetch_add(1, Ordering::Relaxed);
+                self.post.own.retries.fetch_add(1, Ordering::Relaxed);
                 self.entry.retries.fetch_add(1, Ordering::Relaxed);
-                if self.ring.stop_requested() {
+                if self.post.ring.stop_requested() {
                     Joined::Stop
                 } else {
                     Joined::Failed
@@ -137,11 +146,12 @@ impl Applier {
 
     /// As long as the batch has to wait for others, look where its rows are.
     fn look_ahead(&mut self, run: Run) {
-        let first = self.ring.transaction(run.first);
+        let first = self.post.ring.transaction(run.first);
         if self.missing(&first, run.first).is_none() {
             return;
         }
-        self.show(braid_ring::ApplierState::WaitingForDependency);
+        self.post
+            .show(braid_ring::ApplierState::WaitingForDependency);
         if !matches!(error::catch(|| self.look(&first, run)), Ok(Ok(()))) {
             // It comes again when the change is applied.
             error::abort();
@@ -160,7 +170,7 @@ impl Applier {
         let mut parts = Vec::new();
         for sequence in run.first..=run.last {
             pgrx::check_for_interrupts!();
-            let mut transaction = self.ring.transaction(sequence);
+            let mut transaction = self.post.ring.transaction(sequence);
             if !transaction.may_join() || self.missing(first, run.first).is_none() {
                 break;
             }
@@ -168,10 +178,7 @@ impl Applier {
                 break;
             };
             // What does not lie in one piece is large.
-            while let FrameRead::Frame(frame) = transaction
-                .next_frame(&mut parts, set_latches)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?
-            {
+            while let FrameRead::Frame(frame) = next_frame(&mut transaction, &mut parts)? {
                 let mut reader = Reader::new(frame);
                 while let Some((tag, body)) = reader.next_raw()? {
                     if matches!(tag, Tag::Update | Tag::Delete)
@@ -194,8 +201,8 @@ impl Applier {
     /// join.
     fn missing(&self, transaction: &Transaction, first: u64) -> Option<u64> {
         let needs = transaction.needs(first);
-        joining::missing(needs, first, self.ring.committed(), |sequence| {
-            self.ring.is_done(sequence)
+        joining::missing(needs, first, self.post.ring.committed(), |sequence| {
+            self.post.ring.is_done(sequence)
         })
     }
 
@@ -205,7 +212,7 @@ impl Applier {
         let mut last = None;
         let mut end_lsn = 0;
         for sequence in run.first..=run.last {
-            let mut transaction = self.ring.transaction(sequence);
+            let mut transaction = self.post.ring.transaction(sequence);
             if !transaction.may_join() {
                 break;
             }
@@ -215,7 +222,7 @@ impl Applier {
                     None => {}
                     // Waited for without a lock that another could wait for.
                     Some(_) if self.relaxed => break,
-                    Some(missing) => self.wait_in_transaction(missing, run.first)?,
+                    Some(missing) => self.post.wait_in_transaction(missing, run.first)?,
                 }
                 // What it waited for may have been parked.
                 if self.is_parking_stale() {
@@ -227,15 +234,16 @@ impl Applier {
             let mut fits = true;
             let mut assembled = std::mem::take(&mut self.assembled);
             while fits {
-                let frame = match transaction
-                    .next_frame(&mut assembled, set_latches)
-                    .map_err(|error| PgError::new("XX000", error.to_string()))?
-                {
+                let frame = match next_frame(&mut transaction, &mut assembled)? {
                     FrameRead::Frame(frame) => frame,
                     FrameRead::Assembled => &assembled,
                     FrameRead::End => break,
                     FrameRead::Pending => {
-                        return Err(PgError::new("XX000", "batch meets an open transaction").into());
+                        return Err(PgError::new(
+                            SqlState::InternalError,
+                            "batch meets an open transaction",
+                        )
+                        .into());
                     }
                 };
                 fits = self.frame_of_batch(frame, last.is_none(), &mut begun, &mut end)?;
@@ -246,7 +254,7 @@ impl Applier {
             }
             let Some(end) = end else {
                 return Err(PgError::new(
-                    "08P01",
+                    SqlState::ProtocolViolation,
                     "transaction without a commit from the provider",
                 )
                 .into());
@@ -255,7 +263,7 @@ impl Applier {
             last = Some(sequence);
         }
         let Some(last) = last else {
-            return Err(PgError::new("08P01", "empty batch").into());
+            return Err(PgError::new(SqlState::ProtocolViolation, "empty batch").into());
         };
         self.commit_batch(run.first, last, end_lsn)
     }
@@ -270,7 +278,7 @@ impl Applier {
         let mut buffers: Vec<[Vec<u8>; FRAMES]> = Vec::new();
         buffers.resize_with((run.first..=run.last).count(), Default::default);
         for (sequence, frames) in (run.first..=run.last).zip(&mut buffers) {
-            let transaction = self.ring.transaction(sequence);
+            let transaction = self.post.ring.transaction(sequence);
             if !transaction.may_join() {
                 break;
             }
@@ -280,8 +288,13 @@ impl Applier {
                 if self.relaxed {
                     break;
                 }
-                if !self.wait_for(missing, braid_ring::ApplierState::WaitingForDependency) {
-                    return Err(PgError::new("57P01", "subscription is stopping").into());
+                if !self
+                    .post
+                    .wait_for(missing, braid_ring::ApplierState::WaitingForDependency)
+                {
+                    return Err(
+                        PgError::new(SqlState::AdminShutdown, "subscription is stopping").into(),
+                    );
                 }
             }
             if last.is_some() && self.is_parking_stale() {
@@ -299,7 +312,7 @@ impl Applier {
         let (Some(last), Some(first)) = (last, begins.first()) else {
             return Ok(None);
         };
-        self.show(braid_ring::ApplierState::Applying);
+        self.post.show(braid_ring::ApplierState::Applying);
         self.begin(first, true)?;
         let aggregate = self.mode == Mode::Aggregate;
         if let Some(session) = self.session.as_mut() {
@@ -327,9 +340,7 @@ impl Applier {
         let number = begins.len();
         let mut end = None;
         for frame in frames {
-            let read = transaction
-                .next_frame(frame, set_latches)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?;
+            let read = next_frame(&mut transaction, frame)?;
             match read {
                 FrameRead::Frame(frame) => {
                     if !self.gather_frame(frame, number, begins, items, &mut end)? {
@@ -390,7 +401,7 @@ impl Applier {
                 }
                 _ => {
                     return Err(PgError::new(
-                        "08P01",
+                        SqlState::ProtocolViolation,
                         "records from the provider are out of order",
                     )
                     .into());
@@ -403,12 +414,16 @@ impl Applier {
     /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and the end of the commit record.
     fn commit_batch(&mut self, first: u64, last: u64, end_lsn: u64) -> Result<(u64, u64), Trouble> {
         let Some(session) = self.session.as_mut() else {
-            return Err(PgError::new("08P01", "empty batch").into());
+            return Err(PgError::new(SqlState::ProtocolViolation, "empty batch").into());
         };
         session.finish_batch()?;
         // It has an id by now, if it has written anything, which is when the answer counts.
         if first < last && readers::passes_on() {
-            return Err(PgError::new("40001", "transactions are not joined any more").into());
+            return Err(PgError::new(
+                SqlState::SerializationFailure,
+                "transactions are not joined any more",
+            )
+            .into());
         }
         let counts = session.counts();
         let local_end = self.commit(Run { first, last }, end_lsn)?;

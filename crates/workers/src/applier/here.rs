@@ -20,9 +20,11 @@ use braid_node::registry::{ApplierEntry, SubscriptionEntry};
 use braid_node::subscription::Subscription;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::latch;
-use pgrx::pg_sys;
+use braid_postgres::transaction::{self, Impatient};
 
-use super::{Applier, Trouble, prepare_settings};
+use super::in_hand::InHand;
+use super::post::Trouble;
+use super::{Applier, prepare_settings};
 
 /// How long a lock is waited for.
 const LOCK_TIMEOUT_MS: i32 = 2;
@@ -50,35 +52,18 @@ pub(crate) struct LeadersApplier {
 }
 
 /// What is otherwise in this process while a transaction is applied.
-struct Otherwise {
-    lock_timeout: i32,
-    synchronous_commit: i32,
-}
+struct Otherwise(Impatient);
 
 impl Otherwise {
     fn begin(origin: OriginId) -> Self {
         origin::resume(origin);
         latch::refuse_waits(true);
-        // SAFETY: variables of the process, of settings, that are read by what it does next; they get their values back below.
-        unsafe {
-            let before = Self {
-                lock_timeout: pg_sys::LockTimeout,
-                synchronous_commit: pg_sys::synchronous_commit,
-            };
-            pg_sys::LockTimeout = LOCK_TIMEOUT_MS;
-            // The leader waits for what the subscription asks for, once for many commits, before it confirms them.
-            pg_sys::synchronous_commit =
-                pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF.cast_signed();
-            before
-        }
+        // The leader waits for what the subscription asks for, once for many commits, before it confirms them.
+        Self(Impatient::begin(LOCK_TIMEOUT_MS))
     }
 
     fn end(self) -> OriginId {
-        // SAFETY: as above.
-        unsafe {
-            pg_sys::LockTimeout = self.lock_timeout;
-            pg_sys::synchronous_commit = self.synchronous_commit;
-        }
+        self.0.end();
         latch::refuse_waits(false);
         origin::suspend()
     }
@@ -161,8 +146,7 @@ impl LeadersApplier {
         let started = Instant::now();
         let applier = &mut self.applier;
         applier.group.follow(group);
-        applier.bulk = true;
-        applier.careful = false;
+        applier.in_hand = InHand::once();
         let mut transaction = ring.transaction(sequence);
         super::note_in_hand(&transaction);
         let otherwise = Otherwise::begin(self.origin);
@@ -185,7 +169,7 @@ impl LeadersApplier {
         };
         self.origin = otherwise.end();
         crash::done(sequence);
-        applier.pieces = None;
+        applier.in_hand.attempt.pieces = None;
         if local_end.is_none() || started.elapsed() > LONG {
             self.not_before = Some(Instant::now() + PAUSE);
         }
@@ -193,10 +177,10 @@ impl LeadersApplier {
             if let Some(session) = applier.session.as_mut() {
                 session.forget_transaction();
             }
-            super::set_latches(&ring.give_back_last(sequence));
+            super::post::set_latches(&ring.give_back_last(sequence));
             return true;
         };
-        applier.has_committed(sequence, local_end, 0);
+        applier.post.has_committed(sequence, local_end, 0);
         applier
             .entry
             .schedule
@@ -212,8 +196,7 @@ impl LeadersApplier {
             return;
         }
         self.unreported = None;
-        // SAFETY: outside of a transaction.
-        unsafe { pg_sys::pgstat_report_stat(true) };
+        transaction::report_statistics(true);
         if let Some(session) = self.applier.session.as_mut() {
             session.rest();
         }

@@ -7,13 +7,16 @@
 
 use std::sync::atomic::Ordering;
 
+use braid_apply::content_of_statement;
 use braid_bgworker::split::{Differs, Split};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{Begin, Change, Truncate, lsn_text};
 use braid_node::split;
 use braid_postgres::error::{self, PgError};
-use pgrx::pg_sys;
+use braid_postgres::transaction;
 
-use super::{Applier, Trouble};
+use super::Applier;
+use super::post::Trouble;
 
 /// The transaction in hand, in pieces.
 pub(super) struct Pieces {
@@ -52,10 +55,11 @@ impl Pieces {
 pub(super) enum Part<'a> {
     Change(&'a Change<'a>),
     Truncate(&'a Truncate<'a>),
+    Statement(&'a [u8]),
 }
 
 pub(super) fn differs(error: Differs) -> PgError {
-    PgError::new("55000", error.to_string())
+    PgError::new(SqlState::ObjectNotInPrerequisiteState, error.to_string())
         .with_detail("The provider's publications, their tables, columns or filters, were changed meanwhile.")
         .with_hint(
             "Undo the change at the provider and run braid.enable_subscription, or leave the rest of this transaction out with \
@@ -78,7 +82,7 @@ impl Applier {
                 committed.changes
             );
         }
-        self.pieces = Some(Pieces {
+        self.in_hand.attempt.pieces = Some(Pieces {
             sequence,
             commit_lsn: begin.commit_lsn,
             split: Split::new(
@@ -92,36 +96,51 @@ impl Applier {
     /// Whether a change of the transaction in hand is to be applied; false when it is here already. Commits a piece before it if that
     /// is full.
     pub(super) fn take(&mut self, part: &Part<'_>) -> Result<bool, Trouble> {
-        if self.pieces.as_ref().is_some_and(Pieces::is_full) {
+        if self
+            .in_hand
+            .attempt
+            .pieces
+            .as_ref()
+            .is_some_and(Pieces::is_full)
+        {
             self.commit_piece()?;
         }
-        let (Some(pieces), Some(session)) = (self.pieces.as_mut(), self.session.as_ref()) else {
+        let (Some(pieces), Some(session)) =
+            (self.in_hand.attempt.pieces.as_mut(), self.session.as_ref())
+        else {
             return Ok(true);
         };
         let content = match part {
             Part::Change(change) => session.content(change)?,
             Part::Truncate(truncate) => session.content_of_truncate(truncate)?,
+            Part::Statement(content) => content_of_statement(content),
         };
         Ok(pieces.split.take(content).map_err(differs)?)
     }
 
     fn commit_piece(&mut self) -> Result<(), Trouble> {
         let entry = self.entry;
-        let (Some(pieces), Some(session)) = (self.pieces.as_mut(), self.session.as_mut()) else {
+        let (Some(pieces), Some(session)) =
+            (self.in_hand.attempt.pieces.as_mut(), self.session.as_mut())
+        else {
             return Ok(());
         };
         pgrx::check_for_interrupts!();
-        if self.ring.stop_requested() {
-            return Err(PgError::new("57P01", "subscription is stopping").into());
+        if self.post.ring.stop_requested() {
+            return Err(PgError::new(SqlState::AdminShutdown, "subscription is stopping").into());
         }
-        if self.ring.committed() + 1 < pieces.sequence {
-            return Err(PgError::new("XX000", "a piece of a transaction is not due yet").into());
+        if self.post.ring.committed() + 1 < pieces.sequence {
+            return Err(PgError::new(
+                SqlState::InternalError,
+                "a piece of a transaction is not due yet",
+            )
+            .into());
         }
         session.finish()?;
         let counts = session.counts();
         if !split::write(&self.subscription, pieces.commit_lsn, pieces.split.seen())? {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 "the subscription was changed while a transaction was committed in pieces",
             )
             .into());
@@ -129,19 +148,20 @@ impl Applier {
         session.commit_piece(pieces.commit_lsn, entry)?;
         pieces.split.commit();
         entry.schedule.pieces.fetch_add(1, Ordering::Relaxed);
-        self.own
+        self.post
+            .own
             .changes
             .fetch_add(counts.changes(), Ordering::Relaxed);
         // Autovacuum goes by these counters, and has something to do between the pieces.
         // SAFETY: outside of a transaction.
-        unsafe { pg_sys::pgstat_report_stat(false) };
+        transaction::report_statistics(false);
         session.go_on(self.entry.tables_version.load(Ordering::Acquire));
         Ok(())
     }
 
     /// All of the transaction in hand is applied, and committed next.
     pub(super) fn finish_pieces(&self) -> Result<(), PgError> {
-        let Some(pieces) = &self.pieces else {
+        let Some(pieces) = &self.in_hand.attempt.pieces else {
             return Ok(());
         };
         pieces.split.finish().map_err(differs)?;

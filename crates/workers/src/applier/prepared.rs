@@ -8,16 +8,17 @@ use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 use braid_apply::is_in_the_way;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{Prepared, Reader, Record, RollbackPrepared, Tag, lsn_text};
 use braid_node::{clock, origin, prepared, subscription, tombstone};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use braid_postgres::wait::Wait;
-use braid_postgres::{ffi, latch};
+use braid_postgres::{latch, two_phase};
 use braid_ring::{ApplierState, FrameRead, Transaction};
-use pgrx::pg_sys;
 
-use super::{Applier, Trouble, set_latches};
+use super::Applier;
+use super::post::{Trouble, next_frame};
 
 /// What the transaction in hand is, if it is not an ordinary one.
 pub(super) enum Step {
@@ -60,10 +61,7 @@ pub(super) struct Finish {
 
 /// Whether it is here: its name, where its PREPARE ends at the provider, and when that was (Unix microseconds).
 fn is_here(gid: &CStr, end_lsn: u64, timestamp: i64) -> Result<bool, PgError> {
-    error::transaction(|| {
-        // SAFETY: in a transaction.
-        Ok(unsafe { ffi::lookup_gxact(gid, end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE)) })
-    })
+    two_phase::is_prepared(gid, end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
 
 impl Applier {
@@ -75,7 +73,7 @@ impl Applier {
     pub(super) fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<bool, PgError> {
         let gid = self.gid(prepared.begin.xid);
         let there = is_here(&gid, prepared.end_lsn, prepared.begin.commit_timestamp)?;
-        self.step = Some(if there {
+        self.in_hand.attempt.step = Some(if there {
             Step::IsPrepared
         } else {
             Step::Prepare(ToPrepare {
@@ -94,13 +92,13 @@ impl Applier {
         prepared: &Prepared<'_>,
         rollback: Option<&RollbackPrepared<'_>>,
     ) -> Result<(), PgError> {
-        self.use_origin_of(&prepared.begin)?;
+        self.origins.use_that_of(&prepared.begin)?;
         let finish = Finish {
             gid: self.gid(prepared.begin.xid),
             end_lsn: prepared.end_lsn,
             timestamp: prepared.begin.commit_timestamp,
         };
-        self.step = Some(match rollback {
+        self.in_hand.attempt.step = Some(match rollback {
             None => Step::Commit(finish),
             Some(rollback) => {
                 Step::Rollback(finish, rollback.prepare_end_lsn, rollback.prepare_timestamp)
@@ -119,21 +117,21 @@ impl Applier {
     ) -> Result<u64, Trouble> {
         match step {
             Step::Prepare(to_prepare) => {
-                self.wait_for_turn(sequence)?;
+                self.post.wait_for_turn(sequence)?;
                 if let Some(session) = self.session.as_mut() {
                     session.prepare_transaction(&to_prepare.gid, end_lsn)?;
                 }
             }
             Step::IsPrepared => {}
             Step::Commit(finish) => {
-                self.wait_for_turn(sequence)?;
+                self.post.wait_for_turn(sequence)?;
                 // Before it becomes visible.
                 clock::seen(finish.timestamp.saturating_sub(EPOCH_DIFFERENCE));
                 tombstone::prepared_commits(finish.timestamp);
                 finish.run(true)?;
             }
             Step::Rollback(finish, prepare_end_lsn, prepare_timestamp) => {
-                self.wait_for_turn(sequence)?;
+                self.post.wait_for_turn(sequence)?;
                 // What was prepared before this subscription was told of such transactions was not sent.
                 if is_here(&finish.gid, *prepare_end_lsn, *prepare_timestamp)? {
                     finish.run(false)?;
@@ -153,13 +151,13 @@ impl Applier {
         is_parked: bool,
     ) -> Option<(ToPrepare, &'static str)> {
         let reason = self.session.as_mut()?.take_reason_to_wait();
-        let Some(Step::Prepare(to_prepare)) = self.step.take() else {
+        let Some(Step::Prepare(to_prepare)) = self.in_hand.attempt.step.take() else {
             return None;
         };
         let reason = match reason {
             Some(reason) => reason,
             // The row in the way would have to leave before it is known whether this one comes.
-            None if is_in_the_way(&error.sqlstate) => "It meets another row under a unique key.",
+            None if is_in_the_way(error.sqlstate) => "It meets another row under a unique key.",
             // It, and what depends on it, is set aside by its commit.
             None if is_parked => "It can't be applied.",
             None => return None,
@@ -209,10 +207,16 @@ impl Applier {
         let Some((xid, end_lsn, timestamp)) = found else {
             return Ok(None);
         };
-        if !self.wait_for(sequence - 1, ApplierState::WaitingForTurn) {
-            return Err(PgError::new("57P01", "subscription is stopping"));
+        if !self
+            .post
+            .wait_for(sequence - 1, ApplierState::WaitingForTurn)
+        {
+            return Err(PgError::new(
+                SqlState::AdminShutdown,
+                "subscription is stopping",
+            ));
         }
-        self.stamp_as_provider()?;
+        self.origins.use_that_of_provider()?;
         let left = ToPrepare {
             gid: self.gid(xid),
             xid,
@@ -238,26 +242,26 @@ impl Applier {
             left.xid
         );
         // The leader starts anew, and asks for it.
-        Ok(PgError::new("40001", prepared::TO_BE_SENT_WHOLE).with_detail(reason))
+        Ok(
+            PgError::new(SqlState::SerializationFailure, prepared::TO_BE_SENT_WHOLE)
+                .with_detail(reason),
+        )
     }
 
     /// What a transaction that is to be skipped is, if it is prepared, or was.
     fn skipped_step(&mut self, transaction: &mut Transaction) -> Result<Option<Step>, PgError> {
         let mut assembled = Vec::new();
         loop {
-            let frame = match transaction
-                .next_frame(&mut assembled, set_latches)
-                .map_err(|error| PgError::new("XX000", error.to_string()))?
-            {
+            let frame = match next_frame(transaction, &mut assembled)? {
                 FrameRead::Frame(frame) => frame,
                 FrameRead::Assembled => &assembled,
-                FrameRead::End | FrameRead::Pending => return Ok(self.step.take()),
+                FrameRead::End | FrameRead::Pending => return Ok(self.in_hand.attempt.step.take()),
             };
             let mut reader = Reader::new(frame);
             while let Some(record) = reader.next_record()? {
                 match record {
                     Record::BeginPrepared(prepared) => {
-                        self.use_origin_of(&prepared.begin)?;
+                        self.origins.use_that_of(&prepared.begin)?;
                         self.begin_prepared(&prepared)?;
                     }
                     Record::CommitPrepared(prepared) => self.end_prepared(&prepared, None)?,
@@ -279,7 +283,7 @@ impl Applier {
         let Some(step) = self.skipped_step(transaction)? else {
             return Ok(None);
         };
-        while self.ring.committed() + 1 < transaction.sequence {
+        while self.post.ring.committed() + 1 < transaction.sequence {
             pgrx::check_for_interrupts!();
             latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
@@ -301,7 +305,7 @@ impl Applier {
             }
             Step::Commit(finish) | Step::Rollback(finish, ..) => match finish.run(false) {
                 Ok(()) => forget_request()?,
-                Err(error) if error.sqlstate == "42704" => return Ok(None),
+                Err(error) if error.sqlstate == SqlState::UndefinedObject => return Ok(None),
                 Err(error) => return Err(error),
             },
         }
@@ -316,23 +320,12 @@ impl Applier {
 
 /// Prepare an empty transaction in the place of one that is left out.
 fn prepare_nothing(left: &ToPrepare) -> Result<(), PgError> {
-    error::catch(|| {
-        // SAFETY: outside of a transaction; as in `Session::prepare_transaction`.
-        unsafe {
-            pg_sys::SetCurrentStatementStartTimestamp();
-            pg_sys::StartTransactionCommand();
-            pg_sys::BeginTransactionBlock();
-            pg_sys::CommitTransactionCommand();
-            origin::stands_for(
-                left.end_lsn,
-                left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
-            );
-            pg_sys::PrepareTransactionBlock(left.gid.as_ptr());
-            pg_sys::CommitTransactionCommand();
-            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-        }
+    two_phase::prepare_nothing(&left.gid, || {
+        origin::stands_for(
+            left.end_lsn,
+            left.timestamp.saturating_sub(EPOCH_DIFFERENCE),
+        );
     })
-    .inspect_err(|_| error::abort())
 }
 
 impl Finish {
@@ -340,15 +333,11 @@ impl Finish {
         error::transaction(|| {
             // For the exit of a process that is told to end before it has come to the record.
             origin::stands_for(self.end_lsn, self.timestamp.saturating_sub(EPOCH_DIFFERENCE));
-            // SAFETY: in a transaction that does nothing else. The position is read by the record that is written, ahead of the commit.
-            unsafe {
-                pg_sys::replorigin_session_origin_lsn = self.end_lsn;
-                ffi::finish_prepared_transaction(&self.gid, commit);
-            }
+            two_phase::finish(&self.gid, commit, self.end_lsn);
             Ok(())
         })
         .map_err(|error| {
-            if error.sqlstate != "42704" {
+            if error.sqlstate != SqlState::UndefinedObject {
                 return error;
             }
             error

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_apply::{Item, Savepoint, Session};
 use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
+use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
 use braid_node::registry::SubscriptionEntry;
@@ -19,11 +20,13 @@ use braid_node::subscription;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::spool::{Frame, Frames};
 use braid_postgres::wait::Wait;
-use braid_postgres::{latch, process, worker};
+use braid_postgres::{latch, lock, process, transaction, worker};
 use braid_ring::{ApplierState, Run, Transaction};
 use pgrx::pg_sys;
 
-use super::{Applier, Trouble, fail};
+use super::in_hand::InHand;
+use super::post::Trouble;
+use super::{Applier, fail};
 
 /// How long it waits for what others have locked.
 const LOCK_TIMEOUT: &str = "200ms";
@@ -85,7 +88,7 @@ impl Progress {
             return Ok(());
         }
         session.flush()?;
-        let id = current_id();
+        let id = transaction::current_id();
         if id != pg_sys::InvalidTransactionId && self.written_as.last() != Some(&id) {
             self.written_as.push(id);
         }
@@ -114,7 +117,7 @@ impl Progress {
     /// All of it is applied and nothing is open.
     fn join_parts(&mut self) {
         while let Some(part) = self.savepoints.pop() {
-            let id = current_id();
+            let id = transaction::current_id();
             if id != pg_sys::InvalidTransactionId {
                 self.written_as.push(id);
             }
@@ -145,13 +148,13 @@ impl Applier {
             process::set_latch(running.waiter());
             process::set_latch(self.entry.leader_latch.load(Ordering::Acquire));
             if was_wanted && let Stopped::Because(error) = stopped {
-                self.own.retries.fetch_add(1, Ordering::Relaxed);
+                self.post.own.retries.fetch_add(1, Ordering::Relaxed);
                 self.entry.retries.fetch_add(1, Ordering::Relaxed);
                 let reason = reason.unwrap_or(&error.message);
                 say_given_up(self.entry, &self.subscription.name, running.xid(), reason);
             }
         }
-        self.show(ApplierState::Idle);
+        self.post.show(ApplierState::Idle);
     }
 
     fn follow(&mut self, running: &Running) -> Result<(), Stopped> {
@@ -184,7 +187,7 @@ impl Applier {
             } else if matches!(state, State::Whole | State::Turn) {
                 return self.end_running(running, &mut progress);
             } else {
-                self.show(ApplierState::Idle);
+                self.post.show(ApplierState::Idle);
                 latch::wait_as(Wait::Rest, LOOK);
             }
         }
@@ -193,7 +196,7 @@ impl Applier {
     /// Whether to go on: somebody may wait for what is locked here, or nobody may want it any more.
     fn check(&self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
         pgrx::check_for_interrupts!();
-        if self.ring.stop_requested() {
+        if self.post.ring.stop_requested() {
             return Err(Stopped::Asked);
         }
         match running.state() {
@@ -234,8 +237,8 @@ impl Applier {
             newest,
         } = progress.supply;
         // The rows as what came before has left them.
-        while self.ring.committed() < after {
-            self.show(ApplierState::WaitingForDependency);
+        while self.post.ring.committed() < after {
+            self.post.show(ApplierState::WaitingForDependency);
             latch::wait_as(Wait::Dependency, Duration::from_millis(1));
             self.check(running, progress)?;
         }
@@ -247,14 +250,14 @@ impl Applier {
                 origin: "",
                 origin_lsn: 0,
             };
-            self.bulk = true;
+            self.in_hand = InHand::once();
             self.begin(&begin, false)?;
             progress.begun = true;
         }
         if let Some(session) = self.session.as_mut() {
             session.runs(read, newest);
         }
-        self.show(ApplierState::Applying);
+        self.post.show(ApplierState::Applying);
         let mut applied = 0_usize;
         loop {
             let records = match progress.frames.next(length)? {
@@ -313,10 +316,11 @@ impl Applier {
         session.finish()?;
         progress.join_parts();
         let counts = session.counts();
-        self.own
+        self.post
+            .own
             .commit_lsn
             .store(ending.commit_lsn, Ordering::Relaxed);
-        self.show(ApplierState::WaitingForTurn);
+        self.post.show(ApplierState::WaitingForTurn);
         while running.state() != State::Turn {
             latch::wait_as(Wait::Turn, LOOK);
             self.check(running, progress)?;
@@ -344,7 +348,7 @@ impl Applier {
     /// next in hand, 0 for none. False when it is time to end.
     pub(super) fn have_committed(&mut self, transaction: &Transaction, next: u64) -> bool {
         let running = self.group.running();
-        self.show(ApplierState::WaitingForDependency);
+        self.post.show(ApplierState::WaitingForDependency);
         match error::catch(|| self.has_parked()) {
             Ok(Ok(false)) => {
                 running.take_turn(process::my_latch());
@@ -362,7 +366,8 @@ impl Applier {
         loop {
             match running.state() {
                 State::Committed => {
-                    self.has_committed(transaction.sequence, running.local_end(), next);
+                    self.post
+                        .has_committed(transaction.sequence, running.local_end(), next);
                     return true;
                 }
                 State::Whole | State::Turn if running.ending().sequence == transaction.sequence => {
@@ -372,12 +377,12 @@ impl Applier {
                         .anew
                         .not_running
                         .store(running.xid(), Ordering::Relaxed);
-                    let error = PgError::new("40001", COMES_AGAIN);
-                    fail(self.ring, &error, transaction.end_lsn());
+                    let error = PgError::new(SqlState::SerializationFailure, COMES_AGAIN);
+                    fail(self.post.ring, &error, transaction.end_lsn());
                     return false;
                 }
             }
-            if !self.housekeeping() {
+            if !self.post.housekeeping() {
                 return false;
             }
             latch::wait_as(Wait::Turn, Duration::from_millis(100));
@@ -386,43 +391,15 @@ impl Applier {
 }
 
 fn given_up(reason: &'static str) -> Stopped {
-    Stopped::Because(PgError::new("40001", reason))
-}
-
-/// Id under which rows are written now, if there is one.
-fn current_id() -> pg_sys::TransactionId {
-    // SAFETY: reads the state of the transaction in hand.
-    unsafe { pg_sys::GetCurrentTransactionIdIfAny() }
+    Stopped::Because(PgError::new(SqlState::SerializationFailure, reason))
 }
 
 /// Whether anybody waits for the end of this process's transaction: for a row that it has written, under one of these ids or the current one.
 fn is_waited_for(written_as: &[pg_sys::TransactionId]) -> bool {
-    // SAFETY: reads the state of the transaction in hand.
-    let top = unsafe { pg_sys::GetTopTransactionIdIfAny() };
-    [top, current_id()]
+    [transaction::top_id(), transaction::current_id()]
         .iter()
         .chain(written_as)
-        .any(|xid| has_waiters(*xid))
-}
-
-fn has_waiters(xid: pg_sys::TransactionId) -> bool {
-    // SAFETY: the lock is held by this process if the transaction has an id; the tag is that of SET_LOCKTAG_TRANSACTION
-    // (src/include/storage/lock.h, 15 to 18).
-    unsafe {
-        if xid == pg_sys::InvalidTransactionId {
-            return false;
-        }
-        let tag = pg_sys::LOCKTAG {
-            locktag_field1: xid.into_inner(),
-            locktag_field2: 0,
-            locktag_field3: 0,
-            locktag_field4: 0,
-            locktag_type: u8::try_from(pg_sys::LockTagType::LOCKTAG_TRANSACTION).unwrap_or(0),
-            locktag_lockmethodid: 1, // DEFAULT_LOCKMETHOD
-        };
-        let mode = i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7);
-        pg_sys::LockHasWaiters(&raw const tag, mode, false)
-    }
+        .any(|xid| lock::is_transaction_waited_for(*xid))
 }
 
 /// Whether anybody waits for any lock that this process holds.

@@ -12,8 +12,9 @@
 //! Not for: deciding conflicts, which needs no comparison.
 
 mod repair;
+mod shape;
 mod store;
-mod table;
+pub(crate) mod table;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use braid_bgworker::compare::{
     Key, LISTED, LOOKS, Outcome, Pace, Range, Ranges, Seen, Sight, Sum, Verdict, differing, verdict,
 };
 use braid_bgworker::sql_text::quote_literal;
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::subscription::Subscription;
 use braid_postgres::catalog::{query, with_settings};
 use braid_postgres::error::PgError;
@@ -183,7 +185,7 @@ pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgErro
 pub fn step(id: i64) -> Result<bool, PgError> {
     let Some(mut comparison) = COMPARISON.take().filter(|found| found.id == id) else {
         return Err(PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!("comparison {id} is not in hand in this session"),
         )
         .with_hint("Run it with call braid.compare(subscription_name, relation)."));
@@ -197,13 +199,13 @@ pub fn step(id: i64) -> Result<bool, PgError> {
 
 /// With what to do about a connection that is gone.
 fn explained(error: PgError) -> PgError {
-    match error.sqlstate.as_str() {
-        "08006" | "57P01" | "57P02" | "57P03" => {
-            PgError::new("08006", "connection to the provider was lost")
+    match error.sqlstate {
+        SqlState::ConnectionFailure | SqlState::AdminShutdown | SqlState::CrashShutdown | SqlState::CannotConnectNow => {
+            PgError::new(SqlState::ConnectionFailure, "connection to the provider was lost")
                 .with_detail(error.message)
                 .with_hint("Start again once the provider can be reached. What was found so far is in braid.differences.")
         }
-        "42501" => error.with_hint(
+        SqlState::InsufficientPrivilege => error.with_hint(
             "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
              table has row-level security.",
         ),

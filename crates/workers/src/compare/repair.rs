@@ -8,6 +8,7 @@ use std::cell::RefCell;
 
 use braid_apply::{KeyHashes, OriginNames, Versions, key_hashes_at, table_hash};
 use braid_bgworker::compare::{Key, Repair, Side, Sight, as_version, repair};
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::origin;
 use braid_node::subscription::Subscription;
 use braid_node::tombstone::{self, Seen};
@@ -82,7 +83,7 @@ thread_local! {
 
 fn not_in_hand(id: i64) -> PgError {
     PgError::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("repair {id} is not in hand in this session"),
     )
     .with_hint("Run it with call braid.repair(subscription_name, relation).")
@@ -104,8 +105,11 @@ pub fn start_repair(request: Repairing, mut connection: Connection) -> Result<i6
         found.get(0, 0).map(str::to_owned),
         found.get(0, 1).and_then(|id| id.parse().ok()),
     ) else {
-        return Err(PgError::new("55000", "the table was not compared")
-            .with_hint("Run call braid.compare(subscription_name, relation) first."));
+        return Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            "the table was not compared",
+        )
+        .with_hint("Run call braid.compare(subscription_name, relation) first."));
     };
     let table = with_settings(&SETTINGS, || {
         Table::find(&request.subscription, request.relation, &mut connection)
@@ -274,10 +278,11 @@ impl State {
         if taken.get(0, 0) == Some("t") {
             return Ok(());
         }
-        Err(
-            PgError::new("55006", "the table is being repaired by another session")
-                .with_hint("Wait until that is done, compare again and repair what is left."),
+        Err(PgError::new(
+            SqlState::ObjectInUse,
+            "the table is being repaired by another session",
         )
+        .with_hint("Wait until that is done, compare again and repair what is left."))
     }
 
     fn mend_row(
@@ -405,10 +410,11 @@ impl State {
             ],
         );
         if logged.is_empty() {
-            return Err(
-                PgError::new("55000", "the table was compared again meanwhile")
-                    .with_hint("Repair what that comparison has found."),
-            );
+            return Err(PgError::new(
+                SqlState::ObjectNotInPrerequisiteState,
+                "the table was compared again meanwhile",
+            )
+            .with_hint("Repair what that comparison has found."));
         }
         if !self.request.dry_run && matches!(action, "inserted" | "updated" | "deleted") {
             query(
@@ -426,5 +432,10 @@ fn clock(connection: &mut Connection) -> Result<i64, PgError> {
         .query("select (extract(epoch from clock_timestamp()) * 1000000)::bigint")?
         .get(0, 0)
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| PgError::new("08P01", "unexpected answer from the provider to a query"))
+        .ok_or_else(|| {
+            PgError::new(
+                SqlState::ProtocolViolation,
+                "unexpected answer from the provider to a query",
+            )
+        })
 }

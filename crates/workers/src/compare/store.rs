@@ -2,6 +2,7 @@
 //! owner.
 
 use braid_bgworker::compare::{Key, Seen, Sight};
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::subscription::Subscription;
 use braid_postgres::catalog::query;
 use braid_postgres::error::PgError;
@@ -36,7 +37,7 @@ pub fn begin(request: &Request, table: &Table) -> Result<i64, PgError> {
     );
     rows.get(0, 0)
         .and_then(|id| id.parse().ok())
-        .ok_or_else(|| PgError::new("XX000", "comparison has no number"))
+        .ok_or_else(|| PgError::new(SqlState::InternalError, "comparison has no number"))
 }
 
 /// Show how far it is.
@@ -82,7 +83,7 @@ pub fn keys(table: &Table, keys: &str) -> Result<Vec<Key>, PgError> {
         .map(|row| row.first().cloned().flatten())
         .collect();
     let values = values.ok_or_else(|| {
-        PgError::new("22023", "a key lacks a column")
+        PgError::new(SqlState::InvalidParameterValue, "a key lacks a column")
             .with_detail(format!("The key's columns are: {}.", table.key.join(", ")))
             .with_hint(
                 "Give each key as an object with these columns, like '[{\"id\": 1}, {\"id\": 2}]'.",
@@ -111,7 +112,7 @@ pub fn is_applied_here(subscription: &Subscription, position: &str) -> Result<bo
     let name = &subscription.name;
     if rows.get(0, 0) != Some("t") || rows.get(0, 1).is_some() {
         return Err(PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!("subscription \"{name}\" does not run"),
         )
         .with_detail("What is on its way can't be told from what differs.")

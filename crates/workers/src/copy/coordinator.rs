@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::dictionary::Entry;
 use braid_bgworker::policy;
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::settings;
 use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::Connection;
 use braid_postgres::process;
 use braid_postgres::worker::{self, Handle, Status, Worker};
-use pgrx::pg_sys;
 
 use super::worker::Task;
 use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
@@ -90,8 +91,8 @@ thread_local! {
     static STARTED: RefCell<Vec<Rc<Handle>>> = const { RefCell::new(Vec::new()) };
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn terminate_started(_code: i32, _argument: pg_sys::Datum) {
+/// The leader's process ends.
+fn terminate_started() {
     STARTED.with(|started| {
         if let Ok(started) = started.try_borrow() {
             for handle in started.iter() {
@@ -107,6 +108,8 @@ pub struct Coordinator {
     subscription: Subscription,
     tables: HashMap<u32, Table>,
     names: HashMap<(String, String), u32>,
+    /// By OID at the provider, where that is known.
+    numbers: HashMap<u32, u32>,
     running: Vec<Running>,
     /// Workers that have ended while the catalog could not be read.
     unreaped: Vec<u32>,
@@ -124,12 +127,12 @@ impl Coordinator {
     /// Knows nothing yet; the first [`poll`](Self::poll) reads the catalog.
     #[must_use]
     pub fn new(subscription: &Subscription) -> Self {
-        // SAFETY: the callback belongs to this library, which is never unloaded.
-        unsafe { pg_sys::before_shmem_exit(Some(terminate_started), pg_sys::Datum::null()) };
+        process::before_exit(terminate_started);
         Self {
             subscription: subscription.clone(),
             tables: HashMap::new(),
             names: HashMap::new(),
+            numbers: HashMap::new(),
             running: Vec::new(),
             unreaped: Vec::new(),
             adopted: None,
@@ -161,11 +164,11 @@ impl Coordinator {
 
     /// Whether changes of a table can be applied. A table that is not part of the subscription is ready: its changes are left out anyway.
     #[must_use]
-    pub fn readiness(&self, namespace: &str, name: &str) -> Readiness {
+    pub fn readiness(&self, table: &Entry) -> Readiness {
         if self.progress.waiting == 0 && self.progress.copying == 0 && !self.stale {
             return Readiness::Ready;
         }
-        match self.table(namespace, name) {
+        match self.table(table) {
             Some(table) if table.state == State::Ready => Readiness::Ready,
             Some(_) => Readiness::Waiting,
             None if self.stale => Readiness::Unknown,
@@ -175,16 +178,16 @@ impl Coordinator {
 
     /// Whether a table is known to be part of the subscription, and to have been copied.
     #[must_use]
-    pub fn has(&self, namespace: &str, name: &str) -> bool {
-        self.table(namespace, name)
+    pub fn has(&self, table: &Entry) -> bool {
+        self.table(table)
             .is_some_and(|table| table.state == State::Ready)
     }
 
     /// Whether the catalog, as it was when it was last read, has a table of this name in the subscription, and nobody has said
     /// since that it has changed.
     #[must_use]
-    pub fn knows(&self, namespace: &str, name: &str) -> bool {
-        !self.stale && self.table(namespace, name).is_some()
+    pub fn knows(&self, table: &Entry) -> bool {
+        !self.stale && self.table(table).is_some()
     }
 
     /// Whether a table of this database is known to be part of the subscription under its name.
@@ -196,9 +199,14 @@ impl Coordinator {
     }
 
     /// What was read last of a table; `None`: it is not part of the subscription.
-    fn table(&self, namespace: &str, name: &str) -> Option<&Table> {
-        self.names
-            .get(&(namespace.to_owned(), name.to_owned()))
+    fn table(&self, table: &Entry) -> Option<&Table> {
+        let name = || {
+            self.names
+                .get(&(table.namespace.clone(), table.name.clone()))
+        };
+        self.numbers
+            .get(&table.oid)
+            .or_else(name)
             .and_then(|relation| self.tables.get(relation))
     }
 
@@ -314,6 +322,7 @@ impl Coordinator {
     fn forget(&mut self, ended: &[u32], all: bool) -> HashMap<u32, Table> {
         if all {
             self.names.clear();
+            self.numbers.clear();
             return std::mem::take(&mut self.tables);
         }
         let mut before = HashMap::new();
@@ -362,6 +371,9 @@ impl Coordinator {
         }
         let names = (table.namespace.clone(), table.name.clone());
         self.names.insert(names, row.relation);
+        if let Some(number) = row.number {
+            self.numbers.insert(number, row.relation);
+        }
         self.tables.insert(row.relation, table);
         failed
     }
@@ -374,7 +386,7 @@ impl Coordinator {
         });
         let rows = subscription::rows(
             "select relation::oid::text, schema_name::text, table_name::text, \
-             state, copy_error_sqlstate, copy_error, copy_error_detail, copy_error_hint \
+             state, copy_error_sqlstate, copy_error, copy_error_detail, copy_error_hint, provider_relation::text \
              from braid.subscription_table \
              where subscription_id = $1 and ($2::oid[] is null or relation = any ($2::oid[])) \
              and exists (select from pg_catalog.pg_class c where c.oid = relation::oid)",
@@ -398,11 +410,12 @@ impl Coordinator {
         let error = text(4).map(|sqlstate| PgError {
             detail: text(6),
             hint: text(7),
-            ..PgError::new(&sqlstate, text(5).unwrap_or_default())
+            ..PgError::new(SqlState::parse(&sqlstate), text(5).unwrap_or_default())
         });
         let (namespace, name) = (text(1)?, text(2)?);
         Some(CatalogRow {
             relation,
+            number: text(8).and_then(|number| number.parse().ok()),
             state,
             namespace,
             name,
@@ -517,6 +530,8 @@ impl Coordinator {
 
 struct CatalogRow {
     relation: u32,
+    /// Its OID at the provider.
+    number: Option<u32>,
     state: State,
     namespace: String,
     name: String,

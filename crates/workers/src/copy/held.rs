@@ -21,10 +21,12 @@ use std::time::{Duration, Instant};
 
 use braid_apply::meanwhile;
 use braid_bgworker::copy_query::Published;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::parse_lsn;
+use braid_node::registry;
 use braid_node::subscription::{Subscription, execute_counting, rows};
 use braid_node::tombstone::waiting;
-use braid_postgres::error::{LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::{Connection, Mode};
 
@@ -160,7 +162,7 @@ pub fn has_rules_there(connection: &mut Connection, table: u32) -> Result<bool, 
 /// Say what follows where it may not.
 pub fn warn() {
     PgError::new(
-        "01000",
+        SqlState::Warning,
         "changes that come with a copy may count a second time: the role that connects to the provider may not ask how far other nodes' changes are in it",
     )
     .with_hint("Grant braid_monitor to it there.")
@@ -198,7 +200,7 @@ pub fn await_provider(
     while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
         if late.is_stopped || Instant::now() > deadline {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 format!(
                     "the provider has not yet applied what node \"{}\" has written, and is here",
                     late.node
@@ -228,10 +230,10 @@ pub fn take(
         .query(&format!("select braid.hold_table({})", published.oid))
         .map_err(|error| {
             let error = PgError::from(error);
-            if error.sqlstate != LOCK_NOT_AVAILABLE {
+            if error.sqlstate != SqlState::LockNotAvailable {
                 return error;
             }
-            PgError::new("40001", "the table is written to at the provider by a transaction that does not end")
+            PgError::new(SqlState::SerializationFailure, "the table is written to at the provider by a transaction that does not end")
                 .with_hint("A transaction that is prepared there counts, too. The table is copied again by itself.")
         })?;
     // What sessions there have taken out is to be seen under the snapshot.
@@ -242,7 +244,10 @@ pub fn take(
     let found = there.query("select pg_export_snapshot(), pg_current_wal_insert_lsn()")?;
     let lsn = found.get(0, 1).and_then(parse_lsn);
     let (Some(snapshot), Some(lsn)) = (found.get(0, 0), lsn) else {
-        return Err(PgError::new("08P01", "unexpected answer from the provider"));
+        return Err(PgError::new(
+            SqlState::ProtocolViolation,
+            "unexpected answer from the provider",
+        ));
     };
     let mut positions = applied_there(&mut there, published.oid)?;
     // What is set aside without the table is passed by the position, so it is asked for after that.
@@ -257,7 +262,7 @@ pub fn take(
     for node in &positions {
         if !node.is_ready || node.in_pieces {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 format!(
                     "the provider is in the middle of what node \"{}\" has written to the table",
                     node.node
@@ -295,7 +300,7 @@ fn applied_here(task: &Task) -> Result<Vec<Applied>, PgError> {
     let here: Vec<Applied> = found.iter().filter_map(|row| Applied::parse(row)).collect();
     match here.iter().find(|node| node.in_pieces) {
         Some(node) => Err(PgError::new(
-            "40001",
+            SqlState::SerializationFailure,
             format!(
                 "a transaction of node \"{}\" is being committed in pieces",
                 node.node
@@ -331,11 +336,18 @@ fn late(
 }
 
 impl Contents {
-    /// Remove what the copy brings once more, or has seen leave.
+    /// Remove what the copy brings once more, or has seen leave. With `all`, that is all rows.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
-    pub fn make_room(&self, target: &Target) -> Result<(), PgError> {
+    /// Whatever PostgreSQL raises; 40001 where the provider does not have this node's.
+    pub fn make_room(&self, target: &Target, all: bool) -> Result<(), PgError> {
+        if all && !self.has_mine {
+            return Err(PgError::new(
+                SqlState::SerializationFailure,
+                "the provider does not subscribe to this node's table yet",
+            )
+            .with_hint("The table is copied by itself once it does."));
+        }
         let ids: Vec<&str> = self.there.iter().map(|node| &*node.node_id).collect();
         let found = rows(
             "select o.origin_id::text from braid.origin o join braid.subscription s using (subscription_id) \
@@ -348,21 +360,23 @@ impl Contents {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
         // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
-        if self.has_mine && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
+        // Where nothing is collected there is nothing to wait for.
+        let collects = !all || registry::remembers_deletions();
+        if self.has_mine && collects && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 "what sessions of this node have taken out of the table is not known yet",
             )
             .with_hint("The view braid.deletions says how far the collector of deletions is. The table is copied again by itself."));
         }
         execute_counting(
             "delete from braid.taken_row where ($2 or removed_by <> 0 and written_by <> 0) \
-             and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",
+             and relation = any (array(select $1::oid union select relid from pg_partition_tree($1::oid)))",
             &[i64::from(target.oid()).into(), self.has_mine.into()],
         )?;
         execute_counting(
             "delete from braid.tombstone where ($2 or origin_id <> 0) \
-             and (relation = $1::oid or relation in (select relid from pg_partition_tree($1::oid)))",
+             and relation = any (array(select $1::oid union select relid from pg_partition_tree($1::oid)))",
             &[i64::from(target.oid()).into(), self.has_mine.into()],
         )?;
         Ok(())

@@ -1,33 +1,28 @@
 //! This side of a copy: the table is checked and filled by PostgreSQL's own COPY. Run by the copy workers, in the
 //! transaction that also makes the table ready.
 
-use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::ffi::CString;
 
-use braid_apply::identity_key;
 use braid_apply::missing::{self, MissingColumn};
-use braid_apply::user::{self, UserSwitch};
+use braid_apply::user::UserSwitch;
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::rate_limit::Limiter;
 use braid_node::registry::TableEntry;
 use braid_node::subscription::{self, Subscription};
-use braid_postgres::compat;
-use braid_postgres::encoding::from_server;
+use braid_postgres::copy_from::copy_from;
 use braid_postgres::error::PgError;
-use braid_postgres::libpq::{CopyData, CopyMessage};
+use braid_postgres::lock::LockMode;
+use braid_postgres::relation::Relation;
+use braid_postgres::{snapshot, transaction};
 use pgrx::pg_sys;
 
+use super::feed::{self, Copied};
 use super::source::Source;
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";
-/// Bytes that are read at a time where only rows count.
-const DRAINED: usize = 64 * 1024;
-// src/include/storage/lockdefs.h, 15 to 18.
-const NO_LOCK: i32 = 0;
-
 /// A local table, locked.
 #[derive(Debug)]
 pub struct Target {
@@ -62,15 +57,6 @@ pub enum Filling {
     Beside,
 }
 
-/// How much was copied.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// Rows.
-    pub rows: u64,
-    /// Bytes received.
-    pub bytes: u64,
-}
-
 /// What came of filling a table.
 pub struct Filled {
     /// How much it was.
@@ -81,29 +67,13 @@ pub struct Filled {
     pub columns: Vec<String>,
 }
 
-/// Where COPY's rows come from. COPY's callback has no argument of its own.
-struct Feed {
-    source: Source,
-    message: Option<CopyMessage>,
-    /// Bytes of `message` that COPY has.
-    taken: usize,
-    ended: bool,
-    copied: Copied,
-    counters: Option<&'static TableEntry>,
-    limiter: Limiter,
-}
-
-thread_local! {
-    static FEED: RefCell<Option<Feed>> = const { RefCell::new(None) };
-}
-
 fn quoted_list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
     quoted.join(", ")
 }
 
 fn gone() -> PgError {
-    PgError::new("42P01", "a table of the subscription does not exist any more").with_hint(
+    PgError::new(SqlState::UndefinedTable, "a table of the subscription does not exist any more").with_hint(
         "Create it again, or take it out of the publication there; run braid.refresh_subscription and then \
          braid.enable_subscription.",
     )
@@ -117,38 +87,21 @@ impl Target {
     pub fn lock(oid: u32, purpose: Purpose) -> Result<Self, PgError> {
         let oid = pg_sys::Oid::from(oid);
         let mode = match purpose {
-            Purpose::CheckEmpty => pg_sys::ShareLock,
-            Purpose::Fill => pg_sys::RowExclusiveLock,
-            Purpose::Truncate => pg_sys::AccessExclusiveLock,
+            Purpose::CheckEmpty => LockMode::Share,
+            Purpose::Fill => LockMode::RowExclusive,
+            Purpose::Truncate => LockMode::AccessExclusive,
         };
-        // SAFETY: in a transaction; the relation is closed again, the lock stays.
-        unsafe {
-            let relation = pg_sys::try_relation_open(oid, i32::try_from(mode).unwrap_or(8));
-            if relation.is_null() {
-                return Err(gone());
-            }
-            let form = (*relation).rd_rel;
-            let kind = (*form).relkind.cast_unsigned();
-            let namespace = pg_sys::get_namespace_name((*form).relnamespace);
-            if namespace.is_null() {
-                return Err(gone());
-            }
-            let target = Self {
-                oid,
-                namespace: from_server(namespace),
-                name: from_server((*form).relname.data.as_ptr()),
-                owner: (*form).relowner,
-                partitioned: kind == b'p',
-            };
-            let checked = braid_apply::check_kind(relation);
-            pg_sys::relation_close(relation, NO_LOCK);
-            checked?;
-            // COPY itself would write to a foreign partition, where no change is applied.
-            if target.partitioned {
-                braid_apply::check_partitions(oid)?;
-            }
-            Ok(target)
-        }
+        let relation = Relation::try_open(oid, mode).ok_or_else(gone)?;
+        let target = Self {
+            oid,
+            namespace: relation.namespace().ok_or_else(gone)?,
+            name: relation.name(),
+            owner: relation.owner(),
+            partitioned: relation.is_partitioned(),
+        };
+        // COPY itself would write to a foreign partition, where no change is applied.
+        braid_apply::check_target(&relation)?;
+        Ok(target)
     }
 
     /// Its OID.
@@ -178,14 +131,8 @@ impl Target {
     /// Whatever PostgreSQL raises.
     pub fn is_empty(&self) -> Result<bool, PgError> {
         // The transaction's first snapshot is older than the lock.
-        // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
-        unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
-        let rows = subscription::rows(
-            &format!("select 1::text from {} limit 1", self.quoted()),
-            &[],
-        )?;
-        // SAFETY: as above.
-        unsafe { pg_sys::PopActiveSnapshot() };
+        let question = format!("select 1::text from {} limit 1", self.quoted());
+        let rows = snapshot::of_transaction(|| subscription::rows(&question, &[]))?;
         Ok(rows.is_empty())
     }
 
@@ -197,7 +144,7 @@ impl Target {
         if self.is_empty()? {
             return Ok(());
         }
-        Err(PgError::new("55000", format!("table \"{}\" already contains rows", self.shown()))
+        Err(PgError::new(SqlState::ObjectNotInPrerequisiteState, format!("table \"{}\" already contains rows", self.shown()))
             .with_detail("The initial copy would meet rows that are already here.")
             .with_hint(
                 "Run braid.resync_table, which empties it on this node only and copies it, and then braid.enable_subscription. \
@@ -223,11 +170,11 @@ impl Target {
 
     /// That the user whom this process works as may insert what COPY writes.
     fn check_rights(&self) -> Result<(), PgError> {
-        // SAFETY: in a transaction; the table is there.
-        let (allowed, has_policies) = unsafe { user::rights(self.oid, pg_sys::ACL_INSERT) };
+        let table = Relation::open(self.oid, LockMode::None);
+        let (allowed, has_policies) = braid_apply::may_insert(&table);
         if !allowed {
             return Err(PgError::new(
-                "42501",
+                SqlState::InsufficientPrivilege,
                 format!("permission denied for table {}", self.name),
             )
             .with_hint("Grant INSERT on the table to the role that changes are applied as."));
@@ -235,7 +182,7 @@ impl Target {
         // COPY does not look at policies, so it must not be a way around them.
         if has_policies {
             return Err(PgError::new(
-                "42501",
+                SqlState::InsufficientPrivilege,
                 format!(
                     "cannot copy into table \"{}\", whose row-level security applies to its owner",
                     self.shown()
@@ -263,62 +210,47 @@ impl Target {
         limiter: Limiter,
     ) -> Result<Filled, PgError> {
         let user_id = self.writer(subscription);
-        // SAFETY: the table is locked since `lock`; what is opened here is closed here, in the same transaction.
-        unsafe {
-            let relation = pg_sys::relation_open(self.oid, NO_LOCK);
-            let (columns, names) = self.map_columns(relation, published, subscription)?;
-            pg_sys::relation_close(relation, NO_LOCK);
-            let staging = match filling {
-                Filling::Beside if !columns.is_empty() => {
-                    Some(self.create_staging(&columns, user_id)?)
-                }
-                Filling::Beside | Filling::Empty | Filling::Truncate => None,
-            };
-            let mut user = UserSwitch::default();
-            user.work_as(user_id);
-            self.check_rights()?;
-            if filling == Filling::Truncate {
-                self.clear()?;
-            }
-            source.start(published, &columns)?;
-            let feed = Feed {
-                source,
-                message: None,
-                taken: 0,
-                ended: false,
-                copied: Copied::default(),
-                counters,
-                limiter,
-            };
-            FEED.with(|cell| cell.replace(Some(feed)));
-            let rows = if columns.is_empty() {
-                self.insert_defaults(drain_feed()?)?
-            } else {
-                let lock = i32::try_from(pg_sys::RowExclusiveLock).unwrap_or(3);
-                let relation = pg_sys::relation_open(staging.unwrap_or(self.oid), lock);
-                let rows = copy_from(relation, names);
-                pg_sys::relation_close(relation, NO_LOCK);
-                pg_sys::CommandCounterIncrement();
-                if staging.is_some() {
-                    self.merge(&columns)?
-                } else {
-                    rows
-                }
-            };
-            user.restore();
-            let feed = FEED
-                .with(|cell| cell.take())
-                .ok_or_else(|| PgError::new("XX000", "the copy has lost its source"))?;
-            let copied = Copied {
-                rows,
-                bytes: feed.copied.bytes,
-            };
-            Ok(Filled {
-                copied,
-                source: feed.source,
-                columns,
-            })
+        let (columns, names) = self.map_columns(published, subscription)?;
+        let staging = match filling {
+            Filling::Beside if !columns.is_empty() => Some(self.create_staging(&columns, user_id)?),
+            Filling::Beside | Filling::Empty | Filling::Truncate => None,
+        };
+        let mut user = UserSwitch::default();
+        user.work_as(user_id);
+        self.check_rights()?;
+        if filling == Filling::Truncate {
+            self.clear()?;
         }
+        source.start(published, &columns)?;
+        feed::open(source, counters, limiter);
+        let rows = if columns.is_empty() {
+            self.insert_defaults(feed::drain()?)?
+        } else {
+            let into = staging.unwrap_or(self.oid);
+            let rows = copy_from(
+                &Relation::open(into, LockMode::RowExclusive),
+                &names,
+                feed::read,
+            );
+            transaction::next_command();
+            if staging.is_some() {
+                self.merge(&columns)?
+            } else {
+                rows
+            }
+        };
+        user.restore();
+        let (source, came) = feed::close()
+            .ok_or_else(|| PgError::new(SqlState::InternalError, "the copy has lost its source"))?;
+        let copied = Copied {
+            rows,
+            bytes: came.bytes,
+        };
+        Ok(Filled {
+            copied,
+            source,
+            columns,
+        })
     }
 
     /// The user who writes the rows.
@@ -358,7 +290,7 @@ impl Target {
         let (Some(oid), Some(role)) = (text(0).and_then(|oid| oid.parse::<u32>().ok()), text(1))
         else {
             return Err(PgError::new(
-                "42704",
+                SqlState::UndefinedObject,
                 format!("the owner of table \"{}\" does not exist", self.shown()),
             ));
         };
@@ -373,6 +305,19 @@ impl Target {
     pub fn lock_out_writers(&self) -> Result<(), PgError> {
         let command = format!("lock table {} in share row exclusive mode", self.quoted());
         subscription::execute(&command, &[])
+    }
+
+    /// Keeps writers from the table, and those who lock rows: the check of a foreign key waits before
+    /// it looks, and does not see a row leave that comes again. Others wait behind this lock, so it
+    /// is not waited for longer than two seconds.
+    ///
+    /// # Errors
+    /// 55P03 if a transaction does not end in time; whatever PostgreSQL raises.
+    pub fn lock_out_lockers(&self) -> Result<(), PgError> {
+        subscription::execute("set local lock_timeout = '2s'", &[])?;
+        let command = format!("lock table {} in exclusive mode", self.quoted());
+        subscription::execute(&command, &[])?;
+        subscription::execute("set local lock_timeout = 0", &[])
     }
 
     /// The tables that hold its rows.
@@ -441,6 +386,41 @@ impl Target {
         Ok(rows)
     }
 
+    /// Keys of rows that were to be merged and are not here: names and values of their columns. One
+    /// more than `most` at the most.
+    ///
+    /// # Errors
+    /// Whatever PostgreSQL raises.
+    pub fn missing_keys(&self, most: usize) -> Result<Vec<Vec<(String, String)>>, PgError> {
+        let Some(names) = self.identity()? else {
+            return Ok(Vec::new());
+        };
+        let list = |form: &dyn Fn(&str) -> String, between: &str| {
+            let each: Vec<String> = names
+                .iter()
+                .map(|name| form(&quote_identifier(name)))
+                .collect();
+            each.join(between)
+        };
+        let question = format!(
+            "select {} from {STAGING} s where not exists (select from {}.{} t where {}) limit {}",
+            list(&|name| format!("s.{name}::text"), ", "),
+            quote_identifier(&self.namespace),
+            quote_identifier(&self.name),
+            list(&|name| format!("t.{name} = s.{name}"), " and "),
+            most.saturating_add(1)
+        );
+        let mut user = UserSwitch::default();
+        user.work_as(self.owner);
+        let found = subscription::rows(&question, &[])?;
+        user.restore();
+        let key = |row: Vec<Option<String>>| {
+            let values = row.into_iter().map(Option::unwrap_or_default);
+            names.iter().cloned().zip(values).collect()
+        };
+        Ok(found.into_iter().map(key).collect())
+    }
+
     /// That each row that was to be merged is here, or another one of its key. What a further unique key keeps out is not.
     ///
     /// # Errors
@@ -468,7 +448,7 @@ impl Target {
         match missing.as_deref() {
             Some("0") => Ok(()),
             missing => Err(PgError::new(
-                "23505",
+                SqlState::UniqueViolation,
                 format!(
                     "rows that are in table \"{}\" here keep {} of the provider's out, by a unique key or an exclusion constraint",
                     self.shown(),
@@ -480,14 +460,7 @@ impl Target {
 
     /// The columns of the key that identifies its rows.
     fn identity(&self) -> Result<Option<Vec<String>>, PgError> {
-        // SAFETY: the table is locked since `lock`.
-        let key = unsafe {
-            let relation = pg_sys::relation_open(self.oid, NO_LOCK);
-            let key = identity_key(relation);
-            pg_sys::relation_close(relation, NO_LOCK);
-            key
-        };
-        let Some(key) = key else {
+        let Some(key) = braid_apply::key_of(&Relation::open(self.oid, LockMode::None)) else {
             return Ok(None);
         };
         let columns: Vec<i16> = key.iter().map(|part| part.attribute).collect();
@@ -540,184 +513,34 @@ impl Target {
         .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
-    /// The published columns that are filled, and their names here as a List for COPY. Columns that
+    /// The published columns that are filled, and their names here, in the server's encoding, for COPY. Columns that
     /// are generated here are left out. Columns that are missing here are an error, or left out and
     /// written down.
-    ///
-    /// # Safety
-    /// `relation` is open.
-    unsafe fn map_columns(
+    fn map_columns(
         &self,
-        relation: pg_sys::Relation,
         published: &Published,
         subscription: &Subscription,
-    ) -> Result<(Vec<String>, *mut pg_sys::List), PgError> {
-        // SAFETY: the caller keeps the relation open; the List and its strings are in the current memory context.
-        unsafe {
-            let descriptor = (*relation).rd_att;
-            let mut here = Vec::new();
-            for index in 0..usize::try_from((*descriptor).natts).unwrap_or(0) {
-                let attribute = compat::TupleDescAttr(descriptor, index);
-                if !(*attribute).attisdropped {
-                    here.push((from_server((*attribute).attname.data.as_ptr()), attribute));
+    ) -> Result<(Vec<String>, Vec<CString>), PgError> {
+        let here = Relation::open(self.oid, LockMode::None).columns();
+        let mut columns = Vec::with_capacity(published.columns.len());
+        let mut names = Vec::with_capacity(published.columns.len());
+        let mut missing = Vec::new();
+        for name in &published.columns {
+            match here.iter().find(|column| column.name == *name) {
+                Some(column) if column.is_generated => {}
+                Some(column) => {
+                    names.push(column.raw_name.clone());
+                    columns.push(name.clone());
                 }
-            }
-            let mut columns = Vec::with_capacity(published.columns.len());
-            let mut missing = Vec::new();
-            let mut names = std::ptr::null_mut();
-            for name in &published.columns {
-                match here.iter().find(|(known, _)| known == name) {
-                    Some((_, attribute)) if (**attribute).attgenerated != 0 => {}
-                    Some((_, attribute)) => {
-                        let copy = pg_sys::pstrdup((**attribute).attname.data.as_ptr());
-                        names = pg_sys::lappend(names, pg_sys::makeString(copy).cast());
-                        columns.push(name.clone());
-                    }
-                    None => missing.push(MissingColumn {
-                        name: name.clone(),
-                        is_key: published.keys.contains(name),
-                    }),
-                }
-            }
-            let ignores = subscription.options.ignores_missing();
-            let left_out = missing::left_out(self.oid, &self.shown(), ignores, &missing)?;
-            missing::note((subscription.id, None), self.oid, &left_out)?;
-            Ok((columns, names))
-        }
-    }
-}
-
-/// Reads the feed to its end. Returns the number of rows.
-fn drain_feed() -> Result<u64, PgError> {
-    let mut passed_over = vec![0; DRAINED];
-    FEED.with(|cell| {
-        let mut feed = cell.borrow_mut();
-        let Some(feed) = feed.as_mut() else {
-            return Ok(0);
-        };
-        while feed.read(&mut passed_over, 1)? > 0 {
-            pgrx::check_for_interrupts!();
-        }
-        Ok(feed.copied.rows)
-    })
-}
-
-/// COPY relation (names) FROM the feed. Gives the number of rows.
-///
-/// # Safety
-/// In a transaction with an active snapshot; `relation` is open and locked; `names` is a List of Strings.
-unsafe fn copy_from(relation: pg_sys::Relation, names: *mut pg_sys::List) -> u64 {
-    let share = i32::try_from(pg_sys::AccessShareLock).unwrap_or(1);
-    // SAFETY: as the caller says; everything is allocated in the transaction's memory.
-    unsafe {
-        let state = pg_sys::make_parsestate(std::ptr::null_mut());
-        let _ = pg_sys::addRangeTableEntryForRelation(
-            state,
-            relation,
-            share,
-            std::ptr::null_mut(),
-            false,
-            false,
-        );
-        let encoding = pg_sys::pstrdup(pg_sys::GetDatabaseEncodingName());
-        let option = pg_sys::makeDefElem(
-            pg_sys::pstrdup(c"encoding".as_ptr()),
-            pg_sys::makeString(encoding).cast(),
-            -1,
-        );
-        let copy = pg_sys::BeginCopyFrom(
-            state,
-            relation,
-            std::ptr::null_mut(),
-            std::ptr::null(),
-            false,
-            Some(read_feed),
-            names,
-            pg_sys::lappend(std::ptr::null_mut(), option.cast()),
-        );
-        let rows = pg_sys::CopyFrom(copy);
-        pg_sys::EndCopyFrom(copy);
-        pg_sys::free_parsestate(state);
-        rows
-    }
-}
-
-/// COPY's data source (src/include/commands/copy.h, `copy_data_source_cb`): at least `minimum` bytes unless the data ends.
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn read_feed(out: *mut c_void, minimum: c_int, maximum: c_int) -> c_int {
-    let room = usize::try_from(maximum).unwrap_or(0);
-    // SAFETY: COPY gives `maximum` bytes of room.
-    let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), room) };
-    let minimum = usize::try_from(minimum).unwrap_or(0).max(1);
-    let read = FEED.with(|cell| match cell.borrow_mut().as_mut() {
-        Some(feed) => feed.read(out, minimum),
-        None => Ok(0),
-    });
-    match read {
-        Ok(count) => c_int::try_from(count).unwrap_or(0),
-        Err(error) => error.raise(),
-    }
-}
-
-impl Feed {
-    /// Fill `out` with what is there; wait only while it has less than `minimum` bytes.
-    fn read(&mut self, out: &mut [u8], minimum: usize) -> Result<usize, PgError> {
-        let mut filled = 0;
-        while let Some(room) = out.get_mut(filled..).filter(|room| !room.is_empty()) {
-            if let Some(message) = &self.message {
-                let rest = message.get(self.taken..).unwrap_or_default();
-                let count = rest.len().min(room.len());
-                for (to, from) in room.iter_mut().zip(rest) {
-                    *to = *from;
-                }
-                filled += count;
-                self.taken += count;
-                if count == rest.len() {
-                    self.message = None;
-                }
-                continue;
-            }
-            if self.ended {
-                break;
-            }
-            if let Some(pause) = self.limiter.pause() {
-                if filled >= minimum {
-                    break;
-                }
-                self.limiter.wait(pause);
-                continue;
-            }
-            let next = match self.source.connection.try_copy_data()? {
-                CopyData::Message(message) => Some(message),
-                CopyData::Pending if filled >= minimum => break,
-                CopyData::Pending => self.source.connection.copy_data()?,
-                CopyData::End => None,
-            };
-            match next {
-                Some(message) => self.accept(message),
-                None => self.ended = true,
+                None => missing.push(MissingColumn {
+                    name: name.clone(),
+                    is_key: published.keys.contains(name),
+                }),
             }
         }
-        if let Some(counters) = self.counters {
-            counters
-                .copy_rows
-                .store(self.copied.rows, Ordering::Relaxed);
-            counters
-                .copy_bytes
-                .store(self.copied.bytes, Ordering::Relaxed);
-        }
-        Ok(filled)
-    }
-
-    fn accept(&mut self, message: CopyMessage) {
-        // In COPY's text form a line feed inside a value is escaped, so each one ends a row.
-        let rows = message.iter().filter(|byte| **byte == b'\n').count();
-        let rows = u64::try_from(rows).unwrap_or(0);
-        let bytes = u64::try_from(message.len()).unwrap_or(0);
-        self.copied.rows += rows;
-        self.copied.bytes += bytes;
-        self.limiter.take(rows, bytes);
-        self.message = Some(message);
-        self.taken = 0;
+        let ignores = subscription.options.ignores_missing();
+        let left_out = missing::left_out(self.oid, &self.shown(), ignores, &missing)?;
+        missing::note((subscription.id, None), self.oid, &left_out)?;
+        Ok((columns, names))
     }
 }

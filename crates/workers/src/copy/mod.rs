@@ -13,8 +13,10 @@
 //! that come while it is not ready.
 
 mod coordinator;
+mod feed;
 mod held;
 mod load;
+mod record;
 pub(crate) mod source;
 mod versions;
 mod worker;
@@ -23,8 +25,10 @@ pub use coordinator::{Coordinator, Progress, Readiness};
 pub use worker::worker_main;
 
 use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
-use pgrx::pg_sys;
+use braid_postgres::lock::Advisory;
+use braid_postgres::process;
 
 /// The worker's exported function.
 pub const WORKER_FUNCTION: &str = "braid_copy_main";
@@ -33,24 +37,16 @@ pub const WORKER_KIND: &str = "braid copy";
 
 // PostgreSQL's own advisory locks have 1 and 2 here (src/backend/utils/adt/lockfuncs.c).
 const LOCK_CLASS: u16 = 0xb41d;
-// src/include/storage/lock.h, 15 to 18.
-const USER_LOCKMETHOD: u8 = 2;
 
 /// Take the lock that stands for the copy of a table, without waiting: until this process ends, or until its transaction does. False
 /// when another process has it.
 fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
-    let tag = pg_sys::LOCKTAG {
-        locktag_field1: braid_postgres::process::my_database(),
-        locktag_field2: subscription,
-        locktag_field3: relation,
-        locktag_field4: LOCK_CLASS,
-        locktag_type: u8::try_from(pg_sys::LockTagType::LOCKTAG_ADVISORY).unwrap_or(10),
-        locktag_lockmethodid: USER_LOCKMETHOD,
-    };
-    let mode = i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7);
-    // SAFETY: in a transaction; the tag is copied.
-    let got = unsafe { pg_sys::LockAcquire(&raw const tag, mode, for_session, true) };
-    got != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    Advisory {
+        database: process::my_database(),
+        key: (subscription, relation),
+        class: LOCK_CLASS,
+    }
+    .try_take(for_session)
 }
 
 /// Whether a table has no rows, and whether none of its keys finds them. Until the transaction ends, nobody else writes to the table.
@@ -72,10 +68,10 @@ pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
 
 /// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see everything but lost connections.
 fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
-    let sqlstate = error.sqlstate.as_str();
+    let sqlstate = error.sqlstate;
     let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
     // What arrived broken was sent broken.
-    if sqlstate == "08P01" {
+    if sqlstate == SqlState::ProtocolViolation {
         return true;
     }
     let connection = here == Policy::Reconnect || there == Policy::Reconnect;

@@ -3,12 +3,13 @@
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
 use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::parse_lsn;
 use braid_node::subscription::{Subscription, publication_literals};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
-use pgrx::pg_sys;
+use braid_postgres::server;
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
 #[derive(Debug)]
@@ -48,11 +49,11 @@ impl Source {
             let import = format!("set transaction snapshot {}", quote_literal(snapshot));
             connection.query(&import).map_err(|error| {
                 let error = PgError::from(error);
-                if error.sqlstate.starts_with("08") {
+                if error.sqlstate.is_of("08") {
                     return error;
                 }
                 PgError::new(
-                    "57P01",
+                    SqlState::AdminShutdown,
                     "the provider no longer has the snapshot of the copy",
                 )
                 .with_detail(error.message)
@@ -103,7 +104,7 @@ impl Source {
     /// The provider's, with a hint.
     pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
         self.connection
-            .start_copy(&published.command(columns, &local_encoding()))
+            .start_copy(&published.command(columns, &server::database_encoding()))
             .map_err(unreadable)
     }
 }
@@ -152,7 +153,7 @@ pub(crate) fn published(
         .any(|row| row.get(2).and_then(Option::as_deref).unwrap_or(no_names) != names)
     {
         return Err(PgError::new(
-            "0A000",
+            SqlState::FeatureNotSupported,
             format!(
                 "cannot use different column lists for table \"{table}\" in different publications"
             ),
@@ -221,16 +222,17 @@ fn unpublished(
         publication_literals(publications)
     ))?;
     if found.get(0, 0) != Some("t") {
-        return Ok(PgError::new("42P01", GONE).with_detail(format!("The table is \"{table}\".")));
+        return Ok(PgError::new(SqlState::UndefinedTable, GONE)
+            .with_detail(format!("The table is \"{table}\".")));
     }
     if found.get(0, 1) == Some("t") {
         return Ok(PgError::new(
-            "40001",
+            SqlState::SerializationFailure,
             format!("table \"{table}\" was made anew at the provider"),
         )
         .with_hint("The table is copied again by itself."));
     }
-    Ok(PgError::new("42P01", format!("the provider does not publish table \"{table}\"")).with_hint(
+    Ok(PgError::new(SqlState::UndefinedTable, format!("the provider does not publish table \"{table}\"")).with_hint(
         "Publish it there, or take it out of the subscription with braid.refresh_subscription, then run \
          braid.enable_subscription.",
     ))
@@ -258,13 +260,13 @@ fn measure(connection: &mut Connection, oid: &str, published: &mut Published) ->
 
 fn unreadable(error: libpq::Error) -> PgError {
     let error = PgError::from(error);
-    match error.sqlstate.as_str() {
-        "42501" => error.with_hint(
+    match error.sqlstate {
+        SqlState::InsufficientPrivilege => error.with_hint(
             "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
              table has row-level security; then run braid.enable_subscription.",
         ),
         // The next attempt finds out whether it was made anew.
-        "42P01" => PgError::new("40001", "a table was dropped at the provider while it was copied")
+        SqlState::UndefinedTable => PgError::new(SqlState::SerializationFailure, "a table was dropped at the provider while it was copied")
             .with_detail(error.message)
             .with_hint("The table is copied again by itself."),
         _ => error,
@@ -273,8 +275,7 @@ fn unreadable(error: libpq::Error) -> PgError {
 
 /// A temporary slot is only made for the snapshot that comes with it, and for the position that belongs to that.
 fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
-    // SAFETY: reads shared state that is set when the server starts.
-    let system = unsafe { pg_sys::GetSystemIdentifier() };
+    let system = server::system_identifier();
     // Many nodes may copy from one provider.
     let slot = quote_identifier(&format!(
         "braid_tmp_{system:x}_{}",
@@ -285,7 +286,7 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     ))?;
     let lsn = rows.get(0, 1).and_then(parse_lsn).ok_or_else(|| {
         PgError::new(
-            "08P01",
+            SqlState::ProtocolViolation,
             "unexpected answer from the provider to CREATE_REPLICATION_SLOT",
         )
     })?;
@@ -304,11 +305,4 @@ fn filters(rows: &Rows) -> Vec<String> {
     filters.sort();
     filters.dedup();
     filters
-}
-
-fn local_encoding() -> String {
-    // SAFETY: a static string of PostgreSQL's.
-    unsafe { std::ffi::CStr::from_ptr(pg_sys::GetDatabaseEncodingName()) }
-        .to_string_lossy()
-        .into_owned()
 }

@@ -2,28 +2,29 @@
 //! after the copy and be older than what was copied, or be seen in it already.
 //!
 //! Only as far back as such a change can be: what all other subscriptions of this node have come past, or when they were made. With no
-//! other subscription, nothing. Of rows that were merged, all: whoever wrote one half may go on for as long as these marks are kept, and not know of the other. Run by the copy worker, in the transaction that fills the table.
+//! other subscription, nothing, unless this node has written to the table since its copy began: then as far back as that. Of rows that were merged, all: whoever wrote one half may go on for as long as these marks are kept, and not know of the other. Run by the copy worker, in the transaction that fills the table.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use braid_apply::{KEEP_MERGED, copied_hash};
 use braid_bgworker::copy_query::{Published, parse_taken_row, parse_version, parse_written};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_node::column_write::{self, ColumnWrite};
 use braid_node::origin;
 use braid_node::subscription::{self, execute_counting, rows};
 use braid_node::taken_row::{self, TakenRow};
 use braid_node::tombstone::{self, Tombstone};
+use braid_postgres::compat::ReplOriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::Connection;
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
-use pgrx::pg_sys;
 
 use super::source::Source;
 use super::worker::Task;
-use crate::manager::{MARGIN_MICROS, arrived};
+use crate::purge::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.
 const PIECE: usize = 1000;
@@ -34,7 +35,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The source of origins for nodes that nothing comes from.
 const SOURCE: &str = "braid/copy";
 
-/// Bring along what is not known of the rows that were just copied, into a table that has a key by which they are found, or none. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
+/// What a copy is to bring along.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// The table has no key by which rows are found.
+    pub is_keyless: bool,
+    /// This node joins a group: streams of other members follow.
+    pub joins: bool,
+    /// This node may have written rows since the copy began. The provider may know that one of them
+    /// is dead.
+    pub has_own: bool,
+}
+
+/// Bring along what is not known of the rows that were just copied. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
 /// was asked for.
 ///
 /// # Errors
@@ -43,9 +56,16 @@ pub fn bring_along(
     task: &Task,
     published: &Published,
     source: &mut Source,
-    is_keyless: bool,
+    reach: Reach,
 ) -> Result<Option<i64>, PgError> {
-    let Some(reaches) = since(task.subscription)? else {
+    let own = if reach.has_own {
+        began(task)?
+    } else if reach.joins {
+        join_began()?
+    } else {
+        None
+    };
+    let Some(reaches) = since(task.subscription)?.into_iter().chain(own).min() else {
         return Ok(None);
     };
     if !may_ask(source)? {
@@ -64,7 +84,7 @@ pub fn bring_along(
     };
     newest = newest.max(receive(task, source, &mut nodes, versions)?);
 
-    if is_keyless {
+    if reach.is_keyless {
         // What is to be taken out is known by the same hash everywhere, and counts once: so as of the moment of the rows.
         source
             .connection
@@ -127,6 +147,38 @@ pub fn others_write(subscription: u32) -> Result<bool, PgError> {
     Ok(since(subscription)?.is_some())
 }
 
+/// Nothing that comes by the streams of other members is older than this (microseconds since
+/// 1970-01-01 UTC): their slots were made after this node had begun to join.
+fn join_began() -> Result<Option<i64>, PgError> {
+    let found = rows(
+        "select floor(extract(epoch from min(started_at)) * 1000000)::bigint::text from braid.join_step",
+        &[],
+    )?;
+    let text = found
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next()?);
+    let began: Option<i64> = text.and_then(|text| text.parse().ok());
+    Ok(began.map(|began| began.saturating_sub(MARGIN_MICROS)))
+}
+
+/// When the table was empty here, and its copy began (microseconds since 1970-01-01 UTC).
+fn began(task: &Task) -> Result<Option<i64>, PgError> {
+    let found = rows(
+        "select floor(extract(epoch from copy_began_at) * 1000000)::bigint::text from braid.subscription_table \
+         where subscription_id = $1 and relation = $2::oid",
+        &[
+            i64::from(task.subscription).into(),
+            i64::from(task.relation).into(),
+        ],
+    )?;
+    let text = found
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next()?);
+    Ok(text.and_then(|text| text.parse().ok()))
+}
+
 /// Nothing that is older than this (microseconds since 1970-01-01 UTC) comes from another node; `None` where nothing does.
 fn since(subscription: u32) -> Result<Option<i64>, PgError> {
     let found = rows(
@@ -168,7 +220,7 @@ fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     let may = rows.get(0, 0) == Some("t");
     if !may {
         PgError::new(
-            "01000",
+            SqlState::Warning,
             "a copy comes without the versions of its rows: the role that connects to the provider may not ask for them",
         )
         .with_hint("Grant braid_monitor to it there. Until then, a third node's change that was under way during the copy wins here whatever its version.")
@@ -193,7 +245,7 @@ pub fn wait_for_collector(connection: &mut Connection, lsn: u64) -> Result<(), P
         }
         if Instant::now() > deadline {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 "the provider has not yet collected the deletions that were made before the copy",
             )
             .with_hint(
@@ -226,8 +278,12 @@ fn receive(
             if line.is_empty() {
                 continue;
             }
-            let version = parse_version(line)
-                .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
+            let version = parse_version(line).ok_or_else(|| {
+                PgError::new(
+                    SqlState::ProtocolViolation,
+                    "unexpected version from the provider",
+                )
+            })?;
             newest = newest.max(if version.merged {
                 version.timestamp.saturating_add(KEEP_MERGED)
             } else {
@@ -265,7 +321,7 @@ fn receive_taken_rows(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Re
             }
             let taken = parse_taken_row(line).ok_or_else(|| {
                 PgError::new(
-                    "08P01",
+                    SqlState::ProtocolViolation,
                     "unexpected row that was taken out from the provider",
                 )
             })?;
@@ -308,8 +364,12 @@ fn receive_columns(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Resul
             if line.is_empty() {
                 continue;
             }
-            let written = parse_written(line)
-                .ok_or_else(|| PgError::new("08P01", "unexpected version from the provider"))?;
+            let written = parse_written(line).ok_or_else(|| {
+                PgError::new(
+                    SqlState::ProtocolViolation,
+                    "unexpected version from the provider",
+                )
+            })?;
             newest = newest.max(written.timestamp);
             let columns: Option<Vec<i16>> = written.columns.map(|names| {
                 let numbers = names.iter().filter_map(|name| numbers.get(name));
@@ -335,7 +395,7 @@ fn receive_columns(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Resul
 
 /// Origins that stand for nodes.
 struct Nodes {
-    known: HashMap<String, pg_sys::RepOriginId>,
+    known: HashMap<String, ReplOriginId>,
 }
 
 impl Nodes {
@@ -347,7 +407,7 @@ impl Nodes {
         Ok(Self { known })
     }
 
-    fn origin(&mut self, node: &str) -> Result<pg_sys::RepOriginId, PgError> {
+    fn origin(&mut self, node: &str) -> Result<ReplOriginId, PgError> {
         if let Some(origin) = self.known.get(node) {
             return Ok(*origin);
         }

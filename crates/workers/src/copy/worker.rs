@@ -2,26 +2,28 @@
 //! came of it.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use braid_apply::{is_in_the_way, meanwhile};
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::policy;
-use braid_gir::{lsn_text, parse_lsn};
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::origin::COPIED;
 use braid_node::rate_limit::Limiter;
 use braid_node::registry::{self, TableEntry};
-use braid_node::subscription::{self, Subscription};
+use braid_node::subscription;
 use braid_node::{crash, tombstone};
-use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::session_origin;
 use braid_postgres::worker::{self, Extra};
-use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-use super::load::{Copied, Filled, Filling, Purpose, Target};
+use super::load::{Filled, Filling, Purpose, Target};
+use super::record::{From, Start, begin, finish, key, leave_as_it_is, record_failure, record_plan};
 use super::source::{GONE, Source};
-use super::{held, is_permanent, try_lock, versions};
+use super::{held, try_lock, versions};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,13 +40,15 @@ pub struct Task {
     pub failures: u32,
 }
 
-/// Where another node's row keeps one of the provider's out, the two will meet on these nodes too, and one leaves. The table is copied again
+/// Where another node's row, or this one's, keeps one of the provider's out, the two will meet on these nodes too, and one leaves. The table is copied again
 /// until its copy has failed so often.
 const UNTIL_THEY_MEET: u32 = 6;
+/// Rows that are kept out and may come with the changes that follow.
+const MET_AT_A_TIME: usize = 1000;
 /// A table that need not be copied waits so often, and for so long, for those who write to it here: their commits may wait for the very changes
 /// that wait for the copy (`synchronous_standby_names`).
-const LOCK_ATTEMPTS: u32 = 2;
-const LOCK_TIMEOUT: &str = "2s";
+pub(super) const LOCK_ATTEMPTS: u32 = 2;
+pub(super) const LOCK_TIMEOUT: &str = "2s";
 
 impl Task {
     /// As a worker's `bgw_extra`.
@@ -87,21 +91,10 @@ pub fn worker_main(argument: pg_sys::Datum) {
             .map(str::trim)
             .collect::<Vec<_>>()
             .join(" ");
-        failure.log(&format!("{} failed", my_name()));
+        failure.log(&format!("{} failed", worker::my_name()));
         if let Err(second) = error::transaction(|| record_failure(&task, &failure)) {
             second.log("could not record why copying a table failed");
         }
-    }
-}
-
-/// This worker's name, which has those of the subscription and of the table.
-fn my_name() -> String {
-    // SAFETY: MyBgworkerEntry is this worker's own registration; PostgreSQL ends the name with a zero byte.
-    unsafe {
-        let name = (*pg_sys::MyBgworkerEntry).bgw_name.as_ptr();
-        std::ffi::CStr::from_ptr(name)
-            .to_string_lossy()
-            .into_owned()
     }
 }
 
@@ -134,15 +127,19 @@ fn run(task: &Task) -> Result<(), PgError> {
         counters.copy_rows.store(0, Ordering::Relaxed);
         counters.copy_bytes.store(0, Ordering::Relaxed);
     }
-    let Some(start) = error::transaction(|| begin(task))? else {
+    let before = snapshot_before(task)?;
+    let Some(start) = error::transaction(|| begin(task, before.as_deref()))? else {
         return Ok(());
     };
-    begin_others(task)?;
+    begin_others(task, before.as_deref())?;
     if start.unless_filled {
         worker::set("lock_timeout", LOCK_TIMEOUT);
     }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
-    if start.made_anew {
+    // Another attempt may meet rows of this node that keep the provider's out. The provider decides
+    // which of two such rows leaves, once it has both.
+    let has_own = task.failures > 0 && start.began_at.is_some() && start.first_lsn.is_some();
+    if start.made_anew || has_own {
         await_own(task, &start)?;
     }
     // One that is emptied is copied as it is once the provider has what was written here.
@@ -165,7 +162,7 @@ fn run(task: &Task) -> Result<(), PgError> {
         Err(failure) if failure.message == GONE => {
             pgrx::log!(
                 "{}: the table is not at the provider any more, and not copied",
-                my_name()
+                worker::my_name()
             );
             return error::transaction(|| leave_as_it_is(task));
         }
@@ -179,8 +176,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     error::transaction(|| record_plan(task, &published, first_lsn, snapshot))?;
     worker::set("synchronous_commit", "local");
     // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
-    // SAFETY: process-local variable of a process that does nothing else.
-    unsafe { pg_sys::replorigin_session_origin = COPIED };
+    session_origin::set(COPIED);
     if is_held {
         // What the provider has of this node replaces what is here.
         published.own = None;
@@ -207,7 +203,7 @@ fn run(task: &Task) -> Result<(), PgError> {
         return Ok(());
     };
     let may_pass = filled.get() == Some(Filling::Empty)
-        && is_in_the_way(&met.sqlstate)
+        && is_in_the_way(met.sqlstate)
         && error::transaction(|| versions::others_write(task.subscription))?
         && error::transaction(|| Target::lock(task.relation, Purpose::Fill)?.is_empty())
             .is_ok_and(|is_empty| !is_empty);
@@ -215,14 +211,35 @@ fn run(task: &Task) -> Result<(), PgError> {
         return Err(met);
     }
     // Another node's row, by its own subscription. Beside it the table is filled at the next attempt.
-    Err(
-        PgError::new("40001", "a row that was copied was written here meanwhile")
-            .with_detail(met.message)
-            .with_hint("The table is copied again by itself, beside what is there."),
+    Err(PgError::new(
+        SqlState::SerializationFailure,
+        "a row that was copied was written here meanwhile",
     )
+    .with_detail(met.message)
+    .with_hint("The table is copied again by itself, beside what is there."))
 }
 
-/// Wait until the provider has what this node wrote to the table's predecessor: it is in the copy then. Where the provider waits for this node in turn, the
+/// A snapshot of the provider from before rows of this node may stay in the table, unless an
+/// attempt has noted one. The leader holds the table's changes back since before this worker was
+/// started. So whatever the snapshot does not see comes with the stream. `None` where the provider
+/// is not reached: the copy itself says why.
+fn snapshot_before(task: &Task) -> Result<Option<String>, PgError> {
+    let wanted = error::transaction(|| {
+        let found = subscription::rows(
+            "select 1::text from braid.subscription_table where subscription_id = $1 and relation = $2::oid \
+             and state <> 'ready' and not truncate_first and copy_snapshot is null",
+            &key(task),
+        )?;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        subscription::load(task.subscription)
+    })?;
+    let source = wanted.map(|subscription| Source::look(&subscription));
+    Ok(source.and_then(Result::ok).map(|source| source.snapshot))
+}
+
+/// Wait until the provider has what this node wrote to the table, or to its predecessor: it is in the copy then. Where the provider waits for this node in turn, the
 /// copy goes on without.
 fn await_own(task: &Task, start: &Start) -> Result<(), PgError> {
     let mut source = Source::look(&start.subscription)?;
@@ -239,8 +256,13 @@ fn await_own(task: &Task, start: &Start) -> Result<(), PgError> {
     let wait =
         || held::await_provider(task, &start.subscription, published.oid, OWN_PATIENCE).map(drop);
     match error::transaction(wait) {
-        Err(late) if late.sqlstate == "40001" && task.failures >= OWN_ATTEMPTS => {
-            late.log(&format!("{}: the table is copied all the same", my_name()));
+        Err(late)
+            if late.sqlstate == SqlState::SerializationFailure && task.failures >= OWN_ATTEMPTS =>
+        {
+            late.log(&format!(
+                "{}: the table is copied all the same",
+                worker::my_name()
+            ));
             Ok(())
         }
         outcome => outcome,
@@ -269,6 +291,17 @@ fn is_held(
     // One that joins with its first change has all of them in the stream.
     if start.unless_filled {
         return Ok(false);
+    }
+    if start.replaces {
+        return if may_ask {
+            Ok(true)
+        } else {
+            Err(PgError::new(
+                SqlState::InsufficientPrivilege,
+                "the role that connects to the provider may not ask what of this node is there",
+            )
+            .with_hint("Grant braid_monitor to it there."))
+        };
     }
     let (others_write, is_keyless, has_rules) = error::transaction(|| {
         Ok((
@@ -308,9 +341,13 @@ fn fill(
     let mut contents = None;
     let source = if plan.is_held {
         drop(source);
-        target.lock_out_writers()?;
+        if start.replaces {
+            target.lock_out_lockers()?;
+        } else {
+            target.lock_out_writers()?;
+        }
         let (held, source) = held::take(task, &start.subscription, published)?;
-        held.make_room(&target)?;
+        held.make_room(&target, start.replaces)?;
         contents = Some(held);
         source
     } else if start.truncate {
@@ -356,7 +393,11 @@ fn fill(
         task,
         published,
         &mut done.source,
-        plan.is_held && is_keyless,
+        versions::Reach {
+            is_keyless: plan.is_held && is_keyless,
+            joins: start.replaces,
+            has_own: filling == Filling::Beside && !plan.is_held,
+        },
     )?;
     // While it was emptied, or held, nobody could write.
     if filling != Filling::Truncate && (reaches.is_some() || filling == Filling::Beside) {
@@ -365,9 +406,14 @@ fn fill(
     if filling == Filling::Beside {
         // What was in the way of one may be gone again.
         done.copied.rows += target.merge_again(&done.columns, run_as)?;
-        target
-            .check_all_came()
-            .map_err(|missing| kept_out(task, missing))?;
+        if let (Err(_), Some(since)) = (target.check_all_came(), reaches) {
+            make_room(task, &target, (since, run_as), &mut done)?;
+        }
+        if let Err(missing) = target.check_all_came()
+            && !come_later(task, published, &target, &mut done.source)?
+        {
+            return Err(kept_out(task, missing));
+        }
     }
     let was_written = filling == Filling::Beside || (filling == Filling::Empty && !plan.is_held);
     if let Some(since) = reaches.filter(|_| was_written) {
@@ -388,17 +434,71 @@ fn fill(
     }
 }
 
-/// Rows of the provider's are kept out by others that are here. Where these came from other nodes, the provider hears of them as well.
+/// Rows of the provider's are kept out by others that are here. Where the provider receives these as well, one of two such rows leaves.
 fn kept_out(task: &Task, missing: PgError) -> PgError {
-    if !is_in_the_way(&missing.sqlstate) || task.failures >= UNTIL_THEY_MEET {
+    if !is_in_the_way(missing.sqlstate) || task.failures >= UNTIL_THEY_MEET {
         return missing;
     }
-    PgError::new("40001", missing.message).with_hint(
+    PgError::new(SqlState::SerializationFailure, missing.message).with_hint(
         "The table is copied again by itself: one of two such rows leaves as soon as the nodes that wrote them know of both.",
     )
 }
 
-/// What other nodes' changes have done here while the table was filled meets what was copied: of each row the newest version stays. Nobody
+/// Whether all rows that are kept out come with the changes that follow: sessions of the provider
+/// have written them since the first attempt's snapshot. The two meet as changes do then.
+fn come_later(
+    task: &Task,
+    published: &Published,
+    target: &Target,
+    source: &mut Source,
+) -> Result<bool, PgError> {
+    let found = subscription::rows(
+        "select copy_snapshot::text from braid.subscription_table where subscription_id = $1 and relation = $2::oid",
+        &key(task),
+    )?;
+    let Some(snapshot) = found
+        .into_iter()
+        .next()
+        .and_then(|row| row.into_iter().next()?)
+    else {
+        return Ok(false);
+    };
+    let keys = target.missing_keys(MET_AT_A_TIME)?;
+    if keys.len() > MET_AT_A_TIME {
+        return Ok(false);
+    }
+    let later = source
+        .connection
+        .query(&published.later_query(&keys, &snapshot))?;
+    let later = later.get(0, 0).and_then(|count| count.parse().ok());
+    Ok(later == Some(keys.len()))
+}
+
+/// Removes rows of this node that keep others out and that the provider has told to be dead, and
+/// merges what they kept out.
+fn make_room(
+    task: &Task,
+    target: &Target,
+    (since, run_as): (i64, Option<u32>),
+    filled: &mut Filled,
+) -> Result<(), PgError> {
+    let node = subscription::local_node()?.unwrap_or_default();
+    for leaf in target.leaves()? {
+        let leaving = meanwhile::leaving(leaf, task.relation, &HashSet::new(), since, &node)?;
+        target.remove(leaf, &leaving.gone)?;
+        if !leaving.gone.is_empty() {
+            pgrx::log!(
+                "{}: {} rows that were written meanwhile leave, since the provider has newer ones that they kept out",
+                worker::my_name(),
+                leaving.gone.len()
+            );
+        }
+    }
+    filled.copied.rows += target.merge_again(&filled.columns, run_as)?;
+    Ok(())
+}
+
+/// What other nodes' changes, and this node's, have done here while the table was filled meets what was copied: of each row the newest version stays. Nobody
 /// else writes to the table now.
 fn settle(
     task: &Task,
@@ -415,9 +515,10 @@ fn settle(
         let mut again = false;
         for (&leaf, deleted_here) in &deleted_here {
             let leaving = meanwhile::leaving(leaf, task.relation, deleted_here, since, &node)?;
-            target.remove(leaf, &leaving.deleted)?;
-            target.remove(leaf, &leaving.replaced)?;
-            deleted += leaving.deleted.len();
+            for left in [&leaving.deleted, &leaving.gone, &leaving.replaced] {
+                target.remove(leaf, left)?;
+            }
+            deleted += leaving.deleted.len() + leaving.gone.len();
             replaced += leaving.replaced.len();
             again |= !leaving.replaced.is_empty();
         }
@@ -426,7 +527,7 @@ fn settle(
         }
         if filling != Filling::Beside {
             return Err(PgError::new(
-                "40001",
+                SqlState::SerializationFailure,
                 "rows that were copied were written here meanwhile",
             ));
         }
@@ -436,7 +537,7 @@ fn settle(
     if deleted + replaced > 0 {
         pgrx::log!(
             "{}: of what was written meanwhile, {replaced} rows were older than the copied ones, and {deleted} were deleted here or at the provider",
-            my_name()
+            worker::my_name()
         );
     }
     Ok(())
@@ -446,112 +547,9 @@ fn settle(
 const OWN_PATIENCE: Duration = Duration::from_secs(3);
 const OWN_ATTEMPTS: u32 = 2;
 
-struct Start {
-    subscription: Subscription,
-    namespace: String,
-    name: String,
-    truncate: bool,
-    /// The table was empty at this time; what was written here since then belongs in it. `None`: it is emptied by the copy.
-    began_at: Option<String>,
-    /// Position of the first attempt; `None`: this is the first.
-    first_lsn: Option<u64>,
-    /// It need not be copied where that would have to wait for whoever writes here.
-    unless_filled: bool,
-    /// It has taken the place of a table of the same name, to which this node may have written.
-    made_anew: bool,
-}
-
-/// Say that the copy runs. `None` when there is nothing to do any more.
-fn begin(task: &Task) -> Result<Option<Start>, PgError> {
-    // Another leader's worker still copies the table: the coordinator looks again.
-    if !try_lock(task.subscription, task.relation, true) {
-        return Ok(None);
-    }
-    let Some(subscription) = subscription::load(task.subscription)? else {
-        return Ok(None);
-    };
-    let found = subscription::rows(
-        "select truncate_first::text, copy_began_at::text, copy_lsn::text, unless_filled::text, copy_error_sqlstate, made_anew::text from braid.subscription_table \
-         where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
-        &key(task),
-    )?;
-    let Some(row) = found.into_iter().next() else {
-        return Ok(None);
-    };
-    let text = |index: usize| row.get(index).cloned().flatten();
-    let truncate = text(0).as_deref() == Some("true");
-    let unless_filled = text(3).as_deref() == Some("true");
-    if unless_filled
-        && task.failures >= LOCK_ATTEMPTS
-        && text(4).as_deref() == Some(LOCK_NOT_AVAILABLE)
-    {
-        pgrx::log!(
-            "{}: the table is written to, and not copied: all of its changes come",
-            my_name()
-        );
-        leave_as_it_is(task)?;
-        return Ok(None);
-    }
-    if unless_filled {
-        worker::set("lock_timeout", LOCK_TIMEOUT);
-    }
-    let mut start = Start {
-        subscription,
-        namespace: String::new(),
-        name: String::new(),
-        truncate,
-        began_at: text(1).filter(|_| !truncate),
-        first_lsn: None,
-        unless_filled,
-        made_anew: text(5).as_deref() == Some("true"),
-    };
-    // Rows that were written here since the table was made keep their place in it through failures, but
-    // whoever mended the last one may have emptied it: then all rows are to be copied.
-    let may_be_emptied = start.made_anew
-        && text(4).is_some_and(|sqlstate| is_permanent(&PgError::new(&sqlstate, ""), false));
-    if start.began_at.is_some() && may_be_emptied {
-        let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
-        if target.is_empty()? {
-            subscription::execute_counting(
-                "update braid.subscription_table set copy_began_at = null where subscription_id = $1 and relation = $2::oid",
-                &key(task),
-            )?;
-            start.began_at = None;
-        }
-    }
-    let target = if truncate || start.began_at.is_some() {
-        // Cut off before it had one: every change that was held back is applied then.
-        start.first_lsn = (!truncate).then(|| text(2).and_then(|lsn| parse_lsn(&lsn)).unwrap_or(0));
-        Target::lock(task.relation, Purpose::Fill)?
-    } else {
-        let target = Target::lock(task.relation, Purpose::CheckEmpty)?;
-        if unless_filled && !target.is_empty()? {
-            pgrx::log!(
-                "{}: the table has rows by now, and is not copied: all of its changes come",
-                my_name()
-            );
-            leave_as_it_is(task)?;
-            return Ok(None);
-        }
-        target.check_empty()?;
-        target
-    };
-    start.namespace = target.namespace;
-    start.name = target.name;
-    // The clock is read while nobody can write to the table: whatever commits in it from now on does so later.
-    subscription::execute_counting(
-        "update braid.subscription_table set state = 'copying', rows_copied = null, bytes_copied = null, \
-         rows_total = null, bytes_total = null, ready_at = null, copy_error_sqlstate = null, \
-         copy_began_at = case when not truncate_first then coalesce(copy_began_at, clock_timestamp()) end \
-         where subscription_id = $1 and relation = $2::oid",
-        &key(task),
-    )?;
-    Ok(Some(start))
-}
-
 /// Say of the tables that wait for their turn that they are empty, as long as they are: other nodes' changes may come before their copy, also by
-/// a subscription that is yet to be made.
-fn begin_others(task: &Task) -> Result<(), PgError> {
+/// a subscription that is yet to be made. `before` is [`snapshot_before`].
+fn begin_others(task: &Task, before: Option<&str>) -> Result<(), PgError> {
     let waiting = error::transaction(|| {
         // One worker does it for all, and keeps others from it for as long as it runs.
         if !try_lock(task.subscription, 0, true) {
@@ -575,165 +573,23 @@ fn begin_others(task: &Task) -> Result<(), PgError> {
                 ..task.clone()
             };
             if Target::lock(relation, Purpose::CheckEmpty)?.is_empty()? {
+                let [subscription, relation] = key(&other);
                 subscription::execute_counting(
-                    "update braid.subscription_table set copy_began_at = clock_timestamp() where subscription_id = $1 \
+                    "update braid.subscription_table set copy_began_at = clock_timestamp(), \
+                     copy_snapshot = coalesce(copy_snapshot, $3::pg_snapshot) where subscription_id = $1 \
                      and relation = $2::oid and state = 'waiting' and copy_began_at is null and not truncate_first",
-                    &key(&other),
+                    &[subscription, relation, before.into()],
                 )?;
             }
             Ok(())
         });
         // Dropped, or not to be had: its own copy says so.
         if let Err(failure) = noted
-            && policy::for_apply(&failure.sqlstate) == policy::Policy::Reconnect
+            && policy::for_apply(failure.sqlstate) == policy::Policy::Reconnect
         {
             return Err(failure);
         }
     }
     worker::set("lock_timeout", "0");
     Ok(())
-}
-
-fn record_plan(
-    task: &Task,
-    published: &Published,
-    first_lsn: u64,
-    snapshot: Option<&str>,
-) -> Result<(), PgError> {
-    let [subscription, relation] = key(task);
-    let arguments = [
-        subscription,
-        relation,
-        published.rows.into(),
-        published.bytes.into(),
-        lsn_text(first_lsn).into(),
-        snapshot.into(),
-    ];
-    subscription::execute_counting(
-        "update braid.subscription_table set rows_total = $3, bytes_total = $4, copy_lsn = $5::pg_lsn, \
-         copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot) \
-         where subscription_id = $1 and relation = $2::oid",
-        &arguments,
-    )
-    .map(|_| ())
-}
-
-/// What a table was filled from.
-struct From<'a> {
-    /// OID of the provider's table.
-    relation: u32,
-    /// Position of the snapshot that was copied.
-    copied_lsn: u64,
-    /// Changes of transactions that committed from here on are applied.
-    copy_lsn: u64,
-    /// `None`: that of the first attempt stays.
-    snapshot: Option<&'a str>,
-}
-
-/// Make the table ready, in the transaction that has filled it.
-fn finish(task: &Task, from: &From<'_>, copied: Copied) -> Result<(), PgError> {
-    let [subscription, relation] = key(task);
-    let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-    let arguments = [
-        subscription,
-        relation,
-        lsn_text(from.copy_lsn).into(),
-        number(copied.rows).into(),
-        number(copied.bytes).into(),
-        from.snapshot.into(),
-        i64::from(from.relation).into(),
-        lsn_text(from.copied_lsn).into(),
-    ];
-    let made = subscription::execute_counting(
-        "update braid.subscription_table set state = 'ready', copy_lsn = $3::pg_lsn, copy_snapshot = coalesce($6::pg_snapshot, copy_snapshot), rows_copied = $4, bytes_copied = $5, \
-         truncate_first = false, unless_filled = false, made_anew = false, copy_began_at = null, ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, \
-         copy_error_detail = null, copy_error_hint = null, copy_error_context = null, copied_relation = $7::oid, copied_lsn = $8::pg_lsn \
-         where subscription_id = $1 and relation = $2::oid and state = 'copying'",
-        &arguments,
-    )?;
-    if made == 1 {
-        // What an earlier copy had is of no concern any more.
-        subscription::execute_counting(
-            "delete from braid.copied_position where relation = $1::oid",
-            &[i64::from(task.relation).into()],
-        )?;
-        tell_appliers(task);
-        return Ok(());
-    }
-    // Dropped, refreshed or resynced meanwhile: what was copied must not stay.
-    Err(PgError::new(
-        "40001",
-        "the table's state was changed while it was copied",
-    ))
-}
-
-/// Make the table ready without a copy: all of its changes are applied.
-fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
-    subscription::execute_counting(
-        "update braid.subscription_table set state = 'ready', copy_lsn = null, copy_snapshot = null, copy_began_at = null, unless_filled = false, made_anew = false, \
-         ready_at = clock_timestamp(), copy_error = null, copy_error_sqlstate = null, copy_error_detail = null, copy_error_hint = null, copy_error_context = null, \
-         copied_relation = null, copied_lsn = null where subscription_id = $1 and relation = $2::oid",
-        &key(task),
-    )?;
-    tell_appliers(task);
-    Ok(())
-}
-
-/// Those that have a transaction in hand look again from which position on the table's changes count.
-fn tell_appliers(task: &Task) {
-    // SAFETY: registers an invalidation message with this transaction.
-    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(pg_sys::Oid::from(task.relation)) };
-}
-
-fn record_failure(task: &Task, failure: &PgError) -> Result<(), PgError> {
-    let [subscription, relation] = key(task);
-    let failure = &failure
-        .clone()
-        .with_hint_of_cause("Then run braid.enable_subscription.");
-    // Whoever mends a failure that does not pass by itself may also empty the table: then all rows are to be copied.
-    // Into a table that took another one's place this node may write meanwhile: the next attempt looks itself.
-    let starts_anew = is_permanent(failure, false);
-    let arguments = [
-        subscription,
-        relation,
-        failure.message.as_str().into(),
-        failure.sqlstate.as_str().into(),
-        failure.detail.as_deref().into(),
-        failure
-            .hint
-            .as_deref()
-            .or_else(|| hint(&failure.sqlstate))
-            .or_else(|| (!starts_anew).then(|| policy::transient_hint(&failure.sqlstate)))
-            .into(),
-        starts_anew.into(),
-        failure.context().into(),
-    ];
-    subscription::execute_counting(
-        "update braid.subscription_table set state = 'waiting', copy_error = $3, copy_error_sqlstate = $4, \
-         copy_error_detail = $5, copy_error_hint = $6, copy_error_context = $8, copy_began_at = case when made_anew or not $7 then copy_began_at end \
-         where subscription_id = $1 and relation = $2::oid and state <> 'ready'",
-        &arguments,
-    )
-    .map(|_| ())
-}
-
-/// For what PostgreSQL raises while it fills a table.
-fn hint(sqlstate: &str) -> Option<&'static str> {
-    match sqlstate.get(..2)? {
-        "22" => Some(
-            "Give the column a type here that takes what the provider has, then run braid.enable_subscription.",
-        ),
-        "23" => Some(
-            "Drop the constraint here, or change the rows that violate it at the node where they are wrong, then run \
-             braid.enable_subscription. What is deleted here is deleted on the nodes that subscribe to this one, too.",
-        ),
-        _ => None,
-    }
-}
-
-fn key(task: &Task) -> [DatumWithOid<'static>; 2] {
-    [
-        i64::from(task.subscription).into(),
-        i64::from(task.relation).into(),
-    ]
 }

@@ -8,10 +8,14 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use braid_apply::{Versions, store_versions};
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::clock;
 use braid_node::origin::{self, COPIED, OriginId};
 use braid_postgres::error::{self, PgError};
+use braid_postgres::lock::{self, LockMode};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
+use braid_postgres::transaction::{self, End, PartEnd};
+use braid_postgres::{session_origin, snapshot};
 use pgrx::pg_sys;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -35,7 +39,7 @@ struct Piece {
 /// A transaction that has records of two origins.
 pub fn mixed() -> PgError {
     PgError::new(
-        "0A000",
+        SqlState::FeatureNotSupported,
         "records of several origins can't be applied in one transaction",
     )
     .with_hint("Apply the records of each origin in a transaction of their own.")
@@ -48,15 +52,12 @@ pub fn mixed() -> PgError {
 pub fn take(origin: OriginId) -> Result<(), PgError> {
     register();
     let is_marked = check(origin)?;
-    // SAFETY: in a transaction. The lock is let go of after the callbacks of its end have run.
-    unsafe {
-        pg_sys::LockSharedObject(
-            pg_sys::ReplicationOriginRelationId,
-            pg_sys::Oid::from(u32::from(origin.0)),
-            0,
-            i32::try_from(pg_sys::ExclusiveLock).unwrap_or(7),
-        );
-    }
+    // PostgreSQL lets go of the lock after the callbacks of the transaction's end have run.
+    lock::lock_shared_object(
+        pg_sys::ReplicationOriginRelationId,
+        u32::from(origin.0),
+        LockMode::Exclusive,
+    );
     if !is_marked {
         origin::use_for_commits(origin)?;
     }
@@ -72,9 +73,8 @@ pub fn take_unversioned() -> Result<(), PgError> {
     register();
     let origin = OriginId(COPIED);
     if !check(origin)? {
-        // SAFETY: a variable of the process, read when the transaction writes and commits; it stands for no origin that could be
-        // set up.
-        unsafe { pg_sys::replorigin_session_origin = COPIED };
+        // It stands for no origin that could be set up.
+        session_origin::set(COPIED);
     }
     add(origin);
     Ok(())
@@ -82,11 +82,8 @@ pub fn take_unversioned() -> Result<(), PgError> {
 
 fn register() {
     if !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the callbacks are functions of this library, which is never unloaded.
-        unsafe {
-            pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
-            pg_sys::RegisterSubXactCallback(Some(at_end_of_part), std::ptr::null_mut());
-        }
+        transaction::on_end(at_end);
+        transaction::on_part_end(at_end_of_part);
     }
 }
 
@@ -96,10 +93,9 @@ fn check(origin: OriginId) -> Result<bool, PgError> {
     if before.is_some_and(|before| before != origin) {
         return Err(mixed());
     }
-    // SAFETY: a read of a variable of the process.
-    if before.is_none() && unsafe { pg_sys::replorigin_session_origin } != 0 {
+    if before.is_none() && session_origin::get() != 0 {
         return Err(PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             "this session replays for a replication origin of its own",
         )
         .with_hint("Call pg_replication_origin_session_reset() first."));
@@ -109,8 +105,7 @@ fn check(origin: OriginId) -> Result<bool, PgError> {
 
 fn add(origin: OriginId) {
     let piece = Piece {
-        // SAFETY: in a transaction.
-        subtransaction: unsafe { pg_sys::GetCurrentSubTransactionId() },
+        subtransaction: transaction::subtransaction(),
         origin,
         xid: 0,
         newest: i64::MIN,
@@ -122,8 +117,7 @@ fn add(origin: OriginId) {
 
 /// What the call in hand wrote.
 pub fn written(versions: Versions, newest: i64, lsn: u64) {
-    // SAFETY: in a transaction.
-    let xid = unsafe { pg_sys::GetCurrentFullTransactionId() }.value;
+    let xid = transaction::assign_full_id();
     PIECES.with_borrow_mut(|pieces| {
         if let Some(piece) = pieces.last_mut() {
             piece.xid = xid;
@@ -141,26 +135,14 @@ fn newest() -> i64 {
 
 /// The commit carries the newest timestamp.
 fn set_timestamp() {
-    // SAFETY: a variable of the process, read when the transaction commits.
-    unsafe {
-        pg_sys::replorigin_session_origin_timestamp = newest().saturating_sub(EPOCH_DIFFERENCE);
-    }
+    session_origin::set_timestamp(newest().saturating_sub(EPOCH_DIFFERENCE));
 }
 
 /// Take the mark away.
 fn reset() {
     let had = PIECES.with_borrow_mut(|pieces| !std::mem::take(pieces).is_empty());
     if had {
-        // SAFETY: set up in `take`.
-        unsafe {
-            let origin = pg_sys::replorigin_session_origin;
-            pg_sys::replorigin_session_origin = 0;
-            if origin != 0 && origin != COPIED {
-                pg_sys::replorigin_session_reset();
-            }
-            pg_sys::replorigin_session_origin_lsn = 0;
-            pg_sys::replorigin_session_origin_timestamp = 0;
-        }
+        session_origin::leave(COPIED);
     }
 }
 
@@ -180,73 +162,59 @@ fn before_commit() {
         }
         (parts, lsn)
     });
-    // SAFETY: before the commit of the transaction that has written; the snapshot is for values that are stored out of line.
-    unsafe {
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+    // The snapshot is for values that are stored out of line.
+    let stored = snapshot::of_transaction(|| {
+        parts
+            .drain(..)
+            .try_for_each(|(xid, versions)| store_versions(|| xid, versions, newest))
+    });
+    if let Err(error) = stored {
+        error.raise();
     }
-    for (xid, versions) in parts.drain(..) {
-        if let Err(error) = store_versions(|| xid, versions, newest) {
-            error.raise();
-        }
-    }
-    // SAFETY: as above. The position is for those who look at the origin; an abort from here on may leave it ahead, and nothing
-    // goes by it.
-    unsafe {
-        pg_sys::PopActiveSnapshot();
-        pg_sys::replorigin_session_origin_lsn = lsn;
-    }
+    // The position is for those who look at the origin; an abort from here on may leave it ahead, and nothing goes by it.
+    session_origin::set_position(lsn);
     set_timestamp();
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut std::ffi::c_void) {
+fn at_end(end: End) {
     if PIECES.with_borrow(Vec::is_empty) {
         return;
     }
-    match event {
-        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => error::pass_on(before_commit),
-        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => PgError::new(
-            "0A000",
+    match end {
+        End::BeforeCommit => error::pass_on(before_commit),
+        End::BeforePrepare => PgError::new(
+            SqlState::FeatureNotSupported,
             "cannot PREPARE a transaction that has applied records of another system",
         )
         .with_hint("Commit it instead.")
         .raise(),
-        pg_sys::XactEvent::XACT_EVENT_COMMIT | pg_sys::XactEvent::XACT_EVENT_ABORT => reset(),
-        _ => {}
+        End::Committed | End::Prepared | End::RolledBack => reset(),
     }
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn at_end_of_part(
-    event: pg_sys::SubXactEvent::Type,
-    mine: pg_sys::SubTransactionId,
-    parent: pg_sys::SubTransactionId,
-    _arg: *mut std::ffi::c_void,
-) {
+fn at_end_of_part(end: PartEnd) {
     if PIECES.with_borrow(Vec::is_empty) {
         return;
     }
-    match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => PIECES.with_borrow_mut(|pieces| {
+    if end.stays {
+        PIECES.with_borrow_mut(|pieces| {
             for piece in pieces
                 .iter_mut()
-                .filter(|piece| piece.subtransaction == mine)
+                .filter(|piece| piece.subtransaction == end.part)
             {
-                piece.subtransaction = parent;
+                piece.subtransaction = end.parent;
             }
-        }),
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            let rest = PIECES
-                .with_borrow(|pieces| pieces.iter().any(|piece| piece.subtransaction != mine));
-            if rest {
-                PIECES.with_borrow_mut(|pieces| {
-                    pieces.retain(|piece| piece.subtransaction != mine);
-                });
-                set_timestamp();
-            } else {
-                reset();
-            }
-        }
-        _ => {}
+        });
+        return;
+    }
+    let rest =
+        PIECES.with_borrow(|pieces| pieces.iter().any(|piece| piece.subtransaction != end.part));
+    if rest {
+        PIECES.with_borrow_mut(|pieces| {
+            pieces.retain(|piece| piece.subtransaction != end.part);
+        });
+        set_timestamp();
+    } else {
+        reset();
     }
 }

@@ -6,19 +6,28 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use braid_bgworker::lease::leaves_a_gap;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::standing;
 use braid_node::subscription::{self, Subscription, execute_counting, rows, rows_written};
-use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
-use braid_postgres::ffi;
+use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::Connection;
-use pgrx::pg_sys;
+use braid_postgres::{server, transaction};
 
 use super::End;
 use super::provider::Provider;
 
 /// What this process has reported as flushed, or found confirmed; 0: not known.
 static REPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// What may be confirmed at most.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Up to here, until more is noted durably.
+    pub(super) up_to: u64,
+    /// Up to here, as long as a member needs what comes after it (`braid.group_hold`).
+    pub(super) held: Option<u64>,
+}
 
 /// Compare where the slot begins with what is here: all up to `start`, and what was confirmed. Returns up to where may be confirmed from now on.
 ///
@@ -29,7 +38,7 @@ pub(super) fn check_slot(
     subscription: &Subscription,
     provider: &Provider,
     start: u64,
-) -> Result<u64, End> {
+) -> Result<Bounds, End> {
     let id = i64::from(subscription.id);
     let begins = provider.slot_begins;
     let known = error::transaction(|| {
@@ -58,12 +67,45 @@ pub(super) fn check_slot(
     let up_to = reached.max(begins);
     error::transaction(|| raise(subscription.id, up_to))?;
     REPORTED.store(begins, Ordering::Relaxed);
-    Ok(up_to)
+    // What was confirmed before can't be held back any more, and nobody needs it.
+    let held = held(subscription.id)?.map(|held| held.max(begins));
+    Ok(Bounds { up_to, held })
+}
+
+/// Up to where may be confirmed for the sake of members that have joined while the provider was
+/// away. Somebody who is about to have something held back is waited for.
+fn held(id: u32) -> Result<Option<u64>, PgError> {
+    error::transaction(|| {
+        subscription::limit_lock_waits()?;
+        execute_counting("lock table braid.group_hold in share mode", &[])?;
+        least_held(id)
+    })
+}
+
+/// The same, of what was held back when this process began to confirm: nothing is added to that.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub(super) fn held_now(id: u32) -> Result<Option<u64>, PgError> {
+    error::transaction(|| least_held(id))
+}
+
+fn least_held(id: u32) -> Result<Option<u64>, PgError> {
+    // By a snapshot that is taken now, behind the lock.
+    let found = rows_written(
+        "select min(h.held_lsn)::text from braid.subscription s join braid.group_member m on m.node_id = s.provider_id \
+           join braid.group_hold h on h.member_id = m.member_id \
+          where s.subscription_id = $1 and s.only_origin is null",
+        &[i64::from(id).into()],
+    )?;
+    Ok(found
+        .first()
+        .and_then(|row| parse_lsn(row.first()?.as_deref()?)))
 }
 
 fn gap(subscription: &Subscription, begins: u64, reached: u64) -> PgError {
     PgError::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!(
             "replication slot \"{}\" at the provider begins at {}, after {}, up to where its transactions are applied or passed over here",
             subscription.options.slot_name,
@@ -102,8 +144,8 @@ fn moves(connection: &mut Connection) -> Result<Vec<(u64, u64)>, End> {
 fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
     subscription::limit_lock_waits()?;
     let (id, up_to) = (i64::from(id), lsn_text(up_to));
-    // SAFETY: sets a flag of the transaction that is open: the bound has to be on disk when it is used.
-    unsafe { pg_sys::ForceSyncCommit() };
+    // The bound has to be on disk when it is used.
+    transaction::flush_at_commit();
     let raised = execute_counting(
         "update braid.confirmed set up_to = greatest(up_to, $2::pg_lsn) where subscription_id = $1",
         &[id.into(), up_to.as_str().into()],
@@ -124,7 +166,7 @@ fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
 /// Whatever PostgreSQL raises.
 pub(super) fn extend(id: u32, up_to: u64) -> Result<bool, PgError> {
     match error::transaction(|| raise(id, up_to)) {
-        Err(failure) if failure.sqlstate == LOCK_NOT_AVAILABLE => Ok(false),
+        Err(failure) if failure.sqlstate == SqlState::LockNotAvailable => Ok(false),
         outcome => outcome,
     }
 }
@@ -137,8 +179,8 @@ pub(super) fn reported(flushed: u64) {
 /// The process ends: lower the bound to what was reported. Whoever holds a lock is not waited for; the bound is too high then, and tells less.
 pub(super) fn settle(id: u32) {
     let reported = REPORTED.swap(0, Ordering::Relaxed);
-    // SAFETY: looks at the postmaster. Without it nobody might let go of the locks that a transaction takes.
-    if reported == 0 || !unsafe { ffi::PostmasterIsAliveInternal() } {
+    // Without the postmaster nobody might let go of the locks that a transaction takes.
+    if reported == 0 || !server::postmaster_is_alive() {
         return;
     }
     error::abort();

@@ -5,19 +5,22 @@
 //! handed out afterwards, so appliers find the outcome in the catalog. Where the subscription has to stop, an applier says so: the
 //! transaction may be skipped then.
 //!
-//! Not for: tables that are created after the slot, of a publication FOR ALL TABLES (`Stream::adopt_table`).
-
-use std::sync::atomic::Ordering;
+//! Not for: tables that are created after the slot, of a publication FOR ALL TABLES (`Reception::adopt_table`).
 
 use braid_bgworker::membership::{self, Here, KnownAs, Successor, Verdict};
 use braid_bgworker::sql_text::quote_literal;
+use braid_bgworker::sqlstate::SqlState;
+use braid_bgworker::subscription_option::array_literal;
 use braid_gir::lsn_text;
-use braid_node::subscription::{self, InitialCopy, execute, rows};
+use braid_node::ddl;
+use braid_node::subscription::{self, InitialCopy, execute, execute_counting, rows};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
-use braid_postgres::names;
+use braid_postgres::{names, snapshot};
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys;
 
-use super::stream::Stream;
+use super::reception::Reception;
 use super::{End, out_of_order};
 use crate::copy;
 
@@ -52,44 +55,54 @@ enum There {
 
 /// The relation that has the name.
 fn look_here(namespace: &str, name: &str) -> Result<(Here, u32), PgError> {
-    Ok(match names::find_table(namespace, name)? {
+    Ok(found_here(names::find_table(namespace, name)?))
+}
+
+/// Looks for a relation that may come under a name from before a statement.
+fn look_here_for(id: u32, namespace: &str, name: &str) -> Result<(Here, u32), PgError> {
+    match ddl::renamed(id, namespace, name)? {
+        Some(oid) => Ok(found_here(Some(oid))),
+        None => look_here(namespace, name),
+    }
+}
+
+fn found_here(found: Option<pg_sys::Oid>) -> (Here, u32) {
+    match found {
         None => (Here::Absent, 0),
         Some(oid) if braid_apply::takes_changes(oid) => (Here::Table, oid.to_u32()),
         Some(oid) => (Here::Other, oid.to_u32()),
-    })
+    }
 }
 
-impl Stream {
+impl Reception {
     fn relation(&self, schema: u32) -> Result<Relation, End> {
-        let place = usize::try_from(schema).map_err(|_| out_of_order())?;
-        let (namespace, name) = self.schemas.get(place).cloned().ok_or_else(out_of_order)?;
-        let number = self.relations.get(place).copied().unwrap_or(0);
-        let former = self.schemas.iter().zip(&self.relations);
-        let former = former
-            .filter(|(names, other)| {
-                **other == number && **names != (namespace.clone(), name.clone())
-            })
-            .map(|(names, _)| names.clone())
-            .collect();
+        let entry = self.dictionary.get(schema).ok_or_else(out_of_order)?;
         Ok(Relation {
-            number,
-            namespace,
-            name,
-            former,
+            number: entry.oid,
+            namespace: entry.namespace.clone(),
+            name: entry.name.clone(),
+            former: self.dictionary.former_names(entry),
         })
     }
 
-    /// Whether a relation's table is known to be the subscription's under its name. How its changes are ordered is looked up
-    /// along with that, in the transaction that this needs anyway.
+    /// Whether a relation's table is known to be the subscription's. How its changes are ordered is
+    /// looked up along with that, in the transaction that this needs anyway.
     pub(super) fn is_plain_member(&mut self, schema: u32) -> Result<bool, End> {
-        let place = usize::try_from(schema).map_err(|_| out_of_order())?;
-        let (namespace, name) = self.schemas.get(place).ok_or_else(out_of_order)?;
-        let (coordinator, orders) = (&self.coordinator, &mut self.orders);
+        let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
+        let (number, namespace, name) = (table.oid, &table.namespace, &table.name);
+        let id = self.subscription.id;
+        let by_number = self.subscription.options.replicate_ddl && number != 0;
+        let (copies, scheduling) = (&self.copies, &mut self.scheduling);
         Ok(error::transaction(|| {
-            let (here, oid) = look_here(namespace, name)?;
-            let is_member = here == Here::Table && coordinator.is_member(oid, namespace, name);
+            let (here, oid) = if by_number {
+                found_here(ddl::numbered(id, number)?)
+            } else {
+                look_here_for(id, namespace, name)?
+            };
+            let is_member =
+                here == Here::Table && (by_number || copies.is_member(oid, namespace, name));
             if is_member {
-                orders.look(schema)?;
+                scheduling.look(schema, pg_sys::Oid::from(oid))?;
             }
             Ok(is_member)
         })?)
@@ -101,11 +114,17 @@ impl Stream {
     /// Those of the connection to the provider, and what reading the catalog raises.
     pub(super) fn look_at_table(&mut self, schema: u32) -> Result<(), End> {
         if self.is_plain_member(schema)? {
+            return self.follow_name(schema);
+        }
+        if self.subscription.options.replicate_ddl
+            && self.identify(schema)?
+            && self.is_plain_member(schema)?
+        {
             return Ok(());
         }
         let relation = self.relation(schema)?;
         let id = self.subscription.id;
-        let all_tables = self.all_tables;
+        let all_tables = self.copies.take_all_tables();
         let (name, copy_data) = (
             self.subscription.name.clone(),
             self.subscription.options.copy_data,
@@ -131,10 +150,90 @@ impl Stream {
             }
         }
         if verdict != Verdict::Member {
-            self.coordinator.rescan();
-            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+            self.copies.rescan(self.entry);
         }
         Ok(())
+    }
+
+    /// A relation that came under another name earlier: changes from then are done before those
+    /// under this name come, as the tracker tells tables apart by their names. The subscription's
+    /// table has the new name from here on, if a statement has renamed it here, too.
+    fn follow_name(&mut self, schema: u32) -> Result<(), End> {
+        let relation = self.relation(schema)?;
+        if relation.former.is_empty() {
+            return Ok(());
+        }
+        self.wait_for_all()?;
+        let id = self.subscription.id;
+        let is_set = error::transaction(|| match ddl::numbered(id, relation.number)? {
+            Some(oid) => set_name(id, oid.to_u32(), &relation),
+            None => Ok(false),
+        })?;
+        if is_set {
+            self.copies.rescan(self.entry);
+        }
+        Ok(())
+    }
+
+    /// Finds out which table here takes the changes of a relation, and notes the relation's OID
+    /// there. Names alone do not tell that: each node may have run statements that the other has
+    /// not, and two tables may have swapped their names. Returns whether it is noted.
+    fn identify(&mut self, schema: u32) -> Result<bool, End> {
+        let relation = self.relation(schema)?;
+        let id = self.subscription.id;
+        let (since, renames) = error::transaction(|| ddl::renames(id))?;
+        if !relation.former.is_empty() || !renames.is_empty() {
+            // Appliers find tables by the names that are set below.
+            self.wait_for_all()?;
+        }
+        let Some(there) = ask_for_names(self, &relation, &since, &renames)? else {
+            // It is gone there.
+            return Ok(false);
+        };
+        let is_noted = self.without_blocking(|| {
+            let theirs: Vec<String> = there.former.iter().map(|(id, _)| id.clone()).collect();
+            let ahead = ddl::not_run(&theirs)?;
+            let before = there.former.iter().find(|(id, _)| ahead.contains(id));
+            let (namespace, name) = before.map_or(&there.name, |(_, name)| name);
+            let (here, oid) = found_here(ddl::table_without(&there.lacks, namespace, name)?);
+            if here != Here::Table {
+                return Ok(false);
+            }
+            let known = rows(
+                "select (n.nspname = $3::name and c.relname = $4::name)::text, \
+                 exists (select from braid.former_table f where f.relation = c.oid)::text \
+                 from braid.subscription_table t join pg_catalog.pg_class c on c.oid = t.relation::oid \
+                 join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+                 where t.subscription_id = $1 and t.relation = $2::oid",
+                &key_of(id, oid, &relation),
+            )?;
+            let Some(row) = known.first() else {
+                return Ok(false);
+            };
+            let is = |place: usize| row.get(place).and_then(Option::as_deref) == Some("true");
+            let (has_name, was_renamed) = (is(0), is(1));
+            if !has_name && !was_renamed && before.is_none() {
+                // A statement that was not replicated has renamed it.
+                return Ok(false);
+            }
+            if was_renamed {
+                set_name(id, oid, &relation)?;
+            }
+            execute(
+                "update braid.subscription_table set provider_relation = case when relation = $2::oid then $3::oid end \
+                 where subscription_id = $1 and (relation = $2::oid or provider_relation = $3::oid)",
+                &[
+                    i64::from(id).into(),
+                    i64::from(oid).into(),
+                    i64::from(relation.number).into(),
+                ],
+            )?;
+            Ok(true)
+        })?;
+        if is_noted {
+            self.copies.rescan(self.entry);
+        }
+        Ok(is_noted)
     }
 
     /// Why the rows of a table are not passed over that has another name at the provider by now.
@@ -145,7 +244,7 @@ impl Stream {
         name: &str,
     ) -> Result<PgError, PgError> {
         let error = PgError::new(
-            "42P01",
+            SqlState::UndefinedTable,
             format!("table \"{}\" does not exist here", relation.shown()),
         )
         .with_detail(format!(
@@ -255,8 +354,8 @@ fn comes_renamed(
 }
 
 /// Ask the provider what has become of a relation.
-fn ask(stream: &Stream, relation: &Relation) -> Result<There, End> {
-    let subscription = &stream.subscription;
+fn ask(reception: &Reception, relation: &Relation) -> Result<There, End> {
+    let subscription = &reception.subscription;
     let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
     connection.give_up_when_silent();
     let publications = subscription::publication_literals(&subscription.options.publications);
@@ -275,6 +374,85 @@ fn ask(stream: &Stream, relation: &Relation) -> Result<There, End> {
     Ok(There::Named(namespace.to_owned(), name.to_owned()))
 }
 
+/// Name of a table, with its schema.
+type QualifiedName = (String, String);
+
+/// The names that a relation has had at the provider.
+struct NamesThere {
+    /// The one that it has now.
+    name: QualifiedName,
+    /// Statements of this node that the provider has not run.
+    lacks: Vec<String>,
+    /// Statements that have renamed it there, the oldest first, with the name from before.
+    former: Vec<(String, QualifiedName)>,
+}
+
+/// Asks the provider for the names of a relation since a time, in seconds since 1970, and which of
+/// these statements it has not run. `None` if the relation is gone.
+fn ask_for_names(
+    reception: &Reception,
+    relation: &Relation,
+    since: &str,
+    statements: &[String],
+) -> Result<Option<NamesThere>, End> {
+    let subscription = &reception.subscription;
+    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    connection.give_up_when_silent();
+    // All as of one snapshot: a statement and the name that it gives are seen together.
+    let found = connection.query(&format!(
+        "SELECT n.nspname, c.relname, pg_catalog.array_to_string(ARRAY(SELECT s FROM pg_catalog.unnest({}::uuid[]) s \
+           WHERE NOT EXISTS (SELECT FROM braid.former_table o WHERE o.ddl_id = s) \
+           AND NOT EXISTS (SELECT FROM braid.ddl_log l WHERE l.ddl_id = s AND l.state <> 'failed')), ','), \
+           f.ddl_id, f.schema_name, f.table_name \
+         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         LEFT JOIN braid.former_table f ON f.relation = c.oid AND f.recorded_at > pg_catalog.to_timestamp({}) WHERE c.oid = {} ORDER BY f.recorded_at",
+        quote_literal(&array_literal(statements)),
+        quote_literal(since),
+        relation.number
+    ))?;
+    let text = |row, column| found.get(row, column).unwrap_or_default().to_owned();
+    if found.get(0, 0).is_none() {
+        return Ok(None);
+    }
+    let former = (0..found.len())
+        .filter(|row| found.get(*row, 3).is_some())
+        .map(|row| (text(row, 3), (text(row, 4), text(row, 5))));
+    let lacks = text(0, 2);
+    let lacks = lacks.split(',').filter(|id| !id.is_empty());
+    Ok(Some(NamesThere {
+        name: (text(0, 0), text(0, 1)),
+        lacks: lacks.map(str::to_owned).collect(),
+        former: former.collect(),
+    }))
+}
+
+/// Parameters: a subscription, a table here, and a relation's name.
+fn key_of<'a>(id: u32, oid: u32, relation: &'a Relation) -> [DatumWithOid<'a>; 4] {
+    [
+        i64::from(id).into(),
+        i64::from(oid).into(),
+        (&*relation.namespace).into(),
+        (&*relation.name).into(),
+    ]
+}
+
+/// Has the subscription know a table by a relation's name, if a statement has renamed it here.
+/// Another table that has the name gets this one's: where two tables have swapped their names,
+/// neither leaves the subscription. Returns whether anything has changed. In a transaction.
+fn set_name(id: u32, oid: u32, relation: &Relation) -> Result<bool, PgError> {
+    let changed = execute_counting(
+        "update braid.subscription_table t set \
+           schema_name = case when t.relation = $2::oid then $3::name else o.schema_name end, \
+           table_name = case when t.relation = $2::oid then $4::name else o.table_name end \
+         from braid.subscription_table o \
+         where o.subscription_id = $1 and o.relation = $2::oid and (o.schema_name, o.table_name) <> ($3::name, $4::name) \
+           and exists (select from braid.former_table f where f.relation = o.relation::oid) \
+           and t.subscription_id = $1 and (t.relation = $2::oid or (t.schema_name = $3::name and t.table_name = $4::name))",
+        &key_of(id, oid, relation),
+    )?;
+    Ok(changed > 0)
+}
+
 /// What is found in this database about a relation.
 struct Facts {
     here: Here,
@@ -289,7 +467,7 @@ struct Facts {
 
 impl Facts {
     fn read(id: u32, relation: &Relation) -> Result<Self, PgError> {
-        let (here, oid) = look_here(&relation.namespace, &relation.name)?;
+        let (here, oid) = look_here_for(id, &relation.namespace, &relation.name)?;
         let found = rows(
             "select (relation = $2::oid)::text, (schema_name = $3 and table_name = $4)::text, state, schema_name::text, table_name::text \
              from braid.subscription_table \
@@ -356,17 +534,15 @@ impl Facts {
         let filled_when_made = match (&made_by, cell(3)) {
             (Some(xid), Some(name)) if made_with_name && !is_empty => {
                 // The snapshot of the transaction is older than the lock.
-                // SAFETY: pushed and popped around the query; an error in between rolls the transaction back.
-                unsafe { pgrx::pg_sys::PushActiveSnapshot(pgrx::pg_sys::GetLatestSnapshot()) };
-                let found = rows(
-                    &format!(
-                        "select 1::text from (select xmin as writer from {name} limit {LOOKED_AT}) r where writer = {}::xid limit 1",
-                        quote_literal(xid)
-                    ),
-                    &[],
-                )?;
-                // SAFETY: as above.
-                unsafe { pgrx::pg_sys::PopActiveSnapshot() };
+                let found = snapshot::latest(|| {
+                    rows(
+                        &format!(
+                            "select 1::text from (select xmin as writer from {name} limit {LOOKED_AT}) r where writer = {}::xid limit 1",
+                            quote_literal(xid)
+                        ),
+                        &[],
+                    )
+                })?;
                 !found.is_empty()
             }
             _ => false,

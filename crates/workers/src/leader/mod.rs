@@ -9,18 +9,23 @@
 //! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
 
 mod confirm;
+mod confirmation;
 mod confirmed;
+mod copies;
+mod handout;
+mod intake;
 mod membership;
 mod prepared;
 mod provider;
 mod provider_end;
 mod receive;
+mod reception;
 pub(crate) mod running;
 mod schedule;
+mod scheduling;
 mod segments;
 mod skew;
 mod spread;
-mod stream;
 mod untangle;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -28,7 +33,9 @@ use std::time::{Duration, Instant};
 
 use braid_apply::take_rule;
 use braid_bgworker::policy::{self, AfterStop, Policy};
+use braid_bgworker::remedy::{Subject, with_arguments};
 use braid_bgworker::running::COMES_AGAIN;
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_node::registry::{self, Activity, SubscriptionEntry};
 use braid_node::subscription::{self, InitialCopy};
@@ -36,12 +43,12 @@ use braid_node::{crash, owners, prepared as local, settings, standing};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::wait::{self, Wait};
-use braid_postgres::{latch, process, spool, timestamp, worker};
+use braid_postgres::{latch, process, server, spool, timestamp, worker};
 use pgrx::pg_sys;
 
 use crate::copy::Coordinator;
 use provider::{create_slot, published_tables, rules_for_all_nodes};
-use stream::Stream;
+use reception::Reception;
 
 /// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
 /// the two may not understand each other.
@@ -66,7 +73,7 @@ enum End {
 
 impl From<PgError> for End {
     fn from(error: PgError) -> Self {
-        match policy::for_apply(&error.sqlstate) {
+        match policy::for_apply(error.sqlstate) {
             Policy::Stop => Self::Permanent(error, 0),
             Policy::Retry | Policy::Reconnect | Policy::Conflict => Self::Transient(error, 0),
         }
@@ -89,13 +96,13 @@ impl From<libpq::Error> for End {
             error.message = format!("connection to the provider: {}", error.message);
             return Self::Transient(error, 0);
         }
-        match policy::for_provider(&error.sqlstate) {
+        match policy::for_provider(error.sqlstate) {
             Policy::Stop => {
                 if error.hint.is_none() {
-                    let hint = policy::provider_hint(&error.sqlstate, &error.message);
+                    let hint = policy::provider_hint(error.sqlstate, &error.message);
                     error = error.with_hint(hint);
                 }
-                let may_pass = policy::is_wal_removed(&error.sqlstate, &error.message);
+                let may_pass = policy::is_wal_removed(error.sqlstate, &error.message);
                 error.message = format!("the provider reported: {}", error.message);
                 if may_pass {
                     Self::Transient(error, 0)
@@ -130,8 +137,7 @@ pub fn main(argument: pg_sys::Datum) {
     wait::show_in(&entry.leader_wait);
     entry.set_activity(Activity::Starting);
     LEADING.store(id, Ordering::Relaxed);
-    // SAFETY: the callback only touches shared memory, which outlives the process.
-    unsafe { pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null()) };
+    process::before_exit(leave);
     let end = match error::catch(|| lead(id, entry)) {
         Ok(Ok(())) => End::Quiet,
         Ok(Err(end)) => end,
@@ -143,14 +149,15 @@ pub fn main(argument: pg_sys::Datum) {
     finish(id, entry, end);
 }
 
-#[pgrx::pg_guard]
-unsafe extern "C-unwind" fn on_exit(_code: i32, _argument: pg_sys::Datum) {
+/// The leader's process ends.
+fn leave() {
     if let Some(entry) = registry::subscription(LEADING.load(Ordering::Relaxed)) {
         // However this process ends, its appliers end too.
         for applier in &entry.appliers {
             worker::terminate_pid(applier.pid.load(Ordering::Acquire));
         }
         confirmed::settle(LEADING.load(Ordering::Relaxed));
+        entry.confirms.store(0, Ordering::Release);
         entry.leader_latch.store(0, Ordering::Release);
         entry.leader_pid.store(0, Ordering::Release);
     }
@@ -168,30 +175,37 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     let mut error = error;
     let failures = entry.failures.load(Ordering::Acquire);
     let mut permanent = permanent
-        || (error.sqlstate == "08P01" && failures >= GARBLED_ATTEMPTS)
-        || (policy::is_wal_removed(&error.sqlstate, &error.message)
-            && failures >= REMOVED_ATTEMPTS);
+        || (error.sqlstate == SqlState::ProtocolViolation && failures >= GARBLED_ATTEMPTS)
+        || (policy::is_wal_removed(error.sqlstate, &error.message) && failures >= REMOVED_ATTEMPTS);
     let recorded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(String::new());
         };
-        if subscription.options.disable_on_error && !permanent {
+        if subscription.options.disable_on_error && !permanent && policy::is_failure(error.sqlstate)
+        {
             permanent = true;
             error.hint.get_or_insert_with(|| {
                 "Remove the cause and run braid.enable_subscription.".into()
             });
         }
+        if !permanent && error.hint.is_none() {
+            error.hint = Some(policy::transient_hint(error.sqlstate).to_owned());
+        }
+        let position = (lsn != 0).then(|| lsn_text(lsn));
+        let subject = Subject {
+            subscription: &subscription.name,
+            position: position.as_deref(),
+            table: None,
+        };
+        error.hint = error.hint.take().map(|hint| with_arguments(&hint, subject));
         if permanent {
-            let may_be_cured = is_own && policy::after_stop(&error.sqlstate) == AfterStop::TryAgain;
+            let may_be_cured = is_own && policy::after_stop(error.sqlstate) == AfterStop::TryAgain;
             let pause = settings::stopped_retry_interval()
                 .filter(|_| may_be_cured && !subscription.options.disable_on_error);
             subscription::set_error(id, &error, lsn, pause)?;
         }
         Ok(subscription.name)
     });
-    if !permanent && error.hint.is_none() {
-        error.hint = Some(policy::transient_hint(&error.sqlstate).to_owned());
-    }
     entry.set_failure(&error, lsn);
     match recorded {
         Ok(name) if permanent => {
@@ -202,10 +216,44 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     }
 }
 
+/// Creates the slot, and notes which tables the copy is to bring, as of its snapshot.
+fn begin(
+    subscription: &mut subscription::Subscription,
+    coordinator: &mut Coordinator,
+) -> Result<(), End> {
+    let mut connection =
+        Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
+    connection.look_into_silence(&subscription.dsn)?;
+    let (lsn, snapshot) = create_slot(&mut connection, subscription)?;
+    // Tables that were published between the look at the provider and the slot would be in neither.
+    let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    asked.give_up_when_silent();
+    let published = published_tables(&mut asked, subscription)?;
+    let rules = rules_for_all_nodes(&mut asked, subscription)?;
+    drop(asked);
+    let copy = if subscription.options.copy_data {
+        InitialCopy::Yes
+    } else {
+        InitialCopy::No
+    };
+    error::transaction(|| {
+        for (content, concerned) in &rules {
+            take_rule(content, *concerned)?;
+        }
+        for (namespace, name) in &published {
+            subscription::add_table(subscription.id, namespace, name, copy)?;
+        }
+        subscription::set_phase(subscription.id, "copy", Some(lsn))
+    })?;
+    "copy".clone_into(&mut subscription.phase);
+    subscription.start_lsn = lsn;
+    coordinator.adopt(connection, snapshot, lsn);
+    Ok(())
+}
+
 fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
-    // SAFETY: reads a setting.
-    if !unsafe { pg_sys::track_commit_timestamp } {
-        let error = PgError::new("55000", "track_commit_timestamp must be on")
+    if !server::tracks_commit_timestamps() {
+        let error = PgError::new(SqlState::ObjectNotInPrerequisiteState, "track_commit_timestamp must be on")
             .with_detail("Commit timestamps are the versions that conflicts are resolved by: nothing is applied without them.")
             .with_hint("Set track_commit_timestamp = on in postgresql.conf and restart the server.");
         return Err(End::Transient(error, 0));
@@ -218,8 +266,12 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(None);
         };
-        let node = subscription::local_node()?
-            .ok_or_else(|| PgError::new("55000", "this database has no node"))?;
+        let node = subscription::local_node()?.ok_or_else(|| {
+            PgError::new(
+                SqlState::ObjectNotInPrerequisiteState,
+                "this database has no node",
+            )
+        })?;
         Ok(Some((subscription, node)))
     })?;
     let Some((mut subscription, local_node)) = loaded else {
@@ -231,33 +283,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     crash::enter(id, None);
     let mut coordinator = Coordinator::new(&subscription);
     if subscription.phase == "slot" {
-        let mut connection =
-            Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
-        connection.look_into_silence(&subscription.dsn)?;
-        let (lsn, snapshot) = create_slot(&mut connection, &subscription)?;
-        // Tables that were published between the look at the provider and the slot would be in neither.
-        let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
-        asked.give_up_when_silent();
-        let published = published_tables(&mut asked, &subscription)?;
-        let rules = rules_for_all_nodes(&mut asked, &subscription)?;
-        drop(asked);
-        let copy = if subscription.options.copy_data {
-            InitialCopy::Yes
-        } else {
-            InitialCopy::No
-        };
-        error::transaction(|| {
-            for (content, concerned) in &rules {
-                take_rule(content, *concerned)?;
-            }
-            for (namespace, name) in &published {
-                subscription::add_table(id, namespace, name, copy)?;
-            }
-            subscription::set_phase(id, "copy", Some(lsn))
-        })?;
-        "copy".clone_into(&mut subscription.phase);
-        subscription.start_lsn = lsn;
-        coordinator.adopt(connection, snapshot, lsn);
+        begin(&mut subscription, &mut coordinator)?;
     }
     let copied = copy_tables(&mut coordinator, entry);
     if copied.is_err() {
@@ -268,22 +294,22 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         error::transaction(|| subscription::set_phase(id, "stream", None))?;
         "stream".clone_into(&mut subscription.phase);
     }
-    let mut stream = Stream::open(
+    let mut reception = Reception::open(
         &subscription,
         local_node,
         entry,
         (coordinator, catalog_version),
     )?;
     // Also when it unwinds: appliers end through the exit callback then.
-    let outcome = stream.run();
+    let outcome = reception.run();
     if let Err(End::Transient(error, _)) = &outcome
-        && (error.sqlstate.starts_with("08") || error.sqlstate.starts_with("57P"))
-        && stream.commits.last_end() > 0
+        && (error.sqlstate.is_of("08") || error.sqlstate.is_of("57P"))
+        && reception.resumption.has_arrived()
     {
         // The connection broke, but not before something came through: the first failure of a row.
         entry.failures.store(0, Ordering::Release);
     }
-    stream.stop_appliers();
+    reception.stop_appliers();
     if let Err(End::Transient(error, _)) = &outcome
         && [local::TO_BE_SENT_WHOLE, COMES_AGAIN].contains(&error.message.as_str())
     {
@@ -312,7 +338,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
 fn check_owner(subscription: &subscription::Subscription) -> Result<(), End> {
     if !error::transaction(|| Ok(owners::exists(subscription.owner)))? {
         let error = PgError::new(
-            "42704",
+            SqlState::UndefinedObject,
             format!("the owner of subscription \"{}\" does not exist", subscription.name),
         )
         .with_hint("Give it another one with braid.set_subscription_owner, then run braid.enable_subscription.");
@@ -334,7 +360,10 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            let error = PgError::new("55006", "appliers of an earlier leader have not ended yet");
+            let error = PgError::new(
+                SqlState::ObjectInUse,
+                "appliers of an earlier leader have not ended yet",
+            );
             return Err(End::Transient(error, 0));
         }
         for pid in alive {
@@ -373,7 +402,7 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
 fn late(commit_lsn: u64, after: u64) -> End {
     End::Permanent(
         PgError::new(
-            "08P01",
+            SqlState::ProtocolViolation,
             format!(
                 "the provider sent the transaction at {} after one that ends at {}",
                 lsn_text(commit_lsn),
@@ -390,7 +419,7 @@ fn late(commit_lsn: u64, after: u64) -> End {
 
 fn out_of_order() -> End {
     End::Transient(
-        PgError::new("08P01", "records from the provider are out of order")
+        PgError::new(SqlState::ProtocolViolation, "records from the provider are out of order")
             .with_hint("If it comes again, the provider runs a version of braid that this one does not understand."),
         0,
     )

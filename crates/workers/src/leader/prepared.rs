@@ -7,10 +7,10 @@
 
 use braid_gir::{Prepared, Record, Writer};
 
-use super::stream::Stream;
+use super::reception::Reception;
 use super::{End, out_of_order};
 
-impl Stream {
+impl Reception {
     /// A transaction begins that is prepared.
     pub(super) fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<(), End> {
         if !self.subscription.options.two_phase {
@@ -63,7 +63,7 @@ impl Stream {
         if let Some(in_hand) = self.in_hand.as_mut() {
             in_hand.two_phase = Some(bytes.to_vec());
             if !in_hand.discard {
-                self.tracker.barrier_for_all();
+                self.scheduling.barrier_for_all();
             }
         }
         self.store(bytes)?;

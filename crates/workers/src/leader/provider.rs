@@ -2,11 +2,12 @@
 
 use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection};
-use pgrx::pg_sys;
+use braid_postgres::transaction;
 
 use super::End;
 
@@ -19,7 +20,7 @@ pub(super) fn create_slot(
     let slot = quote_identifier(&subscription.options.slot_name);
     let taken = || {
         let error = PgError::new(
-            "42710",
+            SqlState::DuplicateObject,
             format!(
                 "replication slot \"{}\" at the provider is not this subscription's",
                 subscription.options.slot_name
@@ -49,8 +50,7 @@ pub(super) fn create_slot(
     }
     let noted = error::transaction(|| {
         // Without synchronous_commit a crash could forget it, and keep the slot.
-        // SAFETY: sets a flag of the transaction that is open.
-        unsafe { pg_sys::ForceSyncCommit() };
+        transaction::flush_at_commit();
         subscription::set_slot_attempted(subscription.id, true)
     })?;
     if !noted {
@@ -69,11 +69,11 @@ pub(super) fn create_slot(
             // A connection that broke, or a server that stops, may have created it; whatever else it says, it has not.
             if !["08", "57"]
                 .iter()
-                .any(|class| error.sqlstate().starts_with(class))
+                .any(|class| error.sqlstate().is_of(class))
             {
                 error::transaction(|| subscription::set_slot_attempted(subscription.id, false))?;
             }
-            return Err(if error.sqlstate() == "42710" {
+            return Err(if error.sqlstate() == SqlState::DuplicateObject {
                 taken()
             } else {
                 error.into()
@@ -118,7 +118,7 @@ pub(super) fn rules_for_all_nodes(
     )?;
     if may.is_empty() {
         PgError::new(
-            "01000",
+            SqlState::Warning,
             "rules that were set on all nodes before now do not come along: the role that connects to the provider may not ask for them",
         )
         .with_hint("Grant braid_monitor to it there, or set here what braid.conflict_resolutions and braid.column_rules show at the provider.")
@@ -159,7 +159,7 @@ impl Provider {
             return Ok(());
         }
         let error = PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!(
                 "the provider's WAL ends at {}, before {}, up to where its transactions are applied here",
                 lsn_text(self.end),
@@ -194,7 +194,10 @@ fn check_standing(connection: &mut Connection) -> Result<(), End> {
     let Some(message) = rows.get(0, 0) else {
         return Ok(());
     };
-    let mut error = PgError::new("55000", format!("the provider reported: {message}"));
+    let mut error = PgError::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        format!("the provider reported: {message}"),
+    );
     error.detail = rows.get(0, 1).map(str::to_owned);
     error.hint = rows
         .get(0, 2)
@@ -218,7 +221,7 @@ pub(super) fn check_provider(
     let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
     let in_recovery = rows.get(0, 3) == Some("t");
     let slot_begins = rows.get(0, 4).and_then(parse_lsn).unwrap_or(0);
-    let permanent = |sqlstate: &str, message: String, hint: &str| -> Result<Provider, End> {
+    let permanent = |sqlstate: SqlState, message: String, hint: &str| -> Result<Provider, End> {
         Err(End::Permanent(
             PgError::new(sqlstate, message).with_hint(hint),
             0,
@@ -226,17 +229,17 @@ pub(super) fn check_provider(
     };
     if rows.is_empty() {
         return permanent(
-            "42704",
+            SqlState::UndefinedObject,
             format!(
                 "replication slot \"{}\" does not exist at the provider",
                 subscription.options.slot_name
             ),
-            policy::provider_hint("42704", "replication slot"),
+            policy::provider_hint(SqlState::UndefinedObject, "replication slot"),
         );
     }
     if rows.get(0, 0) != Some("braid") {
         return permanent(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!(
                 "replication slot \"{}\" at the provider is not braid's",
                 subscription.options.slot_name
@@ -248,7 +251,7 @@ pub(super) fn check_provider(
         && let Some((what, hint)) = policy::invalidated(reason)
     {
         return permanent(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!(
                 "the provider has invalidated slot \"{}\": {what}",
                 subscription.options.slot_name
@@ -258,12 +261,12 @@ pub(super) fn check_provider(
     }
     if rows.get(0, 1) == Some("lost") {
         return permanent(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!(
                 "the provider has removed WAL that slot \"{}\" needs",
                 subscription.options.slot_name
             ),
-            policy::provider_hint("55000", "removed"),
+            policy::provider_hint(SqlState::ObjectNotInPrerequisiteState, "removed"),
         );
     }
     let names = subscription::publication_literals(&subscription.options.publications);
@@ -273,9 +276,9 @@ pub(super) fn check_provider(
     ))?;
     if let Some(missing) = rows.get(0, 0) {
         return permanent(
-            "42704",
+            SqlState::UndefinedObject,
             format!("publication \"{missing}\" does not exist at the provider"),
-            policy::provider_hint("42704", "publication"),
+            policy::provider_hint(SqlState::UndefinedObject, "publication"),
         );
     }
     let rows = connection.query(&format!(

@@ -14,7 +14,7 @@ use braid_postgres::libpq::{Connection, Pending};
 use braid_postgres::rows::Rows;
 use braid_postgres::timestamp;
 
-use super::stream::Stream;
+use super::reception::Reception;
 
 /// A subscription whose stream has not told the end for this long is behind.
 const BEHIND_MICROS: i64 = 3_000_000;
@@ -86,7 +86,7 @@ fn learnt(entry: &SubscriptionEntry, end: u64, at: i64) {
     entry.provider_lsn_at.fetch_max(at, Ordering::Relaxed);
 }
 
-impl Stream {
+impl Reception {
     /// Ask the provider how far its WAL reaches, while the subscription is behind.
     pub(super) fn ask_for_end(&mut self) {
         let watch = &mut self.provider_end;

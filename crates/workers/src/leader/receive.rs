@@ -5,21 +5,21 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use braid_apply::is_rule;
+use braid_apply::{is_rule, is_statement};
 use braid_bgworker::commit_sequence::Arrival;
-use braid_bgworker::table_order::TableOrder;
+use braid_bgworker::dictionary::Entry;
+use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::{POSITION_PREFIX, REPLACED_PREFIX};
 use braid_gir::{Begin, Commit, Position, Reader, Record, Tag, lsn_text};
 use braid_node::subscription::{self, InitialCopy};
-use braid_postgres::error::{self, LOCK_NOT_AVAILABLE, PgError};
+use braid_postgres::error::{self, PgError};
 use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process};
 use braid_ring::{Complete, EDGES};
 
-use super::confirm::FLUSH_INTERVAL;
+use super::confirmation::FLUSH_INTERVAL;
 use super::provider_end;
-use super::schedule::Barrier;
-use super::stream::{InHand, Stream};
+use super::reception::{InHand, Reception};
 use super::{End, late, out_of_order};
 use crate::applier::here;
 use crate::copy::Readiness;
@@ -27,11 +27,15 @@ use crate::copy::Readiness;
 /// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
 /// page headers add to it.
 const MAX_COMMIT_RECORD: u64 = 1 << 31;
+/// How long the manager may take to act on options that have changed, and how long a leader rests
+/// until it looks whether it has.
+const OF_MANAGER: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Say where to look, if the error is that the provider's bytes are wrong.
 fn located(end: End, position: &Position, read: u64) -> End {
     match end {
-        End::Transient(mut error, lsn) if error.sqlstate == "08P01" => {
+        End::Transient(mut error, lsn) if error.sqlstate == SqlState::ProtocolViolation => {
             let read = lsn_text(read);
             error.detail.get_or_insert_with(|| {
                 format!("In {position} of the frame that was sent at {read}.")
@@ -48,7 +52,7 @@ fn is_replaced(tag: Tag, body: &[u8]) -> Result<bool, End> {
     Ok(matches!(record, Record::Message(message) if message.prefix == REPLACED_PREFIX))
 }
 
-impl Stream {
+impl Reception {
     /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
     pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
         let mut reader = Reader::new(frame);
@@ -104,7 +108,7 @@ impl Stream {
                     start = at;
                 }
                 Tag::Insert | Tag::Update | Tag::Delete if self.segments.is_open() => {
-                    self.rows = self.rows.wrapping_add(1);
+                    self.intake.count_row();
                     self.running_change(body)?;
                 }
                 // It belongs to the change that comes next.
@@ -127,7 +131,7 @@ impl Stream {
                         }
                         self.received(message.lsn);
                         if message.prefix == POSITION_PREFIX {
-                            provider_end::told(self.entry, message.lsn, self.sent_at);
+                            provider_end::told(self.entry, message.lsn, self.intake.sent_at());
                         }
                     }
                 }
@@ -153,7 +157,7 @@ impl Stream {
     }
 
     pub(super) fn header(&mut self, record: &[u8]) -> Result<(), End> {
-        if self.header_seen {
+        if self.dictionary.is_open() {
             return Err(out_of_order());
         }
         let mut reader = Reader::new(record);
@@ -163,7 +167,7 @@ impl Stream {
         if !header.node_name.is_empty() && header.node_name != self.subscription.provider {
             return Err(End::Permanent(
                 PgError::new(
-                    "55000",
+                    SqlState::ObjectNotInPrerequisiteState,
                     format!(
                         "the provider is node \"{}\", but the subscription was made for \"{}\"",
                         header.node_name, self.subscription.provider
@@ -173,27 +177,30 @@ impl Stream {
                 0,
             ));
         }
-        self.header_seen = true;
+        self.dictionary.open();
         Ok(self.group.append(record)?)
     }
 
     pub(super) fn schema(&mut self, body: &[u8], record: &[u8]) -> Result<(), End> {
-        if !self.header_seen {
-            return Err(out_of_order());
-        }
         let Record::Schema(schema) = Record::read(Tag::Schema, body)? else {
             return Err(out_of_order());
         };
-        if schema.number.0 as usize != self.schemas.len() {
+        let entry = Entry {
+            oid: schema.relation_oid,
+            namespace: schema.namespace.to_owned(),
+            name: schema.name.to_owned(),
+        };
+        let all_tables = self.copies.take_all_tables();
+        let is_new = all_tables && !self.copies.knows(&entry);
+        if !self.dictionary.learn(schema.number.0, entry) {
             return Err(out_of_order());
         }
-        self.schemas
-            .push((schema.namespace.to_owned(), schema.name.to_owned()));
-        self.relations.push(schema.relation_oid);
-        self.orders.learn(&schema);
-        if self.all_tables && self.segments.is_open() {
+        self.scheduling.learn(&schema);
+        if self.has_ddl() {
+            // The statement that makes it may not be run yet.
+        } else if all_tables && self.segments.is_open() {
             self.segments.tentative.insert(schema.number.0);
-        } else if self.all_tables && !self.coordinator.knows(schema.namespace, schema.name) {
+        } else if is_new {
             // Of one that is known, the first change shows whether it is still the same (`look_at_table`).
             self.adopt_table(schema.namespace, schema.name)?;
         }
@@ -226,8 +233,7 @@ impl Stream {
                 "table \"{namespace}.{name}\" is now part of subscription \"{}\"",
                 self.subscription.name
             );
-            self.coordinator.rescan();
-            self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
+            self.copies.rescan(self.entry);
         }
         Ok(())
     }
@@ -246,37 +252,54 @@ impl Stream {
                 work()
             });
             match outcome {
-                Err(failure) if failure.sqlstate == LOCK_NOT_AVAILABLE => {}
+                Err(failure) if failure.sqlstate == SqlState::LockNotAvailable => {}
                 outcome => return Ok(outcome?),
             }
-            self.last_message = Instant::now();
+            self.contact.looked_away(Instant::now());
             self.report_while_held();
             self.tend()?;
         }
     }
 
+    /// Waits where options have changed, until the manager has ended this leader, or has found that it
+    /// has them: nothing that comes after the change is applied with the options from before.
+    fn wait_for_manager(&mut self) -> Result<(), End> {
+        if !self.entry.is_to_heed() {
+            return Ok(());
+        }
+        // A manager that does not come to it holds nothing up.
+        let deadline = Instant::now() + OF_MANAGER;
+        while self.entry.is_to_heed() && Instant::now() < deadline {
+            self.contact.looked_away(Instant::now());
+            self.report_while_held();
+            self.tend()?;
+            latch::wait(Some(LOOK));
+        }
+        self.contact.looked_away(Instant::now());
+        Ok(())
+    }
+
     pub(super) fn begin(&mut self, begin: &Begin<'_>) -> Result<(), End> {
-        if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
+        if self.in_hand.is_some() || self.segments.is_open() || !self.dictionary.is_open() {
             return Err(out_of_order());
         }
+        self.wait_for_manager()?;
         self.expect_rest(begin.commit_lsn)?;
         let skip = self.subscription.skip_lsn;
         let skip = skip != 0 && begin.commit_lsn == skip;
         // A change never goes back to where it came from (I8), whatever a provider sends.
         // Nor is what an earlier leader's appliers have committed before others (I1).
-        let discard = begin.origin == self.local_node || self.ahead.contains(begin.commit_lsn);
+        let discard =
+            begin.origin == self.local_node || self.resumption.is_committed(begin.commit_lsn);
         if !skip && !discard {
             self.wait_for_its_time(begin)?;
         }
-        let half_applied = self
-            .half_applied
-            .take_if(|(lsn, _)| *lsn == begin.commit_lsn);
+        let is_rest = self.resumption.takes_rest(begin.commit_lsn);
         while !self.producer.has_descriptor() {
             let tail = self.group.ring.tail();
             self.wait_for_commits(tail)?;
         }
-        self.orders.refresh();
-        self.tracker
+        self.scheduling
             .begin(self.producer.sequence(), self.group.ring.committed());
         self.in_hand = Some(InHand {
             begin_commit_lsn: begin.commit_lsn,
@@ -284,10 +307,11 @@ impl Stream {
             changes: 0,
             discard,
             skip,
-            split: half_applied.is_some(),
+            split: is_rest,
             streamed: false,
             two_phase: None,
             has_rule: false,
+            has_ddl: false,
             is_plain: true,
             elsewhere: false,
             blocked_on: HashSet::new(),
@@ -300,14 +324,19 @@ impl Stream {
         if !self.segments.tentative.remove(&schema) {
             return Ok(());
         }
-        let Some((namespace, name)) = self.schemas.get(schema as usize).cloned() else {
-            return Err(out_of_order());
-        };
-        self.adopt_table(&namespace, &name)
+        let table = self.dictionary.get(schema).cloned();
+        let table = table.ok_or_else(out_of_order)?;
+        self.adopt_table(&table.namespace, &table.name)
     }
 
     /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a copy.
     pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
+        if self.has_ddl() {
+            // Its tables may be others by the time of the change; its applier looks at them.
+            let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
+            let readiness = self.copies.readiness(table);
+            return Ok(readiness == Readiness::Waiting);
+        }
         if !self.segments.tentative.is_empty() {
             self.settle(schema)?;
         }
@@ -315,13 +344,11 @@ impl Stream {
             .in_hand
             .as_ref()
             .is_some_and(|in_hand| !in_hand.discard && !in_hand.skip);
-        if is_wanted && !self.orders.is_known(schema) {
+        if is_wanted && !self.scheduling.is_known(schema) {
             self.look_at_table(schema)?;
         }
-        let Some((namespace, name)) = self.schemas.get(schema as usize) else {
-            return Err(out_of_order());
-        };
-        Ok(match self.coordinator.readiness(namespace, name) {
+        let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
+        Ok(match self.copies.readiness(table) {
             Readiness::Ready => false,
             Readiness::Waiting => true,
             Readiness::Unknown => !self.passes_unknown(),
@@ -338,7 +365,7 @@ impl Stream {
 
     pub(super) fn change(&mut self, body: &[u8]) -> Result<(), End> {
         let header = Record::read_change_header(body)?;
-        self.rows = self.rows.wrapping_add(1);
+        self.intake.count_row();
         let waits = self.has_to_wait(header.schema.0)?;
         let Some(in_hand) = self.in_hand.as_mut() else {
             return Err(out_of_order());
@@ -351,26 +378,11 @@ impl Stream {
         if waits {
             in_hand.blocked_on.insert(header.schema.0);
         }
-        in_hand.is_plain &= !waits && !header.barrier;
-        let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
-        match order {
-            TableOrder::Keys if !header.barrier => {}
-            TableOrder::Keys => {
-                self.schedule.saw(Barrier::Unkeyed);
-                self.tracker.barrier(table);
-            }
-            TableOrder::Table { .. } => {
-                in_hand.is_plain = false;
-                self.schedule.saw(Barrier::Index);
-                self.tracker.barrier(table);
-            }
-            TableOrder::Everything { .. } => {
-                in_hand.is_plain = false;
-                self.schedule.saw(Barrier::Trigger);
-                self.tracker.barrier_for_all();
-            }
+        in_hand.is_plain &= !waits && !in_hand.has_ddl;
+        // All before it is waited for, and all after it waits for it.
+        if !in_hand.has_ddl {
+            in_hand.is_plain &= self.scheduling.change(&header)?;
         }
-        self.tracker.change(table, header.writeset.hashes());
         Ok(())
     }
 
@@ -383,14 +395,8 @@ impl Stream {
         }
         for schema in truncate.schemas() {
             let waits = self.has_to_wait(schema.0)?;
-            let (table, order) = self.orders.of(schema.0)?.ok_or_else(out_of_order)?;
-            self.schedule.saw(Barrier::Truncate);
-            match order {
-                TableOrder::Keys | TableOrder::Table { .. } => self.tracker.barrier(table),
-                TableOrder::Everything { .. } => {
-                    self.schedule.saw(Barrier::Trigger);
-                    self.tracker.barrier_for_all();
-                }
+            if !self.has_ddl() {
+                self.scheduling.truncate(schema.0)?;
             }
             let Some(in_hand) = self.in_hand.as_mut() else {
                 return Err(out_of_order());
@@ -414,7 +420,38 @@ impl Stream {
             && !in_hand.discard
         {
             in_hand.has_rule = true;
-            self.tracker.barrier_for_all();
+            self.scheduling.barrier_for_all();
+        }
+        if let Some(in_hand) = self.in_hand.as_mut()
+            && is_statement(&message)
+            && !in_hand.discard
+        {
+            in_hand.has_ddl = true;
+            in_hand.is_plain = false;
+            in_hand.changes = in_hand.changes.saturating_add(1);
+            self.scheduling.barrier_for_all();
+        }
+        Ok(())
+    }
+
+    /// Whether the transaction in hand has changed the schema so far.
+    fn has_ddl(&self) -> bool {
+        self.in_hand.as_ref().is_some_and(|in_hand| in_hand.has_ddl)
+    }
+
+    /// Waits until all is applied, or parked: what comes next is looked at under the schema that a
+    /// statement has left.
+    fn wait_for_statement(&mut self) -> Result<(), End> {
+        self.wait_for_all()?;
+        self.copies.rescan(self.entry);
+        Ok(())
+    }
+
+    /// Waits until all that is complete is applied, or parked.
+    pub(super) fn wait_for_all(&mut self) -> Result<(), End> {
+        while self.confirmation.collected() < self.producer.completed() {
+            let tail = self.group.ring.tail();
+            self.wait_for_commits(tail)?;
         }
         Ok(())
     }
@@ -428,7 +465,7 @@ impl Stream {
                 latch::wait_as(Wait::Tables, Duration::from_millis(50));
             }
             // As in `wait_for_commits`: nobody looks at the socket meanwhile.
-            self.last_message = Instant::now();
+            self.contact.looked_away(Instant::now());
         }
         if let Some(in_hand) = self.in_hand.as_mut() {
             in_hand.blocked_on.clear();
@@ -440,11 +477,9 @@ impl Stream {
     fn is_blocked(&self) -> bool {
         self.in_hand.as_ref().is_some_and(|in_hand| {
             in_hand.blocked_on.iter().any(|schema| {
-                self.schemas
-                    .get(*schema as usize)
-                    .is_some_and(|(namespace, name)| {
-                        self.coordinator.readiness(namespace, name) != Readiness::Ready
-                    })
+                self.dictionary
+                    .get(*schema)
+                    .is_some_and(|table| self.copies.readiness(table) != Readiness::Ready)
             })
         })
     }
@@ -479,7 +514,7 @@ impl Stream {
                 self.hand_out();
                 self.wait_for_tables()?;
                 self.entry.schedule.large.fetch_add(1, Ordering::Relaxed);
-                self.tracker.too_large();
+                self.scheduling.too_large();
                 if let Some(in_hand) = self.in_hand.as_mut() {
                     in_hand.split |= self.subscription.options.split_transactions_above > 0
                         && in_hand.two_phase.is_none();
@@ -505,15 +540,16 @@ impl Stream {
         // known, and be slept on.
         // A wake-up for half of what is there: one for each commit would cost more than the commit.
         let last = self.group.ring.published();
+        let collected = self.confirmation.collected();
         self.group
             .ring
-            .leader_will_wait(self.collected + last.saturating_sub(self.collected).div_ceil(2));
-        if self.group.ring.committed() == self.collected && self.group.ring.tail() == tail {
+            .leader_will_wait(collected + last.saturating_sub(collected).div_ceil(2));
+        if self.group.ring.committed() == collected && self.group.ring.tail() == tail {
             latch::wait_as(Wait::Appliers, FLUSH_INTERVAL);
         }
         self.tend()?;
         // What the provider sends lies in the socket: it is alive as far as anybody can tell.
-        self.last_message = Instant::now();
+        self.contact.looked_away(Instant::now());
         Ok(())
     }
 
@@ -534,14 +570,13 @@ impl Stream {
         {
             return Err(out_of_order());
         }
-        match self.commits.arrive(commit.commit_lsn, commit.end_lsn) {
+        match self.resumption.arrive(commit.commit_lsn, commit.end_lsn) {
             Arrival::Next => {}
             Arrival::Again => return Err(out_of_order()),
             Arrival::Late(after) => return Err(late(commit.commit_lsn, after)),
         }
         if in_hand.discard {
-            self.tracker.abandon();
-            self.schedule.abandoned();
+            self.scheduling.abandon();
             self.producer.discard();
         } else {
             let most = self.subscription.options.split_transactions_above;
@@ -549,10 +584,9 @@ impl Stream {
                 || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
             if split {
                 // Its pieces are to follow all before them, and all after it the last piece.
-                self.tracker.too_large();
+                self.scheduling.too_large();
             }
-            let edges = self.tracker.finish().at_most(EDGES);
-            self.schedule.entered(&self.entry.schedule);
+            let edges = self.scheduling.finish(&self.entry.schedule);
             let mut single = [0; EDGES];
             for (place, edge) in single.iter_mut().zip(edges.all) {
                 *place = *edge;
@@ -570,6 +604,7 @@ impl Stream {
                 && !in_hand.streamed
                 && in_hand.two_phase.is_none()
                 && !in_hand.has_rule
+                && !in_hand.has_ddl
                 && !in_hand.elsewhere;
             let sequence = self.producer.complete(&Complete {
                 depends_on: edges.latest,
@@ -582,7 +617,10 @@ impl Stream {
                 skip,
                 split,
                 wide: in_hand.streamed,
-                alone: in_hand.two_phase.is_some() || in_hand.has_rule || in_hand.elsewhere,
+                alone: in_hand.two_phase.is_some()
+                    || in_hand.has_rule
+                    || in_hand.has_ddl
+                    || in_hand.elsewhere,
                 elsewhere: in_hand.elsewhere,
             });
             if open {
@@ -591,7 +629,11 @@ impl Stream {
                     process::set_latch(latch);
                 }
             } else {
-                self.is_complete(sequence, may_be_here, changes);
+                let out = (&self.group, &self.producer);
+                self.handout.add(out, sequence, may_be_here, changes);
+            }
+            if in_hand.has_ddl {
+                self.wait_for_statement()?;
             }
         }
         self.watch.newest = self.watch.newest.max(commit.commit_timestamp);

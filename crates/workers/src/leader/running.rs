@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use braid_bgworker::running::{Ending, State, Supply};
-use braid_bgworker::table_order::TableOrder;
 use braid_gir::{Commit, Record};
 use braid_node::origin;
 use braid_node::subscription::Subscription;
@@ -13,7 +12,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::{process, worker};
 use braid_ring::MAX_APPLIERS;
 
-use super::stream::Stream;
+use super::reception::Reception;
 use super::{End, out_of_order};
 use crate::applier::Arguments;
 use crate::applier::running::say_given_up;
@@ -113,7 +112,7 @@ impl Content {
     }
 }
 
-impl Stream {
+impl Reception {
     /// A row of the running transaction whose segment is received.
     pub(super) fn running_change(&mut self, body: &[u8]) -> Result<(), End> {
         if !self.watch.is_wanted() {
@@ -134,29 +133,28 @@ impl Stream {
     }
 
     fn readiness(&self, schema: u32) -> Result<Readiness, End> {
-        let (namespace, name) = self.schemas.get(schema as usize).ok_or_else(out_of_order)?;
-        Ok(self.coordinator.readiness(namespace, name))
+        let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
+        Ok(self.copies.readiness(table))
     }
 
     /// Why rows of a relation may not be applied before their transaction has ended, if they may not.
     fn unfit(&mut self, schema: u32) -> Result<Option<&'static str>, End> {
-        let (namespace, name) = self.schemas.get(schema as usize).ok_or_else(out_of_order)?;
-        if self.segments.tentative.contains(&schema) && !self.coordinator.has(namespace, name) {
+        let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
+        if self.segments.tentative.contains(&schema) && !self.copies.has(table) {
             return Ok(Some("It changes a table that is new."));
         }
-        if !self.orders.is_known(schema) && !self.is_plain_member(schema)? {
+        if !self.scheduling.is_known(schema) && !self.is_plain_member(schema)? {
             return Ok(Some("It changes a table that is not known."));
         }
         let mut readiness = self.readiness(schema)?;
         if readiness == Readiness::Unknown {
-            self.look_at_copies()?;
+            self.copies.poll(self.entry)?;
             readiness = self.readiness(schema)?;
         }
         if readiness != Readiness::Ready {
             return Ok(Some("It changes a table that is yet to be copied."));
         }
-        let (_, order) = self.orders.of(schema)?.ok_or_else(out_of_order)?;
-        Ok((*order != TableOrder::Keys)
+        Ok((!self.scheduling.is_by_keys(schema)?)
             .then_some("It changes a table whose changes are ordered as a whole."))
     }
 

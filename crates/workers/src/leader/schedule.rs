@@ -4,10 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use braid_bgworker::dependency::Statistics;
+use braid_bgworker::dependency::{Statistics, Width};
 use braid_node::registry::ScheduleCounters;
-
-use super::stream::Stream;
 
 /// While there is always something to do, the shared numbers are this old at most.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -74,26 +72,23 @@ impl Schedule {
             }
         }
     }
-}
 
-impl Stream {
-    /// Publish what is new, when it is time to.
-    pub(super) fn publish_schedule(&mut self) {
-        if self.schedule.at.elapsed() >= INTERVAL {
-            self.publish_schedule_now();
-        }
+    /// Whether it is time to publish what is new.
+    pub(super) fn is_due(&self) -> bool {
+        self.at.elapsed() >= INTERVAL
     }
 
-    /// The same before a sleep of unknown length.
-    pub(super) fn publish_schedule_now(&mut self) {
-        let taking = self.group.ring.takers().len() as u64;
-        self.entry.schedule.taking.store(taking, Ordering::Relaxed);
-        let now = self.tracker.statistics();
-        let before = self.schedule.published;
-        if now == before && self.schedule.at_rest {
+    /// Adds what is new to the shared numbers: what the tracker has counted by `now`, and what is in flight, `width`.
+    pub(super) fn publish(
+        &mut self,
+        now: Statistics,
+        width: impl FnOnce() -> Width,
+        counters: &ScheduleCounters,
+    ) {
+        let before = self.published;
+        if now == before && self.at_rest {
             return;
         }
-        let counters = &self.entry.schedule;
         let add = |counter: &AtomicU64, now: u64, before: u64| {
             if now != before {
                 counter.fetch_add(now.saturating_sub(before), Ordering::Relaxed);
@@ -115,7 +110,7 @@ impl Stream {
             before.barriers - before.barriers_for_all,
         );
         add(&counters.barriers_size, now.too_large, before.too_large);
-        let width = self.tracker.width(self.group.ring.committed());
+        let width = width();
         let wide = width.side_by_side();
         counters.in_flight.store(width.in_flight, Ordering::Relaxed);
         counters.width.store(wide, Ordering::Relaxed);
@@ -124,8 +119,8 @@ impl Stream {
             counters.width_sum.fetch_add(wide, Ordering::Relaxed);
             counters.width_looks.fetch_add(1, Ordering::Relaxed);
         }
-        self.schedule.published = now;
-        self.schedule.at_rest = width.in_flight == 0;
-        self.schedule.at = Instant::now();
+        self.published = now;
+        self.at_rest = width.in_flight == 0;
+        self.at = Instant::now();
     }
 }

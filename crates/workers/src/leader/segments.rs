@@ -12,8 +12,8 @@ use braid_gir::{Prepared, Reader, Record, StreamedCommit, Tag, Writer};
 use braid_postgres::error::PgError;
 use braid_postgres::spool::Spool;
 
+use super::reception::Reception;
 use super::running::Content;
-use super::stream::Stream;
 use super::{End, out_of_order};
 
 /// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
@@ -93,9 +93,9 @@ enum Ending<'a> {
     Prepare(Prepared<'a>),
 }
 
-impl Stream {
+impl Reception {
     pub(super) fn expect_between(&self) -> Result<(), End> {
-        if self.in_hand.is_some() || self.segments.is_open() || !self.header_seen {
+        if self.in_hand.is_some() || self.segments.is_open() || !self.dictionary.is_open() {
             return Err(out_of_order());
         }
         Ok(())
@@ -199,7 +199,7 @@ impl Stream {
         if wanted {
             // Its keys were hashed at another time than those of its neighbours, perhaps under indexes that came and went with a
             // subtransaction.
-            self.tracker.barrier_for_all();
+            self.scheduling.barrier_for_all();
             let mut writer = Writer::new();
             match ending {
                 Ending::Commit(_) => writer.begin(begin)?,
@@ -207,7 +207,7 @@ impl Stream {
             }
             self.store(writer.frame())?;
             // They were counted when they came.
-            let rows = self.rows;
+            let rows = self.intake.rows();
             if is_elsewhere {
                 if let Some(in_hand) = self.in_hand.as_mut() {
                     in_hand.elsewhere = true;
@@ -216,7 +216,7 @@ impl Stream {
             } else {
                 self.read_back(&mut kept.spool)?;
             }
-            self.rows = rows;
+            self.intake.set_rows(rows);
             writer.clear(0);
             match ending {
                 Ending::Commit(_) => writer.commit(&commit)?,
@@ -250,7 +250,7 @@ impl Stream {
             self.store(&records)?;
             self.tend()?;
             // Nobody looks at the socket meanwhile.
-            self.last_message = Instant::now();
+            self.contact.looked_away(Instant::now());
         }
     }
 }

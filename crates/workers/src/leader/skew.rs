@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::skew::{Alarm, Burst, Exchange, Say, Skew};
+use braid_bgworker::sqlstate::SqlState;
 use braid_gir::Begin;
 use braid_node::registry::{Activity, SubscriptionEntry};
 use braid_node::settings::{self, SkewAction};
@@ -20,7 +21,7 @@ use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::wait::Wait;
 
 use super::End;
-use super::stream::Stream;
+use super::reception::Reception;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
 const QUESTIONS: usize = 3;
@@ -145,7 +146,7 @@ impl ClockWatch {
             Some(Say::Apart) => {
                 let side = if offset > 0 { "ahead of" } else { "behind" };
                 PgError::new(
-                    "01000",
+                    SqlState::Warning,
                     format!(
                         "the clock of the provider of subscription \"{name}\" is {apart} ms {side} this node's"
                     ),
@@ -211,11 +212,14 @@ fn in_ms(micros: i64) -> String {
     }
 }
 
-impl Stream {
+impl Reception {
     /// Ask what time it is at the provider, when it is time to.
     pub(super) fn ask_for_time(&mut self) -> Result<(), End> {
         // While the stream is held back nothing is read, and that is not taken for silence: `last_message` moves on.
-        if !self.clock_watch.is_due(self.last_message.elapsed()) {
+        if !self
+            .clock_watch
+            .is_due(self.contact.silence(Instant::now()))
+        {
             return Ok(());
         }
         let status = self.status_for_reply();
@@ -242,7 +246,7 @@ impl Stream {
             begin.origin
         };
         let error = PgError::new(
-            "55000",
+            SqlState::ObjectNotInPrerequisiteState,
             format!(
                 "a transaction of node \"{node}\" was committed {} ms ahead of this node's clock",
                 in_ms(ahead())
@@ -264,13 +268,13 @@ impl Stream {
         entry.set_activity(Activity::Paused);
         while exceeds() && settings::clock_skew_action() == SkewAction::Pause {
             // Nobody looks at the socket meanwhile; the provider is not to take this for the end.
-            self.last_message = Instant::now();
+            self.contact.looked_away(Instant::now());
             self.report_while_held();
             self.tend()?;
             let left = u64::try_from(ahead()).unwrap_or(0);
             latch::wait_as(Wait::Ahead, LOOK.min(Duration::from_micros(left.max(1000))));
         }
-        self.last_message = Instant::now();
+        self.contact.looked_away(Instant::now());
         entry.clear_failure();
         entry.set_activity(Activity::CatchingUp);
         pgrx::log!("subscription \"{}\" goes on", self.subscription.name);

@@ -7,7 +7,7 @@ use braid_bgworker::breadth::{Breadth, Chooser, Look, Rule};
 use braid_node::settings::{self, ParallelApply};
 use braid_postgres::process;
 
-use super::stream::Stream;
+use super::reception::Reception;
 use crate::applier;
 
 /// Not looked at more often: the counters are written by the appliers, and reading them has a price for these too.
@@ -38,7 +38,7 @@ impl Spread {
     }
 }
 
-impl Stream {
+impl Reception {
     /// Have one applier take transactions, or all, whichever is faster.
     pub(super) fn spread_transactions(&mut self) {
         let at = self.spread.began.elapsed();
@@ -53,7 +53,8 @@ impl Stream {
         self.spread.breadth = breadth;
         // All together are faster only where a transaction takes long against a hand-over: then also where it is small.
         let singly = breadth == Some(Breadth::All);
-        self.grain = applier::grain(&self.subscription, singly);
+        self.handout
+            .set_grain(applier::grain(&self.subscription, singly));
         let ring = self.group.ring;
         ring.set_singly(singly);
         ring.set_taking(match breadth {

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::prepared;
 use braid_postgres::error::{self, PgError};
 
 use super::End;
-use super::stream::Stream;
+use super::reception::Reception;
 
 /// How long nothing is committed before it is looked, and between two looks, both of which have to find it.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -31,7 +32,7 @@ impl Tangle {
     }
 }
 
-impl Stream {
+impl Reception {
     /// Give up what is prepared and is waited for by what comes before its end.
     pub(super) fn untangle(&mut self) -> Result<(), End> {
         if !self.subscription.options.two_phase
@@ -65,7 +66,8 @@ impl Stream {
             );
         }
         Err(End::Transient(
-            PgError::new("40001", prepared::TO_BE_SENT_WHOLE).with_detail(REASON),
+            PgError::new(SqlState::SerializationFailure, prepared::TO_BE_SENT_WHOLE)
+                .with_detail(REASON),
             0,
         ))
     }

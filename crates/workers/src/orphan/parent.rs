@@ -172,7 +172,7 @@ fn restore(watched: &Watched, key: &str, before: i64) -> Result<Outcome, PgError
 fn passes(failure: &PgError) -> bool {
     ["40", "53", "55", "57", "58", "XX"]
         .iter()
-        .any(|class| failure.sqlstate.starts_with(class))
+        .any(|class| failure.sqlstate.is_of(class))
 }
 
 fn newest(watched: &Watched, key: &str, before: i64) -> Result<Option<Image>, PgError> {

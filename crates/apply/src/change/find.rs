@@ -1,0 +1,198 @@
+//! The row here that a change is about: found by its key, or by all of its values, with its
+//! version. Run by the appliers.
+
+use braid_bgworker::conflict::Version;
+use braid_bgworker::keyless;
+use braid_bgworker::sqlstate::SqlState;
+use braid_node::registry;
+use braid_postgres::error::PgError;
+use braid_postgres::heap_page::Place;
+use braid_postgres::slot::Slot;
+use pgrx::pg_sys;
+
+use super::decision::version;
+use crate::batch::{KnownVersions, WrittenVersions};
+use crate::copied::Told;
+use crate::key_hash::key_hash;
+use crate::lookup::{Found, Purpose};
+use crate::relation::{LocalRelation, RemoteRelation};
+use crate::table::{OpenTable, RowValues};
+use crate::target::{Key, Tables};
+use crate::version::{OriginNames, Stamp};
+use crate::{Current, Session, Target, copied};
+
+/// Knowledge by which the versions of rows of a table are told, while rows are looked for.
+struct RowVersions<'s> {
+    plan: &'s LocalRelation,
+    known: &'s mut KnownVersions,
+    written: &'s WrittenVersions,
+    origins: &'s mut OriginNames,
+    current: Option<&'s Current>,
+}
+
+impl RowVersions<'_> {
+    /// The version of the row in a slot, of which its transaction says `stamp`.
+    fn of(
+        &mut self,
+        xid: pg_sys::TransactionId,
+        slot: &Slot,
+        stamp: Stamp,
+    ) -> Result<Stamp, PgError> {
+        let plan = self.plan;
+        let stamp = match copied::told(plan, xid, slot, stamp)? {
+            Told::ByTransaction(stamp) => stamp,
+            Told::Apart(stamp) => return Ok(stamp),
+        };
+        if let Stamp::Known(_, origin) = stamp {
+            // A change straight from the origin that wrote the row is newer, whatever the row's
+            // time; unless the row was merged with something that the origin had not seen. Where
+            // rows have no key, the time of one that was taken out is written down.
+            let trusted = !plan.rules.may_have_merged_rows()
+                && (plan.key.is_some() || !registry::remembers_deletions())
+                && self.current.is_some_and(|current| {
+                    current.from_origin && self.origins.node(origin) == &*current.origin
+                });
+            if origin == 0 || trusted {
+                return Ok(stamp);
+            }
+        }
+        let hash = || key_hash(plan, slot);
+        self.known.refine(self.written, xid, stamp, hash)
+    }
+
+    /// Whether the transaction in hand may take a row of this version out of a table without a key.
+    /// By other rules than versions, or as long as it has none of its own, any is as good as
+    /// another.
+    fn takes(&mut self, stamp: Stamp) -> bool {
+        let Some(current) = self.current else {
+            return true;
+        };
+        let (Stamp::Known(timestamp, origin) | Stamp::Merged(timestamp, origin)) = stamp else {
+            return true;
+        };
+        if current.unsettled || !self.plan.rules.go_by_versions() {
+            return true;
+        }
+        let row = Version {
+            timestamp,
+            origin: self.origins.node(origin),
+        };
+        keyless::takes(row, version(current), current.from_origin)
+    }
+}
+
+impl Tables {
+    /// Where the row that was found last is.
+    pub(super) fn found_at(&self, key: Key) -> Option<Place> {
+        let target = self.get(key)?;
+        target.table.as_ref().map(OpenTable::found_at)
+    }
+}
+
+impl Session {
+    /// The table, if the row that is found in it need not be locked before it is written.
+    pub(super) fn needs_lock(&self, key: Key) -> bool {
+        self.hints.check_other_keys
+            || self
+                .tables
+                .get(key)
+                .and_then(|target| target.table.as_ref())
+                .is_none_or(|table| !(table.is_plain() && table.has_key()))
+    }
+
+    /// Find the row that `values` identify for a purpose, and lock it if that is wanted. Where it
+    /// is to be inserted, a deletion that is older than it need not be known.
+    pub(crate) fn find(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        how: (Purpose, bool),
+    ) -> Result<Found, PgError> {
+        match self.find_here(key, remote, values, how)? {
+            Found::Missing(stamp) => {
+                self.deletions()
+                    .recall(key, values, stamp, matches!(how, (Purpose::Insert, _)))
+            }
+            found @ Found::Row(_) => Ok(found),
+        }
+    }
+
+    pub(crate) fn find_here(
+        &mut self,
+        key: Key,
+        remote: &RemoteRelation,
+        values: &RowValues,
+        how: (Purpose, bool),
+    ) -> Result<Found, PgError> {
+        // Nobody else has seen a row that a transaction adds to a table without a key, and takes
+        // out again.
+        let added = self.attempt.as_ref().map(|attempt| &attempt.added);
+        let mut prefers_own =
+            added.is_some_and(|added| self.tables.may_be_among(added, key, values));
+        let Self {
+            tables,
+            known_versions,
+            origins,
+            attempt,
+            ..
+        } = self;
+        let attempt = attempt.get_or_insert_default();
+        let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = tables.get_mut(key)
+        else {
+            return Err(PgError::new(SqlState::InternalError, "table is not open"));
+        };
+        let mut versions = RowVersions {
+            plan,
+            known: known_versions,
+            written: &attempt.written,
+            origins,
+            current: attempt.current.as_ref(),
+        };
+        if let Some(index) = &plan.key
+            && table.has_key()
+        {
+            return table.find(values, index, how, &mut |xid, slot, stamp| {
+                versions.of(xid, slot, stamp)
+            });
+        }
+        if remote.identity == braid_gir::ReplicaIdentity::Full {
+            // Rows that are newer than the change, and were put there by others.
+            let mut passed_over = Vec::new();
+            let mut older = None;
+            loop {
+                let found = table.find_by_scan(values, &passed_over)?;
+                let Found::Row(stamp) = found else {
+                    let Some(place) = older.take() else {
+                        return Ok(found);
+                    };
+                    // The row is locked, and so still there.
+                    prefers_own = false;
+                    passed_over.retain(|passed| *passed != place);
+                    continue;
+                };
+                let slot = table.local_slot();
+                let stamp = versions.of(slot.writer(), &slot, stamp)?;
+                if plan.key.is_some() || versions.takes(stamp) {
+                    if !prefers_own || matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
+                        return Ok(Found::Row(stamp));
+                    }
+                    older.get_or_insert(table.found_at());
+                }
+                passed_over.push(table.found_at());
+            }
+        }
+        Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            format!(
+                "table \"{}\" has no unique index here on the provider's replica identity",
+                remote.qualified_name()
+            ),
+        )
+        .with_hint("Create the primary key or unique index that the provider's table has."))
+    }
+}

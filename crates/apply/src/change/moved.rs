@@ -1,0 +1,149 @@
+//! A row that gets another key, or partition, and so is two rows here: one leaves, one comes. Run
+//! by the appliers.
+
+use braid_gir::ReplicaIdentity;
+use braid_postgres::error::PgError;
+
+use crate::Session;
+use crate::lookup::{Found, Purpose};
+use crate::querier::{Fetched, Wanted, completed};
+use crate::relation::RemoteRelation;
+use crate::row_context::RowContext;
+use crate::table::RowValues;
+use crate::target::{Key, Tables};
+
+impl Tables {
+    /// Whether an update that gives a row another key is about two rows: where a function is asked,
+    /// or columns have rules, which both merge what is under one key. What others do under the old
+    /// key meanwhile would be merged into the new one at one node, and meet a deletion at another.
+    pub(super) fn is_two_rows(&self, key: Key, old: &RowValues, after: &RowValues) -> bool {
+        let merges = self
+            .get(key)
+            .is_some_and(|target| target.plan.rules.asks() || target.plan.column_rules.any());
+        // Another form of the same key is no other.
+        merges
+            && self
+                .key_hashes(key, old)
+                .is_none_or(|gone| self.leaves(key, gone, after))
+    }
+}
+
+impl Session {
+    /// One row leaves, one comes: an update that is not about one row here.
+    pub(super) fn replace(
+        &mut self,
+        context: RowContext<'_>,
+        (old_key, new_key): (Key, Key),
+        old: RowValues,
+        after: RowValues,
+    ) -> Result<(), PgError> {
+        let complete = self.complete_moved(context, (old_key, new_key), &old, after)?;
+        self.bring_lacking((old_key, new_key), context.remote, &old)?;
+        self.delete(context.at(old_key), &old)?;
+        self.spare.push(old);
+        match complete {
+            Some(complete) => self.insert(context.at(new_key), &complete),
+            None => Ok(()),
+        }
+    }
+
+    /// Fill in unchanged TOAST values of a row that gets another key, or partition. `None` when
+    /// nobody knows them: the row is not here.
+    fn complete_moved(
+        &mut self,
+        context: RowContext<'_>,
+        (old_key, new_key): (Key, Key),
+        old: &RowValues,
+        mut after: RowValues,
+    ) -> Result<Option<RowValues>, PgError> {
+        let RowContext {
+            remote, current, ..
+        } = context;
+        let gaps: Vec<(usize, usize)> = {
+            let from = self.tables.target(old_key)?.plan.columns.iter();
+            let from: Vec<(usize, usize)> =
+                from.map(|column| (column.remote, column.local)).collect();
+            let to = self.tables.target(new_key)?.plan.columns.iter();
+            to.filter(|column| after.get(column.local).is_some_and(Option::is_none))
+                .filter_map(|column| {
+                    let same = from.iter().find(|(remote, _)| *remote == column.remote);
+                    same.map(|(_, local)| (*local, column.local))
+                })
+                .collect()
+        };
+        if gaps.is_empty() {
+            return Ok(Some(after));
+        }
+        if remote.identity == ReplicaIdentity::Full {
+            for (from, to) in gaps {
+                if let Some(place) = after.get_mut(to) {
+                    *place = old.get(from).copied().flatten();
+                }
+            }
+            return Ok(Some(after));
+        }
+        let found = self.find(old_key, remote, old, (Purpose::Change, false))?;
+        if !self.origins.knows_rest(found, current) {
+            let wanted = Wanted {
+                row: &after,
+                before: (old_key, old),
+                moved: true,
+            };
+            if let Fetched::Columns(columns) =
+                self.questions().fetch_gaps(context.at(new_key), wanted)?
+            {
+                return Ok(Some(completed(&after, &columns)));
+            }
+        }
+        if !matches!(
+            self.find(old_key, remote, old, (Purpose::Change, true))?,
+            Found::Row(_)
+        ) {
+            return Ok(None);
+        }
+        let table = self.tables.open(old_key)?;
+        for (from, to) in gaps {
+            let value = table.local_value(from);
+            if let Some(place) = after.get_mut(to) {
+                *place = Some(value);
+            }
+        }
+        Ok(Some(after))
+    }
+
+    /// A row that gets another key, or partition, keeps the values of columns that the stream does
+    /// not have.
+    fn bring_lacking(
+        &mut self,
+        (old_key, new_key): (Key, Key),
+        remote: &RemoteRelation,
+        old: &RowValues,
+    ) -> Result<(), PgError> {
+        let defaults = |key: Key| self.tables.get(key).map(|target| &target.plan.defaults);
+        let (Some(from), Some(to)) = (defaults(old_key), defaults(new_key)) else {
+            return Ok(());
+        };
+        let columns: Vec<(usize, usize)> = to
+            .iter()
+            .filter_map(|to| {
+                let same = from.iter().find(|from| from.named == to.named)?;
+                Some((same.local, to.local))
+            })
+            .collect();
+        if columns.is_empty() {
+            return Ok(());
+        }
+        if !matches!(
+            self.find(old_key, remote, old, (Purpose::Change, false))?,
+            Found::Row(_)
+        ) {
+            return Ok(());
+        }
+        let table = self.tables.open(old_key)?;
+        let values = columns
+            .into_iter()
+            .map(|(from, to)| (to, table.copied_value(from)))
+            .collect();
+        self.give(new_key, values)
+    }
+}

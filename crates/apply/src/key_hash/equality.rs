@@ -1,0 +1,69 @@
+//! When two values of a key's column are equal, and the type's own hash for that. Run by whoever
+//! hashes rows.
+
+use braid_postgres::bytewise::Bytewise;
+use braid_postgres::syscache::{self, ColumnOperators};
+use braid_postgres::type_cache::CachedType;
+use braid_postgres::value::Value;
+use pgrx::pg_sys;
+
+use super::FIRST_OTHER_OID;
+
+/// When two values of a key's column are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Equality {
+    /// When their bytes are, or nothing is known that would tell.
+    Bytes,
+    /// When the type says so, which has a hash function for that.
+    Type {
+        /// The type; of a domain, what it is made of.
+        of: pg_sys::Oid,
+        /// The index's.
+        collation: pg_sys::Oid,
+        /// Another node with the same values has the same hashes.
+        everywhere: bool,
+    },
+}
+
+impl Equality {
+    /// Returns the equality of values of type `declared` in a key column of an index with these
+    /// operators. In a transaction with a snapshot for catalogs.
+    #[must_use]
+    pub fn of(column: ColumnOperators, declared: pg_sys::Oid) -> Self {
+        let ColumnOperators {
+            family,
+            input,
+            collation,
+        } = column;
+        let of = syscache::base_type(declared);
+        let is_deterministic = syscache::is_deterministic(collation);
+        if Bytewise::of(of).is_some() && is_deterministic {
+            return Self::Bytes;
+        }
+        let equal = syscache::equality_operator(family, input);
+        let flags = pg_sys::TYPECACHE_EQ_OPR | HASH_FLAGS;
+        let known = CachedType::find(of, flags);
+        // The type cache has a hash function only where that agrees with the type's usual equality.
+        if equal == pg_sys::InvalidOid
+            || known.equality() != equal
+            || known.hash_function() == pg_sys::InvalidOid
+        {
+            return Self::Bytes;
+        }
+        Self::Type {
+            of,
+            collation,
+            // Equality of an extension's type, or of one made of others, may hang on a collation,
+            // too.
+            everywhere: is_deterministic && of.to_u32() < FIRST_OTHER_OID,
+        }
+    }
+}
+
+const HASH_FLAGS: u32 =
+    pg_sys::TYPECACHE_HASH_EXTENDED_PROC | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
+
+/// The type's own hash of a value; `None` when the type has none any more. In a transaction.
+pub(super) fn hash_of_value(collation: pg_sys::Oid, value: Value<'_>) -> Option<u64> {
+    CachedType::find(value.type_id(), HASH_FLAGS).hash(collation, value)
+}

@@ -1,0 +1,246 @@
+//! State that a process keeps while it applies changes of one stream. Run by whoever applies
+//! changes.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use braid_bgworker::parked::Touch;
+use braid_bgworker::sqlstate::SqlState;
+use braid_bgworker::table_order::TableOrder;
+use braid_gir::Schema;
+use braid_node::origin::OriginId;
+use braid_postgres::error::PgError;
+use braid_postgres::memory::Scratch;
+use pgrx::pg_sys;
+
+use super::attempt::{Attempt, Buffers, Piece, RetryHints, Uncounted};
+use super::batch::KnownVersions;
+use super::bulk::Bulk;
+use super::doing::Doing;
+use super::generation;
+use super::number_map::NumberMap;
+use super::querier::Querier;
+use super::relation::RemoteRelation;
+use super::route::Route;
+use super::statement::StatementInHand;
+use super::table::RowValues;
+use super::target::Tables;
+use super::transaction::Current;
+use super::version::{Alone, OriginNames};
+use super::window::Window;
+
+/// Who applies, for whom.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Subscription's id, or [`crate::NO_SUBSCRIPTION`].
+    pub subscription_id: u32,
+    /// Subscription's name.
+    pub subscription: String,
+    /// User to apply as; `None`: each table's owner.
+    pub run_as: Option<u32>,
+    /// This node.
+    pub local_node: String,
+    /// The node that sends the stream.
+    pub provider: String,
+    /// Charset of the stream, as PostgreSQL numbers encodings.
+    pub charset: i32,
+    /// Columns of the stream that a table does not have here are left out, unless a rule of the
+    /// table says otherwise.
+    pub ignores_missing: bool,
+}
+
+/// State that an applier keeps between transactions, and the attempt in hand.
+#[derive(Debug)]
+pub struct Session {
+    pub(super) identity: Identity,
+    pub(super) provider: Rc<str>,
+    pub(super) schemas: NumberMap<u32, Rc<RemoteRelation>>,
+    pub(super) routes: NumberMap<u32, Route>,
+    /// Version of the catalog's table states that `routes` was read under.
+    pub(super) tables_version: u32,
+    pub(super) tables: Tables,
+    /// How changes order, by schema; as of a generation.
+    pub(super) orders: NumberMap<u32, (u64, TableOrder)>,
+    pub(super) origins: OriginNames,
+    /// Origins of what came before by the stream of the transaction in hand; `None` where its place
+    /// in the stream is known to count.
+    pub(super) same_stream: Option<Rc<[OriginId]>>,
+    pub(super) known_versions: KnownVersions,
+    /// The attempt in hand. `None` between transactions.
+    pub(super) attempt: Option<Attempt>,
+    /// Hints of the attempt before.
+    pub(super) hints: RetryHints,
+    /// State of a transaction of which a piece was just committed.
+    pub(super) piece: Option<Piece>,
+    pub(super) uncounted: Uncounted,
+    pub(super) buffers: Buffers,
+    /// Rows of values to be used again.
+    pub(super) spare: Vec<RowValues>,
+    pub(super) bulk: Bulk,
+    pub(super) change_context: Scratch,
+    /// The step in hand, for the context of an error: also of one that has ended the attempt.
+    pub(super) doing: Doing,
+    /// The statement in hand, for the context of an error.
+    pub(super) statement_in_hand: Option<Box<StatementInHand>>,
+    /// Whether local truncates can be told.
+    pub(super) window: Window,
+    /// Questions to other nodes about rows.
+    pub(super) querier: Querier,
+    pub(super) reported_unsubscribed: HashSet<u32>,
+    /// Tables here whose persistence was reported.
+    pub(super) reported_unlogged: HashSet<u32>,
+}
+
+impl Session {
+    /// A session that knows nothing yet.
+    #[must_use]
+    pub fn new(identity: Identity) -> Self {
+        generation::register();
+        Self {
+            provider: Rc::from(identity.provider.as_str()),
+            origins: OriginNames::new(&identity.local_node),
+            identity,
+            schemas: NumberMap::default(),
+            routes: NumberMap::default(),
+            tables_version: 0,
+            tables: Tables::default(),
+            orders: NumberMap::default(),
+            same_stream: None,
+            known_versions: KnownVersions::default(),
+            attempt: None,
+            hints: RetryHints::default(),
+            piece: None,
+            uncounted: Uncounted::default(),
+            buffers: Buffers::default(),
+            spare: Vec::new(),
+            bulk: Bulk::new(),
+            change_context: Scratch::new(c"braid change"),
+            doing: Doing::default(),
+            statement_in_hand: None,
+            window: Window::default(),
+            querier: Querier::default(),
+            reported_unsubscribed: HashSet::new(),
+            reported_unlogged: HashSet::new(),
+        }
+    }
+
+    /// Has this node alone decide about rows that come. Its writes are changes of its own, with the
+    /// version `time` (Unix microseconds). So nobody is told of rows that lose, a row in the way of
+    /// a newer one leaves at once, and functions are not asked. Rows here whose version is not
+    /// known count as written here at `unversioned_at`, as those that come may be older still.
+    ///
+    /// Only for inserts, into tables without deferrable constraints and column rules.
+    pub fn decide_alone(&mut self, time: i64, unversioned_at: i64) {
+        self.origins.alone = Some(Alone {
+            unversioned_at,
+            time,
+        });
+        self.look_for_rows_in_the_way(true);
+    }
+
+    /// Learn a schema of the stream.
+    pub fn learn(&mut self, schema: &Schema<'_>) {
+        self.schemas
+            .insert(schema.number.0, Rc::new(RemoteRelation::new(schema)));
+    }
+
+    /// Add a change of `schema` to what a transaction changes. In a transaction.
+    ///
+    /// # Errors
+    /// 08P01; whatever PostgreSQL raises.
+    pub fn touch(
+        &mut self,
+        touch: &mut Touch,
+        schema: u32,
+        barrier: bool,
+        hashes: impl IntoIterator<Item = u64>,
+    ) -> Result<(), PgError> {
+        let remote = self.remote(schema)?;
+        let barrier = barrier || self.table_order(schema, &remote)? != TableOrder::Keys;
+        touch.change(&remote.qualified_name(), barrier, hashes);
+        Ok(())
+    }
+
+    /// What follows, in the transaction in hand, is the process's own doing.
+    pub fn work_as_self(&mut self) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.user.restore();
+        }
+    }
+
+    /// Memory of the change before is used again from here on.
+    pub(super) fn begin_change(&self) {
+        self.enter_change();
+        self.forget_change();
+    }
+
+    /// Has allocations from here on be in the memory of the change.
+    pub(super) fn enter_change(&self) {
+        self.change_context.context().enter();
+    }
+
+    /// Frees the memory of the change, or of the row of it, that is done.
+    pub(super) fn forget_change(&self) {
+        // SAFETY: what is in the context belongs to the change or the row that is done. Whoever
+        // goes on to the next one has let go of its values, and fills slots anew before they are
+        // read.
+        unsafe { self.change_context.context().reset() };
+    }
+
+    /// The attempt in hand, which begins here if there is none.
+    pub(super) fn attempt(&mut self) -> &mut Attempt {
+        self.attempt.get_or_insert_default()
+    }
+
+    /// The transaction in hand.
+    pub(super) fn current(&self) -> Option<&Current> {
+        self.attempt.as_ref()?.current.as_ref()
+    }
+
+    /// Time of the transaction in hand, in Unix microseconds; 0 for none.
+    pub(super) fn timestamp(&self) -> i64 {
+        self.attempt.as_ref().map_or(0, Attempt::timestamp)
+    }
+
+    /// What follows is done with the rights of this user.
+    pub(super) fn work_as(&mut self, user: pg_sys::Oid) {
+        self.attempt().user.work_as(user);
+    }
+
+    /// Whether a schema is known.
+    #[must_use]
+    pub fn knows(&self, schema: u32) -> bool {
+        self.schemas.contains_key(&schema)
+    }
+
+    /// The next change has replaced a row that another node had written, of the version that is in
+    /// `content`; `None` if nothing was sent about that.
+    pub fn replaces(&mut self, content: Option<&[u8]>) {
+        let parts = content.and_then(|content| content.split_first_chunk::<8>());
+        self.attempt().replaced = parts.and_then(|(time, node)| {
+            let node = std::str::from_utf8(node).ok()?;
+            Some((i64::from_le_bytes(*time), node.to_owned()))
+        });
+    }
+
+    /// Why the transaction that was rolled back is not to be applied before it has committed at the
+    /// provider, if that is so.
+    pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
+        self.hints.waits_for_commit.take()
+    }
+
+    /// By which origins rows are known that this stream has brought, for the transactions that
+    /// follow; `None`: they need not be.
+    pub fn know_stream_by(&mut self, origins: Option<Rc<[OriginId]>>) {
+        self.same_stream = origins;
+    }
+
+    pub(super) fn remote(&self, schema: u32) -> Result<Rc<RemoteRelation>, PgError> {
+        self.schemas.get(&schema).cloned().ok_or_else(|| {
+            PgError::new(
+                SqlState::ProtocolViolation,
+                format!("change of unknown schema {schema} from the provider"),
+            )
+        })
+    }
+}

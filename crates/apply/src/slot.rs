@@ -1,0 +1,17 @@
+//! Slots of the change in hand, and the snapshot that sees every version of a row. Run by processes
+//! that find rows.
+
+use braid_postgres::relation::RelationRef;
+use braid_postgres::slot::Slot;
+use pgrx::pg_sys;
+
+/// A snapshot that sees every row version that is there.
+pub(super) fn any_snapshot() -> pg_sys::Snapshot {
+    &raw mut pg_sys::SnapshotAnyData
+}
+
+/// A slot for a row of a table, in the memory of the change in hand.
+pub(super) fn slot_of(table: RelationRef<'_>) -> Slot {
+    // SAFETY: what a change finds goes before its memory does.
+    unsafe { Slot::of(table) }
+}

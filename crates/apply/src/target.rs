@@ -1,0 +1,362 @@
+//! Local tables that changes go to, by the stream's relation and the table's OID. Run by whoever
+//! applies changes.
+//!
+//! Plain tables stay set up between transactions, suspended (`table`), up to [`KEPT_TABLES`] of
+//! them.
+
+use braid_bgworker::sqlstate::SqlState;
+use braid_node::crash;
+use braid_node::registry::TableEntry;
+use braid_postgres::error::PgError;
+use braid_postgres::relation::RelationRef;
+use pgrx::pg_sys;
+
+use super::constraint::Unchecked;
+use super::counts::Counts;
+use super::number_map::NumberMap;
+use super::relation::{self, LocalRelation, RemoteRelation};
+use super::route::{Effect, Route};
+use super::table::{self, OpenTable};
+use super::transaction::Current;
+use super::{Session, generation, unlogged};
+
+/// How many tables are kept set up between transactions.
+const KEPT_TABLES: usize = 256;
+
+/// Number of the stream's relation, and OID of the table.
+pub(super) type Key = (u32, u32);
+
+/// A table, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) plan: LocalRelation,
+    pub(super) generation: u64,
+    /// Open, or suspended.
+    pub(super) table: Option<OpenTable>,
+    /// Its indexes, as long as it is there.
+    pub(super) indexes: Vec<pg_sys::Oid>,
+    pub(super) counters: Option<&'static TableEntry>,
+    /// Counts of the transaction in hand.
+    pub(super) counts: Counts,
+    /// The columns that the plan leaves out are written down.
+    pub(super) missing_noted: bool,
+}
+
+impl Target {
+    fn new(plan: LocalRelation, generation: u64) -> Self {
+        Self {
+            plan,
+            generation,
+            table: None,
+            indexes: Vec::new(),
+            counters: None,
+            counts: Counts::default(),
+            missing_noted: false,
+        }
+    }
+
+    /// Take over what the transaction in hand did to the table under its former shape.
+    fn succeed(&mut self, before: &Self) {
+        self.counts = before.counts;
+        self.missing_noted = before.missing_noted
+            && before.plan.width == self.plan.width
+            && before.plan.missing == self.plan.missing;
+        self.counters = before.counters;
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.table
+            .as_ref()
+            .is_some_and(|table| !table.is_suspended())
+    }
+
+    /// The open table and its plan.
+    pub(super) fn opened(&mut self) -> Result<(&mut LocalRelation, &mut OpenTable), PgError> {
+        match &mut self.table {
+            Some(table) => Ok((&mut self.plan, table)),
+            None => Err(not_open()),
+        }
+    }
+
+    /// Free the table of a transaction that was rolled back; one that is suspended stays.
+    fn roll_back(&mut self) {
+        self.counts = Counts::default();
+        self.missing_noted = false;
+        if let Some(table) = self.table.take_if(|table| !table.is_suspended()) {
+            table.discard();
+        }
+    }
+}
+
+/// Takes a suspended table up, for which this transaction has taken the locks, unless something was
+/// invalidated. Returns whether it has.
+fn resume_locked(table: &mut OpenTable, generation: u64) -> bool {
+    let is_current = generation::is_current(generation);
+    if is_current {
+        // SAFETY: both callers hold the locks, and no invalidation has come since it was set up.
+        unsafe { table.resume() };
+    }
+    is_current
+}
+
+fn not_open() -> PgError {
+    PgError::new(SqlState::InternalError, "table is not open")
+}
+
+/// State of a table that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// This transaction has it open.
+    Open,
+    /// It was suspended, and is open now.
+    Resumed,
+    /// It is to be set up.
+    Closed,
+}
+
+/// Tables that a session has set up.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    targets: NumberMap<Key, Target>,
+    /// Tables that are suspended.
+    kept: usize,
+}
+
+impl Tables {
+    pub(super) fn get(&self, key: Key) -> Option<&Target> {
+        self.targets.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Target> {
+        self.targets.get_mut(&key)
+    }
+
+    /// A table that is known.
+    pub(super) fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
+        self.targets.get_mut(&key).ok_or_else(not_open)
+    }
+
+    /// A table that is open, and what is known of it.
+    pub(super) fn opened(
+        &mut self,
+        key: Key,
+    ) -> Result<(&mut LocalRelation, &mut OpenTable), PgError> {
+        self.target(key)?.opened()
+    }
+
+    /// As [`Tables::opened`], to look at.
+    pub(super) fn opened_at(&self, key: Key) -> Result<(&LocalRelation, &OpenTable), PgError> {
+        match self.targets.get(&key) {
+            Some(Target {
+                plan,
+                table: Some(table),
+                ..
+            }) => Ok((plan, table)),
+            _ => Err(not_open()),
+        }
+    }
+
+    /// Plan of a table that is known.
+    pub(super) fn plan(&self, key: Key) -> Result<&LocalRelation, PgError> {
+        let target = self.targets.get(&key).ok_or_else(not_open)?;
+        Ok(&target.plan)
+    }
+
+    /// A table that is open.
+    pub(super) fn open(&mut self, key: Key) -> Result<&mut OpenTable, PgError> {
+        self.opened(key).map(|(_, table)| table)
+    }
+
+    /// Open a table that is suspended, if nothing was invalidated since.
+    fn resume(&mut self, key: Key) -> Standing {
+        let Some(target) = self.targets.get_mut(&key) else {
+            return Standing::Closed;
+        };
+        if target.is_open() {
+            return Standing::Open;
+        }
+        let Some(table) = target.table.as_mut() else {
+            return Standing::Closed;
+        };
+        // Taking the locks processes what has come meanwhile.
+        let resumed = generation::is_current(target.generation) && {
+            OpenTable::lock(pg_sys::Oid::from(key.1), &target.indexes);
+            resume_locked(table, target.generation)
+        };
+        self.kept = self.kept.saturating_sub(1);
+        if resumed {
+            return Standing::Resumed;
+        }
+        if let Some(table) = target.table.take() {
+            table.discard();
+        }
+        Standing::Closed
+    }
+
+    /// Open a plain table that is suspended, if nobody has to be waited for. `None` where it stays
+    /// closed.
+    pub(super) fn resume_if_free(&mut self, key: Key) -> Option<Standing> {
+        let target = self.targets.get_mut(&key)?;
+        if target.is_open() {
+            return Some(Standing::Open);
+        }
+        let table = target.table.as_mut()?;
+        // Locks stay until the end of the transaction, also where the table is not taken up.
+        if !generation::is_current(target.generation)
+            || !OpenTable::lock_if_free(pg_sys::Oid::from(key.1), &target.indexes)
+            || !resume_locked(table, target.generation)
+        {
+            return None;
+        }
+        self.kept = self.kept.saturating_sub(1);
+        Some(Standing::Resumed)
+    }
+
+    /// Know a table under another plan.
+    fn insert(&mut self, key: Key, target: Target) {
+        if let (Some(before), Some(now)) =
+            (self.targets.insert(key, target), self.targets.get_mut(&key))
+        {
+            now.succeed(&before);
+        }
+    }
+
+    /// Let go of what a transaction has opened. Rows of tables that are closed for good, and are
+    /// still to be checked, go to `unchecked`.
+    pub(super) fn close(&mut self, open: &[Key], unchecked: &mut Vec<(Key, Unchecked)>) {
+        for key in open {
+            let Some(target) = self.targets.get_mut(key) else {
+                continue;
+            };
+            if let Some(table) = target.table.as_mut().filter(|table| !table.is_suspended()) {
+                if table.is_plain() {
+                    table.suspend();
+                    self.kept += 1;
+                } else if let Some(table) = target.table.take() {
+                    unchecked.extend(table.unchecked.iter().map(|row| (*key, *row)));
+                    table.close();
+                }
+            }
+        }
+        if self.kept > KEPT_TABLES {
+            self.forget_kept();
+        }
+    }
+
+    /// Free all tables that are suspended.
+    fn forget_kept(&mut self) {
+        for target in self.targets.values_mut() {
+            if let Some(table) = target.table.take_if(|table| table.is_suspended()) {
+                table.discard();
+            }
+        }
+        self.kept = 0;
+    }
+
+    /// Free what a transaction that was rolled back had opened.
+    pub(super) fn roll_back(&mut self, open: impl Iterator<Item = Key>) {
+        for key in open {
+            if let Some(target) = self.targets.get_mut(&key) {
+                target.roll_back();
+            }
+        }
+    }
+
+    /// Free all tables.
+    pub(super) fn discard(self) {
+        for table in self.targets.into_values().filter_map(|target| target.table) {
+            table.discard();
+        }
+    }
+}
+
+impl Session {
+    /// Whether changes of the transaction in hand that have this effect go there.
+    ///
+    /// # Errors
+    /// 40001 where only its commit says that: it is applied then.
+    pub(super) fn takes(
+        &mut self,
+        route: &Route,
+        current: &Current,
+        effect: Effect,
+    ) -> Result<bool, PgError> {
+        route.decides(current, effect).ok_or_else(|| {
+            self.hints
+                .wait_for_commit("Its commit says whether it is in a copy.")
+        })
+    }
+
+    /// Make sure that a table is open under the current plan.
+    pub(super) fn open_table(
+        &mut self,
+        schema: u32,
+        remote: &RemoteRelation,
+        oid: pg_sys::Oid,
+    ) -> Result<Key, PgError> {
+        let key = (schema, oid.to_u32());
+        crash::change(key.1);
+        match self.tables.resume(key) {
+            Standing::Open => return Ok(key),
+            Standing::Resumed => {
+                self.attempt().open.push(key);
+                return Ok(key);
+            }
+            Standing::Closed => {}
+        }
+        // SAFETY: opened in this transaction, which has not ended; the lock makes the shape stable
+        // until it does.
+        unsafe {
+            let relation = pg_sys::try_relation_open(oid, table::write_lock().as_raw());
+            let view = RelationRef::from_ptr(relation).ok_or_else(relation::dropped)?;
+            // After the lock: a change of the table that committed before it is known by now.
+            let generation = generation::now();
+            let stale = self
+                .tables
+                .get(key)
+                .is_none_or(|target| target.generation != generation);
+            if stale {
+                // Rules are read with the process's own rights.
+                self.work_as_self();
+                self.window.close(oid)?;
+                let plan = LocalRelation::new(
+                    remote,
+                    view,
+                    self.identity.charset,
+                    self.identity.ignores_missing,
+                    self.identity.subscription_id,
+                )?;
+                if view.persistence() == b'u' && self.reported_unlogged.insert(oid.to_u32()) {
+                    unlogged(&remote.qualified_name()).warn();
+                }
+                self.tables.insert(key, Target::new(plan, generation));
+            }
+            if let Some(target) = self.tables.get_mut(key) {
+                let table = OpenTable::open(relation, &target.plan)?;
+                let plain = table.is_plain();
+                target.indexes = table.index_oids();
+                // To open the indexes may have shown that something changed: then it is good for
+                // this transaction only, as a plan's generation is not the current one's any more
+                // when it is looked for next.
+                target.table = Some(table);
+                let attempt = self.attempt();
+                attempt.open.push(key);
+                if !plain && !attempt.has_rules {
+                    attempt.has_rules = true;
+                    if attempt.written.is_making() {
+                        self.refresh_snapshot();
+                    }
+                }
+            }
+        }
+        Ok(key)
+    }
+
+    /// Let go of what the transaction has opened, before it commits or waits to.
+    pub(super) fn close_tables(&mut self) {
+        self.work_as_self();
+        if let Some(attempt) = &mut self.attempt {
+            self.tables.close(&attempt.open, &mut attempt.unchecked);
+        }
+    }
+}

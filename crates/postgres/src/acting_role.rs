@@ -1,0 +1,45 @@
+//! The role that a process works as, and its limits. Run by processes that do something with the
+//! rights of another role.
+//!
+//! An error leaves both as they are until the transaction or subtransaction aborts, which puts them
+//! back.
+
+use pgrx::pg_sys;
+
+use crate::plain;
+
+/// A role, and what it may not do: `SECURITY_LOCAL_USERID_CHANGE` and so on of
+/// src/include/miscadmin.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ActingRole {
+    /// The role.
+    pub role: pg_sys::Oid,
+    /// Its limits, as flags.
+    pub limits: u32,
+}
+
+impl ActingRole {
+    /// The role and the limits that hold now.
+    #[must_use]
+    pub fn now() -> Self {
+        let (role, limits) = plain::GetUserIdAndSecContext();
+        Self {
+            role,
+            limits: limits.cast_unsigned(),
+        }
+    }
+
+    /// Another role, with these limits beside those of this one.
+    #[must_use]
+    pub fn other(self, role: pg_sys::Oid, limits: u32) -> Self {
+        Self {
+            role,
+            limits: self.limits | limits,
+        }
+    }
+
+    /// Has this process work as the role, with the limits. In a transaction.
+    pub fn take(self) {
+        plain::SetUserIdAndSecContext(self.role, self.limits.cast_signed());
+    }
+}

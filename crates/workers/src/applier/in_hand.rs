@@ -1,0 +1,60 @@
+//! The transaction, or the batch, in an applier's hand. A value is made when it is taken, and
+//! another one replaces it whole with the next; so is the part that lives for one attempt.
+
+use braid_ring::Transaction;
+
+use super::piece::Pieces;
+use super::prepared::Step;
+
+/// The transaction in hand, over all attempts at it.
+#[derive(Default)]
+pub(super) struct InHand {
+    /// An attempt has ended in a unique violation, or there can be one only: each row is looked up by
+    /// all of its unique keys.
+    pub(super) check_other_keys: bool,
+    /// Its changes are held one by one against what is parked.
+    pub(super) guarding: bool,
+    /// The parked transaction that it has turned out to have to follow; 0: none.
+    pub(super) held_by: i64,
+    pub(super) attempt: Attempt,
+}
+
+/// One attempt.
+#[derive(Default)]
+pub(super) struct Attempt {
+    /// Rows may be inserted in bulk, and changes joined.
+    pub(super) bulk: bool,
+    /// The pieces in which it is committed, if that is allowed.
+    pub(super) pieces: Option<Pieces>,
+    /// The step at its end, if it is prepared, or was.
+    pub(super) step: Option<Step>,
+    /// The transaction is the rest of one whose first pieces are committed.
+    pub(super) is_rest: bool,
+}
+
+impl InHand {
+    /// Of a transaction that was taken from the ring.
+    pub(super) fn of(transaction: &Transaction) -> Self {
+        Self {
+            check_other_keys: transaction.is_careful(),
+            ..Self::default()
+        }
+    }
+
+    /// Of what is attempted once, and by another way if that fails.
+    pub(super) fn once() -> Self {
+        Self {
+            attempt: Attempt::new(true),
+            ..Self::default()
+        }
+    }
+}
+
+impl Attempt {
+    pub(super) fn new(bulk: bool) -> Self {
+        Self {
+            bulk,
+            ..Self::default()
+        }
+    }
+}

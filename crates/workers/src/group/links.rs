@@ -1,0 +1,184 @@
+//! Connections of the group worker to the other members, by which its messages go.
+//!
+//! Nothing here waits: a member that does not answer must not keep the worker from its clock.
+//! Messages may be lost, repeated or late, so a member that can't be reached just loses them. Only
+//! a host name that has to be looked up may take its time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use braid_bgworker::hex;
+use braid_group::MemberId;
+use braid_postgres::libpq::{self, Connection, Pending};
+use braid_postgres::rows::Rows;
+
+/// Messages that wait for one member; older ones are dropped.
+const WAITING_LIMIT: usize = 256;
+/// Bytes of messages that are sent in one query.
+const QUERY_BYTES: usize = 512 * 1024;
+/// A member that has not connected or answered by then is tried anew.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A connection that was not needed for so long is closed: it leads to a member that was removed,
+/// as others are pinged more often.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// How the worker shows at the other members.
+const NAME: &str = "braid group";
+
+enum Phase {
+    /// Not connected; not tried again before then.
+    Away(Instant),
+    Connecting(Connection, Pending, Instant),
+    Ready(Connection),
+    /// Waits for the answer to a query.
+    Sent(Connection, Rows, Instant),
+}
+
+struct Link {
+    dsn: String,
+    phase: Phase,
+    waiting: VecDeque<Vec<u8>>,
+    /// The last message.
+    used: Instant,
+    /// Why it is away, as it was last logged.
+    failure: Option<String>,
+}
+
+/// All connections, by member.
+#[derive(Default)]
+pub(super) struct Links {
+    links: BTreeMap<MemberId, Link>,
+}
+
+impl Links {
+    /// Keeps to these members and connection strings.
+    pub(super) fn keep(&mut self, peers: Vec<(MemberId, String)>) {
+        self.links
+            .retain(|id, link| peers.iter().any(|peer| peer.0 == *id && peer.1 == link.dsn));
+        for (id, dsn) in peers {
+            self.links.entry(id).or_insert_with(|| Link {
+                dsn,
+                phase: Phase::Away(Instant::now()),
+                waiting: VecDeque::new(),
+                used: Instant::now(),
+                failure: None,
+            });
+        }
+    }
+
+    /// Has a message sent. False if the member is not known.
+    pub(super) fn send(&mut self, to: MemberId, message: Vec<u8>) -> bool {
+        let Some(link) = self.links.get_mut(&to) else {
+            return false;
+        };
+        if link.waiting.len() >= WAITING_LIMIT {
+            link.waiting.pop_front();
+        }
+        link.waiting.push_back(message);
+        link.used = Instant::now();
+        true
+    }
+
+    /// Takes each connection a step further. Returns the members that have just become unreachable.
+    pub(super) fn tend(&mut self) -> Vec<MemberId> {
+        let mut lost = Vec::new();
+        for (id, link) in &mut self.links {
+            if let Err(error) = link.step() {
+                let words = error.to_string();
+                if link.failure.as_ref() != Some(&words) {
+                    pgrx::log!("braid group: member {id} can't be reached: {words}");
+                    link.failure = Some(words);
+                }
+                link.phase = Phase::Away(Instant::now() + PAUSE);
+                link.waiting.clear();
+                lost.push(*id);
+            }
+        }
+        lost
+    }
+
+    /// Whether an answer or a connection is awaited, so that the next look comes soon.
+    pub(super) fn are_busy(&self) -> bool {
+        self.links
+            .values()
+            .any(|link| matches!(link.phase, Phase::Connecting(..) | Phase::Sent(..)))
+    }
+}
+
+impl Link {
+    /// Goes on as far as it can without waiting.
+    fn step(&mut self) -> libpq::Result<()> {
+        loop {
+            let phase = std::mem::replace(&mut self.phase, Phase::Away(Instant::now()));
+            let (next, again) = self.advance(phase)?;
+            self.phase = next;
+            if !again {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next phase, and whether that one can go on at once.
+    fn advance(&mut self, phase: Phase) -> libpq::Result<(Phase, bool)> {
+        Ok(match phase {
+            Phase::Away(until) if Instant::now() < until || self.waiting.is_empty() => {
+                (Phase::Away(until), false)
+            }
+            Phase::Away(_) => {
+                let (connection, pending) = Connection::start_by_itself(&self.dsn, NAME)?;
+                let deadline = Instant::now() + PATIENCE;
+                (Phase::Connecting(connection, pending, deadline), true)
+            }
+            Phase::Connecting(mut connection, pending, deadline) => {
+                match connection.go_on_connecting(pending)? {
+                    None => {
+                        self.failure = None;
+                        (Phase::Ready(connection), true)
+                    }
+                    Some(_) if Instant::now() > deadline => return Err(libpq::Error::Timeout),
+                    Some(pending) => (Phase::Connecting(connection, pending, deadline), false),
+                }
+            }
+            Phase::Ready(_) if self.waiting.is_empty() && self.used.elapsed() > IDLE => {
+                (Phase::Away(Instant::now()), false)
+            }
+            Phase::Ready(connection) if self.waiting.is_empty() => {
+                (Phase::Ready(connection), false)
+            }
+            Phase::Ready(mut connection) => {
+                connection.start_query(&self.query())?;
+                let deadline = Instant::now() + PATIENCE;
+                (Phase::Sent(connection, Rows::default(), deadline), true)
+            }
+            Phase::Sent(mut connection, mut rows, deadline) => {
+                if connection.try_finish_query(&mut rows)? {
+                    (Phase::Ready(connection), true)
+                } else if Instant::now() > deadline {
+                    return Err(libpq::Error::Timeout);
+                } else {
+                    (Phase::Sent(connection, rows, deadline), false)
+                }
+            }
+        })
+    }
+
+    /// A query that delivers what waits.
+    fn query(&mut self) -> String {
+        let mut bytes = 0;
+        let mut messages = Vec::new();
+        while let Some(next) = self.waiting.front() {
+            bytes += next.len();
+            if bytes > QUERY_BYTES && !messages.is_empty() {
+                break;
+            }
+            messages.extend(self.waiting.pop_front());
+        }
+        let quoted: Vec<String> = messages
+            .iter()
+            .map(|message| format!("'\\x{}'::pg_catalog.bytea", hex::encode(message)))
+            .collect();
+        format!("select braid.group_receive(array[{}])", quoted.join(","))
+    }
+}

@@ -1,0 +1,447 @@
+//! The group worker: one for each database that is a member of a group; started by the manager.
+//!
+//! It drives the member's agreement (`braid_group`): brings it messages, questions and the time,
+//! writes what it has to remember, and only then sends and shows what came of it. No change of data
+//! ever waits for it. If it ends, the manager starts it again, and it goes on from what is stored.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `store` | its tables |
+//! | `links` | connections to other members |
+//! | `request` | questions of sessions, and answers |
+//! | `marker` | whether the files are those that it wrote |
+//! | `steps` | another process: joining and leaving, and subscriptions of the group |
+//! | `sequences` | another process: blocks of sequences |
+//!
+//! Not for: what is agreed and how, which is `crates/group`.
+
+mod links;
+mod marker;
+pub mod request;
+pub mod sequences;
+pub mod steps;
+pub mod store;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use braid_bgworker::sqlstate::SqlState;
+use braid_group::{
+    Agreement, Effects, Error, MemberId, Monotonic, ProposalId, Settings, Stopped, Value, Version,
+};
+use braid_node::mailbox::{Mailbox, Ticket};
+use braid_node::registry::{self, ManagerEntry};
+use braid_node::subscription::rows;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::{latch, process, server, worker};
+use pgrx::pg_sys;
+
+use links::Links;
+use request::Question;
+
+/// The mode in which a node joins that only votes.
+pub const WITNESS: &str = "witness";
+/// Between two looks while another member's answer is awaited.
+const SOON: Duration = Duration::from_millis(10);
+/// The view is shown again after this.
+const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// A question that waits for a majority is answered with what is missing after this.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A session commits a letter within this time after it has announced it.
+const LETTERS: Duration = Duration::from_secs(5);
+
+/// This Braid's version.
+#[must_use]
+pub fn version() -> Version {
+    let mut parts = env!("CARGO_PKG_VERSION")
+        .split('.')
+        .map(|part| part.parse().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    Version::new(next(), next(), next())
+}
+
+/// The process's main function.
+pub fn main(argument: pg_sys::Datum) {
+    worker::initialize();
+    let database = crate::connect(argument);
+    let Some(entry) = registry::manager(database) else {
+        pgrx::log!("braid group: too many databases");
+        return;
+    };
+    if let Err(failure) = run(entry) {
+        failure.log("braid group");
+    }
+}
+
+fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
+    let Some(loaded) = error::transaction(store::load)? else {
+        return Ok(());
+    };
+    let random = error::transaction(random)?;
+    let settings = Settings::default();
+    let started = Instant::now();
+    let agreement = Agreement::start(
+        &loaded.stored,
+        settings,
+        loaded.continuity,
+        random,
+        Monotonic(0),
+    )
+    .map_err(of_agreement)?;
+    let mailbox = Mailbox::create(entry)?;
+    entry
+        .group_latch
+        .store(process::my_latch(), Ordering::SeqCst);
+    entry.group_pid.store(process::my_pid(), Ordering::SeqCst);
+    process::before_exit(move || leave(entry));
+    worker::report_activity("agreeing with the group");
+    let mut member = Member {
+        agreement,
+        mailbox,
+        links: Links::default(),
+        asked: BTreeMap::new(),
+        started,
+        tick: Duration::from_micros(settings.tick),
+        next_tick: started,
+        next_view: started,
+        letters_until: None,
+        complained: None,
+    };
+    if let Some(state) = member.agreement.state().cloned() {
+        error::transaction(|| store::show(&state))?;
+    }
+    member.note_version()?;
+    member.keep_links()?;
+    loop {
+        worker::reload_settings();
+        member.turn()?;
+        let now = Instant::now();
+        let mut wait = member.next_tick.saturating_duration_since(now);
+        if member.links.are_busy() {
+            wait = wait.min(SOON);
+        }
+        latch::wait(Some(wait.max(Duration::from_millis(1))));
+    }
+}
+
+/// The process ends.
+fn leave(entry: &ManagerEntry) {
+    if entry.group_pid.load(Ordering::SeqCst) == process::my_pid() {
+        entry.group_mailbox.store(0, Ordering::SeqCst);
+        entry.group_latch.store(0, Ordering::SeqCst);
+        entry.group_pid.store(0, Ordering::SeqCst);
+    }
+}
+
+fn random() -> Result<u64, PgError> {
+    let found = rows(
+        "select encode(substr(uuid_send(gen_random_uuid()), 9), 'hex')",
+        &[],
+    )?;
+    found
+        .first()
+        .and_then(|row| u64::from_str_radix(row.first()?.as_deref()?, 16).ok())
+        .ok_or_else(|| PgError::new(SqlState::InternalError, "no random number came"))
+}
+
+/// The error of a function, for an error of the agreement.
+fn of_agreement(error: Error) -> PgError {
+    let state = match &error {
+        Error::Damaged(_) | Error::Malformed(_) | Error::UnknownEntry { .. } => {
+            SqlState::DataCorrupted
+        }
+        Error::TooManyProposals => SqlState::InsufficientResources,
+        _ => SqlState::ObjectNotInPrerequisiteState,
+    };
+    let failure = PgError::new(state, error.to_string());
+    match error.hint() {
+        Some(hint) => failure.with_hint(hint),
+        None => failure,
+    }
+}
+
+struct Asked {
+    ticket: Ticket,
+    since: Instant,
+}
+
+struct Member {
+    agreement: Agreement,
+    mailbox: Mailbox,
+    links: Links,
+    /// Proposals of sessions that wait for an answer.
+    asked: BTreeMap<ProposalId, Asked>,
+    started: Instant,
+    tick: Duration,
+    next_tick: Instant,
+    next_view: Instant,
+    /// Until when a letter that was announced is looked for.
+    letters_until: Option<Instant>,
+    /// The last message of another member that was refused, and when.
+    complained: Option<(String, Instant)>,
+}
+
+impl Member {
+    fn now(&self) -> Monotonic {
+        Monotonic(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Does all that there is to do now.
+    fn turn(&mut self) -> Result<(), PgError> {
+        self.receive()?;
+        self.take_questions();
+        if Instant::now() >= self.next_tick {
+            let now = self.now();
+            self.pass(|agreement| agreement.tick(now))?;
+            self.next_tick = Instant::now() + self.tick;
+            self.tell_waiting();
+        }
+        self.work()?;
+        for lost in self.links.tend() {
+            self.pass(|agreement| agreement.unreachable(lost))?;
+        }
+        if let Some(why) = self.agreement.stopped().cloned() {
+            self.rest(&why)?;
+        }
+        if Instant::now() >= self.next_view {
+            self.show();
+            self.mailbox.sweep();
+            self.next_view = Instant::now() + SHOWN_EVERY;
+        }
+        Ok(())
+    }
+
+    /// Runs a call that brings the agreement something. An error that ends it ends the process.
+    fn pass<T>(
+        &mut self,
+        call: impl FnOnce(&mut Agreement) -> Result<T, Error>,
+    ) -> Result<Option<T>, PgError> {
+        match call(&mut self.agreement) {
+            Ok(value) => Ok(Some(value)),
+            // Shown, and rested upon, by `turn`.
+            Err(Error::Stopped(_)) => Ok(None),
+            Err(error) if error.is_final() => Err(of_agreement(error)),
+            Err(error) => {
+                self.complain(&error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Logs an error of a message: each at most once a minute.
+    fn complain(&mut self, error: &Error) {
+        let words = error.to_string();
+        let is_new = self
+            .complained
+            .as_ref()
+            .is_none_or(|(last, at)| *last != words || at.elapsed() > Duration::from_secs(60));
+        if is_new {
+            pgrx::log!("braid group: {words}");
+            self.complained = Some((words, Instant::now()));
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), PgError> {
+        let mut messages = self.mailbox.take_mail();
+        // A letter is announced just before its commit.
+        if self.mailbox.take_letters() {
+            self.letters_until = Some(Instant::now() + LETTERS);
+        }
+        if let Some(until) = self.letters_until {
+            let letters = error::transaction(store::take_letters)?;
+            if !letters.is_empty() || Instant::now() > until {
+                self.letters_until = None;
+            }
+            messages.extend(letters);
+        }
+        for message in messages {
+            let now = self.now();
+            self.pass(|agreement| agreement.receive(&message, now))?;
+        }
+        Ok(())
+    }
+
+    fn take_questions(&mut self) {
+        for (ticket, question) in self.mailbox.take_questions() {
+            let now = self.now();
+            let proposed = match request::read_question(&question) {
+                Ok(Question::Vouch(absent)) => {
+                    let answer = self.vouch(absent);
+                    self.mailbox.answer(ticket, &answer);
+                    continue;
+                }
+                Ok(Question::Command(command)) => self.agreement.propose(command, now),
+                Err(error) => Err(error.into()),
+            };
+            match proposed {
+                Ok(id) => {
+                    let since = Instant::now();
+                    self.asked.insert(id, Asked { ticket, since });
+                }
+                Err(error) => {
+                    let answer = request::failure(&of_agreement(error));
+                    self.mailbox.answer(ticket, &answer);
+                }
+            }
+        }
+    }
+
+    /// Does not wait until a member confirms this one's start. Returns the answer.
+    fn vouch(&mut self, absent: MemberId) -> Vec<u8> {
+        if self.agreement.vouch(absent) {
+            pgrx::log!(
+                "braid group: this node's start counts without a word of member {absent}, as braid.start_without was called"
+            );
+            return request::answer(&Ok(Value::Done));
+        }
+        request::failure(
+            &PgError::new(
+                SqlState::ObjectNotInPrerequisiteState,
+                format!("this node does not wait for member {absent} to confirm its start"),
+            )
+            .with_hint("The view braid.group_nodes says for whom it waits."),
+        )
+    }
+
+    /// Answers those that have waited for long: nobody waits for a majority without knowing.
+    fn tell_waiting(&mut self) {
+        let late = |asked: &Asked| asked.since.elapsed() > PATIENCE;
+        if !self.asked.values().any(late) {
+            return;
+        }
+        let failure = PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            "the group has not agreed in time",
+        )
+        .with_detail(format!("{}.", self.agreement.diagnosis(self.now())))
+        .with_hint("The request takes effect if a majority is there later. See braid.group_nodes.");
+        let answer = request::failure(&failure);
+        let (mailbox, agreement) = (&self.mailbox, &mut self.agreement);
+        self.asked.retain(|id, asked| {
+            if late(asked) {
+                mailbox.answer(asked.ticket, &answer);
+                agreement.withdraw(*id);
+                return false;
+            }
+            true
+        });
+    }
+
+    /// Writes what is to be remembered, then lets its effects out.
+    fn work(&mut self) -> Result<(), PgError> {
+        while let Some(Some(work)) = self.pass(Agreement::work)? {
+            if !work.is_empty() {
+                error::transaction(|| store::write(&work))?;
+            }
+            let number = work.number;
+            if let Some(effects) = self.pass(|agreement| agreement.persisted(number))? {
+                self.let_out(effects)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn let_out(&mut self, effects: Effects) -> Result<(), PgError> {
+        let changed = effects.replaced || !effects.applied.is_empty();
+        if changed && let Some(state) = self.agreement.state().cloned() {
+            error::transaction(|| store::show(&state))?;
+            let own = state.member(self.agreement.me());
+            if own.is_some_and(|own| own.read_only)
+                && let Some(entry) = registry::my_manager()
+            {
+                // The manager does it as well, a moment later: for both values, and after a start.
+                entry
+                    .membership
+                    .store(registry::READ_ONLY, Ordering::Release);
+            }
+            self.keep_links()?;
+            registry::wake_manager(process::my_database());
+            registry::wake_sequences(process::my_database());
+        }
+        for (to, message) in effects.send {
+            self.links.send(to, message);
+        }
+        for (id, outcome) in effects.answered {
+            if let Some(asked) = self.asked.remove(&id) {
+                self.mailbox
+                    .answer(asked.ticket, &request::answer(&outcome));
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_links(&mut self) -> Result<(), PgError> {
+        let me = self.agreement.me();
+        self.links.keep(error::transaction(|| store::peers(me))?);
+        Ok(())
+    }
+
+    /// Tells the group of this node's versions, if they are other ones than it knows.
+    fn note_version(&mut self) -> Result<(), PgError> {
+        let (braid, postgres) = (version(), server::major());
+        let me = self.agreement.me();
+        let known = self.agreement.state().and_then(|state| state.member(me));
+        if known.is_some_and(|own| (own.about.braid, own.about.postgres) != (braid, postgres)) {
+            let now = self.now();
+            self.pass(|agreement| {
+                agreement.propose(
+                    braid_group::Command::SetVersion {
+                        member: me,
+                        braid,
+                        postgres,
+                    },
+                    now,
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The member takes no part any more: says so, and waits until somebody ends it.
+    fn rest(&mut self, why: &Stopped) -> Result<(), PgError> {
+        if let Stopped::Failed(_) = why {
+            return Err(of_agreement(Error::Stopped(why.clone())));
+        }
+        let failure = of_agreement(Error::Stopped(why.clone()));
+        let hint = failure.hint.clone().unwrap_or_default();
+        error::transaction(|| store::stop(why, &hint))?;
+        failure.log("braid group");
+        let answer = request::failure(&failure);
+        for asked in std::mem::take(&mut self.asked).into_values() {
+            self.mailbox.answer(asked.ticket, &answer);
+        }
+        registry::wake_manager(process::my_database());
+        loop {
+            worker::reload_settings();
+            self.show();
+            for (ticket, _) in self.mailbox.take_questions() {
+                self.mailbox.answer(ticket, &answer);
+            }
+            drop(self.mailbox.take_mail());
+            latch::wait(Some(Duration::from_secs(1)));
+        }
+    }
+
+    /// Shows how the group looks from here.
+    fn show(&self) {
+        let diagnosis = self.agreement.diagnosis(self.now());
+        let mut lines = vec![
+            diagnosis.to_string(),
+            diagnosis
+                .leader
+                .as_ref()
+                .map_or_else(String::new, |leader| leader.0.to_string()),
+            diagnosis.term.to_string(),
+            diagnosis.committed.to_string(),
+            diagnosis.majority.to_string(),
+        ];
+        for sight in &diagnosis.members {
+            lines.push(format!(
+                "{} {} {} {}",
+                sight.id, sight.reachable, sight.silent, sight.applied
+            ));
+        }
+        self.mailbox.show(lines.join("\n").as_bytes());
+    }
+}

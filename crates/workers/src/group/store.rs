@@ -1,0 +1,306 @@
+//! The tables of a member: what its agreement stores, and what it shows of the group.
+//!
+//! Rows that may hold a connection string (entries and the snapshot) are written so that logical
+//! decoding does not see them, as those of `braid.connection`. Each function runs in a transaction.
+
+use std::collections::BTreeMap;
+
+use braid_bgworker::hex;
+use braid_bgworker::sqlstate::SqlState;
+use braid_group::{
+    Continuity, GroupId, Member, MemberId, Record, Role, State, Stopped, Stored, Work,
+};
+use braid_node::connection_string;
+use braid_node::subscription::{execute, rows};
+use braid_postgres::error::PgError;
+use braid_postgres::names::own_table;
+use braid_postgres::table_scan::{self, Cell};
+
+use super::marker;
+
+/// A member as it is stored here.
+pub(super) struct Loaded {
+    pub(super) stored: Stored,
+    pub(super) continuity: Continuity,
+}
+
+fn damaged() -> PgError {
+    PgError::new(
+        SqlState::DataCorrupted,
+        "what is stored of the group can't be read",
+    )
+    .with_hint("Leave the group by braid.forget_group() and join it anew.")
+}
+
+fn text(row: &[Option<String>], index: usize) -> Result<&str, PgError> {
+    row.get(index)
+        .and_then(Option::as_deref)
+        .ok_or_else(damaged)
+}
+
+fn number(row: &[Option<String>], index: usize) -> Result<u64, PgError> {
+    text(row, index)?.parse().map_err(|_| damaged())
+}
+
+fn bytes(row: &[Option<String>], index: usize) -> Result<Vec<u8>, PgError> {
+    hex::decode(text(row, index)?).ok_or_else(damaged)
+}
+
+fn record(row: &[Option<String>]) -> Result<Record, PgError> {
+    Ok(Record {
+        index: number(row, 0)?,
+        term: number(row, 1)?,
+        bytes: bytes(row, 2)?,
+    })
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What this database has stored of its group; none if it is in none, or was removed. Notes which
+/// files these are.
+pub(super) fn load() -> Result<Option<Loaded>, PgError> {
+    let found = rows(
+        "select encode(group_id, 'hex'), member_id::text, encode(core, 'hex'), files from braid.group_self",
+        &[],
+    )?;
+    let Some(own) = found.first() else {
+        return Ok(None);
+    };
+    let group = GroupId(bytes(own, 0)?.try_into().map_err(|_| damaged())?);
+    let me = MemberId::new(number(own, 1)?).ok_or_else(damaged)?;
+    let core = own.get(2).cloned().flatten();
+    let (continuity, files) = marker::compare(own.get(3).cloned().flatten().as_deref())?;
+    execute(
+        "update braid.group_self set files = $1 where files is distinct from $1",
+        &[files.as_str().into()],
+    )?;
+    let snapshot = rows(
+        "select s.log_index::text, s.term::text, encode(s.content, 'hex') from braid.group_snapshot s order by s.log_index desc limit 1",
+        &[],
+    )?;
+    // By number: an output column of the name would have the order of text.
+    let entries = rows(
+        "select e.log_index::text, e.term::text, encode(e.content, 'hex') from braid.group_entry e order by e.log_index",
+        &[],
+    )?;
+    let known = rows(
+        "select member_id::text, encode(content, 'hex') from braid.group_known",
+        &[],
+    )?;
+    let stored = Stored {
+        group,
+        me,
+        core: core
+            .map(|digits| hex::decode(&digits).ok_or_else(damaged))
+            .transpose()?,
+        snapshot: snapshot.first().map(|row| record(row)).transpose()?,
+        entries: entries
+            .iter()
+            .map(|row| record(row))
+            .collect::<Result<_, _>>()?,
+        known: known
+            .iter()
+            .map(|row| {
+                let id = MemberId::new(number(row, 0)?).ok_or_else(damaged)?;
+                Ok((id, bytes(row, 1)?))
+            })
+            .collect::<Result<_, PgError>>()?,
+    };
+    Ok(Some(Loaded { stored, continuity }))
+}
+
+/// Writes a member's work, or all that a new member stores first.
+///
+/// # Errors
+/// [`PgError`] if a table is not there.
+pub fn write(work: &Work) -> Result<(), PgError> {
+    if !work.flush {
+        execute("set local synchronous_commit = off", &[])?;
+    }
+    if let Some(core) = &work.core {
+        execute(
+            "update braid.group_self set core = decode($1, 'hex')",
+            &[hex::encode(core).into()],
+        )?;
+    }
+    if let Some(snapshot) = &work.snapshot {
+        execute("delete from braid.group_snapshot", &[])?;
+        insert("group_snapshot", snapshot)?;
+    }
+    if let Some(through) = work.delete_through {
+        execute(
+            "delete from braid.group_entry where log_index <= $1",
+            &[signed(through).into()],
+        )?;
+    }
+    if let Some(from) = work.delete_from {
+        execute(
+            "delete from braid.group_entry where log_index >= $1",
+            &[signed(from).into()],
+        )?;
+    }
+    for entry in &work.entries {
+        insert("group_entry", entry)?;
+    }
+    for (member, content) in &work.known {
+        execute(
+            "insert into braid.group_known (member_id, content) values ($1, decode($2, 'hex')) \
+             on conflict (member_id) do update set content = excluded.content",
+            &[signed(member.get()).into(), hex::encode(content).into()],
+        )?;
+    }
+    Ok(())
+}
+
+fn insert(table: &str, record: &Record) -> Result<(), PgError> {
+    table_scan::insert_undecoded(
+        own_table(table)?,
+        [
+            Cell::Bigint(signed(record.index)),
+            Cell::Bigint(signed(record.term)),
+            Cell::Bytes(&record.bytes),
+        ],
+    );
+    Ok(())
+}
+
+/// Takes out the messages that were too long for the mailbox.
+pub(super) fn take_letters() -> Result<Vec<Vec<u8>>, PgError> {
+    let found = rows(
+        "select encode(content, 'hex') from braid.group_letter order by letter_id",
+        &[],
+    )?;
+    execute("delete from braid.group_letter", &[])?;
+    Ok(found
+        .iter()
+        .filter_map(|row| hex::decode(row.first()?.as_deref()?))
+        .collect())
+}
+
+/// Makes `braid.group_member` say what is agreed.
+///
+/// # Errors
+/// [`PgError`] if a table is not there.
+pub fn show(state: &State) -> Result<(), PgError> {
+    for member in state.members() {
+        show_member(member, state.option(&recovery_option(member.id)).is_some())?;
+    }
+    show_options(state)?;
+    execute(
+        "update braid.group_self set applied_index = $1, group_name = $2::name \
+          where (applied_index, group_name) is distinct from ($1, $2::name)",
+        &[signed(state.index()).into(), state.name().into()],
+    )?;
+    connection_string::forget_unused();
+    Ok(())
+}
+
+/// Makes `braid.group_option` have the group's options.
+fn show_options(state: &State) -> Result<(), PgError> {
+    let shown = rows("select option_name, value from braid.group_option", &[])?;
+    let mut shown: BTreeMap<String, String> = shown
+        .into_iter()
+        .filter_map(|row| {
+            let [name, value] = <[Option<String>; 2]>::try_from(row).ok()?;
+            Some((name?, value?))
+        })
+        .collect();
+    for (name, value) in state.options() {
+        if shown.remove(name).as_deref() != Some(value) {
+            execute(
+                "insert into braid.group_option (option_name, value) values ($1, $2) \
+                 on conflict (option_name) do update set value = excluded.value",
+                &[name.into(), value.into()],
+            )?;
+        }
+    }
+    for name in shown.keys() {
+        execute(
+            "delete from braid.group_option where option_name = $1",
+            &[name.as_str().into()],
+        )?;
+    }
+    Ok(())
+}
+
+/// The option of the group that has a member's last transactions recovered once it is removed.
+#[must_use]
+pub fn recovery_option(member: MemberId) -> String {
+    format!("recover {member}")
+}
+
+fn show_member(member: &Member, recover: bool) -> Result<(), PgError> {
+    let about = &member.about;
+    let role = match about.role {
+        Role::Data => "data",
+        Role::Witness => "witness",
+    };
+    let known = rows(
+        "select c.dsn, m.connection_id::text from braid.group_member m \
+           left join braid.connection c using (connection_id) where m.member_id = $1",
+        &[signed(member.id.get()).into()],
+    )?;
+    let known = known.first();
+    let dsn = about.connection.expose();
+    let connection = match known.map(|row| (row.first(), row.get(1))) {
+        Some((Some(Some(same)), Some(Some(id)))) if same == dsn => id.clone(),
+        _ => connection_string::store(dsn)?,
+    };
+    let connection: i64 = connection.parse().unwrap_or(0);
+    let node = hex::encode(&about.identity.node);
+    execute(
+        "insert into braid.group_member as m (member_id, node_number, node_name, node_id, role, state, read_only, connection_id, \
+                 braid_version, postgres_version, since_index, system_identifier, recover) \
+         values ($1, $2, $3::name, $4::uuid, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
+         on conflict (member_id) do update set (node_number, node_name, node_id, role, state, read_only, connection_id, \
+                 braid_version, postgres_version, since_index, system_identifier, recover) \
+              = (excluded.node_number, excluded.node_name, excluded.node_id, excluded.role, excluded.state, excluded.read_only, \
+                 excluded.connection_id, excluded.braid_version, excluded.postgres_version, excluded.since_index, excluded.system_identifier, excluded.recover) \
+          where (m.node_number, m.node_name, m.node_id, m.role, m.state, m.read_only, m.connection_id, m.braid_version, \
+                 m.postgres_version, m.since_index, m.system_identifier, m.recover) \
+                is distinct from (excluded.node_number, excluded.node_name, excluded.node_id, excluded.role, excluded.state, \
+                 excluded.read_only, excluded.connection_id, excluded.braid_version, excluded.postgres_version, excluded.since_index, \
+                 excluded.system_identifier, excluded.recover)",
+        &[
+            signed(member.id.get()).into(),
+            i32::from(member.number.get()).into(),
+            about.name.as_str().into(),
+            node.into(),
+            role.into(),
+            member.state.word().into(),
+            member.read_only.into(),
+            connection.into(),
+            about.braid.to_string().into(),
+            i32::from(about.postgres).into(),
+            signed(member.since).into(),
+            about.identity.system.to_string().into(),
+            recover.into(),
+        ],
+    )
+}
+
+/// Connection strings of the other members. Removed ones too: they are told so when they ask.
+pub(super) fn peers(me: MemberId) -> Result<Vec<(MemberId, String)>, PgError> {
+    let found = rows(
+        "select m.member_id::text, c.dsn from braid.group_member m join braid.connection c using (connection_id) \
+          where m.member_id <> $1",
+        &[signed(me.get()).into()],
+    )?;
+    Ok(found
+        .into_iter()
+        .filter_map(|row| {
+            let [id, dsn] = <[Option<String>; 2]>::try_from(row).ok()?;
+            Some((MemberId::new(id?.parse().ok()?)?, dsn?))
+        })
+        .collect())
+}
+
+/// Notes why the member takes no part any more.
+pub(super) fn stop(why: &Stopped, hint: &str) -> Result<(), PgError> {
+    execute(
+        "update braid.group_self set stopped = $1, stopped_hint = $2 where stopped is distinct from $1",
+        &[why.to_string().into(), hint.into()],
+    )
+}

@@ -1,0 +1,152 @@
+//! create_group, and what a database needs that becomes a member.
+
+use std::ffi::CStr;
+
+use braid_bgworker::hex;
+use braid_bgworker::subscription_option::array_literal;
+use braid_group::{ConnectionString, GroupId, Identity, MemberId, NewMember, Role, Stored, Work};
+use braid_node::secrecy;
+use braid_postgres::catalog::{current_role, query};
+use braid_postgres::encoding::Text;
+use braid_postgres::server as postgres;
+use braid_workers::group::{store, version};
+use pgrx::pg_extern;
+
+use super::super::failure::{Failure, Outcome};
+use super::super::options::texts;
+use super::super::{local, node, required, required_name, run, text, wake_manager};
+use super::{check_no_group, check_rights, insert_self};
+
+/// braid.create_group(group_name name, node_name name, dsn text, publications text[], adopt boolean)
+#[pg_extern(sql = false)]
+fn create_group(
+    group_name: Option<&CStr>,
+    node_name: Option<&CStr>,
+    dsn: Option<Text>,
+    publications: Option<Vec<Option<Text>>>,
+    adopt: Option<bool>,
+) {
+    secrecy::note_call();
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let name = required_name(group_name, "group_name")?;
+        node::check_name(&name, "group")?;
+        let publications = required(texts(publications, "publications")?, "publications")?;
+        let adopt = required(adopt, "adopt")?;
+        check_no_group()?;
+        let (node, dsn) = become_node(node_name, text(dsn).as_deref())?;
+        let subscriptions = local::column(&query(
+            "select subscription_name from braid.subscription order by 1",
+            &[],
+        ));
+        if !adopt && !subscriptions.is_empty() {
+            return Err(Failure::state("this node has subscriptions already")
+                .detail(format!("Subscriptions: {}.", subscriptions.join(", ")))
+                .hint(
+                    "Use adopt => true to have the group go on with those between its members.",
+                ));
+        }
+        create_publications(&publications);
+        let id = random_id()?;
+        let stored = Stored::create(id, &name, new_member(&node, &dsn, Role::Data)?)
+            .map_err(|error| Failure::parameter(error.to_string()))?;
+        // Sequences that were set up by hand stay so.
+        let mode = if adopt { "adopt" } else { "first" };
+        insert_self(&id, &name, MemberId::FIRST, &publications, None, mode);
+        let work = Work {
+            flush: true,
+            core: stored.core,
+            snapshot: stored.snapshot,
+            ..Work::default()
+        };
+        store::write(&work)?;
+        if let Some(snapshot) = &work.snapshot
+            && let Ok(state) = braid_group::State::decode(&snapshot.bytes)
+        {
+            store::show(&state)?;
+        }
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// Makes this database a node, if it is none.
+pub(super) fn become_node(
+    name: Option<&CStr>,
+    dsn: Option<&str>,
+) -> Outcome<(local::LocalNode, String)> {
+    let wanted = name.map(braid_postgres::catalog::utf8_string);
+    if local::find_node().is_none() {
+        let name = wanted.clone().ok_or_else(|| {
+            Failure::null_argument("node_name")
+                .hint("This database is no node yet: give it a name.")
+        })?;
+        node::create(&name, &required(dsn.map(str::to_owned), "dsn")?)?;
+    }
+    let node = local::check_node(local::lock_node())?;
+    if wanted.is_some_and(|wanted| wanted != node.name) {
+        return Err(
+            Failure::duplicate(format!("this database already is node \"{}\"", node.name))
+                .hint("Leave node_name out, or drop the node first."),
+        );
+    }
+    let known = query(
+        "select c.dsn from braid.node n join braid.connection c using (connection_id) where n.is_local",
+        &[],
+    );
+    let known = known.get(0, 0).map(str::to_owned).ok_or_else(|| {
+        Failure::state("this node has no connection string")
+            .hint("Drop the node and create it anew with one.")
+    })?;
+    if dsn.is_some_and(|dsn| dsn != known) {
+        return Err(
+            Failure::state("this node has another connection string").hint(
+                "Leave dsn out to have the other members connect by the node's own, or drop the node first.",
+            ),
+        );
+    }
+    Ok((node, known))
+}
+
+/// This node as it asks to be a member.
+pub(super) fn new_member(node: &local::LocalNode, dsn: &str, role: Role) -> Outcome<NewMember> {
+    let digits = node.id.replace('-', "");
+    let id = hex::decode(&digits)
+        .and_then(|bytes| <[u8; 16]>::try_from(bytes).ok())
+        .ok_or_else(|| Failure::state("the node's identity can't be read"))?;
+    Ok(NewMember {
+        name: node.name.clone(),
+        role,
+        identity: Identity {
+            system: postgres::system_identifier(),
+            node: id,
+        },
+        braid: version(),
+        postgres: postgres::major(),
+        connection: ConnectionString::new(dsn)
+            .ok_or_else(|| Failure::parameter("the connection string is too long"))?,
+    })
+}
+
+/// Publications that are missing become ones of all tables.
+fn create_publications(wanted: &[String]) {
+    let missing = query(
+        "select format('create publication %I for all tables', p) from unnest($1::text[]) p \
+          where not exists (select from pg_publication where pubname = p)",
+        &[Some(&array_literal(wanted))],
+    );
+    for statement in local::column(&missing) {
+        query(&statement, &[]);
+    }
+}
+
+fn random_id() -> Outcome<GroupId> {
+    let drawn = query("select encode(uuid_send(gen_random_uuid()), 'hex')", &[]);
+    drawn
+        .get(0, 0)
+        .and_then(hex::decode)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(GroupId)
+        .ok_or_else(|| Failure::state("no identity could be drawn").hint("Try again."))
+}

@@ -1,0 +1,214 @@
+//! leave_group, abort_join, remove_node and forget_group.
+
+use std::ffi::CStr;
+
+use braid_bgworker::hex;
+use braid_bgworker::slot_name;
+use braid_bgworker::sql_text::quote_literal;
+use braid_group::{Command, MemberId, MemberState};
+use braid_node::connection_string;
+use braid_postgres::catalog::{current_role, query};
+use braid_postgres::rows::Rows;
+use braid_workers::group::{request, store};
+use pgrx::{pg_extern, pg_sys};
+
+use super::super::failure::{Failure, Outcome, notice};
+use super::super::{local, provider, required, required_name, run, wake_manager};
+use super::{PATIENCE, ask, check_goes_on, check_rights, find_member, require_own};
+
+/// braid.leave_group()
+#[pg_extern(sql = false)]
+fn leave_group() {
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let (me, _) = require_own()?;
+        check_goes_on()?;
+        let others = query(
+            "select 1 from braid.group_member where member_id <> $1::bigint and state <> 'removed'",
+            &[Some(&me.to_string())],
+        );
+        if others.is_empty() {
+            // Nobody is left who would have to agree.
+            query("select braid.forget_members()", &[]);
+            connection_string::forget_unused();
+        } else {
+            ask(Command::SetState {
+                member: me,
+                state: MemberState::Leaving,
+            })?;
+        }
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// braid.abort_join()
+#[pg_extern(sql = false)]
+fn abort_join() {
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let (me, group) = require_own()?;
+        let open = query("select 1 from braid.join_step where done_at is null", &[]);
+        if open.is_empty() {
+            return Err(
+                Failure::state(format!("this node has joined group \"{group}\""))
+                    .hint("Leave it with braid.leave_group()."),
+            );
+        }
+        let members = query(
+            "select m.node_name, c.dsn, \
+                    (select s.subscription_name from braid.subscription s where s.provider_id = m.node_id order by s.subscription_id limit 1) \
+               from braid.group_member m join braid.connection c using (connection_id) \
+              where m.member_id <> $1::bigint and m.state <> 'removed' order by m.member_id",
+            &[Some(&me.to_string())],
+        );
+        remove_by_others(me, &members, caller)?;
+        for row in members.iter() {
+            if let Some(subscription) = row.get(2).cloned().flatten() {
+                query(
+                    "select braid.drop_subscription($1::name)",
+                    &[Some(&subscription)],
+                );
+            }
+        }
+        let own = local::require_node()?.name;
+        for row in members.iter() {
+            let Some(peer) = row.first().cloned().flatten() else {
+                continue;
+            };
+            let slot = slot_name::between(&peer, &own).1;
+            query(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = $1::name and not active",
+                &[Some(&slot)],
+            );
+        }
+        query("select braid.forget_members()", &[]);
+        connection_string::forget_unused();
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// Has another member ask the group to remove this one, and drops slots for this one there.
+fn remove_by_others(me: MemberId, members: &Rows, caller: pg_sys::Oid) -> Outcome<()> {
+    let question = request::question(Command::RemoveMember { member: me })?;
+    let own = local::require_node()?.name;
+    let mut removed = false;
+    let mut last = None;
+    for row in members.iter() {
+        let [Some(peer), Some(dsn), _] = row else {
+            continue;
+        };
+        let mut connection = match provider::connect(dsn, caller) {
+            Ok(connection) => connection,
+            Err(failure) => {
+                last = Some(failure);
+                continue;
+            }
+        };
+        if !removed {
+            match connection.query(&format!(
+                "select braid.group_remove('\\x{}'::pg_catalog.bytea)",
+                hex::encode(&question)
+            )) {
+                Ok(_) => removed = true,
+                Err(error) => {
+                    last = Some(Failure::provider(
+                        format!("node \"{peer}\" could not have this node removed"),
+                        &error,
+                    ));
+                }
+            }
+        }
+        let slot = slot_name::between(&own, peer).1;
+        let dropped = connection.query(&format!(
+            "select pg_catalog.pg_drop_replication_slot(slot_name) from pg_catalog.pg_replication_slots where slot_name = {} and not active",
+            quote_literal(&slot)
+        ));
+        if let Err(error) = dropped {
+            Failure::provider(format!("slot \"{slot}\" stays at node \"{peer}\""), &error)
+                .into_warning(format!("slot \"{slot}\" stays at node \"{peer}\""))
+                .warn();
+        }
+    }
+    match last {
+        Some(failure) if !removed => Err(failure),
+        _ => Ok(()),
+    }
+}
+
+/// braid.remove_node(node_name name, recover boolean)
+#[pg_extern(sql = false)]
+fn remove_node(node_name: Option<&CStr>, recover: Option<bool>) {
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let (me, group) = require_own()?;
+        check_goes_on()?;
+        let name = required_name(node_name, "node_name")?;
+        let recover = required(recover, "recover")?;
+        let id = find_member(&name, &group)?;
+        let found = query(
+            "select recover from braid.group_member where member_id = $1::bigint",
+            &[Some(&id.to_string())],
+        );
+        if id == me {
+            return Err(Failure::parameter("a node can't remove itself")
+                .hint("Use braid.leave_group(), or remove it from another node."));
+        }
+        // Before: all members know it when they see that the node was removed.
+        let was_asked = found.get(0, 0) == Some("t");
+        if recover != was_asked {
+            ask(Command::SetOption {
+                name: store::recovery_option(id),
+                value: recover.then(|| "on".to_owned()),
+            })?;
+        }
+        ask(Command::RemoveMember { member: id })?;
+        wake_manager();
+        Ok(())
+    });
+}
+
+/// braid.start_without(node_name name)
+#[pg_extern(sql = false)]
+fn start_without(node_name: Option<&CStr>) {
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let (_, group) = require_own()?;
+        let name = required_name(node_name, "node_name")?;
+        let absent = find_member(&name, &group)?;
+        request::vouch(absent, PATIENCE)?;
+        notice(format!(
+            "this node takes part in group \"{group}\" without a word of node \"{name}\"; remove that one with braid.remove_node if it is gone for good"
+        ));
+        Ok(())
+    });
+}
+
+/// braid.forget_group()
+#[pg_extern(sql = false)]
+fn forget_group() {
+    let caller = current_role();
+    run(|| {
+        check_rights(caller)?;
+        let (_, group) = require_own()?;
+        let stopped = query(
+            "select 1 from braid.group_self where stopped is not null",
+            &[],
+        );
+        if stopped.is_empty() {
+            return Err(Failure::state(format!(
+                "this node still is a member of group \"{group}\""
+            ))
+            .hint("Leave it with braid.leave_group(), or have another node remove it."));
+        }
+        query("select braid.forget_members()", &[]);
+        connection_string::forget_unused();
+        wake_manager();
+        Ok(())
+    });
+}
