@@ -3857,7 +3857,7 @@ create function braid.join_group(
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'join_group_wrapper';
-comment on function braid.join_group is 'makes this database a member of the group of another one; takes effect after commit, step by step; with mode data, the rows of both are reconciled';
+comment on function braid.join_group is 'makes this database a member of the group of another one; takes effect after commit, step by step';
 
 create function braid.leave_group() returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp

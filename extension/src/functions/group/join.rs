@@ -15,7 +15,7 @@ use super::super::failure::{Failure, Outcome, notice};
 use super::super::provider::Provider;
 use super::super::{local, required, run, text, wake_manager};
 use super::create::{become_node, new_member};
-use super::{check_no_group, check_rights, insert_self, join_data};
+use super::{check_no_group, check_rights, insert_self};
 
 /// The steps of joining, in their order: as `braid_workers::group::steps` carries them out.
 const STEPS: [&str; 10] = [
@@ -64,9 +64,9 @@ fn join_group(
         check_rights(caller)?;
         let member_dsn = required(text(member_dsn), "member_dsn")?;
         let mode = required(text(mode), "mode")?;
-        if !["empty", "schema", "data", "adopt", WITNESS].contains(&mode.as_str()) {
+        if !["empty", "schema", "adopt", WITNESS].contains(&mode.as_str()) {
             return Err(Failure::parameter(format!("invalid mode \"{mode}\"")).hint(
-                "Use empty for a database without tables, schema for one that has them without rows, data for one that has rows that are to be reconciled, adopt for one that was set up by hand, witness for one that only votes.",
+                "Use empty for a database without tables, schema for one that has them without rows, adopt for one that was set up by hand, witness for one that only votes.",
             ));
         }
         check_no_group()?;
@@ -92,9 +92,6 @@ fn join_group(
             "select unnest($1::text[])",
             &[Some(contacts.get(0, 2).unwrap_or("{braid}"))],
         ));
-        if mode == "data" {
-            join_data::check(&mut source, &publications)?;
-        }
         let role = if mode == WITNESS {
             Role::Witness
         } else {
@@ -154,7 +151,7 @@ fn check_contents(mode: &str) -> Outcome<()> {
                 if !rows.is_empty() {
                     return Err(Failure::state(format!("table {table} has rows"))
                         .detail("They would not reach the other nodes, and the rows that are copied would meet them.")
-                        .hint("Join with mode => 'data' to reconcile them with those of the group, or empty the tables first."));
+                        .hint("Save them, empty the tables, join, and insert them again."));
                 }
             }
         }

@@ -6,7 +6,6 @@
 //! | file | functions |
 //! |---|---|
 //! | `create.rs`, `join.rs` | of a database that becomes a member |
-//! | `join_data.rs` | what joining with rows needs |
 //! | `leave.rs` | of a member that leaves, is removed, or gives up |
 //! | `peer.rs` | that members call at each other |
 //! | `progress.rs` | waiting, and the view of the group |
@@ -15,7 +14,6 @@
 
 mod create;
 mod join;
-mod join_data;
 mod leave;
 mod peer;
 mod progress;

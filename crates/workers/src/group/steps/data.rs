@@ -50,8 +50,7 @@
 //! Sequences of the source go on after this node's values before the first row comes: else sessions
 //! would give numbers again that rows have which are yet to come.
 //!
-//! `join_group` refuses what can't be reconciled before anything is changed
-//! (`extension/src/functions/group/join_data.rs`).
+//! `join_group` refuses this mode: the deletion that point 1 names would be lost at some members.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::{self, PgError};
