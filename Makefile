@@ -1,7 +1,9 @@
 # Braid's one entry: build, install, test, demonstrate, measure.
 #
 #   make && make install          with the PostgreSQL that pg_config belongs to
-#   make test [PG_CONFIG=...]     every test; installs what is missing first; SUITES="regress tap" for some of them
+#   make test [PG_CONFIG=...]     what every change has to pass; installs what is missing first; SUITES="regress tap" for some of it
+#   make test-all                 every test on every major, with new seeds: hours
+#   make soak                     rare faults, for as long as it is told
 #   make demo [KEEP=1]            three writable nodes that converge, before your eyes
 #
 # The library is built by cargo; PGXS says where things go.
@@ -82,9 +84,13 @@ setup:
 test: setup
 	$(MAKE) --no-print-directory test-installed
 
-# PostgreSQL's own tests come with its sources, which Debian's archive lacks for the majors that scripts/unpack-postgres knows.
 test-installed: install
-	scripts/test $(or $(SUITES),unit inside regress tap demo $(if $(filter 17 19,$(major)),,postgres) differential)
+	GATE=1 scripts/test $(or $(SUITES),unit inside regress tap demo)
+
+# Everything there is, on every major. Where it fails, it goes on; each part is named at the end.
+.PHONY: test-all
+test-all: setup
+	scripts/test-all
 
 unit:
 	scripts/test unit
@@ -225,10 +231,9 @@ lint: check-sql
 	    $(CARGO) doc --release $(cargo_flags) --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
 	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
-	@for test in t/*.pl; do grep -qF -- "- \`$${test#t/}\`: " t/README.md || { echo "lint: t/README.md lacks $$test" >&2; exit 1; }; done
-	@for test in t/*.pl; do sed -n '1,/^$$/p' $$test | grep -qE '^# Majors: (every|all|one|assert)$$' || { \
-	    echo "lint: the head of $$test does not say on which majors it runs: t/README.md" >&2; exit 1; }; done
-	@for test in $$(sed -n 's/^- `\([a-z0-9_]*\.pl\)`: .*/\1/p' t/README.md); do \
+	@for test in t/*.pl; do grep -qE "^\| \`$${test#t/}\` \|.*\| (both|15|18|-) \| (light|heavy|alone) \| [^|]+ \|$$" t/README.md || { \
+	    echo "lint: t/README.md lacks $$test, or does not say where and how it runs" >&2; exit 1; }; done
+	@for test in $$(sed -n 's/^| `\([a-z0-9_]*\.pl\)` .*/\1/p' t/README.md); do \
 	    [ -e t/$$test ] || { echo "lint: t/README.md names $$test, which is not there" >&2; exit 1; }; done
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi

@@ -1,5 +1,4 @@
 # Two nodes, both written to: single changes in each direction, then pgbench on both over the same keys.
-# Majors: every
 
 use strict;
 use warnings;

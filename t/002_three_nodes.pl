@@ -1,5 +1,4 @@
 # Three nodes in a full mesh, pgbench on all three over the same keys.
-# Majors: one
 
 use strict;
 use warnings;

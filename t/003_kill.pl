@@ -3,7 +3,6 @@
 #
 # The ledger has no key, so a row that came twice would stay twice. Each transaction also counts in a row of its own node:
 # what was lost or doubled makes the count differ from the ledger. Rows that both nodes write must converge.
-# Majors: one
 
 use strict;
 use warnings;

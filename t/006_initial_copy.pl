@@ -1,5 +1,4 @@
 # The initial copy: while both nodes are written to, several tables at once, interrupted, and refused where it would clash.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Every built-in type, and types made by users and extensions, arrive with the very same value, between nodes that differ in
 # encoding, DateStyle, TimeZone, IntervalStyle, bytea_output, float digits and locale.
-# Majors: every
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # Partitioned tables: leaf to leaf, root to a differently partitioned root, root to a plain table, rows that change partition.
-# Majors: every
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A role that is no superuser sets up and runs replication with braid_admin alone, over a connection that has a password; nobody's
 # password reaches a log.
-# Majors: all
 
 use strict;
 use warnings;
@@ -88,6 +87,7 @@ succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'a
 $tokyo->safe_psql('postgres', 'delete from item where id = 1000');
 succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", 'up to now');
 like(succeeds($paris, q[call braid.compare('from_tokyo', 'item')], 'compare'), qr/\|0\|0\|101$/, 'nothing differs');
+streams($paris, 'from_tokyo', 'the subscription streams');
 my ($status) = $paris->safe_psql('postgres', q[select state from braid.subscription_status where name = 'from_tokyo'], extra_params => [ '-U', 'watcher' ]);
 is($status, 'streaming', 'the watcher sees it');
 

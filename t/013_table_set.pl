@@ -1,6 +1,5 @@
 # Tables come and go while a subscription runs: a publication gains and loses some, and one that has gone astray is copied anew, which
 # the provider does not feel.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Transactions many times the size of the buffer between leader and appliers, values of many megabytes, subtransactions: all
 # of it arrives once, in bounded memory, also when an applier ends in the middle.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # What a node received goes on to another with origin => 'any', still as its first origin's; in a ring of three it stops there.
-# Majors: one
 
 use strict;
 use warnings;
@@ -122,7 +121,7 @@ my $quiet = wait_until(sub {
 ok($quiet, 'no node writes WAL any more');
 for my $node (@nodes)
 {
-	is($node->safe_psql('postgres', q[select count(*) from braid.subscription_status where state = 'streaming']), '1', $node->name . ' is streaming');
+	becomes($node, q[select count(*) from braid.subscription_status where state = 'streaming'], '1', $node->name . ' is streaming');
 }
 
 done_testing();

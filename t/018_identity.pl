@@ -1,6 +1,5 @@
 # Rows are found by whatever identifies them: whole rows with duplicates and nulls, keys, chosen indexes; keys change, also
 # in chains and swaps within one transaction; unchanged large values stay what they are.
-# Majors: every
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Two nodes change the same rows while they do not hear of each other. Afterwards they agree, and each has written down what
 # it met, what stayed, and what did not.
-# Majors: one
 
 use strict;
 use warnings;

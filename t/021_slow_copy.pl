@@ -1,5 +1,4 @@
 # The stream waits for a table that is being copied, for longer than wal_receiver_timeout: the copy goes on, and so does the connection.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # What a server lacks is said when a node or a subscription is created: with an SQLSTATE, the setting's name, and what to do.
-# Majors: all
 
 use strict;
 use warnings;

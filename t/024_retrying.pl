@@ -1,5 +1,4 @@
 # What may pass is tried again, and the status says so whole: message, hint and position, until it is over.
-# Majors: one
 
 use strict;
 use warnings;

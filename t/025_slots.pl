@@ -1,5 +1,4 @@
 # Slots: one that is there already is read from, if it is one that can be; nobody else's is ever dropped.
-# Majors: all
 
 use strict;
 use warnings;

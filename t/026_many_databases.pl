@@ -1,5 +1,4 @@
 # A server with many databases: finding out which have the extension takes no worker processes from those that do.
-# Majors: one
 
 use strict;
 use warnings;
@@ -17,9 +16,9 @@ $paris->safe_psql('postgres', "create database empty_$_ strategy file_copy") for
 # One more is a node, and the last to be looked at.
 $paris->safe_psql('postgres', 'create database node_too');
 
-# As many as Braid needs here: launcher, supervisor, two managers, leader, two appliers, one to find out with, and one that has ended
-# without the postmaster having noticed.
-$paris->append_conf('postgresql.conf', "max_worker_processes = 9\n");
+# As many as Braid needs here: launcher, supervisor, two managers, leader, two appliers, one to find out with, and three that have
+# ended without the postmaster having noticed.
+$paris->append_conf('postgresql.conf', "max_worker_processes = 11\n");
 my $log_start = -s $paris->logfile;
 $paris->restart;
 $tokyo->safe_psql('postgres', q[insert into item values (1, 'one')]);

@@ -1,6 +1,5 @@
 # braid.set_rate_limit: how fast a subscriber reads is held to what was set, also while it runs, for streaming and for the initial
 # copy, and the provider's walsender does not take it for dead.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A peer that sends garbage, stalls, or closes the connection in the middle of a record: an error, another attempt, nothing lost
 # and nothing twice, and nobody crashes. At random places of the stream, under load.
-# Majors: one
 
 use strict;
 use warnings;

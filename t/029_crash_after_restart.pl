@@ -1,6 +1,5 @@
 # A leader that starts anew reports where its predecessor had come to. What was applied up to there but never flushed must not
 # be reported: a crash would take it, and the provider would never send it again.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # gir-tail follows a slot: each format, killed and gone on with, the server restarted under it, until a position; and a reader in
 # another language, written from the protocol's document alone, says the same of the same bytes.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,7 +1,6 @@
 # The format wal2json against wal2json itself: two slots over the same WAL, everything that they say compared byte by byte. Tables,
 # types, values, identities, transactions and options are generated; BRAID_SEED repeats a run, BRAID_WAL2JSON_ROUNDS=n makes a
 # longer one. Where wal2json 2.5 writes what is no JSON, what its later versions write is expected.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode parallel: each transaction takes effect once. For half of it one
 # applier does all unless more prove faster, for half of it all do.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Apply mode batch: a backlog is committed in far fewer transactions than it came in, and nothing else differs: tables of every
 # kind, a transaction that can't be applied in the middle, changes of the subscriber's tables meanwhile.
-# Majors: every
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # The number of appliers follows the load between its limits, without a restart of anything, and each change says why.
-# Majors: one
 
 use strict;
 use warnings;

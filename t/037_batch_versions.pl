@@ -1,7 +1,6 @@
 # A batch has one commit, but its rows have the versions of the provider's transactions: a change of a third node that is newer
 # than a row of the batch and older than the batch wins at every node, and one that is older than both loses; for updates and
 # for deletes, before and after a rewrite of the table and a restart.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Apply mode batch: a transaction that depends on one of its own batch and on an earlier one that another applier has not committed
 # yet waits for that one, in either order of commits.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A source that sends again whatever it has no answer for: kill -9 of the server before and after the commit of braid.ingest, at
 # random moments. Each record takes effect once, and the position goes with the rows.
-# Majors: one
 
 use strict;
 use warnings;

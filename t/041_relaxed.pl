@@ -1,6 +1,5 @@
 # commit_order => 'relaxed': a transaction is committed as soon as what it depends on is, whatever is before it. One that is held up here
 # does not hold up those behind it, but nothing counts as applied beyond it; and every row ends as at the provider.
-# Majors: one
 
 use strict;
 use warnings;
@@ -153,7 +152,7 @@ for my $mode ('parallel', 'batch', 'batch and consolidate')
 	same_tables([ $tokyo, $paris ], 'hot', 'cold', 'plain');
 	is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_record'), '0', "no conflict, $mode");
 }
-is(status($paris, $name)->{state}, 'streaming', 'no error on the way');
+streams($paris, $name, 'no error on the way');
 
 # A leader that starts when nothing is ahead any more leaves no row of it.
 $paris->restart;

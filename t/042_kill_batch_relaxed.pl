@@ -1,5 +1,4 @@
 # kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode batch, half of it joining changes of one row, in relaxed commit order: each transaction takes effect once.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # kill -9 of random processes of provider and subscriber while the subscription goes from one apply mode and commit order to another:
 # commits may overtake each other, and then may not again. Each transaction takes effect once.
-# Majors: assert
 
 use strict;
 use warnings;

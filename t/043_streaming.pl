@@ -1,6 +1,5 @@
 # Large transactions leave the provider while they run: several at once between small ones, with subtransactions and whole
 # transactions rolled back in the middle, DDL, TOAST and truncate inside. Nothing of them is seen before their commit, all of it after.
-# Majors: every
 
 use strict;
 use warnings;

@@ -4,7 +4,6 @@
 #
 # A row of the ledger and one step of a counter are one transaction: the counter is compared with how often it was incremented
 # by a transaction that committed.
-# Majors: one
 
 use strict;
 use warnings;

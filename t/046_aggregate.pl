@@ -1,6 +1,5 @@
 # Apply mode aggregate: a backlog is regrouped by table and rows that come are inserted in bulk, and nothing else differs: tables
 # of every kind, conflicts with rows of this node, unique violations, sessions that insert the same keys meanwhile.
-# Majors: all
 
 use strict;
 use warnings;

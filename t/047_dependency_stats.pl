@@ -1,5 +1,4 @@
 # What braid.dependency_stats says of loads whose shape is known.
-# Majors: one
 
 use strict;
 use warnings;

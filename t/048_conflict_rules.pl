@@ -1,6 +1,5 @@
 # What is done about a conflict is what the rule for the table and the kind says, here; a rule that is changed counts from the
 # next transaction on; the history says by which rule.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Two nodes write rows that are equal under another unique key than the primary key, while nothing is delivered. The newer row stays
 # on both, the older leaves and is in the history; nothing stops.
-# Majors: one
 
 use strict;
 use warnings;

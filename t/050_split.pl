@@ -1,6 +1,5 @@
 # split_transactions_above: what has more changes is committed in pieces. Each piece is as large as it may be, has the version of its
 # transaction, and takes effect once, whatever stops it in between; nothing overtakes it; what is seen of it is told.
-# Majors: one
 
 use strict;
 use warnings;

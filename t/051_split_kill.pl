@@ -4,7 +4,6 @@
 # A row of the ledger and one step of a counter are one transaction, though not one piece: the counter is compared with how often it was
 # incremented by a transaction that committed. The ledger has no key, so what came twice would be there twice; so has the trace, where larger
 # transactions leave a row for each row that they change.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # What lost a conflict is put back on one node and is there on all; conflicts are counted, exactly, through restarts and crashes and
 # whether they are recorded or not; the history goes after its time, the counts stay.
-# Majors: one
 
 use strict;
 use warnings;

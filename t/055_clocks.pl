@@ -1,6 +1,5 @@
 # I4: a transaction that changes a row gets a newer version than the row had, although the clock of the node that wrote the row is ahead:
 # its commit waits. Where that would take too long it does not wait but says so, or fails if that is asked for. Nobody else waits.
-# Majors: one
 
 use strict;
 use warnings;

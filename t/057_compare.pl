@@ -1,5 +1,4 @@
 # braid.compare while both nodes are written to: what is on its way is no difference, and what was made to differ by hand is found.
-# Majors: one
 
 use strict;
 use warnings;

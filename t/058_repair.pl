@@ -1,6 +1,5 @@
 # braid.repair: rows become what they are at the provider, with its versions and origins; nothing of it goes on to other nodes, no trigger
 # fires that an applier would not fire, what was written meanwhile is left alone, and all of it is written down.
-# Majors: one
 
 use strict;
 use warnings;

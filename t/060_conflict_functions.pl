@@ -1,6 +1,5 @@
 # Conflict functions: each node makes the same row of two, whichever it had first, with the same version; what one node had merged
 # is not lost to the next change of a node that had not seen it; what the function writes besides stays here or goes to the others.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,7 +1,6 @@
 # A conflict function that fails, takes too long or gives what can't be: its transaction is set aside, with what depends on it and with the function, table,
 # key and kind, and everything else flows on; or the subscription stops, where that is asked for and where the function is gone. Nothing is lost, and another
 # function, or another rule, lets it go on. Whose rights it has.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Column rules: what is added on several nodes that are cut off from each other adds up on all of them, in whatever order it arrives;
 # largest and smallest values; the row's version stays that of the newest change, also where an older one has added to it.
-# Majors: one
 
 use strict;
 use warnings;

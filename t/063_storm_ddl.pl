@@ -1,5 +1,4 @@
 # A storm as in t/063_storm.pl, with statements that change the schema on every node.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # Storms as in t/063_storm.pl: on two nodes, with TRUNCATE, with prepared transactions, and with a conflict function.
-# Majors: assert
 
 use strict;
 use warnings;

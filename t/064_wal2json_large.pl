@@ -3,7 +3,6 @@
 # that an update left as they were are named when they are asked for.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB; a soak takes larger ones, and pieces as large as can be.
-# Majors: one
 
 use strict;
 use warnings;

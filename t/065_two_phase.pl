@@ -1,6 +1,5 @@
 # Prepared transactions arrive prepared: seen only once they are committed, with the source's origin and time, whatever is restarted or
 # stopped in between; rolled back where they are rolled back at the provider.
-# Majors: all
 
 use strict;
 use warnings;

@@ -3,7 +3,6 @@
 #
 # A row of the ledger and one step of a counter are one transaction: the counter is compared with how often it was incremented
 # by a transaction that committed.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # on_error => 'park': a transaction that can't be applied is set aside with what depends on it, everything else flows on; it survives a restart, is applied
 # later, in order and under its own version, or given up.
-# Majors: one
 
 use strict;
 use warnings;

@@ -3,7 +3,6 @@
 #
 # Each transaction has a row of the ledger. One that was applied twice would be a conflict; one that was neither applied nor parked would be missing. In the end
 # they are committed in pieces of one change: what is parked of most is what comes after that row.
-# Majors: assert
 
 use strict;
 use warnings;

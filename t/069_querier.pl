@@ -1,6 +1,5 @@
 # An update that leaves large columns as they are does not carry them. Where the row here was last written by another node than the
 # update's, they are asked for at the node that has them; otherwise nobody is asked.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Three nodes: one meets a row and the one that it loses to, others never see the two together, because the winner has given way before
 # the loser came there. All end with the same rows.
-# Majors: one
 
 use strict;
 use warnings;

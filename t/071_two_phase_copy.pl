@@ -1,6 +1,5 @@
 # Transactions that are prepared before, while and after tables are copied: what a copy has seen of them is left out, the rest is applied.
 # And what a prepared transaction deletes is remembered with the time of its commit.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # How far apart clocks are is measured, shown and warned of, while they are set; and changes that come from the future are held back until
 # their time has come, if that is asked for.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Three nodes, ranges that overlap and keys that are checked at a transaction's end: some meet on one node, others on another, in
 # another order. All nodes end with the same rows, of which no two meet.
-# Majors: one
 
 use strict;
 use warnings;

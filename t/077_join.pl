@@ -1,6 +1,5 @@
 # A third node joins while the two others write: the rows that it copies from one of them keep their versions, so that what comes from the
 # other one afterwards, and is older, or was seen already by the first, changes nothing; what was deleted stays deleted.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A clock that steps back changes who wins, but never makes nodes differ: where a commit would have to wait too long for this node's clock,
 # its transaction gets a version of its own, after all that it may have seen. Each of three nodes has a clock that is set while it runs.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # One applier takes the transactions or all of them do, whichever is faster, and the view says so.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A rule for conflicts that is set on one node for all of them: it comes with what was committed before and after it, the newer of two stays on
 # every node, and nobody else can send one.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # How often a transaction is tried that can't be applied: for ever while it fails for what passes by itself, three times where it violates a
 # constraint, however often it has failed before for something else.
-# Majors: one
 
 use strict;
 use warnings;

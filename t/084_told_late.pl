@@ -1,6 +1,5 @@
 # A row lost to another one on a node that then can't tell the others: the applier is ended in between, or fails. The others hear of it all
 # the same, and soon, though they never see the two rows together.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # An applier that is told to end in the middle of a commit has applied nothing of it: what it had in hand comes again. From 16 on, PostgreSQL moves a
 # replication origin with what is rolled back too, to wherever the process has said by then.
-# Majors: one
 
 use strict;
 use warnings;

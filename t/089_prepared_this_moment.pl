@@ -2,7 +2,6 @@
 # noted down until it has ended there, and is not taken for ended in between: its COMMIT PREPARED would meet nothing.
 #
 # A debugger holds the session at that point.
-# Majors: one
 
 use strict;
 use warnings;

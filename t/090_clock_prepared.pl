@@ -1,7 +1,6 @@
 # A clock that steps back between PREPARE TRANSACTION and COMMIT PREPARED never makes nodes differ: the transaction gets a version after all
 # that its node has seen, though nothing can be added to it any more. It reaches those who had it prepared, those who get it whole, the
 # collector of deletions and readers of JSON.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A table is copied from one node while another one's rows come, and two of them are equal under a further unique key. The copy is made again
 # until both nodes have heard of each other, and one of the two rows has left on all of them: nobody has to do anything.
-# Majors: one
 
 use strict;
 use warnings;

@@ -2,7 +2,6 @@
 # twice, and nobody crashes. Under load, with small transactions, many to a frame, and large ones of several frames.
 #
 # Not here, since each record is right by itself: a change within a transaction that comes twice, a change or a transaction that does not come.
-# Majors: one
 
 use strict;
 use warnings;

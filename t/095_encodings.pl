@@ -1,6 +1,5 @@
 # Names that are not ASCII, between nodes of different encodings: schemas, tables, columns, in the stream, the copy, conflicts, views and
 # errors.
-# Majors: one
 
 use strict;
 use warnings;

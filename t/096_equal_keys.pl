@@ -1,6 +1,5 @@
 # Keys that are equal without being the same (1.0 and 1.00, 'Ada' and 'ADA' where a collation or the type says so, 0.0 and -0.0): a row that
 # was deleted under one of them does not come back by an older change that has another one, also when VACUUM has removed its dead versions.
-# Majors: one
 
 use strict;
 use warnings;

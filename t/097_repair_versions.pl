@@ -1,6 +1,5 @@
 # braid.compare and braid.repair go by the versions that rows have, not by the commits that brought them: of rows that were applied in batches, that
 # an older change has added to, and that were copied. Whoever is asked, both nodes take the same side, and the row keeps the version that won.
-# Majors: one
 
 use strict;
 use warnings;

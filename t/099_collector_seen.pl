@@ -1,5 +1,4 @@
 # Deletions that are being remembered are looked at meanwhile: nobody may take them for rolled back.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # Creating, altering and dropping a subscription takes effect when its transaction commits, not before, and not if it does not.
-# Majors: one
 
 use strict;
 use warnings;

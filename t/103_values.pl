@@ -1,5 +1,4 @@
 # What the views say while changes arrive: how far it is behind, how fast it is, what was done to each table. And with whose rights.
-# Majors: one
 
 use strict;
 use warnings;
@@ -45,12 +44,12 @@ is($counters->('still'), '0|0|0|0|0', 'a table without changes has none');
 is($all, 't|82|35|12|1', 'and for the subscription');
 
 # Rates: so many transactions a second, of three rows each.
-my $per_second = 100;
+my $per_second = 40;
 my $script = $tokyo->basedir . '/rate.sql';
 append_to_file($script, "insert into item values (10000 + :client_id * 100000 + nextval('number'), 'a'), (10000000 + :client_id * 100000 + currval('number'), 'b'), "
 	  . "(20000000 + :client_id * 100000 + currval('number'), 'c');\n");
 $tokyo->safe_psql('postgres', 'create sequence number');
-my $load = IPC::Run::start([ 'pgbench', '-n', '-h', $tokyo->host, '-p', $tokyo->port, '-R', $per_second, '-T', 20, '-f', $script, 'postgres' ],
+my $load = IPC::Run::start([ 'pgbench', '-n', '-h', $tokyo->host, '-p', $tokyo->port, '-R', $per_second, '-T', 40, '-f', $script, 'postgres' ],
 	'>', \my $out, '2>', \my $err);
 my ($tx, $rows) = (0, 0);
 my $near = sub { my ($value, $wanted) = @_; return $value > 0.5 * $wanted && $value < 1.5 * $wanted };

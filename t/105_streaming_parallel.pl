@@ -1,6 +1,5 @@
 # A large transaction is applied while it runs at the provider (streaming => 'parallel'): nothing of it is seen before its commit, all of it a
 # moment after; nobody waits for it; and whatever its commit would have to decide is decided then.
-# Majors: all
 
 use strict;
 use warnings;

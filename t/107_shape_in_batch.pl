@@ -1,5 +1,4 @@
 # The provider's table gets another shape between transactions that are joined here: each row has all of its columns, each in its place.
-# Majors: every
 
 use strict;
 use warnings;

@@ -3,7 +3,6 @@
 # is killed in its middle, or does not read on, or the walsender is ended or told to stop.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB.
-# Majors: all
 
 use strict;
 use warnings;

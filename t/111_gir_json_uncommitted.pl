@@ -1,6 +1,5 @@
 # gir-json of transactions that still run, and of such as are prepared: whichever object's position a client confirms last, what had not ended by
 # then comes again, whole. And a server whose encoding is not UTF8, where text is converted outside of transactions too.
-# Majors: all
 
 use strict;
 use warnings;

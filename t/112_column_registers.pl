@@ -1,6 +1,5 @@
 # Column rule last_update_wins: each column is a register of its own. What nodes that are cut off from each other write to different columns of a row stays; of
 # what they write to the same column the newer value does, on all of them, in whatever order it arrives.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Nodes in a line, each of which passes on what it has from others: east, hub, west and far. What comes to one of them and finds nothing is
 # news to those behind it. All in steps, so that it is known what comes first.
-# Majors: one
 
 use strict;
 use warnings;

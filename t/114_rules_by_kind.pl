@@ -1,7 +1,6 @@
 # A rule that is set for one kind of conflict, for each kind and each rule: what it makes of a change that is newer, and of one that is older. All
 # other kinds are errors meanwhile, so nothing else can have decided. Then what a function is told of several rows in the way, and changes
 # of three nodes at one time.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # commit_order => 'relaxed' with the two appliers that there are by default: one transaction waits for a lock here, and others for that one. All
 # that does not depend on it arrives meanwhile, whatever is behind it and was taken with it; and it is there once after a crash.
-# Majors: one
 
 use strict;
 use warnings;
@@ -78,7 +77,7 @@ $tokyo->safe_psql('postgres', "insert into cold values (3, 'late')");
 $tokyo->safe_psql('postgres', "insert into cold values (4, 'behind')");
 arrives('select count(*) from cold where id = 4', '1', 'what comes after one that fails arrives');
 is(value('select count(*) from cold where id = 3'), '0', 'that one is tried again when all before it are there');
-is(status($paris, $name)->{state}, 'streaming', 'and stops nothing');
+streams($paris, $name, 'and stops nothing');
 value('alter table cold drop constraint few');
 $locker->query_safe('commit');
 caught_up($paris, $tokyo);

@@ -1,6 +1,5 @@
 # A rule for a column that is set on one node for all of them: it comes with what was committed before and after it, goes through nodes that forward, the
 # newer of two stays on every node, a node that joins has it, and where it can't be set the subscription stops.
-# Majors: one
 
 use strict;
 use warnings;

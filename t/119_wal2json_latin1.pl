@@ -1,6 +1,5 @@
 # The format wal2json in a database that is not UTF8, against wal2json itself: names, values, messages and lists of them, byte for byte, through
 # the SQL functions and through the replication protocol.
-# Majors: all
 
 use strict;
 use warnings;

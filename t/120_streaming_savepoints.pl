@@ -1,6 +1,5 @@
 # A large transaction that is applied while it runs goes on when a part of it is rolled back at the provider: what that part has done is undone here
 # too, and nothing else.
-# Majors: all
 
 use strict;
 use warnings;

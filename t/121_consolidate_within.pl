@@ -1,6 +1,5 @@
 # consolidate where transactions are not joined: many changes of a row by one transaction become one, in every apply mode, for transactions of
 # every size, and each ends as it does without.
-# Majors: one
 
 use strict;
 use warnings;

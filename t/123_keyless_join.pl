@@ -1,6 +1,5 @@
 # Nodes join others that write tables without a key: what a copy has brought, and the stream of the node that wrote it brings again, is there once; what
 # was taken out before the copy is not there.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A node joins others by a copy, while what they have written to tables without a key has not come everywhere: what the copied node remembers of rows that
 # were to be taken out comes along, and of which version the rows are that it has.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # A table that is copied anew loses nothing with what is emptied: the copy waits until the provider has what was written here, and what a third node wrote.
-# Majors: one
 
 use strict;
 use warnings;

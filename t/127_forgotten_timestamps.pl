@@ -1,6 +1,5 @@
 # Rows are frozen, and PostgreSQL forgets the commit timestamps of the transactions that wrote them, while another node's older changes of the
 # same rows are still to come. They lose all the same: nodes agree.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Rows that come with growing keys: appliers find at the end of an index that nothing is there yet. What is there, or comes, or goes at that end is
 # seen all the same: rows of both nodes under the same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built anew.
-# Majors: all
 
 use strict;
 use warnings;
@@ -76,20 +75,14 @@ is(sql($paris, $retries), $tried, 'the last row is met without a failed attempt'
 is(sql($paris, q[select count(*) from plain where id > 4300 and who = 'tokyo']), '40', 'and loses to the newer one');
 
 # One whose transaction is open: it is waited for. It rolls back; another one commits, and is older.
-my $open = sub {
-	my ($end) = @_;
-	my ($out, $err) = ('', '');
-	my $run = IPC::Run::start([ 'psql', '-XAtq', '-d', $paris->connstr('postgres'), '-c',
-		"begin; insert into plain select max(id) + 1, 'open' from plain; select pg_sleep(1.5); $end" ], '<', \undef, '>', \$out, '2>', \$err);
-	wait_until(sub { sql($paris, q[select count(*) from pg_stat_activity where query like 'begin; insert into plain%' and wait_event = 'PgSleep']) eq '1' }, 10);
-	return $run;
-};
 for my $end (qw(rollback commit))
 {
-	my $run = $open->($end);
+	my $session = $paris->background_psql('postgres');
+	$session->query_safe(q[begin; insert into plain select max(id) + 1, 'open' from plain]);
 	sql($tokyo, q[insert into plain select max(id) + 1, 'tokyo' from plain]);
 	ok(wait_until(sub { sql($paris, q[select count(*) from pg_stat_activity where backend_type = 'braid applier' and wait_event_type = 'Lock']) > 0 }, 10), "an open transaction is waited for ($end)");
-	$run->finish;
+	$session->query_safe($end);
+	$session->quit;
 	caught_up($paris, $tokyo);
 }
 sql($tokyo, "select braid.enable_subscription('tokyo_from_paris')");

@@ -1,6 +1,5 @@
 # Identical rows of tables without a key, which several nodes add and take out at the same time: which of them a session takes nobody is told, and all nodes end with
 # the same number of them, whatever arrives in which order. That number is what is left when all changes are gone through in the order of their versions.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A node joins others by a copy, or copies a table anew, while identical rows of a table without a key are taken out elsewhere: which row each removal has taken comes along,
 # as of the moment of the copy, so an older removal that comes afterwards gets the row of a newer one here, too.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # The collector of deletions is ended again and again: what was truncated here is not brought back by an older change, however long that has to wait.
-# Majors: one
 
 use strict;
 use warnings;

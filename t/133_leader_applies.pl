@@ -1,6 +1,5 @@
 # braid.leader_applies: a small transaction that comes alone is applied by the leader itself, with the version and the position that it has with an applier;
 # what would have to wait, or runs code of users', is an applier's, and the leader reads on.
-# Majors: one
 
 use strict;
 use warnings;

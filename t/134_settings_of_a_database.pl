@@ -1,6 +1,5 @@
 # What a database sets counts for its own sessions, not for Braid's processes: whoever owns it could have functions and operators of his own called with
 # the rights of a superuser (search_path), and one that is for reading only still gets what others write.
-# Majors: one
 
 use strict;
 use warnings;

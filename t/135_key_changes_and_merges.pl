@@ -1,6 +1,5 @@
 # A row is given another primary key at one node while others change it, or delete it: also where a conflict function is asked, or columns have rules,
 # what is under the old key and what is under the new one are decided each by itself, and the same everywhere.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A provider that was put back to what it was some time ago, with its slots: what it writes from then on has positions that the subscriber has passed
 # already, and would be left out. The subscription stops instead, and says so.
-# Majors: one
 
 use strict;
 use warnings;

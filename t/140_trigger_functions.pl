@@ -1,7 +1,6 @@
 # Functions that are called while changes are applied, and for which PostgreSQL keeps something from one call to the next: SECURITY DEFINER and SET
 # (fmgr_security_definer), SQL functions, domains, expressions. What is kept has to live as long as the one who keeps it, in every apply mode and in
 # braid.ingest. A server with CLOBBER_FREED_MEMORY crashes at once where it does not.
-# Majors: all
 
 use strict;
 use warnings;

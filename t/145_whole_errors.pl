@@ -1,6 +1,5 @@
 # Errors of others pass through the library as they are, in each database of a server that loads it: compared with a server that does not load it.
 # Functions that run users' code give the user all fields of the user's error.
-# Majors: all
 
 use strict;
 use warnings;

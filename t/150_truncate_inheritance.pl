@@ -1,5 +1,4 @@
 # TRUNCATE of tables with children and partitions empties the tables that native replication empties: each statement is applied by both, side by side.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # What publications say of columns: tables of which nothing is sent, and tables that two publications disagree about.
-# Majors: all
 
 use strict;
 use warnings;

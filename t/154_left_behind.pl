@@ -1,5 +1,4 @@
 # What is left behind: the slots of a node that is forgotten, the slot at a provider that is gone, the owner of a subscription, tables that are dropped.
-# Majors: one
 
 use strict;
 use warnings;

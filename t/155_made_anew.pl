@@ -1,6 +1,5 @@
 # A table that takes the place of another one of its name: rebuilt, dropped and made anew, swapped for a copy, or not a table at all. Its changes are
 # applied, or the subscription stops and says what to do; then both nodes agree.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else to one of its own version. Nothing is lost,
 # nothing comes twice, nothing is copied again, and rows keep their versions. Its peers do nothing for it, and write all the time.
-# Majors: every
 
 use strict;
 use warnings;
@@ -132,7 +131,7 @@ sub scenario
 	is($home->safe_psql('postgres', "select inserts || ' ' || updates from braid.subscription_detail where name = '$name'"), '3 1', "$what: what was there has not come again");
 	is($home->safe_psql('postgres', q[select count(*) from braid.conflict_history]), 0, "$what: none of it is a conflict");
 	is($home->safe_psql('postgres', q[select bool_and(identity_valid) from braid.node_info()]), 't', "$what: it is a node");
-	is(status($tokyo, $back)->{state}, 'streaming', "$what: the peer streams");
+	streams($tokyo, $back, "$what: the peer streams");
 	$_->stop for $home, $tokyo;
 	return;
 }

@@ -1,5 +1,4 @@
 # Whatever a role or a database of the provider sets, and whatever characters names have, what comes is the same.
-# Majors: one
 
 use strict;
 use warnings;

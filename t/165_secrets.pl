@@ -1,6 +1,5 @@
 # Passwords in connection strings: no output plugin decodes them, no log and no view shows them, and they are there after a crash and on a
 # standby. Braid's own plugin leaves out the extension's tables unless they are asked for by name.
-# Majors: one
 
 use strict;
 use warnings;

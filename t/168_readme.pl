@@ -1,6 +1,5 @@
 # The steps of the README, typed as they stand there: two nodes, with serial and identity columns, are both written to without a conflict. The
 # role in the connection strings is the one that the README makes.
-# Majors: one
 
 use strict;
 use warnings;

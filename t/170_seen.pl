@@ -1,6 +1,5 @@
 # A change whose writer had seen the row that it meets is counted as a conflict, but is not recorded. What is left out was seen, by what the
 # rows themselves say; what may have been concurrent is recorded, also under load in both directions.
-# Majors: one
 
 use strict;
 use warnings;

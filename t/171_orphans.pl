@@ -1,6 +1,5 @@
 # Rows whose referenced row lost a conflict, or was deleted meanwhile at another node: found on all nodes, recorded or deleted where a rule says
 # so, with the same outcome everywhere, or the referenced row is put back. A referenced row that is only late is waited for.
-# Majors: one
 
 use strict;
 use warnings;

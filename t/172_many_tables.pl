@@ -2,7 +2,6 @@
 # read whole. Each table has a rule for conflicts of its own, every fifth one a trigger that fires. The test counts rows
 # that scans have read, not time: for changes, for a TRUNCATE of all tables, and after everything was invalidated.
 # Counters by table have room for a quarter of the tables. The others are counted together, and no view says 0 of them.
-# Majors: one
 
 use strict;
 use warnings;

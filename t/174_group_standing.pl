@@ -1,5 +1,4 @@
 # A member of a group that takes no writes of users, and one in maintenance.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # braid.check: each finding is there when its cause is, and gone after its remedy.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # braid.metrics of two nodes under load: counters rise, lag and errors show, unknown values are
 # absent. What monitoring/ needs is there.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A group: created at one node, joined by others with one call each, while all of them are written to; two that join at once; what is
 # refused; leaving, removing, and giving up.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A node joins a group of two that are written to, and at each of its steps a process is killed with SIGKILL: here, at the node that is
 # copied from, or at the other one. It joins all the same, and no row is lost.
-# Majors: one
 
 use strict;
 use warnings;

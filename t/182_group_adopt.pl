@@ -1,5 +1,4 @@
 # Two nodes that were set up by hand become a group: what is there goes on, under the names that it has. A third one joins by one call.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,5 +1,4 @@
 # The steps of the README for a group, typed as they stand there: the role in the connection strings is the one that the README makes.
-# Majors: one
 
 use strict;
 use warnings;

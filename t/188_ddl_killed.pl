@@ -1,7 +1,6 @@
 # kill -9 of random processes of two nodes that both write and both change the schema, in each apply mode and commit order, with
 # transactions that are applied while they run and with prepared ones: each statement runs once at each node, and both end with one
 # schema and the same rows.
-# Majors: assert
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Statements that change the schema by every way that changes take: a chain of nodes (origin => 'any'), transactions that are applied
 # while they run, in pieces, joined, out of order, prepared ones, and transactions that are parked.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # Statements that change the schema are run at the other node, at their place among the changes, by their role and under its
 # settings; they are rolled back with their transaction or savepoint, and stay on their node where a session says so.
-# Majors: all
 
 use strict;
 use warnings;

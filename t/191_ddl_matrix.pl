@@ -1,5 +1,4 @@
 # A matrix of statements: each is run on one node, and leaves both nodes with one schema, as pg_dump writes it. Rows go on meanwhile.
-# Majors: all
 
 use strict;
 use warnings;

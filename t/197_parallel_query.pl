@@ -1,5 +1,4 @@
 # A query that PostgreSQL runs in parallel may call functions of Braid, which look at what is committed by now.
-# Majors: one
 
 use strict;
 use warnings;

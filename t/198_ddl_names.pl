@@ -1,6 +1,5 @@
 # Two tables swap their names while three nodes write them, and a stream is held: rows of a node that has the names from before, and of
 # one that has the new ones already, go to the table that they were written to.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A column gets the name of one that was dropped or renamed, while three nodes write the table and a stream is held: values of rows from
 # before go to the column that they were written to, or nowhere when it is gone, and all nodes end with the same rows.
-# Majors: one
 
 use strict;
 use warnings;

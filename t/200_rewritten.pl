@@ -1,7 +1,6 @@
 # A statement that rewrites a table while other nodes write to it: rows keep their versions, so that what is under way wins or loses at
 # every node alike. By key, without a key, in partitions, with another type of the key; rows of the statement's own transaction, before
 # and after it; twice, rolled back, and moved by VACUUM FULL; under load on three nodes.
-# Majors: one
 
 use strict;
 use warnings;

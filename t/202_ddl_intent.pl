@@ -1,6 +1,5 @@
 # Statements that can't run in a transaction, or take long, are run by each node by itself: the stream goes on meanwhile. They fail, are
 # cancelled, interrupted, killed and tried again by themselves, and statements that depend on them come in time.
-# Majors: all
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # A group of five nodes that falls apart, two to three: both sides write, change the schema and use sequences. Three agree on what wants
 # a majority, under a leader of theirs; two say whom they wait for. When they meet again, all are equal, and the two can agree again.
-# Majors: one
 
 use strict;
 use warnings;

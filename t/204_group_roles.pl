@@ -1,6 +1,5 @@
 # In a group, REFRESH MATERIALIZED VIEW and statements about roles are sent on request. A password comes as it is stored, and is in no
 # view, log or stream for users. Databases of one server don't do a statement twice; nodes that set one password at once agree on one.
-# Majors: all
 
 use strict;
 use warnings;

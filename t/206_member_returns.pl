@@ -1,5 +1,4 @@
 # A member leaves its group, and the same node joins it again: what is left of its former membership is not taken for its new one.
-# Majors: one
 
 use strict;
 use warnings;

@@ -1,6 +1,5 @@
 # What a member writes after a joining node has its slot there, and another one overwrites or deletes before the copy begins, comes to the
 # joining node by both ways: late by the stream. It does not come back.
-# Majors: one
 
 use strict;
 use warnings;

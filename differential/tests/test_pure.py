@@ -5,7 +5,7 @@ import unittest
 from collections import Counter
 
 from braid_differential.case import EVERYWHERE, PROVIDER, SCHEMA, STREAM, SUBSCRIBERS, Case, Insert, Update
-from braid_differential.compare import difference
+from braid_differential.compare import difference, has_no_oracle
 from braid_differential.generate import generate
 from braid_differential.runner import CRASHED, GOES_ON, STOPPED, Outcome
 from braid_differential.server import faults
@@ -102,6 +102,12 @@ class Comparing(unittest.TestCase):
 
 
 class Logs(unittest.TestCase):
+    def test_native_that_fails_by_itself_is_no_oracle(self):
+        unread = Outcome(STOPPED, 'could not read blocks 0..0 in file "base/1/2": read only 0 of 8192 bytes')
+        self.assertTrue(has_no_oracle({"native": unread, "braid": Outcome(GOES_ON)}))
+        self.assertFalse(has_no_oracle({"native": Outcome(GOES_ON), "braid": unread}))
+        self.assertFalse(has_no_oracle({"native": unread, "braid": unread}))
+
     def test_a_leak_of_native_is_not_a_fault_of_braid(self):
         native = '|logical replication apply worker|WARNING:  resource was not closed: relation "t"'
         braid = '|braid applier|WARNING:  resource was not closed: relation "t"'

@@ -3970,10 +3970,11 @@ create function braid.forget_members() returns void
 as $$
 begin
     perform braid.release_sequences();
+    -- First of all that the group worker writes: it locks this row before it writes anything else.
+    delete from braid.group_self;
     delete from braid.group_option;
     perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
       where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database()) and not l.active;
-    delete from braid.group_self;
     delete from braid.group_snapshot;
     delete from braid.group_entry;
     delete from braid.group_letter;

@@ -8,6 +8,7 @@ use warnings;
 
 use Exporter 'import';
 use IPC::Run ();
+use List::Util ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Session;
@@ -16,7 +17,7 @@ use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(
   new_server new_node subscribe alter_running disable on_all keep_newest
-  caught_up converged status
+  caught_up converged status streams becomes
   digest same_tables
   worker_pids wait_for_worker end_of_commits
   start_pgbench finish_pgbench
@@ -232,6 +233,24 @@ sub status
 	return { map { /^([^=]+)=(.*)$/s ? ($1 => $2) : () } split /\n/, $row };
 }
 
+# One test: the subscription streams, or does soon. It shows as catching up until the provider's next sign of life.
+sub streams
+{
+	my ($node, $name, $what) = @_;
+	my $state = '';
+	wait_until(sub { $state = status($node, $name)->{state} // ''; $state =~ /^(?:streaming|error|disabled)$/ }, 30);
+	return is($state, 'streaming', $what);
+}
+
+# One test: what the query gives, or does soon.
+sub becomes
+{
+	my ($node, $sql, $expected, $what) = @_;
+	my $got = '';
+	wait_until(sub { $got = $node->safe_psql('postgres', $sql); $got eq $expected }, 30);
+	return is($got, $expected, $what);
+}
+
 # Number of rows and a checksum of a table's contents, whatever the order of rows.
 sub digest
 {
@@ -308,18 +327,24 @@ sub finish_pgbench
 	return $n // 0;
 }
 
-# Whether the condition came true within so many seconds. A condition that takes long is looked at less and less often.
+# Whether the condition came true. Up to five seconds are meant as they are: a look at what need not happen. More are a
+# bound that only a failure meets, so it is that of all tests, PG_TEST_TIMEOUT_DEFAULT, where that is longer. A condition
+# that takes long is looked at less and less often.
 sub wait_until
 {
 	my ($condition, $seconds) = @_;
-	# Bounds are those of a machine that runs one file. With eight side by side on two processors what takes seconds may take many.
-	$seconds *= 3 if $seconds > 5;
-	my $is_over = Session::patience($seconds);
+	my $limit = $seconds <= 5 ? $seconds : List::Util::max($seconds, $PostgreSQL::Test::Utils::timeout_default);
+	my $is_over = Session::patience($limit);
 	my $pause = 0.01;
 	while (1)
 	{
 		return 1 if $condition->();
-		return 0 if $is_over->();
+		if ($is_over->())
+		{
+			my (undef, $file, $line) = caller;
+			diag("waited in vain for $limit s at $file line $line; last seen: " . Session::last_seen()) if $limit > 5;
+			return 0;
+		}
 		sleep $pause;
 		$pause = $pause * 1.4 > 0.2 ? 0.2 : $pause * 1.4;
 	}

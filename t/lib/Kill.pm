@@ -198,7 +198,7 @@ sub every_kind
 }
 
 # kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until there were `at_least` so many, which is tested, and
-# `enough` is true, with more time between kills and for no more than two minutes or four times as long.
+# `enough` is true, with more time between kills and for no more than PG_TEST_TIMEOUT_DEFAULT or four times as long.
 # `kinds` are lists of a node and of kinds of process, or 'postmaster', one of which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
 sub kill_processes
 {
@@ -209,7 +209,7 @@ sub kill_processes
 		[ $subscriber, 'postmaster' ], [ $subscriber, 'braid applier' ], [ $provider, 'postmaster' ]
 	];
 	my $seconds = $opt{seconds} // 86400;
-	my ($end, $limit) = (time + $seconds, time + List::Util::max(120, 4 * $seconds));
+	my ($end, $limit) = (time + $seconds, time + List::Util::max($PostgreSQL::Test::Utils::timeout_default, 4 * $seconds));
 	my $rounds = $opt{rounds} // 1_000_000;
 	my $enough = $opt{enough} // sub { 1 };
 	my ($round, $all, $missed, %killed, @next) = (0, 0, 0);
@@ -346,7 +346,7 @@ sub expected_of
 	return @expected;
 }
 
-# Half a minute of kills (ten in scripts/soak) while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
+# Kills for twenty seconds (nine in the gate, ten minutes in scripts/soak) while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
 # setting parallel_apply; of two values in a list the first one counts for half of the time and the second one for the other half.
 sub kill_in_mode
 {
@@ -376,7 +376,7 @@ sub kill_in_mode
 		my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
 		return $ahead > 2 || !$relaxed || $mode ne 'parallel';
 	};
-	my $seconds = $ENV{BRAID_TEST_SECONDS} // 20;
+	my $seconds = $ENV{BRAID_TEST_SECONDS} // ($ENV{BRAID_GATE} ? 9 : 20);
 	for my $value ($changes ? @values : undef)
 	{
 		my $what = $label;

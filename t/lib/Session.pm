@@ -98,6 +98,14 @@ sub patience
 	};
 }
 
+# The last SQL of this process and what it gave, for messages about what did not come.
+my ($last_sql, $last_gave) = ('nothing', '');
+sub last_seen
+{
+	my $sql = join ' ', split ' ', $last_sql;
+	return sprintf '%s -> %s', length $sql > 300 ? substr($sql, 0, 300) . '...' : $sql, length $last_gave > 500 ? substr($last_gave, 0, 500) . '...' : $last_gave;
+}
+
 # The status that psql would end with, output and messages; nothing where psql is needed.
 sub run
 {
@@ -119,6 +127,7 @@ sub run
 	}
 	chomp $out;
 	chomp $err;
+	($last_sql, $last_gave) = ($sql, $err eq '' ? $out : $err);
 	if (!defined $session->{transaction}) { delete $open{ key($node, $dbname // 'postgres') }; }
 	elsif ($session->{transaction} ne 'I' || $sql =~ $leaves || grep { $_->{leaves} } @statements) { close_one($node, $dbname // 'postgres'); }
 	close_all($node) if $sql =~ $for_new_sessions;

@@ -165,8 +165,7 @@ sub start
 	return;
 }
 
-# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many, of which TAP_SHARE takes
-# its share; in a soak new ones for as long as it goes, until one fails; or those that somebody wants to repeat.
+# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as long as it goes, until one fails; or those that somebody wants to repeat.
 sub storms
 {
 	my ($count, @kinds) = @_;
@@ -180,13 +179,7 @@ sub storms
 	}
 	else
 	{
-		my @seeds = defined $seeds ? split ' ', $seeds : 1 .. $count;
-		if (!defined $seeds && ($ENV{TAP_SHARE} // '') =~ m{^(\d+)/(\d+)$})
-		{
-			my ($share, $of) = ($1, $2);
-			@seeds = grep { $count < $of || $_ % $of == $share } @seeds;
-		}
-		$kinds[ $_ % @kinds ]->($_) for @seeds;
+		$kinds[ $_ % @kinds ]->($_) for defined $seeds ? split ' ', $seeds : 1 .. $count;
 	}
 	return;
 }

@@ -79,10 +79,13 @@ fn tend(
         };
         if let Some(manager) = managers.get(database) {
             if manager.handle.status() != worker::Status::Ended {
-                if poked {
-                    // Somebody asked while it was about to end, or before it listened.
-                    if let Some(entry) = registry::find_manager(*database) {
+                // A manager without a process id is still finding out. If it has found no
+                // extension, it ends without seeing the request: the request is kept for then.
+                if poked && let Some(entry) = registry::find_manager(*database) {
+                    if entry.pid.load(Ordering::SeqCst) > 0 {
                         process::set_latch(entry.latch.load(Ordering::Acquire));
+                    } else {
+                        keep_poked();
                     }
                 }
                 continue;

@@ -31,7 +31,7 @@ use braid_node::tombstone::store;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::names::find_table;
 use braid_postgres::slot_decoder::SlotDecoder;
-use braid_postgres::{latch, process, wal, worker};
+use braid_postgres::{latch, lock, process, wal, worker};
 use pgrx::pg_sys;
 
 use gathered::{Taken, Wanted};
@@ -71,6 +71,9 @@ pub fn main(argument: pg_sys::Datum) {
         failure.log("braid collector of deletions");
         return;
     }
+    // DROP EXTENSION may come at any time. Not before the slot is there: to make one waits for all
+    // transactions, also for one that is about to drop the extension.
+    lock::extension_first(c"braid");
     deletions::gather();
     collect(&slot, entry);
 }

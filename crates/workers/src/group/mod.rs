@@ -28,7 +28,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_group::{
-    Agreement, Effects, Error, MemberId, Monotonic, ProposalId, Settings, Stopped, Value, Version,
+    Agreement, Effects, Error, GroupId, MemberId, Monotonic, ProposalId, Settings, Stopped, Value,
+    Version,
 };
 use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
@@ -97,6 +98,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
     process::before_exit(move || leave(entry));
     worker::report_activity("agreeing with the group");
     let mut member = Member {
+        group: loaded.stored.group,
         agreement,
         mailbox,
         links: Links::default(),
@@ -109,7 +111,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         complained: None,
     };
     if let Some(state) = member.agreement.state().cloned() {
-        error::transaction(|| store::show(&state))?;
+        member.write(|| store::show(&state))?;
     }
     member.note_version()?;
     member.keep_links()?;
@@ -167,6 +169,7 @@ struct Asked {
 }
 
 struct Member {
+    group: GroupId,
     agreement: Agreement,
     mailbox: Mailbox,
     links: Links,
@@ -328,11 +331,19 @@ impl Member {
         });
     }
 
+    /// Runs `what` in a transaction, as long as this node is the member that it was.
+    fn write(&self, what: impl FnOnce() -> Result<(), PgError>) -> Result<(), PgError> {
+        error::transaction(|| {
+            store::hold(&self.group, self.agreement.me())?;
+            what()
+        })
+    }
+
     /// Writes what is to be remembered, then lets its effects out.
     fn work(&mut self) -> Result<(), PgError> {
         while let Some(Some(work)) = self.pass(Agreement::work)? {
             if !work.is_empty() {
-                error::transaction(|| store::write(&work))?;
+                self.write(|| store::write(&work))?;
             }
             let number = work.number;
             if let Some(effects) = self.pass(|agreement| agreement.persisted(number))? {
@@ -345,7 +356,7 @@ impl Member {
     fn let_out(&mut self, effects: Effects) -> Result<(), PgError> {
         let changed = effects.replaced || !effects.applied.is_empty();
         if changed && let Some(state) = self.agreement.state().cloned() {
-            error::transaction(|| store::show(&state))?;
+            self.write(|| store::show(&state))?;
             let own = state.member(self.agreement.me());
             if own.is_some_and(|own| own.read_only)
                 && let Some(entry) = registry::my_manager()
@@ -405,7 +416,7 @@ impl Member {
         }
         let failure = of_agreement(Error::Stopped(why.clone()));
         let hint = failure.hint.clone().unwrap_or_default();
-        error::transaction(|| store::stop(why, &hint))?;
+        self.write(|| store::stop(why, &hint))?;
         failure.log("braid group");
         let answer = request::failure(&failure);
         for asked in std::mem::take(&mut self.asked).into_values() {

@@ -11,7 +11,7 @@ use braid_group::{
     Continuity, GroupId, Member, MemberId, Record, Role, State, Stopped, Stored, Work,
 };
 use braid_node::connection_string;
-use braid_node::subscription::{execute, rows};
+use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, Cell};
@@ -109,6 +109,27 @@ pub(super) fn load() -> Result<Option<Loaded>, PgError> {
             .collect::<Result<_, PgError>>()?,
     };
     Ok(Some(Loaded { stored, continuity }))
+}
+
+/// Locks the membership that this process acts for until its transaction ends: whoever deletes it
+/// waits, and then deletes all that the transaction has written. First in each transaction that
+/// writes for a running member. Else what is written while the node leaves stays, and is taken for
+/// the log of its next membership.
+///
+/// # Errors
+/// 55000 if the membership is gone.
+pub(super) fn hold(group: &GroupId, me: MemberId) -> Result<(), PgError> {
+    let found = rows_written(
+        "select 1::text from braid.group_self where group_id = decode($1, 'hex') and member_id = $2 for key share",
+        &[hex::encode(&group.0).into(), signed(me.get()).into()],
+    )?;
+    if found.is_empty() {
+        return Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            "this node has left the group",
+        ));
+    }
+    Ok(())
 }
 
 /// Writes a member's work, or all that a new member stores first.
