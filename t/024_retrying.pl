@@ -9,10 +9,10 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $tokyo = new_node('tokyo');
+my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
 my $paris = new_node('paris', publication => '');
 on_all('create table item (id int primary key, v text)', $tokyo, $paris);
-my $name = subscribe($paris, $tokyo);
+my $name = subscribe($paris, $tokyo, streaming => q('on'));
 my $slot;
 
 sub retrying
@@ -58,6 +58,34 @@ is($paris->safe_psql('postgres', 'select last_failure_sqlstate, last_failure_det
 	"53100|No space is left.|Free some.|$status->{error_lsn}", 'the whole of it in the details');
 $paris->safe_psql('postgres', 'drop trigger full_up on item');
 over('an applier fails');
+
+# PostgreSQL raises some errors of a full disk as XX000.
+$paris->safe_psql('postgres', q[
+	create or replace function full_up() returns trigger language plpgsql as
+		'begin raise exception using errcode = ''XX000'', message = ''could not create temporary file "base/pgsql_tmp/t": No space left on device''; end';
+	create trigger full_up before insert on item for each row execute function full_up();
+	alter table item enable always trigger full_up;
+]);
+$tokyo->safe_psql('postgres', q[insert into item values (3, 'three')]);
+$status = retrying('an applier can not create a file');
+is($paris->safe_psql('postgres', 'select last_failure_sqlstate, last_failure_hint from braid.subscription_detail'), '53100|Free disk space.',
+	'as a full disk');
+$paris->safe_psql('postgres', 'drop trigger full_up on item');
+over('an applier can not create a file');
+
+# The disk is full while the leader keeps a large transaction in a file: the files that it, and those who follow it, would create are there
+# already, and have no room. PostgreSQL names them by the process, and uses one again that is left.
+my ($leader) = wait_for_worker($paris, 'braid leader');
+my $directory = $paris->data_dir . '/base/pgsql_tmp';
+mkdir $directory, 0700 unless -d $directory;
+my @full = map { "$directory/pgsql_tmp$_.0" } $leader .. $leader + 20_000;
+symlink('/dev/full', $_) or die "$_: $!" for @full;
+$tokyo->safe_psql('postgres', q[insert into item select i, repeat('x', 200) from generate_series(1000, 5000) i]);
+$status = retrying('the leader has no room for a transaction');
+is($paris->safe_psql('postgres', 'select last_failure_sqlstate, last_failure, last_failure_hint from braid.subscription_detail'),
+	'53100|could not write a temporary file|Free disk space.', 'it says which error that was');
+unlink @full;
+over('the leader has no room for a transaction');
 
 # So does a copy, which goes on by itself.
 $paris->safe_psql('postgres', qq[

@@ -1,6 +1,6 @@
 //! SQLSTATEs: the codes by which errors are told apart. One list for the whole of Braid.
 
-use std::fmt;
+use std::{fmt, io};
 
 macro_rules! sqlstates {
     ($($(#[$about:meta])* $name:ident = $code:literal,)+) => {
@@ -159,6 +159,54 @@ impl SqlState {
         Self::from_code(code)
     }
 
+    /// Returns the SQLSTATE of an error of the operating system about a file or a process, as
+    /// `errcode_for_file_access` of src/backend/utils/error/elog.c (15 to 18) does. Two differences:
+    /// an exceeded quota is a full disk, and the errors without a class of their own are 58030.
+    #[must_use]
+    pub fn of_io(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            // EAGAIN is what fork() says of a limit of processes.
+            Some(libc::ENFILE | libc::EMFILE | libc::EAGAIN) => return Self::InsufficientResources,
+            Some(libc::ENOSPC | libc::EDQUOT) => return Self::DiskFull,
+            Some(libc::ENOMEM) => return Self::OutOfMemory,
+            _ => {}
+        }
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::UndefinedFile,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::InsufficientPrivilege
+            }
+            _ => Self::IoError,
+        }
+    }
+
+    /// Returns a more exact SQLSTATE of an error that PostgreSQL raised with this one. PostgreSQL
+    /// raises some errors of the operating system as XX000, with the system's words in the message:
+    /// temporary files that can't be created, an exceeded quota.
+    #[must_use]
+    pub fn refined(self, message: &str) -> Self {
+        if self != Self::InternalError {
+            return self;
+        }
+        let lacks = [
+            libc::ENOSPC,
+            libc::EDQUOT,
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+        ];
+        let lack = lacks
+            .into_iter()
+            .map(io::Error::from_raw_os_error)
+            .find(|error| {
+                let words = error.to_string();
+                // Rust puts the number behind the system's words.
+                let words = words.split(" (os error").next().unwrap_or_default();
+                !words.is_empty() && message.contains(words)
+            });
+        lack.map_or(self, |error| Self::of_io(&error))
+    }
+
     /// Whether the code begins so: two characters are its class ("08"), three a group of PostgreSQL's
     /// own in it ("57P").
     #[must_use]
@@ -232,6 +280,69 @@ mod tests {
     fn codes_are_packed_as_postgresql_does() {
         assert_eq!(SqlState::UniqueViolation.packed(), 83_906_754);
         assert_eq!(SqlState::UndefinedTable.packed(), 16_908_420);
+    }
+
+    #[test]
+    fn errors_of_the_operating_system_have_the_classes_of_postgresql() {
+        let table = [
+            (libc::ENOSPC, SqlState::DiskFull),
+            (libc::EDQUOT, SqlState::DiskFull),
+            (libc::EMFILE, SqlState::InsufficientResources),
+            (libc::ENFILE, SqlState::InsufficientResources),
+            (libc::EAGAIN, SqlState::InsufficientResources),
+            (libc::ENOMEM, SqlState::OutOfMemory),
+            (libc::ENOENT, SqlState::UndefinedFile),
+            (libc::EACCES, SqlState::InsufficientPrivilege),
+            (libc::EPERM, SqlState::InsufficientPrivilege),
+            (libc::EROFS, SqlState::InsufficientPrivilege),
+            (libc::EIO, SqlState::IoError),
+            (libc::EBADF, SqlState::IoError),
+        ];
+        for (number, state) in table {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(SqlState::of_io(&error), state, "{error}");
+        }
+        let short = io::Error::from(io::ErrorKind::UnexpectedEof);
+        assert_eq!(SqlState::of_io(&short), SqlState::IoError);
+    }
+
+    #[test]
+    fn an_internal_error_with_words_of_the_operating_system_gets_its_class() {
+        let table = [
+            (
+                "could not create temporary file \"base/pgsql_tmp/pgsql_tmp1.0\": No space left on device",
+                SqlState::DiskFull,
+            ),
+            (
+                "could not extend file \"base/5/16384\": Disk quota exceeded",
+                SqlState::DiskFull,
+            ),
+            (
+                "epoll_create1 failed: Too many open files",
+                SqlState::InsufficientResources,
+            ),
+            (
+                "epoll_create1 failed: Too many open files in system",
+                SqlState::InsufficientResources,
+            ),
+            (
+                "could not create temporary file \"a\": Cannot allocate memory",
+                SqlState::OutOfMemory,
+            ),
+            (
+                "could not create temporary file \"a\": Input/output error",
+                SqlState::InternalError,
+            ),
+            (
+                "cache lookup failed for relation 16384",
+                SqlState::InternalError,
+            ),
+        ];
+        for (message, state) in table {
+            assert_eq!(SqlState::InternalError.refined(message), state, "{message}");
+        }
+        let other = SqlState::RaiseException.refined("No space left on device");
+        assert_eq!(other, SqlState::RaiseException);
     }
 
     #[test]

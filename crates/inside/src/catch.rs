@@ -23,6 +23,10 @@ pub(crate) fn tests() -> Vec<Test> {
             "catch: a SQLSTATE of a user's own, through a function of ours",
             through,
         ),
+        test(
+            "catch: an internal error that tells of a full disk",
+            refined,
+        ),
         test("catch: context lines add up", context),
         test("catch: the table and column of an error", fields),
         test("catch: no error at all", none),
@@ -59,6 +63,17 @@ fn error_in<T>(work: impl FnOnce() -> T) -> Result<PgError, String> {
         sql("select 1 / 0");
         Ok((made, true))
     }))
+}
+
+/// It counts as a full disk. Raised again for a user, it is as PostgreSQL raised it.
+fn refined() -> Outcome {
+    let error = failed(attempt(|| {
+        sql("do $$ begin raise exception using errcode = 'XX000', \
+             message = 'could not create temporary file: No space left on device'; end $$");
+        Ok(((), true))
+    }))?;
+    same(&error.sqlstate, &SqlState::DiskFull)?;
+    same(&error.as_raised().sqlstate, &SqlState::InternalError)
 }
 
 fn parts() -> Outcome {

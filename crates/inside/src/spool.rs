@@ -1,5 +1,6 @@
 //! Records in temporary files.
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::spool::{Frame, Frames, Spool};
 
 use crate::{Outcome, Test, same, test};
@@ -11,6 +12,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("spool: more than fits into memory", large),
         test("spool: another process reads while more is written", shared),
         test("spool: an empty one", empty),
+        test("spool: a file that is not there", missing),
     ]
 }
 
@@ -89,4 +91,12 @@ fn shared() -> Outcome {
 
 fn empty() -> Outcome {
     same(&read(&mut Spool::create())?, &Vec::new())
+}
+
+fn missing() -> Outcome {
+    let opened = Frames::open("base/pgsql_tmp/no such file").map(|_| ());
+    same(
+        &opened.map_err(|error| error.sqlstate),
+        &Err(SqlState::UndefinedFile),
+    )
 }

@@ -4,6 +4,8 @@ mod calls;
 mod held_locks;
 mod signal;
 
+use std::io;
+
 use pgrx::pg_sys;
 
 use crate::parse_tree::{Node, Part, tree};
@@ -95,10 +97,13 @@ pub(crate) fn change_tuple(tuple: ChangeTuple) -> pg_sys::HeapTuple {
 /// The changed tuples of a decoded change.
 pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindgen_ty_1;
 
-/// Write to a file at an offset: how many bytes were, `None` for an error, of which errno tells. Up to 16 `FileWrite` and `FileRead` are
-/// functions, from 17 on wrappers of others.
-pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize> {
-    let offset = pg_sys::off_t::try_from(offset).ok()?;
+/// Writes to a file at an offset, and returns how many bytes were written: at least one. Up to 16
+/// `FileWrite` and `FileRead` are functions, from 17 on wrappers of others.
+///
+/// # Errors
+/// That of the operating system. One that says nothing stands for a full disk, as with PostgreSQL.
+pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    let offset = file_offset(offset)?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_WRITE;
     // SAFETY: the file is open; the bytes are read only, whatever the declarations say.
     let written = unsafe {
@@ -120,12 +125,24 @@ pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> Option<usize
         };
         written
     };
-    usize::try_from(written).ok()
+    match usize::try_from(written) {
+        Ok(written) if written > 0 => Ok(written),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
-/// Read from a file at an offset, as [`file_write`]. 0 at its end.
-pub fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<usize> {
-    let offset = pg_sys::off_t::try_from(offset).ok()?;
+fn file_offset(offset: u64) -> io::Result<pg_sys::off_t> {
+    pg_sys::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// Reads from a file at an offset, as [`file_write`], and returns how many bytes were read: 0 at its
+/// end.
+///
+/// # Errors
+/// That of the operating system.
+pub fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let offset = file_offset(offset)?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_READ;
     // SAFETY: the file is open, and there is room for as many bytes.
     let read = unsafe {
@@ -147,7 +164,7 @@ pub fn file_read(file: pg_sys::File, bytes: &mut [u8], offset: u64) -> Option<us
         };
         read
     };
-    usize::try_from(read).ok()
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
 /// Number of the file that a decoded change was made in.

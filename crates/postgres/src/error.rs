@@ -114,14 +114,27 @@ impl PgError {
         let code = report.sql_error_code() as i32;
         // Where an older error was raised again by a handler in between, what was seen last is another's.
         let fields = seen.filter(|fields| fields.are_of(code, report.message()));
+        let raised = SqlState::unpack(fields.as_ref().map_or(code, |fields| fields.code()));
         Self {
-            sqlstate: SqlState::unpack(fields.as_ref().map_or(code, |fields| fields.code())),
+            sqlstate: raised.refined(report.message()),
             message: report.message().to_owned(),
             detail: report.detail().map(str::to_owned),
             hint: report.hint().map(str::to_owned),
             fields,
             by_function: false,
         }
+    }
+
+    /// The error with the SQLSTATE that PostgreSQL gave it, without [`SqlState::refined`].
+    #[must_use]
+    pub fn as_raised(mut self) -> Self {
+        if let Some(fields) = &self.fields {
+            let raised = SqlState::unpack(fields.code());
+            if raised.refined(&self.message) == self.sqlstate {
+                self.sqlstate = raised;
+            }
+        }
+        self
     }
 
     /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came from there.
@@ -228,7 +241,7 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
 pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
     match catch(work) {
         Ok(value) => value,
-        Err(error) => error.raise(),
+        Err(error) => error.as_raised().raise(),
     }
 }
 

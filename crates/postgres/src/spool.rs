@@ -142,7 +142,7 @@ impl Spool {
     /// Hand what was written to the file, for whoever reads it. How long it is then.
     ///
     /// # Errors
-    /// 53400 beyond `temp_file_limit`; 58030 if the file can't be written; what PostgreSQL raises.
+    /// As [`TemporaryFile::write`]: 53400 beyond `temp_file_limit`, 53100 if the disk is full.
     pub fn hand_over(&mut self) -> Result<u64, PgError> {
         self.file
             .write(&self.buffer, self.handed)
@@ -191,7 +191,7 @@ impl Spool {
     /// Append the records that were written at once to `records`. False at the end.
     ///
     /// # Errors
-    /// 58030 if the file can't be read, or is shorter than what was written.
+    /// As [`TemporaryFile::read`].
     pub fn read(&mut self, records: &mut Vec<u8>) -> Result<bool, PgError> {
         let len = loop {
             if let Some((from, to)) = self.dead.get(self.next_dead)
@@ -252,10 +252,13 @@ impl Frames {
     /// From the start of the file of a [`Spool`].
     ///
     /// # Errors
-    /// 58030 if the file can't be opened.
+    /// A class of [`SqlState::of_io`] if the file can't be opened.
     pub fn open(path: &str) -> Result<Self, PgError> {
         let file = File::open(path).map_err(|error| {
-            PgError::new(SqlState::IoError, format!("could not open {path}: {error}"))
+            PgError::new(
+                SqlState::of_io(&error),
+                format!("could not open {path}: {error}"),
+            )
         })?;
         Ok(Self {
             file,
@@ -273,7 +276,7 @@ impl Frames {
     /// The next records that were written at once; `None` where there are none before `end`, up to which the file was handed over.
     ///
     /// # Errors
-    /// 58030 if the file can't be read, or ends before `end`.
+    /// A class of [`SqlState::of_io`] if the file can't be read; 58030 if it ends before `end`.
     pub fn next(&mut self, end: u64) -> Result<Option<Frame<'_>>, PgError> {
         if self.place() >= end {
             return Ok(None);
@@ -320,7 +323,7 @@ impl Frames {
             .read_exact_at(self.chunk.get_mut(before..).unwrap_or_default(), self.at)
             .map_err(|error| {
                 PgError::new(
-                    SqlState::IoError,
+                    SqlState::of_io(&error),
                     format!("could not read a temporary file: {error}"),
                 )
             })?;

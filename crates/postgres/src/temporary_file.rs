@@ -6,6 +6,7 @@
 //! Not for: what is in a file.
 
 use std::ffi::CStr;
+use std::io;
 
 use crate::owned::frees;
 use braid_bgworker::sqlstate::SqlState;
@@ -20,7 +21,7 @@ use crate::error::{self, PgError};
 pub struct TemporaryFile(pg_sys::File);
 
 impl TemporaryFile {
-    /// Creates an empty one.
+    /// Creates an empty one. Raises PostgreSQL's errors.
     #[must_use]
     pub fn create() -> Self {
         // SAFETY: a file that is not bound to a transaction; errors unwind.
@@ -38,14 +39,14 @@ impl TemporaryFile {
     /// Writes all of the bytes at a place.
     ///
     /// # Errors
-    /// 53400 beyond `temp_file_limit`; 58030 if the file can't be written; what PostgreSQL raises.
+    /// 53400 beyond `temp_file_limit`; 53100 if the disk is full; another class of
+    /// [`SqlState::of_io`] if the file can't be written; errors that PostgreSQL raises.
     pub fn write(&self, bytes: &[u8], at: u64) -> Result<(), PgError> {
         let (mut rest, mut place) = (bytes, at);
         while !rest.is_empty() {
             // PostgreSQL raises that it would be too large before it has done anything.
             let written = error::catch(|| compat::file_write(self.0, rest, place))?
-                .filter(|written| *written > 0)
-                .ok_or_else(|| failed("write"))?;
+                .map_err(|reason| failed("write", &reason))?;
             place += written as u64;
             rest = rest.get(written..).unwrap_or_default();
         }
@@ -55,11 +56,12 @@ impl TemporaryFile {
     /// Reads as many bytes from a place as there is room for.
     ///
     /// # Errors
-    /// 58030 if the file can't be read, or ends before.
+    /// A class of [`SqlState::of_io`] if the file can't be read; 58030 if it ends before.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), PgError> {
         let (mut rest, mut place) = (bytes, at);
         while !rest.is_empty() {
-            let read = compat::file_read(self.0, rest, place).ok_or_else(|| failed("read"))?;
+            let read =
+                compat::file_read(self.0, rest, place).map_err(|reason| failed("read", &reason))?;
             if read == 0 {
                 return Err(PgError::new(
                     SqlState::IoError,
@@ -73,10 +75,9 @@ impl TemporaryFile {
     }
 }
 
-fn failed(what: &str) -> PgError {
-    let reason = std::io::Error::last_os_error();
+fn failed(what: &str, reason: &io::Error) -> PgError {
     PgError::new(
-        SqlState::IoError,
+        SqlState::of_io(reason),
         format!("could not {what} a temporary file"),
     )
     .with_detail(reason.to_string())

@@ -17,7 +17,7 @@ pub(super) fn compare(noted: Option<&str>) -> Result<(Continuity, String), PgErr
     // The server's working directory is its data directory.
     let control = std::fs::metadata("global/pg_control").map_err(|error| {
         PgError::new(
-            SqlState::IoError,
+            SqlState::of_io(&error),
             format!("could not look at file \"global/pg_control\": {error}"),
         )
     })?;

@@ -96,7 +96,7 @@ impl From<libpq::Error> for End {
             error.message = format!("connection to the provider: {}", error.message);
             return Self::Transient(error, 0);
         }
-        match policy::for_provider(error.sqlstate) {
+        match policy::for_provider(error.sqlstate.refined(&error.message)) {
             Policy::Stop => {
                 if error.hint.is_none() {
                     let hint = policy::provider_hint(error.sqlstate, &error.message);

@@ -419,23 +419,25 @@ impl Reception {
             let some = |text: String| (!text.is_empty()).then_some(text);
             let mut error = PgError {
                 detail: some(failure.detail),
-                hint: some(failure.hint).or_else(|| {
-                    Some(
-                        "Remove the cause and run braid.enable_subscription, or leave this transaction out with \
-                         braid.skip_transaction."
-                            .to_owned(),
-                    )
-                }),
+                hint: some(failure.hint),
                 ..PgError::new(SqlState::from_code(failure.sqlstate), failure.message)
             };
             if let Some(context) = some(failure.context) {
                 error = error.with_context(&context);
             }
-            return Err(match policy::for_apply(error.sqlstate) {
-                _ if failure.comes_again => End::Transient(error, failure.lsn),
-                Policy::Stop | Policy::Conflict => End::Permanent(error, failure.lsn),
-                Policy::Retry | Policy::Reconnect => End::Transient(error, failure.lsn),
+            let stops = matches!(
+                policy::for_apply(error.sqlstate),
+                Policy::Stop | Policy::Conflict
+            );
+            if failure.comes_again || !stops {
+                return Err(End::Transient(error, failure.lsn));
+            }
+            error.hint.get_or_insert_with(|| {
+                "Remove the cause and run braid.enable_subscription, or leave this transaction out with \
+                 braid.skip_transaction."
+                    .to_owned()
             });
+            return Err(End::Permanent(error, failure.lsn));
         }
         if self.appliers.has_lost_one() {
             return Err(End::Transient(

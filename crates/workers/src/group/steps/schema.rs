@@ -65,7 +65,7 @@ impl Drop for Running {
 
 fn of_file(error: &std::io::Error) -> PgError {
     PgError::new(
-        SqlState::IoError,
+        SqlState::of_io(error),
         format!("could not copy the schema: {error}"),
     )
     .with_hint("It is tried again. See the server's data directory for room and rights.")
@@ -121,12 +121,16 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
         .stderr(private(&files.messages)?)
         .spawn()
         .map_err(|error| {
-            PgError::new(
-                SqlState::ObjectNotInPrerequisiteState,
-                format!("could not run pg_dump: {error}"),
-            )
-            .with_detail(format!("It is looked for as {}.", program.display()))
-            .with_hint("Install PostgreSQL's client programs on this server, or make the schema by hand and join with mode => 'schema'.")
+            let sqlstate = match SqlState::of_io(&error) {
+                // There is no such program, or it is not to be run.
+                SqlState::UndefinedFile | SqlState::InsufficientPrivilege => {
+                    SqlState::ObjectNotInPrerequisiteState
+                }
+                sqlstate => sqlstate,
+            };
+            PgError::new(sqlstate, format!("could not run pg_dump: {error}"))
+                .with_detail(format!("It is looked for as {}.", program.display()))
+                .with_hint("Install PostgreSQL's client programs on this server, or make the schema by hand and join with mode => 'schema'.")
         })?;
     let mut running = Running(child);
     let status = loop {
