@@ -2699,47 +2699,45 @@ create function braid.row_image("row" record) returns jsonb
     as 'MODULE_PATHNAME', 'row_image_wrapper';
 comment on function braid.row_image is 'a row as braid.conflict_history shows it: nothing of it is lost, whatever the settings';
 
--- Reads with the caller's rights what the caller may see of the history, and writes with them. The statement that writes runs under the
--- caller's search_path, as any statement of the caller's would, since the table's triggers may depend on it: the only function that
--- does not pin it. It does so for itself until then; what stands before that is qualified.
-create function braid.restore_conflict(
+-- Reads with the caller's rights what the caller may see of the history, and locks the row. Returns the statement that puts the row back,
+-- with its arguments; without one there is nothing to do.
+create function braid.restore_plan(
     conflict_id bigint,
-    side text default null,
+    side text,
     out action text,
     out relation regclass,
     out key jsonb,
     out old_row jsonb,
-    out new_row jsonb
+    out new_row jsonb,
+    out key_names text[],
+    out statement text,
+    out texts text[],
+    out place tid,
+    out part oid
 ) returns record
-    language plpgsql volatile parallel unsafe
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 as $$
 declare
-    callers_path text := pg_catalog.current_setting('search_path');
     conflict record;
     target regclass;
     only_this text;
     lost jsonb;
     other jsonb;
     is_delete boolean;
-    key_names text[];
     key_index oid;
     found_by jsonb;
     condition text;
-    place tid;
-    part oid;
     has_changed boolean;
     columns text[] := '{}';
-    texts text[] := '{}';
     types text[] := '{}';
     missing text[];
     gone text[];
     attribute record;
-    statement text;
 begin
-    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    select h.* into conflict from braid.conflict_history h where h.conflict_id = restore_conflict.conflict_id;
+    texts := '{}';
+    select h.* into conflict from braid.conflict_history h where h.conflict_id = restore_plan.conflict_id;
     if not found then
-        raise exception 'conflict % is not in the history', coalesce(restore_conflict.conflict_id::text, 'null') using
+        raise exception 'conflict % is not in the history', coalesce(restore_plan.conflict_id::text, 'null') using
             errcode = 'undefined_object',
             hint = 'Look for it in braid.conflict_history. Conflicts are removed when they are older than braid.conflict_history_retention.';
     end if;
@@ -2829,11 +2827,9 @@ begin
         if has_changed then
             raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
         end if;
-        perform pg_catalog.set_config('search_path', callers_path, true);
-        execute pg_catalog.format('delete from %s%s as t where t.ctid operator(pg_catalog.=) $1 and t.tableoid operator(pg_catalog.=) $2',
-            only_this, target) using place, part;
-        get diagnostics action = row_count;
-        action := case action when '0' then 'nothing' else 'delete' end;
+        action := 'delete';
+        statement := format('delete from %s%s as t where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3',
+            only_this, target);
         return;
     end if;
 
@@ -2848,7 +2844,7 @@ begin
                old_row -> a.attname::text is distinct from lost -> a.attname::text or v.value is not null as differs
           from pg_attribute a
           left join braid.conflict_value v
-            on v.conflict_id = conflict.conflict_id and v.side = restore_conflict.side and v.column_name = a.attname
+            on v.conflict_id = conflict.conflict_id and v.side = restore_plan.side and v.column_name = a.attname
          where a.attrelid = target and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
            and (lost ? a.attname::text or v.value is not null)
            -- What was merged has not lost. Of a register of its own the older value has.
@@ -2881,6 +2877,7 @@ begin
                 detail = format('The change left %s unchanged and did not carry it, and the row is not here.', array_to_string(missing, ', ')),
                 hint = 'Take these values from the node that made the change, and insert the row by hand.';
         end if;
+        action := 'insert';
         statement := format('insert into %s as t (%s) overriding system value values (%s) returning braid.row_image(t.*)', target,
             (select string_agg(format('%I', c), ', ' order by i) from unnest(columns) with ordinality u (c, i)),
             (select string_agg(format('($1)[%s]::%s', i, c), ', ' order by i) from unnest(types) with ordinality u (c, i)));
@@ -2892,15 +2889,51 @@ begin
         if has_changed then
             raise notice 'the row has changed since the conflict' using detail = 'What was there is in the result, as old_row.';
         end if;
+        action := 'update';
         statement := format('update %s%s as t set %s where t.ctid operator(pg_catalog.=) $2 and t.tableoid operator(pg_catalog.=) $3 returning braid.row_image(t.*)',
             only_this, target,
             (select string_agg(format('%I = ($1)[%s]::%s', c, i, types[i]), ', ' order by i) from unnest(columns) with ordinality u (c, i)));
     end if;
-    perform pg_catalog.set_config('search_path', callers_path, true);
-    execute statement into new_row using texts, place, part;
-    action := case when new_row is null then 'nothing' when place is null then 'insert' else 'update' end;
-    if new_row is not null then
-        key := (select pg_catalog.jsonb_object_agg(k, pg_catalog.jsonb_object_field(new_row, k)) from pg_catalog.unnest(key_names) k);
+end
+$$;
+comment on function braid.restore_plan is 'a part of restore_conflict: what it is to do';
+
+-- Writes with the caller's rights. The statement that writes runs under the caller's search_path, as any statement of the caller's would,
+-- since the table's triggers may depend on it: so this function does not pin it, and qualifies all that it names.
+create function braid.restore_conflict(
+    conflict_id bigint,
+    side text default null,
+    out action text,
+    out relation regclass,
+    out key jsonb,
+    out old_row jsonb,
+    out new_row jsonb
+) returns record
+    language plpgsql volatile parallel unsafe
+as $$
+declare
+    plan record;
+    written bigint;
+begin
+    select p.* into plan from braid.restore_plan(restore_conflict.conflict_id, restore_conflict.side) as p;
+    action := plan.action;
+    relation := plan.relation;
+    key := plan.key;
+    old_row := plan.old_row;
+    new_row := plan.new_row;
+    if plan.statement is null then
+        return;
+    end if;
+    if action operator(pg_catalog.=) 'delete' then
+        execute plan.statement using plan.texts, plan.place, plan.part;
+    else
+        execute plan.statement into new_row using plan.texts, plan.place, plan.part;
+    end if;
+    get diagnostics written = row_count;
+    if written operator(pg_catalog.=) 0 then
+        action := 'nothing';
+    elsif new_row is not null then
+        key := (select pg_catalog.jsonb_object_agg(k, pg_catalog.jsonb_object_field(new_row, k)) from pg_catalog.unnest(plan.key_names) k);
     end if;
 end
 $$;
@@ -4256,20 +4289,17 @@ $$;
 comment on function braid.sequence_top is 'the farthest value that a sequence has given, as far as it and the columns that use it tell';
 
 create function braid.release_sequences() returns void
-    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp set braid.ddl_replication = off
 as $$
 declare
     found record;
-    before text := current_setting('braid.ddl_replication', true);
 begin
-    perform set_config('braid.ddl_replication', 'off', true);
     for found in
         select s.* from braid.sequence s join pg_class c on c.oid = s.relation
          where s.kind in ('range', 'step') and (s.is_applied or s.block_start is not null)
     loop
         execute format('alter sequence %s increment by %s minvalue %s maxvalue %s start with %s', found.relation::regclass, found.own_increment, found.own_min, found.own_max, found.own_start);
     end loop;
-    perform set_config('braid.ddl_replication', coalesce(before, 'auto'), true);
     delete from braid.sequence;
     delete from braid.sequence_told;
 end
@@ -4439,6 +4469,7 @@ grant execute on function
     braid.set_foreign_key_rule,
     braid.set_missing_column_rule,
     braid.check_conflict_function,
+    braid.restore_plan,
     braid.restore_conflict,
     braid.row_image,
     braid.drop_subscription,

@@ -235,14 +235,14 @@ sub still_open
 	return 1;
 }
 
-# None where psql may say why.
+# None where psql may say why. What else is given is asked for as the connection begins.
 sub connect_to
 {
-	my ($node, $dbname) = @_;
+	my ($node, $dbname, %more) = @_;
 	return if $node->host !~ m{^/};
 	my $socket = IO::Socket::UNIX->new(Type => SOCK_STREAM, Peer => $node->host . '/.s.PGSQL.' . $node->port) or return;
 	my $session = { socket => $socket, buffer => '', port => $node->port };
-	my %startup = (user => scalar getpwuid($<), database => $dbname, application_name => $ENV{PGAPPNAME} // 'psql');
+	my %startup = (user => scalar getpwuid($<), database => $dbname, application_name => $ENV{PGAPPNAME} // 'psql', %more);
 	my $body = pack('N', 196608) . join('', map { "$_\0$startup{$_}\0" } sort keys %startup) . "\0";
 	put($session, pack('N', 4 + length $body) . $body) or return;
 	while (1)

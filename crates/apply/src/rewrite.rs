@@ -46,7 +46,7 @@ use braid_postgres::slot::Slot;
 use braid_postgres::table_scan::{self, Cell, Is, Sees, int8, low};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use braid_postgres::xid::full;
-use braid_postgres::{latch, setting, transaction};
+use braid_postgres::{latch, transaction};
 use pgrx::pg_sys;
 
 use super::batch::{self, KEEP_MERGED};
@@ -290,8 +290,6 @@ pub fn table_is_rewritten(relation: pg_sys::Oid) -> Option<Box<dyn FnOnce()>> {
         return None;
     }
     let arrived = arrived_before()?;
-    // A scan may begin where another one is. The statement's has to begin at the first row.
-    setting::set_for_transaction(c"synchronize_seqscans", c"off");
     let before = with_table(relation, |table| {
         let is_kept = table.kind() == b'r' && table.is_heap() && table.persistence() != b't';
         if is_kept {

@@ -27,6 +27,10 @@ pub(crate) fn tests() -> Vec<Test> {
             "setting: an error leaves them to the rollback",
             settings_after_error,
         ),
+        test(
+            "setting: lent ones are given back with a returned error",
+            settings_after_returned_error,
+        ),
         test("rights: lent ones are given back", rights),
         test("kept plan: sees what the transaction has written", kept),
         test("kept plan: outlives a change of its table", kept_changed),
@@ -106,6 +110,16 @@ fn settings_after_error() -> Outcome {
             Ok(((), true))
         })
     });
+    check(outcome.is_err(), "no error")?;
+    same(
+        &value("select date '2000-12-31'::text").as_deref(),
+        &Some("31/12/2000"),
+    )
+}
+
+fn settings_after_returned_error() -> Outcome {
+    sql("set local datestyle = 'SQL, DMY'");
+    let outcome = with_settings(&[("datestyle", "ISO")], || Err::<(), ()>(()));
     check(outcome.is_err(), "no error")?;
     same(
         &value("select date '2000-12-31'::text").as_deref(),

@@ -19,6 +19,7 @@ use std::sync::OnceLock;
 use braid_postgres::hook::Utility;
 use braid_postgres::lock::LockMode;
 use braid_postgres::relation::Relation;
+use braid_postgres::setting::{As, Level};
 use braid_postgres::transaction::{self, End, PartEnd};
 use pgrx::pg_sys;
 
@@ -37,6 +38,8 @@ static HANDLER: OnceLock<Handler> = OnceLock::new();
 struct Altering {
     /// The nest level of its transaction.
     level: i32,
+    /// The settings that it runs under.
+    settings: Level,
     /// What is to be done about the tables that it has rewritten.
     rewritten: Vec<Box<dyn FnOnce()>>,
 }
@@ -61,19 +64,29 @@ pub(crate) fn may_be(statement: Utility<'_>) -> bool {
             .is_some_and(|node| node.cast::<pg_sys::AlterTableStmt>().is_some())
 }
 
-/// Such a statement begins.
+/// Such a statement begins. A scan may begin where another one is; those of the statement, and of
+/// what is done when it has succeeded, begin at the first row.
 pub(crate) fn before() {
-    let level = transaction::nest_level();
-    let rewritten = Vec::new();
-    ALTERING.with_borrow_mut(|altering| altering.push(Altering { level, rewritten }));
+    let altering = Altering {
+        level: transaction::nest_level(),
+        settings: Level::begin(),
+        rewritten: Vec::new(),
+    };
+    let settings = &altering.settings;
+    settings.set(c"synchronize_seqscans", c"off", As::User);
+    ALTERING.with_borrow_mut(|all| all.push(altering));
 }
 
-/// The innermost of them has succeeded.
+/// The innermost of them has succeeded. The settings of a statement that has failed, or that has
+/// committed on its way, are put back with its transaction.
 pub(crate) fn after() {
-    let done = ALTERING.with_borrow_mut(Vec::pop);
-    for finish in done.into_iter().flat_map(|altering| altering.rewritten) {
+    let Some(done) = ALTERING.with_borrow_mut(Vec::pop) else {
+        return;
+    };
+    for finish in done.rewritten {
         finish();
     }
+    done.settings.end(true);
 }
 
 /// A relation was created.

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 
 use braid_postgres::setting::{self, As, Level};
-use braid_postgres::{plain, transaction};
+use braid_postgres::{error, plain, transaction};
 
 /// Beside [`setting::OF_TEXTS`]. A timestamp has its offset in the ISO form, so any TimeZone would
 /// do, but the same row should be the same bytes.
@@ -13,13 +13,17 @@ fn settings() -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
     setting::OF_TEXTS.into_iter().chain(SETTINGS)
 }
 
+/// The settings of a stream, until it ends.
+#[derive(Debug)]
+pub(super) struct Session(Option<Before>);
+
 /// What has to be undone.
 #[derive(Debug)]
-pub(super) enum Session {
+enum Before {
     /// In a transaction (an SQL function): a level of settings, which an error undoes as well.
     Level(Level),
-    /// Outside of one (a walsender): the values from before. An error leaves ours in place; such a connection is good for
-    /// replication commands only.
+    /// Outside of one (a walsender): the values from before. A stream that ends with an error puts
+    /// them back when its memory goes: the connection takes SQL, too.
     Saved(Vec<(&'static CStr, CString)>),
 }
 
@@ -31,26 +35,44 @@ impl Session {
             for (name, value) in settings() {
                 level.set(name, value, As::User);
             }
-            return Self::Level(level);
+            return Self(Some(Before::Level(level)));
         }
         let mut saved = Vec::new();
         for (name, value) in settings() {
             saved.extend(setting::get(name).map(|before| (name, before)));
             setting::set_for_session(name, value, As::User);
         }
-        Self::Saved(saved)
+        Self(Some(Before::Saved(saved)))
     }
 
     /// Undo them. Levels that were begun since have ended: logical decoding nests its transactions.
-    pub(super) fn leave(self) {
-        match self {
-            Self::Level(level) => level.end(false),
-            Self::Saved(saved) => {
-                for (name, value) in saved {
-                    setting::set_for_session(name, &value, As::User);
-                }
-            }
+    pub(super) fn leave(mut self) {
+        match self.0.take() {
+            Some(Before::Level(level)) => level.end(false),
+            Some(Before::Saved(saved)) => put_back(saved),
+            None => {}
         }
+    }
+}
+
+impl Drop for Session {
+    /// After an error, when the stream's memory goes. While the error unwinds nothing is done, as in
+    /// all guards.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(Before::Saved(saved)) = self.0.take()
+            && let Err(failure) = error::catch(|| put_back(saved))
+        {
+            failure.log("could not put the settings of a connection back");
+        }
+    }
+}
+
+fn put_back(saved: Vec<(&'static CStr, CString)>) {
+    for (name, value) in saved {
+        setting::set_for_session(name, &value, As::User);
     }
 }
 

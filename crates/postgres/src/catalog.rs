@@ -181,7 +181,8 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Do `work` under other settings, then return to the session's. An error leaves that to the abort.
+/// Does `work` under other settings, then returns to the session's, also when `work` returns an
+/// error. An error that PostgreSQL raises leaves that to the abort.
 ///
 /// # Errors
 /// Those of `work`.
@@ -194,9 +195,9 @@ pub fn with_settings<T, E>(
         let c = |text: &str| CString::new(text).unwrap_or_default();
         level.set(&c(name), &c(value), As::Superuser);
     }
-    let value = work()?;
+    let outcome = work();
     level.end(true);
-    Ok(value)
+    outcome
 }
 
 fn extension_owner() -> pg_sys::Oid {

@@ -52,11 +52,6 @@ impl Level {
     }
 }
 
-/// Sets a setting of users for the rest of the transaction in hand.
-pub fn set_for_transaction(name: &CStr, value: &CStr) {
-    change(name, value, As::User, pg_sys::GucAction::GUC_ACTION_LOCAL);
-}
-
 /// Sets a setting for the session. Outside of a transaction too.
 pub fn set_for_session(name: &CStr, value: &CStr, rights: As) {
     change(name, value, rights, pg_sys::GucAction::GUC_ACTION_SET);

@@ -15,7 +15,7 @@ use braid_postgres::copy_from::copy_from;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
 use braid_postgres::relation::Relation;
-use braid_postgres::{snapshot, transaction};
+use braid_postgres::{catalog, snapshot, transaction};
 use pgrx::pg_sys;
 
 use super::feed::{self, Copied};
@@ -23,6 +23,8 @@ use super::source::Source;
 
 /// Where rows wait that are merged with those that are here.
 const STAGING: &str = "pg_temp.braid_copied";
+/// How long those who lock rows are waited for.
+const LOCKERS_TIMEOUT: &str = "2s";
 /// A local table, locked.
 #[derive(Debug)]
 pub struct Target {
@@ -314,10 +316,10 @@ impl Target {
     /// # Errors
     /// 55P03 if a transaction does not end in time; whatever PostgreSQL raises.
     pub fn lock_out_lockers(&self) -> Result<(), PgError> {
-        subscription::execute("set local lock_timeout = '2s'", &[])?;
         let command = format!("lock table {} in exclusive mode", self.quoted());
-        subscription::execute(&command, &[])?;
-        subscription::execute("set local lock_timeout = 0", &[])
+        catalog::with_settings(&[("lock_timeout", LOCKERS_TIMEOUT)], || {
+            subscription::execute(&command, &[])
+        })
     }
 
     /// The tables that hold its rows.
