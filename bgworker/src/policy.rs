@@ -90,6 +90,11 @@ pub fn for_provider(sqlstate: SqlState) -> Policy {
     }
 }
 
+/// The hint for an error of a provider in recovery. The error is retried: during a failover the
+/// address leads to a standby that is not promoted yet.
+pub const STANDBY_HINT: &str = "The connection string leads to a standby. The subscription goes on by itself once that server is promoted, or once the \
+     connection string leads to the primary again. If neither happens, change the connection string with braid.alter_subscription.";
+
 /// Whether the provider says that WAL is gone which its walsender was reading. That comes by itself as well: a slot moves on when what was
 /// received is confirmed, by what an earlier walsender had noted down, and a checkpoint may remove what is before that while the next walsender is not past it
 /// yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to 18). Then the one after that does without it.

@@ -30,6 +30,8 @@ pub struct PgError {
     pub fields: Option<Box<Fields>>,
     /// A user's conflict function has failed, or gave what can't be.
     pub by_function: bool,
+    /// A server in recovery has reported it, so it may pass when that server is promoted.
+    pub in_recovery: bool,
 }
 
 impl PgError {
@@ -43,6 +45,7 @@ impl PgError {
             hint: None,
             fields: None,
             by_function: false,
+            in_recovery: false,
         }
     }
 
@@ -122,6 +125,7 @@ impl PgError {
             hint: report.hint().map(str::to_owned),
             fields,
             by_function: false,
+            in_recovery: false,
         }
     }
 

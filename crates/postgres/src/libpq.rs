@@ -105,6 +105,7 @@ unsafe extern "C" {
     fn PQconninfoFree(options: *mut PQconninfoOption);
     safe fn PQconnectionUsedPassword(conn: &PGconn) -> c_int;
     safe fn PQserverVersion(conn: &PGconn) -> c_int;
+    fn PQparameterStatus(conn: *const PGconn, name: *const c_char) -> *const c_char;
 }
 
 /// Why a peer could not be reached or did not do as asked.
@@ -130,6 +131,9 @@ pub enum Error {
         detail: Option<String>,
         /// Hint, if any.
         hint: Option<String>,
+        /// The peer was in recovery when it was last heard of that: a standby, or a server that
+        /// is about to be promoted.
+        in_recovery: bool,
     },
     /// The peer ended the stream in order.
     #[error("the provider ended the stream")]
@@ -178,9 +182,15 @@ impl From<Error> for PgError {
         let sqlstate = error.sqlstate();
         let message = error.to_string();
         match error {
-            Error::Server { detail, hint, .. } => Self {
+            Error::Server {
                 detail,
                 hint,
+                in_recovery,
+                ..
+            } => Self {
+                detail,
+                hint,
+                in_recovery,
                 ..Self::new(sqlstate, message)
             },
             _ => Self::new(sqlstate, message),
@@ -686,6 +696,17 @@ impl Connection {
         PQserverVersion(self.live())
     }
 
+    /// Whether the peer was in recovery when it last said so: as the connection began, or when a
+    /// later command has ended. A peer that was promoted since may still count as a standby.
+    #[must_use]
+    pub fn is_to_standby(&self) -> bool {
+        let name = c"in_hot_standby";
+        // SAFETY: `raw` is live; the name ends with a zero byte. libpq gives null, or a string that
+        // lives until the connection is used again, and is copied at once.
+        let value = text(unsafe { PQparameterStatus(self.raw.as_ptr(), name.as_ptr()) });
+        value.as_deref() == Some("on")
+    }
+
     /// Whether the peer asked for a password. One that did not let this server's operating system user in, or anybody.
     #[must_use]
     pub fn used_password(&self) -> bool {
@@ -814,6 +835,7 @@ impl Connection {
                 message: result.field(PG_DIAG_MESSAGE_PRIMARY).unwrap_or_default(),
                 detail: result.field(PG_DIAG_MESSAGE_DETAIL),
                 hint: result.field(PG_DIAG_MESSAGE_HINT),
+                in_recovery: self.is_to_standby(),
             },
             None => self.lost(),
         }

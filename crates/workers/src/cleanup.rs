@@ -159,7 +159,12 @@ impl Slot {
         let name = quote_identifier(&self.name);
         match connection.query(&format!("DROP_REPLICATION_SLOT {name}")) {
             Ok(_) => Ok(true),
-            Err(error) if error.sqlstate() == SqlState::UndefinedObject => Ok(true),
+            // A standby need not have the slots of its primary.
+            Err(error)
+                if error.sqlstate() == SqlState::UndefinedObject && !connection.is_to_standby() =>
+            {
+                Ok(true)
+            }
             Err(error) => Err(error.into()),
         }
     }

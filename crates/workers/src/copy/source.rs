@@ -4,7 +4,7 @@ use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
 use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
-use braid_gir::parse_lsn;
+use braid_gir::{lsn_text, parse_lsn};
 use braid_node::subscription::{Subscription, publication_literals};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::{self, Connection, Mode};
@@ -44,7 +44,11 @@ impl Source {
         };
         let mut connection = connect(subscription, mode)?;
         let lsn = if snapshot.is_empty() {
-            take_snapshot(&mut connection)?
+            let lsn = take_snapshot(&mut connection)?;
+            if connection.is_to_standby() && lsn < subscription.start_lsn {
+                return Err(behind(lsn, subscription.start_lsn));
+            }
+            lsn
         } else {
             let import = format!("set transaction snapshot {}", quote_literal(snapshot));
             connection.query(&import).map_err(|error| {
@@ -107,6 +111,20 @@ impl Source {
             .start_copy(&published.command(columns, &server::database_encoding()))
             .map_err(unreadable)
     }
+}
+
+/// A snapshot of a standby that has not replayed yet all that is before the stream: what was
+/// committed in between would be in neither.
+fn behind(lsn: u64, start: u64) -> PgError {
+    PgError::new(
+        SqlState::CannotConnectNow,
+        format!(
+            "the provider is a standby that has replayed WAL up to {}, before {}, where the stream begins",
+            lsn_text(lsn),
+            lsn_text(start)
+        ),
+    )
+    .with_hint("The table is copied again by itself.")
 }
 
 fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgError> {

@@ -23,7 +23,7 @@ use pgrx::pg_sys;
 use super::load::{Filled, Filling, Purpose, Target};
 use super::record::{From, Start, begin, finish, key, leave_as_it_is, record_failure, record_plan};
 use super::source::{GONE, Source};
-use super::{held, try_lock, versions};
+use super::{held, is_permanent, try_lock, versions};
 
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +75,19 @@ impl Task {
     }
 }
 
+/// A provider in recovery may lack what it has once it is promoted. The coordinator knows a failure
+/// by its SQLSTATE alone, so one that may pass gets that of a server that is not ready.
+fn of_standby(failure: PgError) -> PgError {
+    if !failure.in_recovery || !is_permanent(&failure, true) {
+        return failure;
+    }
+    let message = format!("the provider, a standby, reported: {}", failure.message);
+    PgError {
+        detail: failure.detail,
+        ..PgError::new(SqlState::CannotConnectNow, message).with_hint(policy::STANDBY_HINT)
+    }
+}
+
 /// A copy worker's main function; `argument` is the OID of the database.
 pub fn worker_main(argument: pg_sys::Datum) {
     worker::initialize();
@@ -84,6 +97,7 @@ pub fn worker_main(argument: pg_sys::Datum) {
     let outcome = error::catch(|| run(&task)).and_then(|outcome| outcome);
     if let Err(mut failure) = outcome {
         error::abort();
+        failure = of_standby(failure);
         // libpq's messages have line breaks.
         failure.message = failure
             .message

@@ -61,7 +61,8 @@ pub(super) fn check_slot(
             .map(|found| found.is_empty())
         })?;
         if !copied {
-            return Err(End::Permanent(gap(subscription, begins, reached), 0));
+            let error = gap(subscription, begins, reached);
+            return Err(End::at_provider(error, provider.in_recovery));
         }
     }
     let up_to = reached.max(begins);

@@ -15,11 +15,11 @@ use braid_gir::lsn_text;
 use braid_node::ddl;
 use braid_node::subscription::{self, InitialCopy, execute, execute_counting, rows};
 use braid_postgres::error::{self, PgError};
-use braid_postgres::libpq::{Connection, Mode};
 use braid_postgres::{names, snapshot};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
+use super::provider::open_beside;
 use super::reception::Reception;
 use super::{End, out_of_order};
 use crate::copy;
@@ -356,8 +356,7 @@ fn comes_renamed(
 /// Ask the provider what has become of a relation.
 fn ask(reception: &Reception, relation: &Relation) -> Result<There, End> {
     let subscription = &reception.subscription;
-    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
-    connection.give_up_when_silent();
+    let mut connection = open_beside(&reception.connection, subscription)?;
     let publications = subscription::publication_literals(&subscription.options.publications);
     let found = connection.query(&format!(
         "SELECT n.nspname, c.relname, EXISTS (SELECT FROM pg_catalog.pg_publication_tables p \
@@ -396,8 +395,7 @@ fn ask_for_names(
     statements: &[String],
 ) -> Result<Option<NamesThere>, End> {
     let subscription = &reception.subscription;
-    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
-    connection.give_up_when_silent();
+    let mut connection = open_beside(&reception.connection, subscription)?;
     // All as of one snapshot: a statement and the name that it gives are seen together.
     let found = connection.query(&format!(
         "SELECT n.nspname, c.relname, pg_catalog.array_to_string(ARRAY(SELECT s FROM pg_catalog.unnest({}::uuid[]) s \

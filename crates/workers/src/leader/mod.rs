@@ -47,7 +47,7 @@ use braid_postgres::{latch, process, server, spool, timestamp, worker};
 use pgrx::pg_sys;
 
 use crate::copy::Coordinator;
-use provider::{create_slot, published_tables, rules_for_all_nodes};
+use provider::{create_slot, open_beside, published_tables, rules_for_all_nodes};
 use reception::Reception;
 
 /// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
@@ -69,6 +69,19 @@ enum End {
     Permanent(PgError, u64),
     /// A table could not be copied, and somebody has to look.
     Copy(PgError),
+}
+
+impl End {
+    /// Ends a leader whose check of the provider failed. A standby may lack objects that it has once
+    /// it is promoted, so its failures are never final.
+    fn at_provider(error: PgError, in_recovery: bool) -> Self {
+        if !in_recovery {
+            return Self::Permanent(error, 0);
+        }
+        let mut error = error.with_hint(policy::STANDBY_HINT);
+        error.in_recovery = true;
+        Self::Transient(error, 0)
+    }
 }
 
 impl From<PgError> for End {
@@ -97,6 +110,10 @@ impl From<libpq::Error> for End {
             return Self::Transient(error, 0);
         }
         match policy::for_provider(error.sqlstate.refined(&error.message)) {
+            Policy::Stop if error.in_recovery => {
+                error.message = format!("the provider reported: {}", error.message);
+                Self::Transient(error.with_hint(policy::STANDBY_HINT), 0)
+            }
             Policy::Stop => {
                 if error.hint.is_none() {
                     let hint = policy::provider_hint(error.sqlstate, &error.message);
@@ -176,13 +193,15 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     let failures = entry.failures.load(Ordering::Acquire);
     let mut permanent = permanent
         || (error.sqlstate == SqlState::ProtocolViolation && failures >= GARBLED_ATTEMPTS)
-        || (policy::is_wal_removed(error.sqlstate, &error.message) && failures >= REMOVED_ATTEMPTS);
+        || (!error.in_recovery
+            && policy::is_wal_removed(error.sqlstate, &error.message)
+            && failures >= REMOVED_ATTEMPTS);
     let recorded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
             return Ok(String::new());
         };
-        if subscription.options.disable_on_error && !permanent && policy::is_failure(error.sqlstate)
-        {
+        let is_failure = policy::is_failure(error.sqlstate) && !error.in_recovery;
+        if subscription.options.disable_on_error && !permanent && is_failure {
             permanent = true;
             error.hint.get_or_insert_with(|| {
                 "Remove the cause and run braid.enable_subscription.".into()
@@ -226,8 +245,7 @@ fn begin(
     connection.look_into_silence(&subscription.dsn)?;
     let (lsn, snapshot) = create_slot(&mut connection, subscription)?;
     // Tables that were published between the look at the provider and the slot would be in neither.
-    let mut asked = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
-    asked.give_up_when_silent();
+    let mut asked = open_beside(&connection, subscription)?;
     let published = published_tables(&mut asked, subscription)?;
     let rules = rules_for_all_nodes(&mut asked, subscription)?;
     drop(asked);

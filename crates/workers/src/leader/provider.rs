@@ -6,7 +6,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
-use braid_postgres::libpq::{self, Connection};
+use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::transaction;
 
 use super::End;
@@ -18,6 +18,7 @@ pub(super) fn create_slot(
     subscription: &Subscription,
 ) -> Result<(u64, String), End> {
     let slot = quote_identifier(&subscription.options.slot_name);
+    let in_recovery = connection.is_to_standby();
     let taken = || {
         let error = PgError::new(
             SqlState::DuplicateObject,
@@ -26,14 +27,14 @@ pub(super) fn create_slot(
                 subscription.options.slot_name
             ),
         );
-        End::Permanent(
+        End::at_provider(
             error
                 .with_detail("Somebody else created it after this subscription had chosen the name.")
                 .with_hint(
                     "Drop the subscription and create it with another slot_name, or, if nobody needs the slot, drop it at the \
                      provider and run braid.enable_subscription.",
                 ),
-            0,
+            in_recovery,
         )
     };
     let there = !connection
@@ -86,6 +87,27 @@ pub(super) fn create_slot(
         (Some(lsn), Some(snapshot)) => Ok((lsn, snapshot)),
         _ => Err(libpq::Error::Unexpected("CREATE_REPLICATION_SLOT").into()),
     }
+}
+
+/// Opens another connection, for SQL, to the provider that `first` leads to.
+///
+/// # Errors
+/// Those of the connection; 57P03 if it leads to a standby and `first` does not: during a failover
+/// the address may change servers, and a standby need not have yet what the primary has told.
+pub(super) fn open_beside(
+    first: &Connection,
+    subscription: &Subscription,
+) -> Result<Connection, End> {
+    let mut connection = Connection::open(&subscription.dsn, &subscription.name, Mode::Sql)?;
+    connection.give_up_when_silent();
+    if connection.is_to_standby() && !first.is_to_standby() {
+        let error = PgError::new(
+            SqlState::CannotConnectNow,
+            "the connection string leads to a standby now, and no longer to its primary",
+        );
+        return Err(End::at_provider(error, true));
+    }
+    Ok(connection)
 }
 
 /// What the publications publish now.
@@ -145,7 +167,7 @@ pub(super) struct Provider {
     /// Where the slot begins: what was committed before is not sent.
     pub(super) slot_begins: u64,
     /// It is a standby.
-    in_recovery: bool,
+    pub(super) in_recovery: bool,
 }
 
 impl Provider {
@@ -171,11 +193,7 @@ impl Provider {
             "Drop the subscription and create it again with copy_data => false. What the provider has lost is still here: braid.compare finds it. Run it and \
              braid.repair there, where the provider subscribes to this node, or here with side => 'provider'.",
         );
-        Err(if self.in_recovery {
-            End::Transient(error, 0)
-        } else {
-            End::Permanent(error, 0)
-        })
+        Err(End::at_provider(error, self.in_recovery))
     }
 }
 
@@ -219,12 +237,14 @@ pub(super) fn check_provider(
         quote_literal(&subscription.options.slot_name)
     ))?;
     let end = rows.get(0, 2).and_then(parse_lsn).unwrap_or(0);
-    let in_recovery = rows.get(0, 3) == Some("t");
+    let in_recovery = rows
+        .get(0, 3)
+        .map_or_else(|| connection.is_to_standby(), |answer| answer == "t");
     let slot_begins = rows.get(0, 4).and_then(parse_lsn).unwrap_or(0);
     let permanent = |sqlstate: SqlState, message: String, hint: &str| -> Result<Provider, End> {
-        Err(End::Permanent(
+        Err(End::at_provider(
             PgError::new(sqlstate, message).with_hint(hint),
-            0,
+            in_recovery,
         ))
     };
     if rows.is_empty() {
