@@ -1,4 +1,4 @@
-# A standby of a node. During a failover of a provider the address leads to the standby before that is promoted:
+# A standby of a node: its functions say that it is one. During a failover of a provider the address leads to the standby before that is promoted:
 # the subscription tries again, whatever the standby lacks, and goes on by itself once it is promoted.
 
 use strict;
@@ -28,6 +28,28 @@ $osaka->append_conf('postgresql.conf', "primary_conninfo = '$primary'\nprimary_s
 $osaka->start;
 
 $tokyo->poll_query_until('postgres', q[select active from pg_replication_slots where slot_name = 'osaka']) or die 'no standby';
+
+# Functions that wait, that write to tables, that write to WAL, that draw from sequences, that lock.
+my $hint = qr/HINT:  Call the function at the primary, or promote this server\./;
+for my $call (
+	q(wait_for_subscription('tokyo_from_paris', interval '1 min')), q(wait_for_event('paris', '0/0', interval '1 min')), q(sync_event()),
+	q(create_node('osaka', 'dbname=postgres')), q(create_subscription('other', 'dbname=postgres')), q(enable_subscription('tokyo_from_paris')),
+	q(disable_subscription('tokyo_from_paris')), q(drop_subscription('tokyo_from_paris')), q(rename_subscription('tokyo_from_paris', 'other')),
+	q(set_rate_limit('tokyo_from_paris', 1)), q(set_conflict_resolution('item', null, 'error')), q(set_column_rule('item', 'v', null)),
+	q(set_missing_column_rule('item', 'ignore')), q(restore_conflict(1)), q(drop_node('tokyo')), q(create_group('g')), q(begin_upgrade('0/0')),
+	q(ingest('[]', 'shop')), q(forget_source('shop')), q(replicate_ddl('create table more (id int)')))
+{
+	my (undef, undef, $said) = $osaka->psql('postgres', "\\set VERBOSITY verbose\nselect braid.$call");
+	like($said, qr/ERROR:  25006: .*standby.*$hint/s, "$call at a standby");
+}
+# No function ends with an internal error.
+my @calls = split /\n/, $osaka->safe_psql('postgres', q[
+	select format('select braid.%I(%s)', p.proname, (select string_agg(format('null::%s', format_type(t, null)), ', ' order by i) from unnest(p.proargtypes) with ordinality a (t, i)))
+	  from pg_proc p where p.pronamespace = 'braid'::regnamespace and p.prokind = 'f' and p.prorettype not in ('trigger'::regtype, 'event_trigger'::regtype)
+	   and not 'record'::regtype = any (p.proargtypes) order by 1]);
+cmp_ok(scalar @calls, '>', 100, 'functions');
+my (undef, undef, $errors) = $osaka->psql('postgres', "\\set VERBOSITY verbose\n" . join(";\n", @calls) . ';', on_error_stop => 0);
+is(join("\n", grep { /XX000/ } split /\n/, $errors), '', 'no function ends with an internal error');
 
 # The address of the provider, which a failover moves.
 sub lead_to

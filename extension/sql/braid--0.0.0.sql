@@ -2735,6 +2735,11 @@ declare
     attribute record;
 begin
     texts := '{}';
+    if pg_is_in_recovery() then
+        raise exception 'this server is a standby, where nothing can be changed' using
+            errcode = 'read_only_sql_transaction',
+            hint = 'Call the function at the primary, or promote this server.';
+    end if;
     select h.* into conflict from braid.conflict_history h where h.conflict_id = restore_plan.conflict_id;
     if not found then
         raise exception 'conflict % is not in the history', coalesce(restore_plan.conflict_id::text, 'null') using

@@ -15,7 +15,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::flush_all;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::Advisory;
-use braid_postgres::{process, timestamp};
+use braid_postgres::{process, server, timestamp};
 
 use crate::ddl::owners_query;
 use crate::registry::{self, ManagerEntry};
@@ -151,6 +151,13 @@ impl Line {
             class: LOCK_CLASS,
         };
         debug_assert_eq!(lock.database, process::my_database());
+        if server::is_in_recovery() {
+            return Err(PgError::new(
+                SqlState::ReadOnlySqlTransaction,
+                format!("{} gives no values on a standby", self.function),
+            )
+            .with_hint("Call the function at the primary, or promote this server."));
+        }
         lock.hold(|| {
             let known = last.load(Ordering::Acquire);
             let tick = self.layout.next(known, now_ms());

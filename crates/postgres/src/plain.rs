@@ -112,6 +112,7 @@ functions! {
     fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
     fn GetCurrentFullTransactionId() -> pg_sys::FullTransactionId;
     fn GetCurrentStatementStartTimestamp() -> TimestampTz;
+    fn GetCurrentTransactionStartTimestamp() -> TimestampTz;
     fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     fn GetCurrentTimestamp() -> TimestampTz;
     fn GetCurrentTransactionId() -> TransactionId;

@@ -92,6 +92,12 @@ pub fn command() -> pg_sys::CommandId {
     plain::GetCurrentCommandId(false)
 }
 
+/// Returns when the transaction in hand has begun (TimestampTz).
+#[must_use]
+pub fn start_time() -> pg_sys::TimestampTz {
+    plain::GetCurrentTransactionStartTimestamp()
+}
+
 /// Returns when the statement in hand has begun (TimestampTz).
 #[must_use]
 pub fn statement_start() -> pg_sys::TimestampTz {

@@ -8,7 +8,7 @@ use pgrx::prelude::PgSqlErrorCode;
 use pgrx::{Uuid, pg_extern};
 
 use super::failure::{Failure, Outcome};
-use super::{required, run, text};
+use super::{in_recovery, on_standby, required, run, text};
 
 /// braid.replicate_ddl(statement text) returns void
 ///
@@ -32,6 +32,9 @@ fn replicate(statement: Option<String>) -> Outcome<()> {
             "this database is not a node",
         )
         .hint("Run braid.create_node first."));
+    }
+    if in_recovery() {
+        return Err(on_standby());
     }
     ddl::run_everywhere(&tag, &statement);
     Ok(())

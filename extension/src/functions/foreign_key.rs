@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::conflict::{announce, check_table};
 use super::failure::{Failure, Outcome};
-use super::{required, run, text};
+use super::{lock_rules, required, run, text};
 
 /// braid.set_foreign_key_rule(relation regclass, constraint_name name, rule text)
 #[pg_extern(sql = false)]
@@ -31,6 +31,7 @@ fn set_foreign_key_rule(
             .hint("Rules are record, delete and restore; null removes the rule."));
         }
         let names = constraints(&relation, name.as_deref())?;
+        lock_rules("foreign_key_rule");
         for name in names {
             let arguments = [Some(relation.as_str()), Some(name.as_str()), rule];
             query(

@@ -6,7 +6,7 @@ use pgrx::{pg_extern, pg_sys};
 
 use super::conflict::{announce, check_table};
 use super::failure::Failure;
-use super::{required, run, text};
+use super::{lock_rules, required, run, text};
 
 /// braid.set_missing_column_rule(relation regclass, rule text)
 #[pg_extern(sql = false)]
@@ -23,6 +23,7 @@ fn set_missing_column_rule(relation: Option<pg_sys::Oid>, rule: Option<Text>) {
             ))
             .hint("Rules are error and ignore; null removes the rule."));
         }
+        lock_rules("missing_column_rule");
         query(
             "delete from braid.missing_column_rule r where r.relation = $1::oid::regclass \
                 or not exists (select from pg_class c where c.oid = r.relation)",

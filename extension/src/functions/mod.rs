@@ -37,20 +37,76 @@ mod waiting;
 
 use std::ffi::CStr;
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_node::read_only;
-use braid_postgres::catalog::{Rights, utf8_string, with_rights};
+use braid_postgres::catalog::{Rights, query, utf8_string, with_rights};
 use braid_postgres::encoding::Text;
-use braid_postgres::error::pass_on;
+use braid_postgres::error::{self, PgError};
+use braid_postgres::server::is_in_recovery as in_recovery;
+use pgrx::PgSqlErrorCode;
 
 use failure::{Failure, Outcome};
 
 /// Run a function's work with the rights of the extension's owner and raise what it fails with. An error of PostgreSQL, of users' code that
-/// runs in it as well, keeps all of its fields.
+/// runs in it as well, keeps all of its fields, unless there is a better one ([`explained`]).
 fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
-    match pass_on(|| read_only::allowing(|| with_rights(Rights::ExtensionOwner, work))) {
-        Ok(value) => value,
-        Err(failure) => failure.raise(),
+    match error::catch(|| read_only::allowing(|| with_rights(Rights::ExtensionOwner, work))) {
+        Ok(Ok(value)) => value,
+        Ok(Err(failure)) => failure.raise(),
+        Err(error) => match explained(&error) {
+            Some(failure) => failure.raise(),
+            None => error.as_raised().raise(),
+        },
     }
+}
+
+/// Returns the error that a user is to see in place of PostgreSQL's bare one: at a standby, and where
+/// another session has written the same row of Braid's tables, which a transaction with an older
+/// snapshot does not see.
+fn explained(error: &PgError) -> Option<Failure> {
+    let fields = error.fields.as_deref()?;
+    let is_write = matches!(
+        error.sqlstate,
+        SqlState::ReadOnlySqlTransaction
+            | SqlState::InternalError
+            | SqlState::ObjectNotInPrerequisiteState
+    );
+    if is_write && in_recovery() {
+        return Some(on_standby().detail(format!("PostgreSQL reported: {}.", error.message)));
+    }
+    let (schema, table) = fields.table()?;
+    if error.sqlstate != SqlState::UniqueViolation || schema != "braid" {
+        return None;
+    }
+    let has_names = matches!(
+        table.as_str(),
+        "node" | "subscription" | "group_self" | "group_member"
+    );
+    Some(if has_names {
+        Failure::duplicate("another session has created an object of the same name")
+            .hint("A new transaction sees that object. Choose another name, or change that object.")
+    } else {
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            "another session has changed the same at the same time",
+        )
+        .hint("Try again in a new transaction.")
+    })
+}
+
+/// 25006: this server is a standby.
+fn on_standby() -> Failure {
+    Failure::new(
+        PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+        "this server is a standby, where nothing is replicated and nothing can be changed",
+    )
+    .hint("Call the function at the primary, or promote this server.")
+}
+
+/// Has sessions that set rules of one kind do so one after the other.
+fn lock_rules(table: &str) {
+    let lock = format!("lock table braid.{table} in share row exclusive mode");
+    query(&lock, &[]);
 }
 
 /// An argument of type name that must be there.

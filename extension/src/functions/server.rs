@@ -5,7 +5,7 @@ use braid_postgres::catalog::query;
 use pgrx::PgSqlErrorCode;
 
 use super::failure::{Failure, Outcome};
-use super::local;
+use super::{in_recovery, local, on_standby};
 
 /// What a node needs, which peers subscribe to.
 pub fn check_for_node() -> Outcome<()> {
@@ -50,6 +50,9 @@ pub fn check_for_node() -> Outcome<()> {
 
 /// What any work here needs; a node's server can have been started with other settings since.
 pub fn check_for_subscription() -> Outcome<()> {
+    if in_recovery() {
+        return Err(on_standby());
+    }
     check_workers_run()?;
     if local::setting("track_commit_timestamp").as_deref() != Some("on") {
         return Err(Failure::state("track_commit_timestamp must be on")

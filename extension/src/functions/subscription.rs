@@ -1,11 +1,14 @@
 //! Enabling, disabling, renaming and dropping subscriptions, and skipping what cannot be applied. What is done here takes effect at
 //! commit.
 
+use std::cell::RefCell;
 use std::ffi::CStr;
+use std::time::{Duration, Instant};
 
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::{connection_string, crash, owners, wake};
 use braid_postgres::catalog::{current_role, is_superuser, query};
+use braid_postgres::{libpq, transaction};
 use braid_workers::away;
 use pgrx::{pg_extern, pg_sys};
 
@@ -76,7 +79,9 @@ fn rename_subscription(subscription_name: Option<&CStr>, new_name: Option<&CStr>
     run(|| {
         let new_name = required_name(new_name, "new_name")?;
         check_name(&new_name, "subscription")?;
-        local::require_node()?;
+        // One at a time with those that create or rename a subscription: so the name that they take
+        // is seen.
+        local::check_node(local::lock_node())?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
         let taken = query(
@@ -320,9 +325,7 @@ pub fn leave_slot_to_manager(subscription: &local::Subscription) {
     );
     // Whoever drops the subscription need not be who created it: the owner is who connects.
     let owner = pg_sys::Oid::from_u32(subscription.owner);
-    let connected = subscription
-        .dsn()
-        .and_then(|dsn| provider::connect(dsn, owner));
+    let connected = subscription.dsn().and_then(|dsn| reach(dsn, owner));
     if let Err(failure) = connected {
         failure
             .into_warning(format!("could not reach node \"{provider}\" to drop replication slot \"{slot}\""))
@@ -332,6 +335,44 @@ pub fn leave_slot_to_manager(subscription: &local::Subscription) {
             ))
             .warn();
     }
+}
+
+/// A server that takes so long to refuse a connection is silent.
+const SILENCE: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// Addresses that were silent in the transaction that has begun at this time.
+    static SILENT: RefCell<(i64, Vec<String>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+/// Finds out whether a provider can be reached. A silent server is asked once in a transaction,
+/// however many of its subscriptions are dropped.
+fn reach(dsn: &str, owner: pg_sys::Oid) -> Outcome<()> {
+    let address: Vec<String> = ["service", "host", "hostaddr", "port"]
+        .iter()
+        .map(|keyword| libpq::connection_keyword(dsn, keyword).unwrap_or_default())
+        .collect();
+    let address = address.join(" ");
+    let now = transaction::start_time();
+    let was_silent = SILENT.with_borrow_mut(|(since, addresses)| {
+        if *since != now {
+            (*since, *addresses) = (now, Vec::new());
+        }
+        addresses.contains(&address)
+    });
+    if was_silent {
+        return Err(Failure::new(
+            pgrx::PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
+            "could not connect to the provider",
+        )
+        .detail("Its server was silent when it was last asked in this transaction."));
+    }
+    let began = Instant::now();
+    let outcome = provider::connect(dsn, owner).map(|_| ());
+    if outcome.is_err() && began.elapsed() >= SILENCE {
+        SILENT.with_borrow_mut(|(_, addresses)| addresses.push(address));
+    }
+    outcome
 }
 
 /// braid.skip_transaction(subscription_name name, lsn pg_lsn)

@@ -9,7 +9,7 @@ use pgrx::datum::Interval;
 use pgrx::{PgSqlErrorCode, pg_extern};
 
 use super::failure::{Failure, Outcome};
-use super::{local, required_name, run, server};
+use super::{in_recovery, local, on_standby, required_name, run, server};
 
 /// How often the catalog is looked at.
 const POLL: Duration = Duration::from_millis(50);
@@ -23,11 +23,15 @@ pub enum Progress {
 }
 
 /// Look every 50 ms until it is reached, an error is found or the time is over (57014). Can be cancelled.
+/// 25006 at a standby, where no worker runs.
 pub fn wait_until(
     timeout: Option<Interval>,
     what: &str,
     mut look: impl FnMut() -> Outcome<Progress>,
 ) -> Outcome<()> {
+    if in_recovery() {
+        return Err(on_standby());
+    }
     if !sees_new_commits() {
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
