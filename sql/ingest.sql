@@ -213,6 +213,12 @@ select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/20
   "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "RAW"}, {"name": "n", "type": "money", "type_namespace": "erp"}]},
   "after": {"id": 2, "b": {"binary": "beef"}, "n": "12.5"}}', 'erp');
 select * from shop.loose order by id;
+-- An insert that lacks values of its columns, and has no row here to take them from. What was looked up for it is its value.
+select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/30", "commit_time": "2024-01-01T00:00:30Z"}, "schema": {"namespace": "shop", "table": "loose",
+  "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "bytea"}, {"name": "f", "type": "text"}]}, "after": {"id": 3, "b": {"binary": "beef"}}, "unavailable": ["f"]}', 'erp');
+select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/40", "commit_time": "2024-01-01T00:00:40Z"}, "schema": {"namespace": "shop", "table": "loose",
+  "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "bytea"}, {"name": "f", "type": "text"}]}, "after": {"id": 4, "b": {"binary": "beef"}, "f": {"fetched": "looked up"}}}', 'erp');
+select id, f from shop.loose where id > 2 order by id;
 -- In one call, what comes after a later transaction and has not come before would be left out; what is sent twice is skipped.
 select refused(jsonb_build_array(put('insert', 90, 'x', '0/10B', '2024-01-01T00:05:30Z'), put('insert', 91, 'x', '0/10A', '2024-01-01T00:05:20Z')));
 select * from shop.t where id >= 90;

@@ -21,6 +21,7 @@ use super::eviction::Eviction;
 use super::held_removals::HeldRemovals;
 use super::history::Tally;
 use super::merge::{self, Call};
+use super::querier::Answers;
 use super::removal::Added;
 use super::target::Key;
 use super::transaction::Current;
@@ -33,6 +34,12 @@ pub(super) struct Attempt {
     /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix
     /// microseconds and node.
     pub(super) replaced: Option<(i64, String)>,
+    /// Image of the former key of the row that the change in hand, or the next one, inserts.
+    pub(super) former_key: Option<Vec<u8>>,
+    /// Values that the provider was asked for, of the row that the change in hand inserts.
+    pub(super) answers: Option<Answers>,
+    /// The row that the change in hand inserts may have another row's values among them.
+    pub(super) is_unverified: bool,
     /// The newest timestamp of the batch in hand.
     pub(super) newest: i64,
     /// Tables that it has open.
@@ -74,6 +81,14 @@ impl Attempt {
             added: buffers.added,
             ..Self::default()
         }
+    }
+
+    /// Forgets what came with a change, or was asked about it.
+    pub(super) fn forget_told(&mut self) {
+        self.replaced = None;
+        self.former_key = None;
+        self.answers = None;
+        self.is_unverified = false;
     }
 
     /// The end of it. Returns the open tables, the counts and the truncated tables; `buffers` gets

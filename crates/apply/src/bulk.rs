@@ -151,13 +151,31 @@ impl Session {
             .bulk
             .context
             .context()
-            .run(|| self.values(image, key, &remote));
+            .run(|| self.values(image, key, &remote))?;
+        if self.tables.has_gaps(key, &values) {
+            return self.insert_alone(change);
+        }
         let timestamp = current.timestamp;
-        self.hold(key, schema, values?, size, current, timestamp);
+        self.hold(key, schema, values, size, current, timestamp);
         if self.attempt().held.is_full() {
             self.flush()?;
         }
         Ok(())
+    }
+
+    /// Inserts a row that cannot be held back, after those that are.
+    fn insert_alone(&mut self, change: &Change<'_>) -> Result<(), PgError> {
+        self.flush()?;
+        let schema = change.header.schema.0;
+        let Some((key, remote, current)) = self.prepare(schema, Effect::Write)? else {
+            return Ok(());
+        };
+        let context = RowContext {
+            key,
+            remote: &remote,
+            current: &current,
+        };
+        self.insert_entered(change, schema, context)
     }
 
     fn hold(

@@ -172,7 +172,7 @@ impl Session {
         self.show_part(begins, *number);
         match item {
             Item::Change(_, change, replaced) => {
-                self.replaces(*replaced);
+                self.replaces(change.operation, *replaced);
                 self.change(change)
             }
             Item::Truncate(_, truncate) => self.truncate(truncate),
@@ -248,7 +248,7 @@ impl Session {
         };
         self.show_part(begins, number);
         self.does(Step::Change(change.operation), Some(change.header.schema.0));
-        let Some((key, remote, current)) = self.prepare(change.header.schema.0, effect)? else {
+        let Some((key, remote, mut current)) = self.prepare(change.header.schema.0, effect)? else {
             return Ok(false);
         };
         let sought = self.sought(key, &net.key)?;
@@ -284,6 +284,10 @@ impl Session {
                 )?;
                 let changes = net.parts.iter().filter_map(|number| part(Some(number)));
                 let changes = changes.map(|(_, change)| change);
+                // A row that lacks values is not written before they are asked for.
+                if !exists && self.tables.has_gaps(key, &values) {
+                    return Ok(false);
+                }
                 self.fold_columns(key, &remote, found, changes, &mut values)?;
                 let target = self.tables.target(key)?;
                 let Some(table) = target.table.as_mut() else {
@@ -313,18 +317,18 @@ impl Session {
         self.spare.push(sought);
         let changes = net.parts.iter().filter_map(|number| part(Some(number)));
         self.count_each(key, changes.map(|(_, change)| change.operation));
-        self.attempt().counts.consolidated += (net.parts.len() as u64).saturating_sub(1);
-        let mut current = current;
         current.timestamp = last.commit_timestamp;
         self.note_version(key, &current, slot);
         if effect == Effect::Remove {
-            let mut deletions = self.deletions();
-            deletions.remember(key, current.timestamp, slot)?;
+            self.deletions().remember(key, current.timestamp, slot)?;
         }
         Ok(true)
     }
 
+    /// Counts changes that were carried out as one.
     fn count_each(&mut self, key: Key, operations: impl Iterator<Item = Operation> + Clone) {
+        let joined = (operations.clone().count() as u64).saturating_sub(1);
+        self.attempt().counts.consolidated += joined;
         self.count(key, |counts| {
             for operation in operations.clone() {
                 match operation {

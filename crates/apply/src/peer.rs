@@ -50,12 +50,23 @@ pub(super) enum AsOf {
     Version(i64),
 }
 
+/// Form in which a value is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Bytes of a bytea.
+    Bytes,
+    /// The output function's text.
+    Text,
+    /// No column: when the transaction that wrote the row was committed, microseconds since
+    /// 1970-01-01 UTC.
+    CommitTime,
+}
+
 /// A column that is asked for.
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     pub(super) name: String,
-    /// Its bytes are wanted, as it is a bytea; else the text form.
-    pub(super) bytea: bool,
+    pub(super) form: Form,
 }
 
 /// What is asked: columns of the row with this key.
@@ -277,11 +288,13 @@ impl Question<'_> {
             .iter()
             .map(|column| {
                 let name = quote_identifier(&column.name);
-                if column.bytea {
-                    format!(", t.{name}::bytea")
-                } else {
+                match column.form {
+                    Form::Bytes => format!(", t.{name}::bytea"),
                     // What its output function writes, whatever casts its type has.
-                    format!(", case num_nulls(t.{name}) when 0 then concat(t.{name}) end")
+                    Form::Text => format!(", case num_nulls(t.{name}) when 0 then concat(t.{name}) end"),
+                    Form::CommitTime => ", case when current_setting('track_commit_timestamp')::bool \
+                         then (extract(epoch from pg_xact_commit_timestamp(t.xmin)) * 1000000)::int8::text end"
+                        .to_owned(),
                 }
             })
             .collect();

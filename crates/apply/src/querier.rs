@@ -18,6 +18,8 @@
 //! is on its way. The row is then written with what is here, and remembered as one that was merged:
 //! whatever changes it next does not take its columns for granted.
 
+mod entered;
+
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
@@ -37,7 +39,7 @@ use pgrx::pg_sys;
 use super::attempt::{Attempt, RetryHints};
 use super::change::version;
 use super::lookup::Found;
-use super::peer::{AsOf, Column, Peers, Question, Reply, Source};
+use super::peer::{AsOf, Column, Form, Peers, Question, Reply, Source};
 use super::relation::KeyColumn;
 use super::relation::RemoteRelation;
 use super::rights::Rights;
@@ -47,6 +49,8 @@ use super::target::{Key, Tables};
 use super::version::{OriginNames, Stamp};
 use super::write::Written;
 use super::{Current, Identity, NO_SUBSCRIPTION, Session, rules};
+
+pub(super) use entered::{Answers, Entered};
 
 /// Pause before a node is asked again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -105,7 +109,11 @@ impl Tables {
                 let column = plan.columns.get(*place)?;
                 Some(Column {
                     name: remote.columns.get(column.remote)?.name.clone(),
-                    bytea: column.decoder.is_bytea(),
+                    form: if column.decoder.is_bytea() {
+                        Form::Bytes
+                    } else {
+                        Form::Text
+                    },
                 })
             })
             .collect())

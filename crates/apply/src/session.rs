@@ -7,7 +7,7 @@ use std::rc::Rc;
 use braid_bgworker::parked::Touch;
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::table_order::TableOrder;
-use braid_gir::Schema;
+use braid_gir::{Operation, Schema};
 use braid_node::origin::OriginId;
 use braid_postgres::error::PgError;
 use braid_postgres::memory::Scratch;
@@ -213,9 +213,15 @@ impl Session {
         self.schemas.contains_key(&schema)
     }
 
-    /// The next change has replaced a row that another node had written, of the version that is in
-    /// `content`; `None` if nothing was sent about that.
-    pub fn replaces(&mut self, content: Option<&[u8]>) {
+    /// The next change, an `operation`, came with a message of this `content`; `None`: without one.
+    /// That of an update or a delete says which version of a row, written by another node, the
+    /// change has replaced; that of an insert, which key the row had before.
+    pub fn replaces(&mut self, operation: Operation, content: Option<&[u8]>) {
+        self.attempt().forget_told();
+        if operation == Operation::Insert {
+            self.attempt().former_key = content.map(<[u8]>::to_vec);
+            return;
+        }
         let parts = content.and_then(|content| content.split_first_chunk::<8>());
         self.attempt().replaced = parts.and_then(|(time, node)| {
             let node = std::str::from_utf8(node).ok()?;

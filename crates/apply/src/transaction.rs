@@ -58,7 +58,7 @@ impl Session {
         };
         let attempt = self.attempt();
         attempt.added.clear();
-        attempt.replaced = None;
+        attempt.forget_told();
         attempt.current = Some(current);
         self.show_versions();
     }

@@ -31,6 +31,17 @@ impl<'a> Image<'a> {
         out.extend_from_slice(self.values);
     }
 
+    /// Reads an image that is all of `bytes`, such as the content of a message.
+    ///
+    /// # Errors
+    /// Any [`Error`] that the bytes deserve; bytes left over are one.
+    pub fn read_alone(bytes: &'a [u8]) -> Result<Self> {
+        let mut cursor = Cursor::new(bytes);
+        let image = Self::read(&mut cursor)?;
+        cursor.finish("image")?;
+        Ok(image)
+    }
+
     /// Number of columns.
     #[must_use]
     pub fn columns(&self) -> u16 {
@@ -103,6 +114,24 @@ impl<'b> ImageWriter<'b> {
             columns: 0,
             refused: None,
         }
+    }
+
+    /// Appends to `out` an image that stands alone, whose columns `fill` writes. After an error
+    /// nothing is appended.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], or whatever `fill` returns.
+    pub fn write_alone(
+        out: &mut Vec<u8>,
+        fill: impl FnOnce(&mut ImageWriter<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let start = out.len();
+        let mut image = ImageWriter::new(out);
+        let written = fill(&mut image).and_then(|()| image.finish());
+        if written.is_err() {
+            out.truncate(start);
+        }
+        written
     }
 
     /// Append the next column's value. One that no reader would accept (a time of day outside its day) makes the whole

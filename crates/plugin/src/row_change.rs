@@ -82,6 +82,26 @@ impl RowChange<'_> {
         });
     }
 
+    /// Writes the former key of a row that an update has brought into the row filter, where the
+    /// change lacks values of it: the subscriber asks for these by that key as long as it does not
+    /// see the new one.
+    pub fn put_former_key(&self, out: &mut Vec<u8>) {
+        if self.operation == Operation::Update && self.old.is_some() && self.lacks_values() {
+            or_raise(ImageWriter::write_alone(out, |image| self.put_old(image)));
+        }
+    }
+
+    /// Whether neither the new nor the old row has the value of a column that is sent.
+    fn lacks_values(&self) -> bool {
+        let is_stored = |row: Row<'_>, attribute| matches!(row.field(attribute), Field::Stored(_));
+        self.new.is_some_and(|new| {
+            self.compiled.columns.iter().any(|column| {
+                matches!(new.field(column.attribute), Field::Unavailable)
+                    && !self.old.is_some_and(|old| is_stored(old, column.attribute))
+            })
+        })
+    }
+
     fn put_old(&self, image: &mut ImageWriter<'_>) -> braid_gir::Result<()> {
         let whole = self.kind() == BeforeKind::Row;
         for column in &self.compiled.columns {

@@ -41,6 +41,7 @@ impl GirStream {
             old: old_slots,
             new: new_slots,
             keys,
+            replaced,
             replaced_now,
             ..
         } = self;
@@ -111,14 +112,18 @@ impl GirStream {
         }
         let schema = announce(outbox, book, &mut entry.kept.number, &compiled.shape);
         or_raise(outbox.ensure_begun(author.xid));
-        if operation != Operation::Insert {
-            tell_replaced(outbox, lsn, replaced_now);
-        }
         let _encoding = if compiled.sends_text {
             ServerEncoding::enter()
         } else {
             None
         };
+        if operation == Operation::Insert {
+            replaced_now.clear();
+            if replaced.is_some() {
+                change.put_former_key(replaced_now);
+            }
+        }
+        tell_before(outbox, lsn, replaced_now);
         change.write(operation, outbox, schema, barrier, keys);
         // Not before: of a transaction that is rolled back while it is decoded, this may have ended in an error that is none.
         entry.kept.fence = false;
@@ -291,8 +296,9 @@ impl GirStream {
     }
 }
 
-/// Says which version of a row the change that comes next has replaced, if that is known.
-fn tell_replaced(outbox: &mut Outbox, lsn: u64, content: &[u8]) {
+/// Writes a message that belongs to the change that comes next, unless it is empty: which version of
+/// a row an update or a delete has replaced, or the former key of a row that comes as an insert.
+fn tell_before(outbox: &mut Outbox, lsn: u64, content: &[u8]) {
     if content.is_empty() {
         return;
     }

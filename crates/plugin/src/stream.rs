@@ -49,7 +49,7 @@ pub struct GirStream {
     session: Option<Session>,
     pub(super) held: Held,
     /// Which rows of other nodes the changes to come have replaced, if the reader wants to know.
-    replaced: Option<ReplacedRows>,
+    pub(super) replaced: Option<ReplacedRows>,
     /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and node. Empty if none is.
     pub(super) replaced_now: Vec<u8>,
 }

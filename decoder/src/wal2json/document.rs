@@ -239,7 +239,8 @@ impl Document {
         }
         layout.put_relation(out);
         if let (ChangeKind::Insert | ChangeKind::Update, Some(new)) = (kind, new) {
-            layout.put_new(out, new, &mut self.scratch);
+            let is_insert = kind == ChangeKind::Insert;
+            layout.put_new(out, new, is_insert, &mut self.scratch);
         }
         if self.version == Version::One {
             layout.put_primary_key(out);

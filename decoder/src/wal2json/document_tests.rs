@@ -341,3 +341,33 @@ fn no_identity() {
     relation.full_identity = true;
     assert!(Layout::new(relation, &options).has_identity());
 }
+
+#[test]
+fn an_insert_names_what_it_lacks() {
+    for (version, expected) in [
+        (
+            "1",
+            r#""columnnames":["id"],"columntypes":["integer"],"columnvalues":[11],"columnsunchanged":["v"]}]}"#,
+        ),
+        (
+            "2",
+            r#""columns":[{"name":"id","type":"integer","value":11},{"name":"v","type":"text","unchanged":true}]}"#,
+        ),
+    ] {
+        let given = [("format-version", version), ("include-transaction", "0")];
+        let options = parse(&given);
+        let layout = Layout::new(relation(), &options);
+        let mut document = Document::new(&options);
+        let mut out = Vec::new();
+        document.begin(&mut out, &TRANSACTION);
+        out.clear();
+        let entered = Row(vec![Some("11"), Some("toast")]);
+        let rows = (None, Some(&entered));
+        document.change(&mut out, &layout, ChangeKind::Insert, 0xAA, rows);
+        if version == "1" {
+            document.commit(&mut out, &TRANSACTION);
+        }
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.ends_with(expected), "{text}");
+    }
+}

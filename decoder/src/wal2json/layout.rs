@@ -455,20 +455,34 @@ impl Layout {
         out.extend_from_slice(&self.primary_key);
     }
 
-    /// Append a new row, with a comma before it. `scratch` is only memory.
+    /// Append a new row, with a comma before it. Columns that an inserted row lacks are always named:
+    /// a reader would take them for null. `scratch` is only memory.
     #[inline]
-    pub(super) fn put_new<I: Image>(&self, out: &mut Vec<u8>, row: &I, scratch: &mut Vec<usize>) {
+    pub(super) fn put_new<I: Image>(
+        &self,
+        out: &mut Vec<u8>,
+        row: &I,
+        is_insert: bool,
+        scratch: &mut Vec<usize>,
+    ) {
+        let marks = is_insert || self.lists.unchanged;
         match self.version {
-            Version::One => self.put_new_one(out, row, scratch),
+            Version::One => self.put_new_one(out, row, marks, scratch),
             Version::Two => {
                 out.extend_from_slice(b",\"columns\":[");
-                self.put_objects(out, row, &self.all, &self.columns, self.lists.unchanged);
+                self.put_objects(out, row, &self.all, &self.columns, marks);
                 out.push(b']');
             }
         }
     }
 
-    fn put_new_one<I: Image>(&self, out: &mut Vec<u8>, row: &I, scratch: &mut Vec<usize>) {
+    fn put_new_one<I: Image>(
+        &self,
+        out: &mut Vec<u8>,
+        row: &I,
+        marks: bool,
+        scratch: &mut Vec<usize>,
+    ) {
         let missing = |index: &usize| row.state(*index) == State::Unavailable;
         if !self.all.iter().any(missing) {
             out.extend_from_slice(&self.all_columns);
@@ -481,7 +495,7 @@ impl Layout {
         self.put_column_lists(out, scratch);
         self.put_values(out, row, scratch);
         out.push(b']');
-        if self.lists.unchanged {
+        if marks {
             scratch.clear();
             scratch.extend(self.all.iter().filter(|index| missing(index)));
             out.push(b',');

@@ -32,9 +32,11 @@ impl RowChange for Insert<'_> {
         found: Found,
         decision: Decision,
     ) -> Result<Written, PgError> {
+        session.check_complete(context, found, decision, self.after)?;
         let incoming = Incoming::inserted(self.after);
         let written = session.write_row(context, found, decision, incoming)?;
         if written == Written::Done {
+            session.mark_entered(context, decision)?;
             session.settle_late(context, found, decision, (self.after, self.after))?;
         }
         Ok(written)
@@ -76,6 +78,7 @@ impl Session {
             let local = self.origins.local(found);
             decision = decide_insert(local, context.version(), current.from_origin);
         }
+        self.check_complete(context, found, decision, after)?;
         self.write_row(context, found, decision, incoming)?;
         Ok(())
     }

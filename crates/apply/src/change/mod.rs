@@ -7,12 +7,14 @@
 //! | the row here, and its version | `find` |
 //! | who wins: by versions, then by the table's rules | `decision`, with `braid_bgworker::conflict` |
 //! | what inserts, updates and deletes do | `insert`, `update`, `delete` |
+//! | an insert that lacks large values | `entered` |
 //! | an update that gives a row another key, or partition | `moved` |
 //! | a row that is written, over another one or into a gap | `incoming` |
 //! | a conflict, counted and recorded | `record` |
 
 mod decision;
 mod delete;
+mod entered;
 mod find;
 mod incoming;
 mod insert;
@@ -47,7 +49,7 @@ impl Session {
     /// returned. Either way the transaction is to be rolled back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let applied = self.apply_change(change);
-        self.attempt().replaced = None;
+        self.attempt().forget_told();
         applied
     }
 
@@ -85,8 +87,18 @@ impl Session {
         schema: u32,
         context: RowContext<'_>,
     ) -> Result<(), PgError> {
+        // A partition's bounds may be of a column whose value is to be asked for.
+        if self.tables.plan(context.key)?.partitioned
+            && change.after.as_ref().is_some_and(entered::lacks_values)
+        {
+            return self.insert_entered(change, schema, context);
+        }
         let (key, after) =
             self.routed_new(change.after.as_ref(), schema, context.key, context.remote)?;
+        if self.tables.has_gaps(key, &after) {
+            self.spare.push(after);
+            return self.insert_entered(change, schema, context);
+        }
         self.insert(context.at(key), &after)?;
         self.spare.push(after);
         Ok(())

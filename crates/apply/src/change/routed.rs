@@ -151,13 +151,25 @@ impl Session {
                 ),
             ));
         }
-        let Some(target) = self.tables.get_mut(key) else {
+        let Self {
+            tables,
+            spare,
+            attempt,
+            ..
+        } = self;
+        let Some(target) = tables.get_mut(key) else {
             return Err(PgError::new(SqlState::InternalError, "table is not open"));
         };
-        let mut row = self.spare.pop().unwrap_or_default();
+        let mut row = spare.pop().unwrap_or_default();
         row.clear();
         row.resize(target.plan.width, None);
         fill_row(&mut row, &mut target.plan.columns, image, |_| true)?;
+        let asked = attempt
+            .as_ref()
+            .and_then(|attempt| attempt.answers.as_ref());
+        if let Some(answers) = asked {
+            tables.fill_gaps(key, &mut row, answers)?;
+        }
         Ok(row)
     }
 }

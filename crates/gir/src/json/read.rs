@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use super::IDENTITIES;
 use super::error::{Inside, JsonError, JsonErrorKind, Result};
 use super::scan::Node;
-use super::value::{Read, hex_bytes, read_value};
+use super::value::{Read, fetched_value, hex_bytes, read_value};
 use crate::builtin;
 use crate::change::BeforeKind;
 use crate::image::ImageWriter;
@@ -349,7 +349,7 @@ impl JsonReader {
         members!(node, "operation" => _operation, "transaction" => transaction,
             "prepared" => prepared, "running" => running, "schema" => schema,
             "before_kind" => kind, "before" => before, "after" => after, "keys" => keys,
-            "barrier" => barrier);
+            "barrier" => barrier, "unavailable" => unavailable);
         let schema = schema.required(node, "schema")?;
         let number = self.schema(&schema, out).inside("schema")?;
         let within = Within {
@@ -383,7 +383,17 @@ impl JsonReader {
         };
         let has_after = operation != "delete";
         let before = read_side(node, ("before", &before), has_before, &known.columns)?;
-        let after = read_side(node, ("after", &after), has_after, &known.columns)?;
+        let mut after = read_side(node, ("after", &after), has_after, &known.columns)?;
+        if operation == "insert" {
+            take_fetched(node, &known.columns, &mut after)?;
+        }
+        if let Some(list) = unavailable.given() {
+            let lacks = |name: &str| {
+                let place = known.columns.get(name).filter(|_| operation == "insert");
+                place.is_some_and(|place| matches!(after.get(*place), Some(None)))
+            };
+            check_unavailable(&list, lacks).inside("unavailable")?;
+        }
         let put_before = |image: &mut ImageWriter<'_>| put_image(&before, image);
         let put_after = |image: &mut ImageWriter<'_>| put_image(&after, image);
         match operation {
@@ -650,6 +660,43 @@ fn read_image<'a>(
         *place = Some(read_value(&value).inside(&name)?);
     }
     Ok(values)
+}
+
+/// Takes the values of an inserted row that its sender has looked up: nothing else has them.
+fn take_fetched<'a>(
+    node: &Node<'a>,
+    columns: &HashMap<String, usize>,
+    values: &mut [Option<Read<'a>>],
+) -> Result<()> {
+    for member in node.members()? {
+        let (name, image) = member?;
+        if name != "after" {
+            continue;
+        }
+        for member in image.members()? {
+            let (name, value) = member?;
+            let place = columns.get(name.as_ref());
+            let place = place.and_then(|index| values.get_mut(*index));
+            if let (Some(place), Some(fetched)) = (place, fetched_value(&value)?) {
+                *place = Some(fetched);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a list has names of columns that a row lacks.
+fn check_unavailable(list: &Node<'_>, lacks: impl Fn(&str) -> bool) -> Result<()> {
+    for (index, name) in list.elements()?.enumerate() {
+        let at = index.to_string();
+        let node = name?;
+        let name = node.string().inside(&at)?;
+        if !lacks(&name) {
+            let kind = JsonErrorKind::UnknownMember(name.into_owned());
+            return Err(node.error(kind).inside(&at));
+        }
+    }
+    Ok(())
 }
 
 fn put_image(values: &[Option<Read<'_>>], image: &mut ImageWriter<'_>) -> crate::Result<()> {

@@ -255,6 +255,20 @@ pub(super) fn read_value<'a>(node: &Node<'a>) -> Result<Read<'a>> {
     read_kind(node, &kind, &inner).inside(&kind)
 }
 
+/// The value that a node has as fetched, if it is one.
+pub(super) fn fetched_value<'a>(node: &Node<'a>) -> Result<Option<Read<'a>>> {
+    if !node.is_object() {
+        return Ok(None);
+    }
+    for member in node.members()? {
+        let (kind, inner) = member?;
+        if kind == "fetched" {
+            return read_value(&inner).map(Some);
+        }
+    }
+    Ok(None)
+}
+
 fn read_kind<'a>(node: &Node<'a>, kind: &str, inner: &Node<'a>) -> Result<Read<'a>> {
     let bytes = |what| {
         hex_bytes(&inner.string()?).ok_or_else(|| inner.error(JsonErrorKind::Malformed(what)))

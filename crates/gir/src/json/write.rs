@@ -248,6 +248,9 @@ impl JsonWriter {
         out.push_str(r#","after":"#);
         let before = change.before.as_ref().filter(|_| self.options.complete);
         self.image(shape, change.after.as_ref(), before, fetched, out)?;
+        if let (Operation::Insert, Some(after)) = (change.operation, &change.after) {
+            put_unavailable(shape, after, fetched, out)?;
+        }
         if self.options.keys {
             out.push_str(r#","keys":["#);
             for (index, hash) in header.writeset.hashes().enumerate() {
@@ -432,6 +435,31 @@ impl Shape {
             columns,
         })
     }
+}
+
+/// Names the columns that an inserted row lacks, if it lacks any: a reader would take them for null
+/// or give them defaults.
+fn put_unavailable(
+    shape: &Shape,
+    after: &Image<'_>,
+    fetched: Option<&Image<'_>>,
+    out: &mut String,
+) -> Result<()> {
+    let mut fetched = fetched.map(Image::values);
+    let mut open = r#","unavailable":["#;
+    for ((column, _), value) in shape.columns.iter().zip(after.values()) {
+        let current = fetched.as_mut().and_then(Iterator::next).transpose()?;
+        let is_known = value? != Value::None || current.is_some_and(|value| value != Value::None);
+        if !is_known {
+            out.push_str(open);
+            out.push_str(column.trim_end_matches(':'));
+            open = ",";
+        }
+    }
+    if open == "," {
+        out.push(']');
+    }
+    Ok(())
 }
 
 /// The keys that changes have hashes of. A column that is compared as usual is only named.

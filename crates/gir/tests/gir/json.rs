@@ -472,11 +472,19 @@ fn value_json(value: &Value<'_>) -> String {
             (&[column], &[]),
         )
         .unwrap();
+    // Of an insert, a column that is not available would be named.
     frame
-        .insert::<Error>(SchemaNumber(0), true, &[], |image| {
-            image.put(value);
-            Ok(())
-        })
+        .update::<Error>(
+            SchemaNumber(0),
+            BeforeKind::Absent,
+            true,
+            &[],
+            |_| Ok(()),
+            |image| {
+                image.put(value);
+                Ok(())
+            },
+        )
         .unwrap();
     let line = lines(frame.frame(), JsonOptions::default())
         .unwrap()
@@ -691,6 +699,49 @@ fn values_that_were_fetched_or_are_in_the_before_image() {
     lines.push(r#"{"operation":"commit","lsn":"0/15618A0","end_lsn":"0/15618D0","commit_time":"2024-01-01T00:00:00Z"}"#.to_owned());
     let again = read(&lines);
     assert_eq!(&again.frame()[..frame.len()], frame.frame());
+}
+
+#[test]
+fn an_insert_names_what_it_lacks_and_is_read_with_what_was_fetched() {
+    let mut frame = Writer::new();
+    let mut records = sample();
+    records.truncate(3);
+    records.push(OwnedRecord::Change(OwnedChange {
+        operation: Operation::Insert,
+        schema: 0,
+        kind: BeforeKind::Absent,
+        barrier: true,
+        keys: vec![],
+        before: vec![],
+        after: vec![OwnedValue::Integer(2), OwnedValue::None],
+    }));
+    for record in &records {
+        record.write(&mut frame).unwrap();
+    }
+    let mut lines = lines(frame.frame(), KEYS).unwrap();
+    let lacking = r#""after":{"id":2},"unavailable":["note"],"#;
+    assert!(lines[3].contains(lacking), "{}", lines[3]);
+    is_published(&lines[3]).unwrap();
+    lines.push(r#"{"operation":"commit","lsn":"0/15618A0","end_lsn":"0/15618D0","commit_time":"2024-01-01T00:00:00Z"}"#.to_owned());
+    let again = read(&lines);
+    assert_eq!(&again.frame()[..frame.len()], frame.frame());
+
+    // What was looked up for an insert is its value.
+    lines[3] = lines[3].replace(lacking, r#""after":{"id":2,"note":{"fetched":"current"}},"#);
+    is_published(&lines[3]).unwrap();
+    let again = read(&lines);
+    let mut reader = Reader::new(again.frame());
+    let values = std::iter::from_fn(|| reader.next_record().unwrap()).find_map(|record| {
+        let Record::Change(change) = record else {
+            return None;
+        };
+        let values: Result<Vec<_>, _> = change.after.unwrap().values().collect();
+        Some(values.unwrap())
+    });
+    assert_eq!(
+        values,
+        Some(vec![Value::Integer(2), Value::String(b"current")])
+    );
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl Applier {
     }
 
     /// Takes a change of the transaction in hand: applies it, or gathers it first if many changes
-    /// of a row are to become one. `replaced` is the version that the change has replaced, if sent.
+    /// of a row are to become one. `replaced` is the content of the message that came with it.
     pub(super) fn take_change<'a>(
         &mut self,
         change: Change<'a>,
@@ -135,7 +135,7 @@ impl Applier {
         if self.consolidate && self.in_hand.attempt.bulk && !self.in_hand.check_other_keys {
             gathered.push(Item::Change(0, change, replaced));
         } else if let Some(session) = self.session.as_mut() {
-            session.replaces(replaced);
+            session.replaces(change.operation, replaced);
             session.change(&change)?;
         }
         Ok(())
