@@ -45,7 +45,10 @@ create table braid.node (
     connection_id bigint,
     system_identifier text not null,
     database_oid oid not null,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    -- Of this node, if the database had no replication origins when it was made: those in older commits may have been another life's,
+    -- and have been dropped. The transaction that made it, with its epoch.
+    first_xid bigint
 ) with (user_catalog_table = true);
 create unique index node_local on braid.node (is_local) where is_local;
 comment on table braid.node is 'this node, and the peers that it subscribes to';
@@ -224,7 +227,8 @@ create table braid.left_out_table (
 comment on table braid.left_out_table is 'tables whose changes a subscription leaves out, and why';
 
 -- Replication origins are named braid/<node>/<number> and belong to the node where transactions were first committed. They are
--- never dropped: rows keep their origin's number for as long as they live. Those of a dropped subscription are used again for the same node.
+-- not dropped as long as the node is there: rows keep their origin's number for as long as they live. Those of a dropped subscription are
+-- used again for the same node. Rows here stay when the node is taken down and its origins are dropped.
 create table braid.origin (
     origin_id oid primary key,
     node_name name not null,

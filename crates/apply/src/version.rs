@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use braid_bgworker::origin_name::node_of_origin;
+use braid_bgworker::origin_name::{is_of_database, is_ours, node_of_origin};
 use braid_node::local_version::{self, commit_data};
 use braid_node::origin::{COPIED, OriginId};
+use braid_node::{left_origin, registry};
 use braid_postgres::compat::ReplOriginId;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
-use braid_postgres::{session_origin, transaction};
+use braid_postgres::{process, session_origin, transaction, xid};
 use pgrx::pg_sys;
 
 use super::rewrite;
@@ -115,8 +116,26 @@ pub fn stamp_of_transaction(xid: pg_sys::TransactionId) -> Stamp {
     } else {
         None
     };
+    let origin = if origin != 0 && is_of_earlier_life(xid) {
+        0
+    } else {
+        origin
+    };
     let timestamp = own.unwrap_or_else(|| timestamp.saturating_add(EPOCH_DIFFERENCE));
     known(timestamp, origin)
+}
+
+/// Whether a transaction was committed before this database became the node that it is. Its origin
+/// may have been dropped since, and the number be another node's.
+fn is_of_earlier_life(xid: pg_sys::TransactionId) -> bool {
+    let first = registry::my_manager().map_or(0, |entry| entry.first_xid.load(Ordering::Acquire));
+    if first == 0 {
+        return false;
+    }
+    // Cheap, and right but for ids of more than 2^31 transactions ago, of which there are no rows.
+    let low = u32::try_from(first & 0xFFFF_FFFF).unwrap_or(0);
+    let may_precede = xid.into_inner().wrapping_sub(low).cast_signed() < 0;
+    may_precede && xid::full(xid) < first
 }
 
 /// Whether rows of this transaction have the versions that are written down for them: it was an
@@ -174,10 +193,17 @@ impl OriginNames {
             return &self.local;
         }
         self.names.entry(origin).or_insert_with(|| {
-            session_origin::name_of(origin).map_or_else(
-                || format!("origin {origin}"),
-                |name| node_of_origin(&name).to_owned(),
-            )
+            let name = session_origin::name_of(origin);
+            let database = process::my_database();
+            let is_known = |name: &String| !is_ours(name) || is_of_database(name, database);
+            // An origin of this database that was dropped leaves its number to others.
+            let dropped = match &name {
+                Some(name) if is_known(name) => None,
+                _ => left_origin::node_of_dropped(origin),
+            };
+            dropped
+                .or_else(|| name.map(|name| node_of_origin(&name).to_owned()))
+                .unwrap_or_else(|| format!("origin {origin}"))
         })
     }
 }

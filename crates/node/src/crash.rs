@@ -8,7 +8,8 @@
 //!
 //! A subscription has one file, `braid.DATABASE.SUBSCRIPTION`: a head, and a slot for each process
 //! that applies. Each table that is being copied has a file of one slot, named
-//! `braid.DATABASE.SUBSCRIPTION.TABLE`.
+//! `braid.DATABASE.SUBSCRIPTION.TABLE`. A manager removes the files of subscriptions and databases
+//! that are gone.
 //!
 //! A slot bears the number of the server's life: the time at which shared memory was set up. A
 //! leader that starts looks at slots of earlier lives. Those that run or apply are of processes
@@ -120,6 +121,16 @@ pub fn forget_others(subscriptions: &[u32]) {
     for found in names(&prefix) {
         let id = found.split('.').nth(2).and_then(|text| text.parse().ok());
         if id.is_some_and(|id: u32| !subscriptions.contains(&id)) {
+            let _ = std::fs::remove_file(path(&found));
+        }
+    }
+}
+
+/// Forgets crashes of all subscriptions of these databases.
+pub fn forget_databases(is_gone: impl Fn(u32) -> bool) {
+    for found in names("braid") {
+        let database = found.split('.').nth(1).and_then(|text| text.parse().ok());
+        if database.is_some_and(&is_gone) {
             let _ = std::fs::remove_file(path(&found));
         }
     }

@@ -16,6 +16,7 @@ pub mod crash;
 pub mod ddl;
 pub mod group;
 pub mod kept_commit;
+pub mod left_origin;
 pub mod local_version;
 pub mod mailbox;
 pub mod origin;

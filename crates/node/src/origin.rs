@@ -5,7 +5,7 @@
 //! subscription's origins is where it stands, also after a crash (I1).
 
 use std::cell::Cell;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use braid_bgworker::sqlstate::SqlState;
@@ -174,7 +174,7 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     let c_name = name_of(node, &number)?;
     // A name that exists already: the extension was dropped here and created again.
     let origin = match plain::replorigin_by_name(&c_name, true) {
-        0 => plain::replorigin_create(&c_name),
+        0 => make(&c_name)?,
         found => found,
     };
     advance(OriginId(origin), 0);
@@ -202,6 +202,35 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
             .into(),
         ],
     )
+}
+
+/// Makes an origin whose number no row of this database has from an earlier one, which was dropped
+/// with another node (`left_origin`).
+fn make(name: &CStr) -> Result<ReplOriginId, PgError> {
+    let mut others = Vec::new();
+    let made = loop {
+        // PostgreSQL gives a new origin the lowest free number.
+        let made = plain::replorigin_create(name);
+        let number = i64::from(made);
+        let known = rows(
+            "select 1::text from braid.origin where origin_id = $1::oid",
+            &[number.into()],
+        )?;
+        if known.is_empty() {
+            break made;
+        }
+        plain::replorigin_drop_by_name(name, false, true);
+        plain::CommandCounterIncrement();
+        let other = format!("braid/taken/{}", others.len());
+        let other = CString::new(other).unwrap_or_default();
+        plain::replorigin_create(&other);
+        plain::CommandCounterIncrement();
+        others.push(other);
+    };
+    for other in others {
+        plain::replorigin_drop_by_name(&other, false, true);
+    }
+    Ok(made)
 }
 
 /// The name of an origin of this database's. `braid.is_own_origin` has the same.

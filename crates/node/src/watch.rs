@@ -5,13 +5,14 @@ use braid_postgres::hook::{self, ObjectWatch, Utility, Watch};
 use pgrx::pg_sys::{self, ObjectAccessType};
 
 use crate::tombstone::drop_database;
-use crate::{clock, ddl, read_only, rewrite};
+use crate::{clock, ddl, left_origin, read_only, rewrite};
 
 static WATCH: Watch = Watch {
     begins: read_only::statement_begins,
     wants: |statement| {
         ddl::may_capture(statement)
             || clock::is_of_transaction(statement)
+            || is_drop_database(statement)
             || rewrite::may_be(statement)
     },
     before,
@@ -32,6 +33,11 @@ static WATCH: Watch = Watch {
             class: pg_sys::DatabaseRelationId,
             handler: drop_database::end_collector_of,
         },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_DROP,
+            class: pg_sys::DatabaseRelationId,
+            handler: left_origin::database_dropped,
+        },
     ],
 };
 
@@ -39,6 +45,13 @@ static WATCH: Watch = Watch {
 const CAPTURED: u8 = 1;
 /// It may rewrite tables.
 const REWRITES: u8 = 2;
+/// It drops a database.
+const DROPS_DATABASE: u8 = 4;
+
+fn is_drop_database(statement: Utility<'_>) -> bool {
+    let node = statement.node();
+    node.is_some_and(|node| node.tag() == pg_sys::NodeTag::T_DropdbStmt)
+}
 
 /// Starts to watch statements and commits; `rewrites` is what is done about a table that is
 /// rewritten. Called once, while the postmaster loads its libraries: every session inherits it.
@@ -60,6 +73,10 @@ fn before(statement: Utility<'_>) -> u8 {
         rewrite::before();
         followed |= REWRITES;
     }
+    if is_drop_database(statement) {
+        left_origin::statement_begins();
+        followed |= DROPS_DATABASE;
+    }
     followed
 }
 
@@ -70,5 +87,8 @@ fn after(followed: u8) {
     }
     if followed & CAPTURED != 0 {
         ddl::after();
+    }
+    if followed & DROPS_DATABASE != 0 {
+        left_origin::after_drop();
     }
 }

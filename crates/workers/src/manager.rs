@@ -18,7 +18,9 @@ use braid_bgworker::{policy, slot_name};
 use braid_node::registry::{self, Activity, ManagerEntry, SubscriptionEntry};
 use braid_node::settings::RememberDeletions;
 use braid_node::subscription::rows;
-use braid_node::{clock, crash, ddl, local_version, owners, settings, standing, tombstone};
+use braid_node::{
+    clock, crash, ddl, left_origin, local_version, owners, settings, standing, tombstone,
+};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, worker};
 use pgrx::pg_sys;
@@ -82,6 +84,8 @@ pub fn main(argument: pg_sys::Datum) {
     match error::transaction(|| Ok(standing::has_extension())) {
         Ok(true) => {}
         Ok(false) => {
+            left_origin::drop_without_extension();
+            left_origin::sweep();
             entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
             return;
         }
@@ -98,6 +102,7 @@ pub fn main(argument: pg_sys::Datum) {
     worker::report_activity("watching subscriptions");
     end_left_over_workers(database, entry);
     forget_crashes();
+    left_origin::sweep();
     // Before the first applier asks.
     if let Err(failure) = error::transaction(tombstone::load) {
         failure.log("braid manager");
@@ -127,6 +132,7 @@ pub fn main(argument: pg_sys::Datum) {
                     .membership
                     .store(registry::NO_MEMBER, Ordering::Release);
                 manager.stop_all();
+                left_origin::drop_without_extension();
                 entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
                 return;
             }
@@ -251,6 +257,10 @@ struct State {
     is_witness: bool,
     /// The node is not in line with what its group has agreed.
     is_behind_group: bool,
+    /// The node was taken down, and has left replication origins.
+    has_left_origins: bool,
+    /// The first transaction of this node's life, by its full id; 0: not known.
+    first_xid: u64,
 }
 
 fn read() -> Result<State, PgError> {
@@ -286,13 +296,16 @@ fn read() -> Result<State, PgError> {
     let group = rows(
         "select exists (select from braid.group_self)::text, braid.group_is_behind()::text, \
                 exists (select from braid.group_self s join braid.group_member m using (member_id) where m.read_only)::text, \
-                exists (select from braid.group_self where join_mode = 'witness')::text",
+                exists (select from braid.group_self where join_mode = 'witness')::text, \
+                (not exists (select from braid.node where is_local) and not exists (select from braid.subscription) \
+                 and not exists (select from braid.ingest_source) \
+                 and exists (select from braid.origin o where braid.is_own_origin(o.origin_id, o.node_name, o.number)))::text, \
+                (select first_xid::text from braid.node where is_local)",
         &[],
     )?;
-    let group = |index: usize| {
-        let row = group.first();
-        row.and_then(|row| row.get(index)?.as_deref()) == Some("true")
-    };
+    let text = |index: usize| group.first().and_then(|row| row.get(index)?.as_deref());
+    let group = |index: usize| text(index) == Some("true");
+    let first_xid = text(5).and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut wanted = Vec::new();
     let mut known = Vec::new();
     let mut retry_in = INTERVAL;
@@ -328,6 +341,8 @@ fn read() -> Result<State, PgError> {
         is_behind_group: group(1),
         is_read_only: group(2),
         is_witness: group(3),
+        has_left_origins: group(4),
+        first_xid,
     })
 }
 
@@ -378,6 +393,7 @@ impl Manager {
             _ => registry::NO_MEMBER,
         };
         entry.membership.store(membership, Ordering::Release);
+        entry.first_xid.store(state.first_xid, Ordering::Release);
         self.grouping
             .tend(state.is_member, shares, state.is_behind_group, &mut wait);
         self.reap(wanted);
@@ -444,6 +460,9 @@ impl Manager {
             }
         }
         self.release(wanted, known);
+        if state.has_left_origins && self.leaders.is_empty() {
+            left_origin::drop_of_no_node();
+        }
         self.clean_up(*cleanup, &mut wait);
         self.send_values(*values, &mut wait);
         self.run_intents(state.intent, &mut wait);
@@ -520,6 +539,7 @@ impl Manager {
             }
             if !known.contains(&id) && !self.leaders.contains_key(&id) {
                 registry::release_subscription(entry);
+                crash::forget(id);
             } else if !wanted.iter().any(|wanted| wanted.id == id)
                 && !self.leaders.contains_key(&id)
             {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use braid_apply::KEEP_MERGED;
 use braid_gir::lsn_text;
 use braid_node::subscription::{execute_counting, rows};
-use braid_node::{registry, settings, tombstone};
+use braid_node::{crash, left_origin, registry, settings, tombstone};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 
@@ -54,6 +54,8 @@ impl Purge {
         if let Err(failure) = error::transaction(|| purge_calls(known)) {
             failure.log("could not remove calls of conflict functions");
         }
+        left_origin::sweep();
+        crash::forget_others(known);
         add_up_conflicts();
         pause = pause.min(purge_conflicts());
         self.at = Some(Instant::now() + pause);

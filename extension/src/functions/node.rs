@@ -60,8 +60,9 @@ pub fn create(name: &str, dsn: &str) -> Outcome<()> {
     }
     let connection = connection_string::store(dsn)?;
     query(
-        "insert into braid.node (node_name, node_id, is_local, connection_id, system_identifier, database_oid) \
-         select $1::name, gen_random_uuid(), true, $2::bigint, c.system_identifier::text, d.oid \
+        "insert into braid.node (node_name, node_id, is_local, connection_id, system_identifier, database_oid, first_xid) \
+         select $1::name, gen_random_uuid(), true, $2::bigint, c.system_identifier::text, d.oid, \
+                case when not exists (select from braid.origin) then pg_current_xact_id()::text::bigint end \
            from pg_control_system() c, pg_database d where d.datname = current_database()",
         &[Some(name), Some(&connection)],
     );

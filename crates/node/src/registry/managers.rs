@@ -88,6 +88,9 @@ pub struct ManagerEntry {
     /// if nobody has looked yet. Set by the manager, the group worker, and the functions that make
     /// it one.
     pub membership: AtomicU32,
+    /// The first transaction of the node's life, by its full id: origins in older commits may stand
+    /// for other nodes than these origins do now. 0: all commits are of its life. Set by the manager.
+    pub first_xid: AtomicU64,
 }
 
 /// `ManagerEntry::membership` of a database in no group.
@@ -144,6 +147,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
             tick.store(0, Ordering::SeqCst);
         }
         free.membership.store(0, Ordering::SeqCst);
+        free.first_xid.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
         managers_changed();
         Some(free)
