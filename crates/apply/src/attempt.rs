@@ -10,6 +10,8 @@
 //!
 //! Memory contexts are not part of an attempt: the session resets them.
 
+use std::collections::HashSet;
+
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 
@@ -20,6 +22,7 @@ use super::counts::Counts;
 use super::eviction::Eviction;
 use super::held_removals::HeldRemovals;
 use super::history::Tally;
+use super::kept_out::KeptOut;
 use super::merge::{self, Call};
 use super::querier::Answers;
 use super::removal::Added;
@@ -54,7 +57,12 @@ pub(super) struct Attempt {
     /// Versions of its rows, as far as its commit does not tell them.
     pub(super) written: WrittenVersions,
     /// Rows that are not written because of others, as far as the other nodes are not told of them.
-    pub(super) kept_out: Vec<Eviction>,
+    pub(super) kept_out: KeptOut,
+    /// Rows have left within this attempt only: it is rolled back at its end, and they leave before
+    /// the next one.
+    pub(super) is_to_be_repeated: bool,
+    /// Rows that have left so, of which a change ends the attempt: hashes of their keys.
+    pub(super) left_for_now: HashSet<u64>,
     /// Rows that met others under deferrable constraints, of tables that are closed meanwhile.
     pub(super) unchecked: Vec<(Key, Unchecked)>,
     /// Hashes of the rows that functions were asked about.
@@ -146,7 +154,7 @@ pub(super) struct RetryHints {
     pub(super) calls: Vec<Call>,
     /// Rows of the transaction that is committed at this position, by their hashes, of which the
     /// others were told that they are dead.
-    pub(super) displaced: (u64, Vec<u64>),
+    pub(super) displaced: (u64, HashSet<u64>),
     /// Why the transaction, which was to be prepared, can't be.
     pub(super) waits_for_commit: Option<&'static str>,
 }

@@ -82,6 +82,7 @@ impl Session {
             // It took the place of what is to stay, which can't be had back.
             Way::Stay if row.exists => return Err(violated(remote)),
             Way::Clear => return Err(violated(remote)),
+            Way::ForNow => return Ok(()),
             Way::Leave | Way::Stay => {}
         }
         self.tables.open(key)?.delete_row(slot)?;

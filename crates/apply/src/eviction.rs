@@ -19,20 +19,28 @@
 //! A row that is to come loses only if its transaction leaves it so: it may change again in there,
 //! and then be in nobody's way.
 //!
+//! One attempt finds all rows here that are to leave ([`Session::leave_for_now`]): each leaves within
+//! the attempt, which goes on, and is rolled back at its end. If each of 3,000 rows had the attempt
+//! rolled back, the transaction would be applied 3,000 times.
+//!
 //! Where no deletions are remembered only one node writes, and where the user's function has
 //! decided there is no version to tell: there the row leaves as a deletion of this node.
 
-use braid_bgworker::conflict::Decision;
+use std::collections::HashSet;
+
+use braid_bgworker::conflict::{Decision, Kind};
+use braid_bgworker::resolution::Resolution;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::origin::{self, OriginId};
-use braid_node::subscription::{execute, execute_counting};
+use braid_node::subscription::{execute, execute_counting, rows};
 use braid_postgres::composite::Formed;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::slot::{Slot, Tuple};
 use pgrx::pg_sys;
 
 use super::change::Rows;
-use super::key_hash::key_hash;
+use super::in_the_way::Way;
+use super::key_hash::{key_hash, key_hashes_as};
 use super::lookup::{Found, Purpose};
 use super::merge::{self, Call};
 use super::row_context::RowContext;
@@ -40,16 +48,24 @@ use super::row_version::lock_row;
 use super::table::{OpenTable, RowValues};
 use super::target::{Key, Tables};
 use super::version::Stamp;
+use super::write::Written;
 use super::{Current, Session, Target};
 
 /// Largest column, in bytes, that is told beside the key: what a row filter may look at.
 const TOLD_BYTES: usize = 1024;
 
+/// Most rows that one attempt has leave.
+const MOST_LEAVING: usize = 20_000;
+/// Most bytes of the rows that they make way for.
+const MOST_BYTES: usize = 64 * 1024 * 1024;
+
 const TO_BE_TOLD: &str = "insert into braid.displacement (relation, version_at, origin, displaced) values ($1::oid, $2, $3, $4)";
 
-/// One at a time: a transaction has one version.
+/// Rows to be told next.
+const UNTOLD: &str = "select ctid::text from braid.displacement limit 1000";
+/// One at a time: a transaction has one version. Another process may tell it meanwhile.
 const TELL: &str = "delete from braid.displacement where ctid = \
-    (select ctid from braid.displacement limit 1 for update skip locked)";
+    (select ctid from braid.displacement where ctid = $1::tid for update skip locked)";
 
 /// A row that leaves, or does not come, before a transaction can be applied, and what the history
 /// is to say of it.
@@ -70,6 +86,8 @@ pub(super) struct Eviction {
     /// Of its key.
     hash: u64,
     loser: Loser,
+    /// Bytes of the rows that are to come, of this and the evictions planned before.
+    bytes_so_far: usize,
 }
 
 /// Which of the two leaves, and how.
@@ -170,6 +188,10 @@ impl Session {
         let hash = self.tables.hash_of_new(key);
         let index = self.tables.met_index(key, slot);
         let (schema, table) = key;
+        let incoming = Tuple::copy_of(&new_slot);
+        let bytes = incoming.as_ref().map_or(0, Tuple::size);
+        let before = self.hints.evictions.last();
+        let before = before.map_or(0, |eviction| eviction.bytes_so_far);
         let eviction = Eviction {
             schema,
             table: table.into(),
@@ -178,12 +200,13 @@ impl Session {
             decision,
             current: current.clone(),
             index,
-            incoming: Tuple::copy_of(&new_slot),
+            incoming,
             hash,
             loser,
+            bytes_so_far: before.saturating_add(bytes),
         };
         match loser {
-            Loser::Incoming { .. } => self.attempt().kept_out.push(eviction),
+            Loser::Incoming { .. } => self.attempt().kept_out.push(hash, eviction),
             Loser::Here | Loser::HereAsOwn => self.hints.evictions.push(eviction),
         }
         Ok(())
@@ -196,12 +219,82 @@ impl Session {
             return;
         }
         let hash = self.tables.hash_of_new(key);
-        let attempt = self.attempt();
-        let (stay, gone) = std::mem::take(&mut attempt.kept_out)
-            .into_iter()
-            .partition(|eviction| eviction.hash != hash);
-        attempt.kept_out = stay;
-        drop(gone);
+        self.attempt().kept_out.let_in(hash);
+    }
+
+    /// Has rows leave that lose to the one in the new slot, and whose leaving is planned, within the
+    /// attempt in hand only. The attempt goes on, so that it finds all rows that are to leave, and is
+    /// rolled back at its end ([`Session::check_leaving`]).
+    ///
+    /// What the attempt decides from here on is what the next attempt decides once the rows have
+    /// left, or else it ends here:
+    ///
+    /// | the next attempt sees | why it decides alike |
+    /// |---|---|
+    /// | a deletion just above the row's version | that is older than the transaction, so both times the change is applied; where a rule decides about a missing row, a change of it ends the attempt |
+    /// | a deletion of this node, as of now | a change of the row ends the attempt |
+    ///
+    /// # Errors
+    /// 23505, which ends the attempt, where it is not to go on.
+    pub(super) fn leave_for_now(
+        &mut self,
+        context: RowContext<'_>,
+        rows: &[Slot],
+        loser: Loser,
+    ) -> Result<Way, PgError> {
+        let RowContext { key, current, .. } = context;
+        let planned = &self.hints.evictions;
+        let bytes: usize = planned.last().map_or(0, |eviction| eviction.bytes_so_far);
+        if current.unsettled
+            || self.tables.is_keyless(key)
+            || planned.len() >= MOST_LEAVING
+            || bytes >= MOST_BYTES
+        {
+            return Err(to_leave_first());
+        }
+        let plan = self.tables.plan(key)?;
+        let decides_alike = matches!(loser, Loser::Here)
+            && plan.rules.of(Kind::UpdateMissing) == Resolution::LastUpdateWins
+            && planned
+                .iter()
+                .rev()
+                .take(rows.len())
+                .all(|eviction| eviction.timestamp() < current.timestamp);
+        for slot in rows {
+            if !decides_alike {
+                let plan = self.tables.plan(key)?;
+                let hash = key_hashes_as(plan.oid.to_u32(), plan, slot).equal;
+                self.attempt().left_for_now.insert(hash);
+            }
+            if self.tables.open(key)?.delete_row(slot)? == Written::Changed {
+                return Err(to_leave_first());
+            }
+        }
+        self.attempt().is_to_be_repeated = true;
+        Ok(Way::ForNow)
+    }
+
+    /// A row is not here. Ends the attempt if that is one that it had leave, and the next attempt may
+    /// decide otherwise about a change of it.
+    pub(super) fn check_left_for_now(&self, key: Key, values: &RowValues) -> Result<(), PgError> {
+        let left = self.attempt.as_ref().map(|attempt| &attempt.left_for_now);
+        let Some(left) = left.filter(|left| !left.is_empty()) else {
+            return Ok(());
+        };
+        match self.tables.key_hashes(key, values) {
+            Some(hashes) if !left.contains(&hashes.equal) => Ok(()),
+            _ => Err(to_leave_first()),
+        }
+    }
+
+    /// All of the transaction is applied. It is not committed if rows have left within this attempt
+    /// only. Rows that are kept out are met again by the next attempt, or are not, as rows may have
+    /// left by then that keep them out now.
+    pub(super) fn check_leaving(&mut self) -> Result<(), PgError> {
+        if self.attempt().is_to_be_repeated {
+            return Err(to_leave_first());
+        }
+        Ok(())
     }
 
     /// The transaction is to be committed. Not if rows stay out of which that is not told yet.
@@ -210,7 +303,7 @@ impl Session {
         if kept_out.is_empty() {
             return Ok(());
         }
-        self.hints.evictions.append(&mut kept_out);
+        self.hints.evictions.extend(kept_out.take());
         Err(to_leave_first())
     }
 
@@ -295,6 +388,8 @@ impl Session {
                 .is_some_and(|tuple| tuple.columns() <= columns);
             let slot = table.make_slot();
             all &= same_shape && lock(table, &slot, eviction.place)?;
+            // A copy: of very many rows the pages would fill the server's buffers.
+            slot.materialize();
             locked.push((key, slot));
         }
         Ok(all.then_some(locked))
@@ -364,9 +459,9 @@ impl Session {
                     let lsn = eviction.current.commit_lsn;
                     let displaced = &mut self.hints.displaced;
                     if displaced.0 != lsn {
-                        *displaced = (lsn, Vec::new());
+                        *displaced = (lsn, HashSet::new());
                     }
-                    displaced.1.push(eviction.hash);
+                    displaced.1.insert(eviction.hash);
                     self.tables.open(key)?.new_slot()
                 }
             };
@@ -424,10 +519,18 @@ impl Session {
 /// # Errors
 /// Whatever PostgreSQL raises.
 pub fn tell() -> Result<(), PgError> {
-    while error::transaction(|| execute_counting(TELL, &[]))? > 0 {
-        pgrx::check_for_interrupts!();
+    loop {
+        let places = error::transaction(|| rows(UNTOLD, &[]))?;
+        let mut told = 0;
+        for place in places.into_iter().filter_map(|row| row.into_iter().next()?) {
+            pgrx::check_for_interrupts!();
+            told += error::transaction(|| execute_counting(TELL, &[place.as_str().into()]))?;
+        }
+        // The rest, if there is any, another process tells.
+        if told == 0 {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// The transaction is rolled back with this, and applied once more when what was planned is done.

@@ -8,7 +8,8 @@
 //! for them at once.
 //!
 //! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction`
-//! sees to that.
+//! sees to that. The attempt that meets such rows goes on without them, and is rolled back at its
+//! end: one attempt finds all of them.
 //!
 //! Which rows those are `constraint` says. Deferrable constraints, where rows may be equal until
 //! the transaction ends, are looked at then (`deferred`).
@@ -25,7 +26,7 @@ use super::Session;
 use super::change::{Rows, refused};
 use super::constraint::Checked;
 use super::copied::{self, Told};
-use super::eviction::{Loser, to_leave_first};
+use super::eviction::Loser;
 use super::key_hash::key_hash;
 use super::lookup::Found;
 use super::merge::ConflictInput;
@@ -53,6 +54,9 @@ pub(super) enum Way {
     Leave,
     /// It is not written, and that is all.
     Stay,
+    /// It can be written in this attempt, which is to be rolled back: what was in its way has left
+    /// within the attempt only.
+    ForNow,
 }
 
 impl Tables {
@@ -142,12 +146,14 @@ impl Session {
             } else {
                 Loser::HereAsOwn
             };
+            let mut leaving = Vec::with_capacity(decisions.len());
             for (slot, found, decision) in decisions {
                 if let Found::Row(stamp) = found {
                     self.plan_eviction(key, current, (slot, stamp), decision, loser)?;
+                    leaving.push(slot.clone());
                 }
             }
-            return Err(to_leave_first());
+            return self.leave_for_now(context, &leaving, loser);
         };
         let stays = rules.of(kind) == Resolution::KeepLocal;
         let sends_notice = sends_notice && !stays && !self.is_displaced(key, current);
@@ -280,7 +286,10 @@ impl Session {
             in_the_way: true,
             others: &others,
         };
-        self.hints.forget_calls();
+        // Those for rows that have left for now are made with those for these.
+        if !self.attempt().is_to_be_repeated {
+            self.hints.forget_calls();
+        }
         let asked = self.ask(context, input)?;
         let leave = asked.answer == Answer::Remote;
         let decision = Decision {
@@ -292,9 +301,11 @@ impl Session {
                 "the function keeps the local row"
             },
         };
+        let mut leaving = Vec::new();
         for (slot, stamp) in found {
             if leave {
                 self.plan_eviction(key, current, (slot, stamp), decision, Loser::HereAsOwn)?;
+                leaving.push(slot.clone());
                 continue;
             }
             let rows = Rows {
@@ -306,7 +317,7 @@ impl Session {
             self.record(context, Found::Row(stamp), decision, &rows)?;
         }
         if leave {
-            return Err(to_leave_first());
+            return self.leave_for_now(context, &leaving, Loser::HereAsOwn);
         }
         Ok(Way::Leave)
     }

@@ -33,6 +33,7 @@ mod history;
 mod image;
 mod in_the_way;
 mod index_walk;
+mod kept_out;
 mod key_hash;
 mod key_order;
 mod lookup;

@@ -318,6 +318,7 @@ impl Session {
         self.flush()?;
         self.does(Step::Commit, None);
         self.check_deferred()?;
+        self.check_leaving()?;
         self.check_kept_out()?;
         self.close_tables();
         // Those of a batch are written down with its versions.

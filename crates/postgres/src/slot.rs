@@ -472,6 +472,14 @@ impl Tuple {
         mask & pg_sys::HEAP_NATTS_MASK as usize
     }
 
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        // SAFETY: the tuple is this value's own.
+        let length = unsafe { self.0.as_ref() }.t_len;
+        usize::try_from(length).unwrap_or(usize::MAX)
+    }
+
     /// Puts it into a slot.
     ///
     /// # Safety

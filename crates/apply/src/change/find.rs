@@ -111,6 +111,7 @@ impl Session {
     ) -> Result<Found, PgError> {
         match self.find_here(key, remote, values, how)? {
             Found::Missing(stamp) => {
+                self.check_left_for_now(key, values)?;
                 self.deletions()
                     .recall(key, values, stamp, matches!(how, (Purpose::Insert, _)))
             }

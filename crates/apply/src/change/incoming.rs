@@ -118,7 +118,7 @@ impl Session {
         let exists = matches!(found, Found::Row(_));
         if self.hints.check_other_keys {
             match self.make_way(context, found)? {
-                Way::Clear => {}
+                Way::Clear | Way::ForNow => {}
                 Way::Leave if exists => {
                     if self.tables.open(key)?.delete()? == Written::Changed {
                         return Ok(Written::Changed);

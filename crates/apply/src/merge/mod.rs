@@ -27,6 +27,7 @@ use pgrx::pg_sys;
 
 use crate::change::{Rows, version};
 use crate::deletion::session_origin;
+use crate::eviction::to_leave_first;
 use crate::function::{Callee, Given, Writes};
 use crate::key_hash::key_hash;
 use crate::lookup::{Found, Purpose};
@@ -340,6 +341,10 @@ impl Session {
         }
         if given.wrote && writes == Writes::Undo {
             if replicates {
+                // Rows that have left for now leave first, with the calls for them.
+                if self.attempt().is_to_be_repeated {
+                    return Err(to_leave_first());
+                }
                 self.hints.forget_calls();
                 self.hints.calls.push(Call {
                     function,
