@@ -140,6 +140,9 @@ apart('updated and moved', 'doc', $tokyo, 'update doc set big = ' . big('tokyo')
 is(run($tokyo, 'select big = ' . big('start') . ' from doc where id = 2081'), 't', 'also one that was changed before it moved');
 apart('swapped', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' || id where id in (82, 83)',
 	$paris, 'begin; update doc set id = 9000 where id = 82; update doc set id = 82 where id = 83; update doc set id = 83 where id = 9000; commit');
+apart('a key that is used again', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' || id where id in (84, 85)', map { ($paris, $_) }
+	'update doc set n = 84 where id = 84', 'update doc set id = 9084 where id = 84', 'update doc set id = 84 where id = 85', 'update doc set n = n + 1 where id in (84, 9084)');
+is(run($tokyo, 'select string_agg(id::text, $$ $$ order by id) from doc where id in (84, 85, 9084) and big = ' . big('start')), '84 9084', 'each row has its own large value');
 apart('deleted here', 'doc', $tokyo, 'delete from doc where id = 90', $paris, 'update doc set n = 90 where id = 90');
 is(run($tokyo, 'select n, big = ' . big('start') . ' from doc where id = 90'), '90|t', 'an update brings back a row that was deleted before it, whole');
 

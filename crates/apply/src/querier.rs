@@ -4,6 +4,7 @@
 //! An update's unchanged TOAST values are not in WAL. The row that is here has them when the same
 //! node wrote it last (`braid_bgworker::conflict::completes`). Else the provider is asked before
 //! the change is written. Its answer may be newer than the change: what made it newer comes later.
+//! If it is, it may be of another row that has the key by then, so the row is marked as below.
 //! It is never older: what the change left as it was, its writer had seen, and whoever asks sees
 //! that too, if not the change itself yet (a commit is in WAL before other sessions see it, and
 //! where it waits for a synchronous standby that may be long). Only where the key has changed it
@@ -51,6 +52,7 @@ use super::write::Written;
 use super::{Current, Identity, NO_SUBSCRIPTION, Session, rules};
 
 pub(super) use entered::{Answers, Entered};
+use entered::{WRITTEN_AT, is_written_at};
 
 /// Pause before a node is asked again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -70,7 +72,11 @@ pub(super) type ColumnValues = Vec<(usize, Option<pg_sys::Datum>)>;
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// Values of its columns.
-    Columns(ColumnValues),
+    Columns {
+        values: ColumnValues,
+        /// No later transaction has written the row: its key may be another row's by then.
+        is_exact: bool,
+    },
     /// The row is not there any more.
     Gone,
     /// There is nobody to ask: the change was handed to `braid.ingest`.
@@ -343,7 +349,8 @@ impl Questions<'_> {
         let Some(source) = self.provider(key)? else {
             return Ok(Fetched::Nobody);
         };
-        let columns = self.tables.asked_columns(key, remote, &gaps)?;
+        let mut columns = self.tables.asked_columns(key, remote, &gaps)?;
+        columns.push(WRITTEN_AT);
         let old = self
             .tables
             .key_texts(wanted.before.0, remote, wanted.before.1, &[])?;
@@ -352,13 +359,17 @@ impl Questions<'_> {
         loop {
             match self.put(&inquiry, &new)? {
                 (Reply::NoTable, _) | (Reply::None, true) => return Ok(Fetched::Gone),
-                (Reply::Row(row), current) if current || !wanted.moved => {
-                    return self.read_columns(key, &gaps, &row).map(Fetched::Columns);
+                (Reply::Row(row), is_current) if is_current || !wanted.moved => {
+                    let is_exact = !is_current || is_written_at(&row, current.timestamp);
+                    let values = self.read_columns(key, &gaps, &row)?;
+                    return Ok(Fetched::Columns { values, is_exact });
                 }
                 // The change is not to be seen yet: the row has its old key.
                 _ => {
                     if let (Reply::Row(row), false) = self.put(&inquiry, &old)? {
-                        return self.read_columns(key, &gaps, &row).map(Fetched::Columns);
+                        let values = self.read_columns(key, &gaps, &row)?;
+                        let is_exact = true;
+                        return Ok(Fetched::Columns { values, is_exact });
                     }
                 }
             }

@@ -89,10 +89,11 @@ impl Session {
                 before: (old_key, old),
                 moved: true,
             };
-            if let Fetched::Columns(columns) =
+            if let Fetched::Columns { values, is_exact } =
                 self.questions().fetch_gaps(context.at(new_key), wanted)?
             {
-                return Ok(Some(completed(&after, &columns)));
+                self.attempt().is_unverified = !is_exact;
+                return Ok(Some(completed(&after, &values)));
             }
         }
         if !matches!(

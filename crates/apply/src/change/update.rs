@@ -61,7 +61,7 @@ impl Update<'_> {
     fn whole(&self) -> Option<RowValues> {
         match (self.before, &self.answer) {
             (Some(before), _) => Some(filled_from(self.after, before)),
-            (None, Some(Fetched::Columns(columns))) => Some(completed(self.after, columns)),
+            (None, Some(Fetched::Columns { values, .. })) => Some(completed(self.after, values)),
             (None, _) => None,
         }
     }
@@ -248,7 +248,16 @@ impl Session {
         }
         if decision.action == Action::Apply
             && foreign
-            && matches!(update.answer, Some(Fetched::Gone))
+            && matches!(
+                update.answer,
+                Some(
+                    Fetched::Gone
+                        | Fetched::Columns {
+                            is_exact: false,
+                            ..
+                        }
+                )
+            )
         {
             self.mark_unverified(key, (current.timestamp, session_origin()))?;
         }

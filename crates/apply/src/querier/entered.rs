@@ -52,7 +52,7 @@ pub(crate) enum Entered {
 }
 
 /// A column that is asked for besides those of the row: the time of the transaction that wrote it.
-const WRITTEN_AT: Column = Column {
+pub(super) const WRITTEN_AT: Column = Column {
     name: String::new(),
     form: Form::CommitTime,
 };
@@ -177,14 +177,21 @@ impl Questions<'_> {
         mut row: Vec<Option<Vec<u8>>>,
         written_at: Option<i64>,
     ) -> Result<Entered, PgError> {
-        let time = row.pop().flatten();
-        let is_exact = written_at.is_none_or(|at| time == Some(at.to_string().into_bytes()));
+        let is_exact = written_at.is_none_or(|at| is_written_at(&row, at));
+        row.pop();
         self.attempt.counts.fetched += gaps.len() as u64;
         let columns = &self.tables.plan(key)?.columns;
         let places = gaps.iter().filter_map(|place| columns.get(*place));
         let answers = places.map(|column| column.remote).zip(row).collect();
         Ok(Entered::Values { answers, is_exact })
     }
+}
+
+/// Whether the transaction of this time (Unix microseconds) has written a row last, by an answer
+/// that ends with [`WRITTEN_AT`].
+pub(super) fn is_written_at(row: &[Option<Vec<u8>>], timestamp: i64) -> bool {
+    let time = row.last().and_then(Option::as_deref);
+    time == Some(timestamp.to_string().as_bytes())
 }
 
 /// Error of a value that nobody can be asked for.
