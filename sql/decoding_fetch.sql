@@ -61,6 +61,22 @@ update k set m = 2;
 update k set n = 2;
 select * from fetched('dec_fetch');
 
+-- Keys that SQL does not compare by just any operator, or not as just any type. A value of a key may not be readable any more.
+create type mood as enum ('sad', 'ok');
+create domain some_mood as mood;
+create type pair as (a int, b text);
+create table named (id int);
+create table typed (k some_mood, p pair, c regclass, l int[], primary key (k, p, c, l), n int, v text);
+alter table typed alter v set storage external;
+insert into typed values ('sad', '(1,"a b")', 'pg_class', '{1,2}', 1, repeat('v', 5000)), ('ok', '(2,)', 'named', '{}', 1, repeat('v', 5000));
+select count(*) from fetched('dec_fetch');
+update typed set n = 2;
+select operation, after from fetched('dec_fetch');
+update typed set n = 3;
+drop table named;
+select operation, after from fetched('dec_fetch');
+drop table typed;
+
 -- Tables that inherit, partitions under their root's name.
 create table child (extra int) inherits (t);
 alter table child add primary key (id);

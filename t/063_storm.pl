@@ -8,7 +8,7 @@ use warnings;
 use Storm;
 use Test::More;
 
-my $storm = Storm->new(with => [qw(plain delete key unique toast bag same)], seconds => 6, large => 300);
+my $storm = Storm->new(with => [qw(plain delete key unique toast keys bag same)], seconds => 6, large => 300);
 # One after the other, by seed.
 my @kinds = (
 	sub { $storm->run(@_) },

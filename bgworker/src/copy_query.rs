@@ -1,5 +1,6 @@
 //! What is asked of a provider to copy a table: of all that is published, the rows, their versions, and what was deleted.
 
+use crate::key_columns::{self, KeyColumn};
 use crate::sql_text::{quote_identifier, quote_literal};
 
 /// What is published of a table.
@@ -58,16 +59,32 @@ impl Published {
         )
     }
 
-    /// The query that counts rows with these keys which sessions of the provider have written since a
-    /// snapshot, given as the text of a `pg_snapshot`. Of each row, the key's columns and their values.
+    /// The query for the columns that the provider has ([`key_columns`]), those with these names with how they are compared.
     #[must_use]
-    pub fn later_query(&self, keys: &[Vec<(String, String)>], snapshot: &str) -> String {
-        let is = |(name, value): &(String, String)| {
-            format!("{} = {}", quote_identifier(name), quote_literal(value))
+    pub fn key_query(&self, names: &[&str]) -> String {
+        let names: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+        key_columns::query(
+            &format!("to_regclass({})", quote_literal(&self.qualified())),
+            &format!("array[{}]::text[]", names.join(", ")),
+        )
+    }
+
+    /// The query that counts rows with these keys which sessions of the provider have written since a
+    /// snapshot, given as the text of a `pg_snapshot`. Of each row, the key's columns and their values; `columns` are those of
+    /// [`Self::key_query`].
+    #[must_use]
+    pub fn later_query(
+        &self,
+        keys: &[Vec<(String, String)>],
+        columns: &[KeyColumn],
+        snapshot: &str,
+    ) -> String {
+        let literal = |(name, value): &(String, String)| (name.clone(), quote_literal(value));
+        let all = |key: &Vec<(String, String)>| {
+            let key: Vec<(String, String)> = key.iter().map(literal).collect();
+            format!("({})", KeyColumn::all_equal(columns, "", &key))
         };
-        let all =
-            |key: &Vec<(String, String)>| key.iter().map(is).collect::<Vec<_>>().join(" and ");
-        let keys: Vec<String> = keys.iter().map(|key| format!("({})", all(key))).collect();
+        let keys: Vec<String> = keys.iter().map(all).collect();
         let keys = if keys.is_empty() {
             "false".to_owned()
         } else {
@@ -309,6 +326,7 @@ pub fn parse_written(line: &[u8]) -> Option<Written> {
 #[cfg(test)]
 mod tests {
     use super::{OwnRows, Published, RowVersion, parse_version, parse_written, planned_rows};
+    use crate::key_columns::KeyColumn;
 
     fn published() -> Published {
         Published {
@@ -374,11 +392,22 @@ mod tests {
             ("a".to_owned(), "1".to_owned()),
             ("B".to_owned(), "x'y".to_owned()),
         ];
-        let query = published.later_query(&[key], "10:12:11");
-        let condition = r#"from only "public"."t" where (("a" = '1' and "B" = 'x''y')) and not pg_visible_in_snapshot("#;
+        let cells = ["a", "23", "pg_catalog.int4", "", "operator(pg_catalog.=)"];
+        let columns = KeyColumn::read(|place| cells.get(place).copied());
+        let columns: Vec<KeyColumn> = columns.into_iter().collect();
+        let query = published.later_query(&[key], &columns, "10:12:11");
+        let condition = concat!(
+            r#"from only "public"."t" where (("a" operator(pg_catalog.=) '1'::pg_catalog.int4 and "#,
+            r#"pg_catalog.concat("B") operator(pg_catalog.=) 'x''y'::pg_catalog.text collate pg_catalog."C")) "#,
+            "and not pg_visible_in_snapshot("
+        );
         assert!(query.contains(condition), "{query}");
         assert!(query.contains(", '10:12:11'::pg_snapshot)"), "{query}");
-        assert!(published.later_query(&[], "1:1:").contains("(false) and"));
+        assert!(
+            published
+                .later_query(&[], &[], "1:1:")
+                .contains("(false) and")
+        );
     }
 
     #[test]

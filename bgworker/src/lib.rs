@@ -25,6 +25,7 @@ pub mod dictionary;
 pub mod hex;
 pub mod joining;
 pub mod keeping;
+pub mod key_columns;
 pub mod keyless;
 pub mod lease;
 pub mod lock_circle;

@@ -2810,11 +2810,22 @@ begin
     if found_by is null or not found_by ?& key_names then
         found_by := coalesce(case when lost ?& key_names then lost end, conflict.key);
     end if;
-    select string_agg(format('t.%I operator(%I.%s) %L::%s', a.attname, n.nspname, o.oprname, found_by ->> a.attname::text,
-                             format_type(a.atttypid, -1)), ' and ')
+    -- By the key's own operators, which know no domains, and with values of the columns' own types.
+    with recursive typed (number, type) as (
+        select a.attnum, a.atttypid from pg_attribute a where a.attrelid = target
+        union all
+        select y.number, t.typbasetype from typed y join pg_type t on t.oid = y.type where t.typtype = 'd'
+    )
+    select string_agg(format('t.%1$I::%2$s%3$s operator(%4$I.%5$s) %6$L::%2$s%3$s%7$s', a.attname, format_type(b.oid, -1),
+                             case when l.typtype <> 'p' and l.oid <> b.oid then '::' || format_type(l.oid, -1) end,
+                             n.nspname, o.oprname, found_by ->> a.attname::text,
+                             case when k.collated not in (0, a.attcollation) then
+                                 (select format(' collate %I.%I', z.nspname, x.collname) from pg_collation x
+                                    join pg_namespace z on z.oid = x.collnamespace where x.oid = k.collated) end), ' and ')
       into condition
       from pg_index i
-     cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1]) as k (attnum, opclass)
+     cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],
+                       (i.indcollation::oid[])[0:i.indnkeyatts - 1]) as k (attnum, opclass, collated)
       join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
       join pg_opclass c on c.oid = k.opclass
       join pg_amop m on m.amopfamily = c.opcfamily and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
@@ -2844,10 +2855,13 @@ begin
 
     -- An update's columns that were not sent are as they are; where there is no row, as they were in the one that was there.
     if place is null and side = 'remote' and conflict.kind like 'update%' and conflict.local_row is not null then
+      join typed y on y.number = a.attnum
+      join pg_type b on b.oid = y.type and b.typtype <> 'd'
         lost := conflict.local_row || lost;
     end if;
     for attribute in
         select a.attname::text as name, format_type(a.atttypid, -1) as type, a.attidentity = 'a' as is_always,
+      join pg_type l on l.oid = o.oprleft
                v.value is not null as is_large,
                case when v.value is not null then v.value else lost ->> a.attname::text end as value,
                old_row -> a.attname::text is distinct from lost -> a.attname::text or v.value is not null as differs

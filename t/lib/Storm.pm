@@ -15,6 +15,7 @@
 #       plain                   inserts, upserts, updates; rows of a table with a primary key
 #       key                     a table of its own, whose rows change their primary key: to a free one, in swaps, in chains
 #       toast                   a table with a large column that most updates leave as it is
+#       keys                    tables like that whose keys are a domain over an enum, a composite and an array
 #       unique                  a table with another unique key, which is changed too
 #       deferred                a table with another key that is unique when a transaction ends; rows swap it
 #       range                   a table whose rows must not overlap
@@ -65,11 +66,16 @@ our @storms;
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken', deferred => 'shared', range => 'booked', bag => 'keyless', same => 'alike');
 # Those of one that has several.
-my %more_of = (ddl => [qw(shaped appended)], swap => [qw(swapped_one swapped_other)]);
+my %more_of = (ddl => [qw(shaped appended)], swap => [qw(swapped_one swapped_other)], keys => [qw(by_mood by_pair by_list)]);
+# Types of keys, of which the hot ones are among the first thousand.
+my $types = "create type mood as enum (@{[ join ', ', map { qq['m$_'] } 0 .. 999 ]}); create domain any_mood as mood; create type pair as (a int, b text); ";
 my %definition = (
 	item => '(k int primary key, n int not null, v text)',
 	moving => '(k int primary key, n int not null, v text)',
 	toasted => '(k int primary key, n int not null, v text, big text)',
+	by_mood => '(k any_mood primary key, n int not null, v text, big text)',
+	by_pair => '(k pair primary key, n int not null, v text, big text)',
+	by_list => '(k int[] primary key, n int not null, v text, big text)',
 	taken => '(k int primary key, code int not null unique, n int not null, v text)',
 	shared => '(k int primary key, code int not null unique deferrable initially deferred, n int not null, v text)',
 	booked => '(k int primary key, code int not null, n int not null, v text, exclude using gist (int4range(code, code + 2) with &&))',
@@ -132,7 +138,8 @@ sub start
 {
 	my ($self) = @_;
 	my $tables = join '; ', map { "create table $_ $definition{$_}" } @{ $self->{tables} };
-	$tables .= '; alter table toasted alter column big set storage external' if $self->{has}{toast};
+	$tables = "$types$tables" if $self->{has}{keys};
+	$tables .= "; alter table $_ alter column big set storage external" for grep { $Storm::Statements::has_big{$_} } @{ $self->{tables} };
 	$tables .= "; alter table $table_of{$_} replica identity full" for grep { $self->{has}{$_} } qw(bag same);
 	my @nodes = map {
 		new_node($_, publication => '', conf => "braid.max_transaction_crashes = 0\nmax_prepared_transactions = @{[ $self->{prepare} ? 60 : 2 ]}\nwal_receiver_timeout = 5s\nwal_receiver_status_interval = 1s\n"
@@ -219,7 +226,7 @@ sub run
 	my $asked = $self->{ask} ? join ' ', map { $_->safe_psql('postgres', q[select count(*) from braid.conflict_history where reason ~ 'function']) } @{ $self->{members} } : '';
 	unlike($asked, qr/\b0\b/, "seed $seed: functions were asked ($asked times)") if $self->{ask};
 	note('asked for large values: ' . join ', ', map { $_->name . ' ' . $_->safe_psql('postgres', 'select sum(questions) from braid.subscription_detail') } @{ $self->{members} })
-	  if $self->{has}{toast};
+	  if $self->{has}{toast} || $self->{has}{keys};
 	# What is equal may still be what no node may have: nobody else checks it while changes are applied.
 	my $doubled = $self->{has}{deferred} ? $self->{members}[0]->safe_psql('postgres', 'select count(*) - count(distinct code) from shared') : 0;
 	is($doubled, 0, "seed $seed: no two rows share a key") if $self->{has}{deferred};

@@ -4,11 +4,19 @@
 //! A question takes no lock on rows, so it waits for nothing but whoever has the whole table for
 //! itself there, and for that not longer than `lock_timeout`. What is known by then is an error;
 //! the transaction in hand is applied again.
+//!
+//! No error counts as an answer. The row is found by the operators of the peer's key, with values
+//! of the key's types (`braid_bgworker::key_columns`). Example: the peer's enum lacks a label, or
+//! the table that a `regclass` names was dropped at the peer. The question fails then, as the peer
+//! can't read the key. So the question is put again by the text of the key, which no input function
+//! reads. If that fails too, the error is raised. Only the peer's catalog tells that a table or a
+//! column is gone.
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::key_columns::{self, KeyColumn};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::encoding;
@@ -94,8 +102,8 @@ pub(super) enum Reply {
 struct Peer {
     dsn: String,
     connection: Connection,
-    /// The operators by which the columns of a table's replica identity are compared, by table.
-    equalities: HashMap<String, Vec<(String, String)>>,
+    /// The columns of tables, as they were when they were last asked for, by [`Question::shape`].
+    shapes: HashMap<String, Vec<KeyColumn>>,
     used: Instant,
 }
 
@@ -140,23 +148,7 @@ impl Peers {
             }
             answer => answer,
         };
-        let answer = match answer {
-            // undefined_table, invalid_schema_name, undefined_column, undefined_function,
-            // cannot_coerce
-            Err(error)
-                if matches!(
-                    error.sqlstate,
-                    SqlState::UndefinedTable
-                        | SqlState::InvalidSchemaName
-                        | SqlState::UndefinedColumn
-                        | SqlState::UndefinedFunction
-                        | SqlState::CannotCoerce
-                ) =>
-            {
-                return Ok((Reply::NoTable, true));
-            }
-            answer => answer?,
-        };
+        let answer = answer?;
         peer.used = Instant::now();
         self.by_subscription.insert(source.subscription, peer);
         Ok(answer)
@@ -193,7 +185,7 @@ impl Peer {
         Ok(Self {
             dsn: source.dsn.clone(),
             connection,
-            equalities: HashMap::new(),
+            shapes: HashMap::new(),
             used: Instant::now(),
         })
     }
@@ -203,17 +195,52 @@ impl Peer {
         question: &Question<'_>,
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
-        let table = question.table();
-        if !self.equalities.contains_key(&table) {
-            let found = self.find_equalities(&table, deadline)?;
-            self.equalities.insert(table.clone(), found);
+        let mut last = None;
+        for form in [Form::OfType, Form::AsText] {
+            let Some(sql) = self.sql(question, form, deadline)? else {
+                return Ok((Reply::NoTable, true));
+            };
+            match self.put(question, &sql, deadline) {
+                // The table may be another one by now than that whose columns are known.
+                Err(error) if is_of_statement(&error) => {
+                    self.shapes.remove(&question.shape());
+                    last = Some(error);
+                }
+                answer => return answer,
+            }
         }
-        let equalities = self
-            .equalities
-            .get(&table)
-            .map(Vec::as_slice)
-            .unwrap_or_default();
-        let sql = in_local_encoding(&question.sql(equalities))?;
+        match (last, self.sql(question, Form::AsText, deadline)?) {
+            (Some(error), Some(_)) => Err(error),
+            _ => Ok((Reply::NoTable, true)),
+        }
+    }
+
+    /// Returns the question as SQL; `None` if the peer lacks the table or a column of it.
+    fn sql(
+        &mut self,
+        question: &Question<'_>,
+        form: Form,
+        deadline: Instant,
+    ) -> Result<Option<String>, PgError> {
+        let name = question.shape();
+        let known = self.shapes.get(&name);
+        if let Some(sql) = known.and_then(|shape| question.sql(shape, form)) {
+            return Ok(Some(sql));
+        }
+        // Not known, or a column has come since.
+        let shape = self.read_shape(question, deadline)?;
+        let sql = question.sql(&shape, form);
+        self.shapes.insert(name, shape);
+        Ok(sql)
+    }
+
+    fn put(
+        &mut self,
+        question: &Question<'_>,
+        sql: &str,
+        deadline: Instant,
+    ) -> Result<(Reply, bool), PgError> {
+        let sql = in_local_encoding(sql)?;
         let parameters: Vec<CString> = question.key.iter().map(|(_, text)| text.clone()).collect();
         let cells = self
             .connection
@@ -229,39 +256,42 @@ impl Peer {
         ))
     }
 
-    /// The operators of the table's replica identity: those of its index, wherever they are.
-    fn find_equalities(
+    /// Reads the columns of the peer's table, those of the key with how they are compared.
+    fn read_shape(
         &mut self,
-        table: &str,
+        question: &Question<'_>,
         deadline: Instant,
-    ) -> Result<Vec<(String, String)>, PgError> {
-        let table = in_local_encoding(table)?;
-        let cells = self.connection.ask(
-            c"select a.attname::text, n.nspname::text, o.oprname::text from pg_class c \
-              join pg_index i on i.indrelid = c.oid and case c.relreplident when 'i' then i.indisreplident else i.indisprimary end \
-              cross join lateral generate_series(0, i.indnkeyatts - 1) p \
-              join pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[p] \
-              join pg_opclass k on k.oid = i.indclass[p] \
-              join pg_amop m on m.amopfamily = k.opcfamily and m.amoplefttype = k.opcintype and m.amoprighttype = k.opcintype \
-                and m.amopstrategy = 3 \
-              join pg_operator o on o.oid = m.amopopr join pg_namespace n on n.oid = o.oprnamespace \
-              where c.oid = pg_catalog.to_regclass($1)",
-            &[table],
-            deadline,
-            Wait::Querier,
-        )?;
-        let text = |row, column| {
-            let bytes: &[u8] = cells.get(row, column).unwrap_or_default();
-            from_local_encoding(bytes)
+    ) -> Result<Vec<KeyColumn>, PgError> {
+        let relation = format!("to_regclass({})", quote_literal(&question.table()));
+        let sql = in_local_encoding(&key_columns::query(&relation, &question.keys()))?;
+        let cells = self.connection.ask(&sql, &[], deadline, Wait::Querier)?;
+        let read = |row| {
+            let texts: Vec<Option<String>> = (0..key_columns::CELLS)
+                .map(|column| cells.get(row, column).map(from_local_encoding))
+                .collect();
+            KeyColumn::read(|place| texts.get(place)?.as_deref())
         };
-        Ok((0..cells.len())
-            .map(|row| {
-                let (schema, operator) = (text(row, 1), text(row, 2));
-                let schema = quote_identifier(&schema);
-                (text(row, 0), format!("operator({schema}.{operator})"))
-            })
-            .collect())
+        Ok((0..cells.len()).filter_map(read).collect())
     }
+}
+
+/// How the row is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// By values of the key's types.
+    OfType,
+    /// By the texts that these types write.
+    AsText,
+}
+
+/// Returns whether a statement failed for a name, a type or a value in it. An error for lack of
+/// rights, or for the state of the peer, is none of these.
+fn is_of_statement(error: &PgError) -> bool {
+    let sqlstate = error.sqlstate;
+    let is_said = ["0A", "22", "3F", "42"]
+        .iter()
+        .any(|class| sqlstate.is_of(class));
+    is_said && sqlstate != SqlState::InsufficientPrivilege
 }
 
 fn values(cells: &Cells, first: usize, count: usize) -> Vec<Option<Vec<u8>>> {
@@ -279,37 +309,48 @@ impl Question<'_> {
         )
     }
 
+    /// The names of the key's columns, as an array in SQL.
+    fn keys(&self) -> String {
+        let names: Vec<String> = self
+            .key
+            .iter()
+            .map(|(name, _)| quote_literal(name))
+            .collect();
+        format!("array[{}]::text[]", names.join(", "))
+    }
+
+    /// Returns the key under which the peer's columns for this question are kept.
+    fn shape(&self) -> String {
+        format!("{} {}", self.table(), self.keys())
+    }
+
     /// One row, whether there is such a row or not: is it as of what was asked for, is there one,
     /// and its columns. All of one snapshot. Rows of tables that inherit from the table are not its
-    /// own; a partitioned table's are its partitions'.
-    fn sql(&self, equalities: &[(String, String)]) -> String {
-        let columns: String = self
+    /// own; a partitioned table's are its partitions'. `None` if `shape`, which has the
+    /// peer's columns, lacks one.
+    fn sql(&self, shape: &[KeyColumn], form: Form) -> Option<String> {
+        let known = |name: &str| shape.iter().find(|column| column.name == name);
+        let columns: Option<String> = self
             .columns
             .iter()
-            .map(|column| {
-                let name = quote_identifier(&column.name);
-                match column.form {
-                    Form::Bytes => format!(", t.{name}::bytea"),
-                    // What its output function writes, whatever casts its type has.
-                    Form::Text => format!(", case num_nulls(t.{name}) when 0 then concat(t.{name}) end"),
-                    Form::CommitTime => ", case when current_setting('track_commit_timestamp')::bool \
-                         then (extract(epoch from pg_xact_commit_timestamp(t.xmin)) * 1000000)::int8::text end"
-                        .to_owned(),
-                }
-            })
+            .map(|column| known(&column.name).map(|there| column.sql(there)))
             .collect();
-        let conditions: Vec<String> = self
+        let columns = columns?;
+        let conditions: Option<Vec<String>> = self
             .key
             .iter()
             .zip(1..)
             .map(|((name, _), number)| {
-                let equal = equalities
-                    .iter()
-                    .find(|(column, _)| column == name)
-                    .map_or("operator(pg_catalog.=)", |(_, operator)| operator);
-                format!("t.{} {equal} ${number}", quote_identifier(name))
+                let column = format!("t.{}", quote_identifier(name));
+                let value = format!("${number}");
+                let there = known(name)?;
+                Some(match form {
+                    Form::OfType => there.equals(&column, &value),
+                    Form::AsText => KeyColumn::equals_as_text(&column, &value),
+                })
             })
             .collect();
+        let conditions = conditions?;
         let table = self.table();
         let literal = quote_literal(&table);
         let (current, from) = match self.as_of {
@@ -333,11 +374,26 @@ impl Question<'_> {
                 format!("(select oid, relkind from pg_class where oid = {literal}::regclass) s"),
             ),
         };
-        format!(
+        Some(format!(
             "select case when {current} then 't' else 'f' end, case when t.tableoid is null then 'f' else 't' end{columns} \
              from {from} left join {table} t on {conditions} and (t.tableoid = s.oid or s.relkind = 'p')",
             conditions = conditions.join(" and "),
-        )
+        ))
+    }
+}
+
+impl Column {
+    /// Returns the column for the list of a SELECT. `there` is the peer's column.
+    fn sql(&self, there: &KeyColumn) -> String {
+        let name = format!("t.{}", quote_identifier(&self.name));
+        // The text of the type's output function, whatever casts the type has.
+        let text = format!("case num_nulls({name}) when 0 then concat({name}) end");
+        match (self.bytea, there.is_bytea) {
+            (true, true) => format!(", {name}::bytea"),
+            // The peer's column has another type, whose text is read as a bytea.
+            (true, false) => format!(", ({text})::bytea"),
+            (false, _) => format!(", {text}"),
+        }
     }
 }
 

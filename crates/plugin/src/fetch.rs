@@ -8,8 +8,14 @@
 //! [`Fetcher`] is the asking side, in the process that decodes; [`worker_main`] the other. Between them are two message queues in
 //! a segment of shared memory: a question is a schema record and a change, as they are in the stream; an answer is a record
 //! that has the row, or `E`, an SQLSTATE and a message. The worker ends when the segment is let go, so with the stream.
+//!
+//! The row is found by the operators of its key (`braid_bgworker::key_columns`). A value of the key may not be readable any more, as a
+//! `regclass` whose table was dropped since; then the row is looked for by the text of its key.
 
-use braid_bgworker::sql_text::quote_identifier;
+use std::collections::HashMap;
+
+use braid_bgworker::key_columns::{self, KeyColumn};
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{
     Change, Column, Image, Reader, Record, ReplicaIdentity, Schema, SchemaNumber, Value, Writer,
@@ -131,13 +137,16 @@ fn serve(number: u32) {
     // Values have the text that the stream gives them.
     let _session = Session::enter();
     setting::set_for_session(c"lock_timeout", LOCK_TIMEOUT, As::User);
+    let mut keys = Keys::default();
     while let Some(question) = channel.receive() {
-        let answer = error::transaction(|| answer(&question)).unwrap_or_else(|failure| {
-            // A table that is locked, or a key that has no usual equality: then there is no value to be had.
-            if matches!(
-                failure.sqlstate,
-                SqlState::LockNotAvailable | SqlState::UndefinedFunction
-            ) {
+        let mut answer = error::transaction(|| answer(&question, &mut keys, Form::OfType));
+        if answer.as_ref().is_err_and(is_of_statement) {
+            keys.known.clear();
+            answer = error::transaction(|| self::answer(&question, &mut keys, Form::AsText));
+        }
+        let answer = answer.unwrap_or_else(|failure| {
+            // The table is locked: the value is left out.
+            if failure.sqlstate == SqlState::LockNotAvailable {
                 return Vec::new();
             }
             let sqlstate = failure.sqlstate.code();
@@ -149,15 +158,61 @@ fn serve(number: u32) {
     }
 }
 
+/// How the row is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// By values of the key's types.
+    OfType,
+    /// By the texts that these types write.
+    AsText,
+}
+
+/// Returns whether a statement failed for a name, a type or a value in it, and not for lack of rights.
+fn is_of_statement(failure: &PgError) -> bool {
+    let of = |class| failure.sqlstate.is_of(class);
+    (of("0A") || of("22") || of("3F") || of("42"))
+        && failure.sqlstate != SqlState::InsufficientPrivilege
+}
+
+/// How the columns of keys are compared, by the record of the table's schema. It comes anew when the table is another one.
+#[derive(Debug, Default)]
+struct Keys {
+    known: HashMap<Vec<u8>, Vec<KeyColumn>>,
+}
+
+/// More tables are forgotten, so that memory is bounded.
+const MOST_KEYS: usize = 1_000;
+
+impl Keys {
+    /// Those of a table. In a transaction.
+    fn of(&mut self, record: &[u8], schema: &Schema<'_>) -> &[KeyColumn] {
+        if self.known.len() >= MOST_KEYS {
+            self.known.clear();
+        }
+        self.known.entry(record.to_vec()).or_insert_with(|| {
+            let identity = schema.columns().filter(|column| column.flags.is_identity());
+            let names: Vec<String> = identity.map(|column| quote_literal(column.name)).collect();
+            let relation = format!("{}::oid", schema.relation_oid);
+            let names = format!("array[{}]::text[]", names.join(", "));
+            let rows = catalog::query(&key_columns::query(&relation, &names), &[]);
+            rows.iter()
+                .filter_map(|row| KeyColumn::read(|place| row.get(place)?.as_deref()))
+                .collect()
+        })
+    }
+}
+
 /// A record with the values that were found; nothing when there are none.
-fn answer(question: &[u8]) -> Result<Vec<u8>, PgError> {
+fn answer(question: &[u8], keys: &mut Keys, form: Form) -> Result<Vec<u8>, PgError> {
     let Some((user, records)) = question.split_first_chunk::<4>() else {
         return Ok(Vec::new());
     };
     let mut reader = Reader::new(records);
-    let (Some(Record::Schema(schema)), Some(Record::Change(change))) =
-        (reader.next_record()?, reader.next_record()?)
-    else {
+    let Some(Record::Schema(schema)) = reader.next_record()? else {
+        return Ok(Vec::new());
+    };
+    let record = records.get(..records.len() - reader.remaining());
+    let Some(Record::Change(change)) = reader.next_record()? else {
         return Ok(Vec::new());
     };
     let user = pg_sys::Oid::from(u32::from_le_bytes(*user));
@@ -167,7 +222,9 @@ fn answer(question: &[u8]) -> Result<Vec<u8>, PgError> {
     before.other(user, limits).take();
     // SAFETY: the look-up is done before the transaction ends.
     let memory = unsafe { Context::of_transaction() };
-    let found = look_up(&schema, &change, StreamMemory::over(memory));
+    let columns = keys.of(record.unwrap_or_default(), &schema);
+    let condition = condition(&schema, &change, columns, form);
+    let found = look_up(&schema, &change, condition, StreamMemory::over(memory));
     before.take();
     found
 }
@@ -176,6 +233,7 @@ fn answer(question: &[u8]) -> Result<Vec<u8>, PgError> {
 fn look_up(
     schema: &Schema<'_>,
     change: &Change<'_>,
+    condition: Option<Vec<u8>>,
     memory: StreamMemory,
 ) -> Result<Vec<u8>, PgError> {
     let relation = pg_sys::Oid::from(schema.relation_oid);
@@ -184,7 +242,7 @@ fn look_up(
     }
     let (namespace, name) = syscache::relation_name(relation);
     let kind = syscache::relation_kind(relation);
-    let (Some(condition), Some(after)) = (condition(schema, change), &change.after) else {
+    let (Some(condition), Some(after)) = (condition, &change.after) else {
         return Ok(Vec::new());
     };
     let wanted: Vec<_> = schema
@@ -277,7 +335,12 @@ fn row(
 }
 
 /// What finds the row by its replica identity, in the server's encoding; `None` where it can't be said.
-fn condition(schema: &Schema<'_>, change: &Change<'_>) -> Option<Vec<u8>> {
+fn condition(
+    schema: &Schema<'_>,
+    change: &Change<'_>,
+    keys: &[KeyColumn],
+    form: Form,
+) -> Option<Vec<u8>> {
     let after = change.after.as_ref()?;
     // With the whole row as identity the before image has what there is.
     if !matches!(
@@ -309,12 +372,26 @@ fn condition(schema: &Schema<'_>, change: &Change<'_>) -> Option<Vec<u8>> {
         if !condition.is_empty() {
             condition.extend_from_slice(b" and ");
         }
-        condition.extend_from_slice(encoding::to_server(&quoted(column.name))?.to_bytes());
-        condition.extend_from_slice(b" = ");
+        // A column that is gone finds nothing.
+        let known = keys.iter().find(|key| key.name == column.name)?;
+        let name = quoted(column.name);
+        let equal = match form {
+            Form::OfType => known.equals(&name, PLACE),
+            Form::AsText => KeyColumn::equals_as_text(&name, PLACE),
+        };
+        let equal = encoding::to_server(&equal)?;
+        let mut around = equal.to_bytes().rsplitn(2, |byte| *byte == PLACE_BYTE);
+        let (after, before) = (around.next()?, around.next()?);
+        condition.extend_from_slice(before);
         push_literal(&mut condition, &text);
+        condition.extend_from_slice(after);
     }
     (!condition.is_empty()).then_some(condition)
 }
+
+/// Placeholder for a value's literal, which is in the server's encoding already.
+const PLACE: &str = "\u{1}";
+const PLACE_BYTE: u8 = 1;
 
 fn hex_literal(bytes: &[u8]) -> Vec<u8> {
     let digits = bytes.iter().flat_map(|byte| {

@@ -841,8 +841,8 @@ impl Connection {
         }
     }
 
-    /// Run one statement with parameters in text form, and collect its rows in binary form. With any error the connection is of no use
-    /// any more: an answer may still come.
+    /// Runs one statement with parameters in text form, and collects its rows in binary form. After [`Error::Server`] the connection may
+    /// be used again, if it is open. After any other error it is of no use: an answer may still come.
     ///
     /// # Errors
     /// [`Error::Server`] with the peer's words, [`Error::Connection`], [`Error::Timeout`] past `deadline`.
@@ -872,7 +872,7 @@ impl Connection {
         if sent == 0 {
             return Err(self.lost());
         }
-        let mut cells = None;
+        let mut answer = None;
         loop {
             let unsent = PQflush(self.live());
             if unsent < 0 {
@@ -881,13 +881,18 @@ impl Connection {
             if unsent == 0 && PQisBusy(self.live()) == 0 {
                 // Not busy, so this does not block; the handle clears the result.
                 let Some(raw) = NonNull::new(PQgetResult(self.live())) else {
-                    return cells.ok_or(Error::Unexpected("a query"));
+                    return answer.unwrap_or(Err(Error::Unexpected("a query")));
                 };
                 let result = ResultHandle { raw };
-                if result.status() != PGRES_TUPLES_OK {
-                    return Err(self.server_error(&result));
+                // The next statement may be sent once there is no result any more.
+                if matches!(answer, Some(Err(_))) {
+                    continue;
                 }
-                cells = Some(Cells(result));
+                answer = Some(if result.status() == PGRES_TUPLES_OK {
+                    Ok(Cells(result))
+                } else {
+                    Err(self.server_error(&result))
+                });
                 continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());

@@ -37,9 +37,10 @@ sub compare
 		next if keys %digests == 1 && !$has_model;
 		my $image = Storm::Statements::image($table) =~ s/\bw\b/t/gr;
 		my %rows;
+		my $number = Storm::Statements::number($table, 't');
 		for my $node (@nodes)
 		{
-			for (split /\n/, $node->safe_psql('postgres', "select k, md5($whole), ($image)::text from $table t order by 1, 2"))
+			for (split /\n/, $node->safe_psql('postgres', "select $number, md5($whole), ($image)::text from $table t order by 1, 2"))
 			{
 				# Where there is no key, of several rows.
 				my ($k, $whole, $text) = split /\|/, $_, 3;
@@ -118,7 +119,7 @@ sub report
 		my $row = $node->safe_psql('postgres', qq[
 			select ($image)::text || '  version ' || coalesce(] . $clock->('c.timestamp') . qq[, 'none') || ' ' ||
 			  coalesce((select node_name from braid.origin where origin_id = c.roident), case c.roident when 0 then '$name' else 'origin ' || c.roident end) || ', xmin ' || t.xmin::text
-			from $table t left join lateral pg_xact_commit_timestamp_origin(t.xmin) c on true where k = $k
+			from $table t left join lateral pg_xact_commit_timestamp_origin(t.xmin) c on true where ] . Storm::Statements::number($table, 't') . qq[ = $k
 		]);
 		$self->tell(sprintf '%s has: %s', $name, $row eq '' ? 'no row' : $row);
 		push @written, map { [ split /\|/, $_, 2 ] } split /\n/, $node->safe_psql('postgres', qq[

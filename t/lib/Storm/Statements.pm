@@ -9,6 +9,22 @@ use warnings;
 our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike swapped_one swapped_other appended);
 # Tables with a second thing that no two rows may share.
 our %has_code = map { $_ => 1 } qw(taken shared booked);
+# Tables with a large column that most updates leave as it is.
+our %has_big = map { $_ => 1 } qw(toasted by_mood by_pair by_list);
+# Keys that are no numbers, of which each has one: the value of a number, the column as it is compared with it, and the number of a row.
+our %key = (
+	by_mood => [ q['m%d'::mood], 'k::mood', 'substr(%s.k::text, 2)::int' ],
+	by_pair => [ q[row(%d, 'x')::pair], 'k', '(%s.k).a' ],
+	by_list => [ q['{%d}'::int[]], 'k', '%s.k[1]' ],
+);
+
+sub key { my ($table, $k) = @_; return $key{$table} ? sprintf $key{$table}[0], $k : $k; }
+
+# The condition that a row has a key.
+sub at { my ($table, $k) = @_; return $key{$table} ? "$key{$table}[1] = " . key($table, $k) : "k = $k"; }
+
+# The number that the key of a row stands for.
+sub number { my ($table, $row) = @_; return $key{$table} ? sprintf $key{$table}[2], $row : "$row.k"; }
 
 sub pick { return $_[ int rand @_ ]; }
 
@@ -24,7 +40,7 @@ sub hot
 # What is in the journal of a row: of a table whose columns come and go, those that stay.
 sub image
 {
-	return "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" if $_[0] eq 'toasted';
+	return "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" if $has_big{ $_[0] };
 	return q[jsonb_build_object('k', w.k, 'n', w.n, 'v', w.v)] if $_[0] eq 'shaped';
 	return 'to_jsonb(w)';
 }
@@ -38,7 +54,8 @@ sub written
 	my ($self, $table, $sql, $what, $old) = @_;
 	return "$sql;\n" unless $self->{journal};
 	my $image = image($table);
-	my $rows = $what eq 'delete' ? "select '$table', k, null::jsonb, '$what' from w" : "select '$table', k, $image, '$what' from w";
+	my $k = number($table, 'w');
+	my $rows = $what eq 'delete' ? "select '$table', $k, null::jsonb, '$what' from w" : "select '$table', $k, $image, '$what' from w";
 	$rows = "select '$table', $old, null::jsonb, '$what, from here' from w union all $rows" if defined $old;
 	return "with w as ($sql returning *) insert into storm_journal (tbl, k, image, what) $rows;\n";
 }
@@ -77,6 +94,7 @@ sub statement
 	my $table = pick(@{ $self->{tables} });
 	my ($k, $v) = ($self->hot($number), "'$who.$number'");
 	my $has = $self->{has};
+	my $is = at($table, $k);
 	# One change of them a transaction: in which order it adds and takes out the same row nobody tells.
 	return '' if $table eq 'alike' && $self->{touched_alike}++;
 	if ($has->{truncate} && one_in(150))
@@ -87,8 +105,8 @@ sub statement
 	return "insert into appended values ('$who.$number.' || pg_current_xact_id(), $number) on conflict do nothing;\n" if $table eq 'appended';
 	if ($has->{delete} && one_in(5))
 	{
-		return $self->written($table, "delete from $table where k = $k", 'delete') if one_in(2) || $table eq 'keyless';
-		return $self->written($table, "delete from $table where k = $k", 'delete') . $self->insert($table, $k, $number, $v);
+		return $self->written($table, "delete from $table where $is", 'delete') if one_in(2) || $table eq 'keyless';
+		return $self->written($table, "delete from $table where $is", 'delete') . $self->insert($table, $k, $number, $v);
 	}
 	if ($table eq 'keyless')
 	{
@@ -103,10 +121,10 @@ sub statement
 		return $self->swap($k, $to, $v) if one_in(4) && $to != $k;
 		return $self->move($k, $to, $v) if $to != $k;
 	}
-	if ($table eq 'toasted' && one_in(3))
+	if ($has_big{$table} && one_in(3))
 	{
 		my $small = one_in(2) ? ', n = n + 1' : '';
-		return $self->written($table, "update $table set big = repeat(md5($v), 100), v = $v$small where k = $k", "big$small");
+		return $self->written($table, "update $table set big = repeat(md5($v), 100), v = $v$small where $is", "big$small");
 	}
 	return $self->change_hands($k, $self->hot($number), $v) if $table eq 'shared' && one_in(4);
 	if ($has_code{$table} && one_in(2))
@@ -114,8 +132,8 @@ sub statement
 		my $code = $self->hot($number);
 		return $self->written($table, "update $table set code = $code, v = $v where k = $k", 'code');
 	}
-	my $where = one_in(8) ? 'between ' . $k . ' and ' . ($k + 2) : "= $k";
-	return $self->written($table, "update $table set n = n + 1, v = $v where k $where", 'update');
+	$is = 'k between ' . $k . ' and ' . ($k + 2) if !$key{$table} && one_in(8);
+	return $self->written($table, "update $table set n = n + 1, v = $v where $is", 'update');
 }
 
 # A transaction that changes the schema. Some columns get the name of one that is dropped, of which rows may be on their way. A table is
@@ -158,14 +176,15 @@ sub alike
 sub insert
 {
 	my ($self, $table, $k, $number, $v) = @_;
-	my %more = (toasted => [ 'big', "repeat(md5($v), 100)" ], taken => [ 'code', $self->hot($number) ]);
+	my %more = (taken => [ 'code', $self->hot($number) ]);
 	$more{$table} = [ 'code', $self->hot($number) ] if $has_code{$table} && !$more{$table};
+	$more{$table} = [ 'big', "repeat(md5($v), 100)" ] if $has_big{$table};
 	my ($column, $value) = $more{$table} ? map { ", $_" } @{ $more{$table} } : ('', '');
 	# Not both arms of one statement: of the second unique key, any may be what is in the way.
 	my $conflict = !$has_code{$table} && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
 	# One that is deferrable can't be asked.
 	$conflict = "(k) $conflict" if $table eq 'shared';
-	return $self->written($table, "insert into $table (k, n, v$column) values ($k, $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
+	return $self->written($table, "insert into $table (k, n, v$column) values (" . key($table, $k) . ", $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
 }
 
 # Two rows swap what no two may have when the transaction ends.

@@ -11,6 +11,7 @@
 //!
 //! Not for: deciding conflicts, which needs no comparison.
 
+mod key;
 mod repair;
 mod shape;
 mod store;

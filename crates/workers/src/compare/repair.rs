@@ -138,7 +138,9 @@ fn groups(table: &Table, comparison: &str, keys: Option<&str>) -> Vec<Group> {
                from braid.difference d \
               where d.comparison_id = $1::bigint and d.repaired_by is null \
                 and ($2 is null or exists (select from jsonb_array_elements(case jsonb_typeof($2::jsonb) when 'array' then $2::jsonb \
-                    else jsonb_build_array($2::jsonb) end) k where d.key @> k.value)) \
+                    else jsonb_build_array($2::jsonb) end) k \
+                    where jsonb_typeof(k.value) = 'object' and not exists (select from jsonb_each(case jsonb_typeof(k.value) when 'object' then k.value end) e \
+                          where d.key -> e.key is distinct from e.value))) \
               order by d.provider_state is null, d.provider_origin, d.provider_timestamp, d.difference_id",
             columns.join(", ")
         ),

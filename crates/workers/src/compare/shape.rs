@@ -2,6 +2,7 @@
 //! and a hash of rows that both compute alike. Run by the session that compares.
 
 use braid_bgworker::copy_query::Published;
+use braid_bgworker::key_columns;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog;
@@ -9,6 +10,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::libpq::Connection;
 use braid_postgres::rows::Rows;
 
+use super::key::{self, KeyPart};
 use super::table::{Column, array};
 
 /// A key as it may be used, and how its columns are ordered.
@@ -28,21 +30,24 @@ const UNIQUE_KEYS: &str = "select i.indexrelid, a.attname from pg_index i \
      order by i.indisprimary desc, i.indisreplident desc, i.indexrelid, k.place";
 
 /// How a column's values are ordered, in words that are equal where the order is, as far as that is
-/// known.
-const ORDER: &str = "select case \
+/// known; the schema of its type, and the encoding.
+const ORDER: &str = "with recursive k (place, type, collated) as ( \
+     select k.place, a.atttypid, a.attcollation from unnest($2::name[]) with ordinality k (name, place) \
+       join pg_attribute a on a.attrelid = $1::oid and a.attname = k.name \
+     union all \
+     select k.place, t.typbasetype, k.collated from k join pg_type t on t.oid = k.type where t.typtype = 'd') \
+   select case \
      when t.typtype = 'e' then (select 'enum ' || string_agg(quote_literal(e.enumlabel), ',' order by e.enumsortorder) \
         from pg_enum e where e.enumtypid = t.oid) \
      when t.oid in (20, 21, 23, 700, 701, 1700) then 'number' \
-     when a.attcollation = 0 then t.typname \
+     when k.collated = 0 then t.typname \
      when l.provider = 'c' and l.locale in ('C', 'POSIX') or l.provider = 'b' then 'bytes ' || t.typname || ' ' || getdatabaseencoding() \
      else concat_ws(' ', 'locale', t.typname, getdatabaseencoding(), l.provider, l.locale, c.collisdeterministic, l.version) end, \
-     n.nspname \
-   from unnest($2::name[]) with ordinality k (name, place) \
-   join pg_attribute a on a.attrelid = $1::oid and a.attname = k.name \
-   join pg_type s on s.oid = a.atttypid \
-   join pg_type t on t.oid = coalesce(nullif(s.typbasetype, 0), s.oid) \
+     n.nspname, getdatabaseencoding() \
+   from k \
+   join pg_type t on t.oid = k.type and t.typtype <> 'd' \
    join pg_namespace n on n.oid = t.typnamespace \
-   left join pg_collation c on c.oid = a.attcollation \
+   left join pg_collation c on c.oid = k.collated \
    left join pg_database d on d.datname = current_database() \
    left join lateral (select to_jsonb(c) as collation, to_jsonb(d) as database) j on true \
    left join lateral (select case c.collprovider when 'd' then d.datlocprovider else c.collprovider end as provider, \
@@ -84,7 +89,7 @@ fn names(columns: &[String]) -> String {
 }
 
 /// Columns, each as an identifier.
-pub(super) fn quoted(columns: &[String]) -> Vec<String> {
+fn quoted(columns: &[String]) -> Vec<String> {
     columns.iter().map(|name| quote_identifier(name)).collect()
 }
 
@@ -161,6 +166,8 @@ fn remote_oid(namespace: &str, name: &str) -> String {
 pub(super) struct Orders {
     /// Both order it alike, as far as that is known.
     pub(super) alike: bool,
+    /// How each side compares its columns.
+    pub(super) parts: Vec<KeyPart>,
     /// Where the operators of its types are.
     pub(super) search_path: String,
 }
@@ -183,15 +190,28 @@ pub(super) fn orders(
         &names(key),
     );
     let there = connection.query(&sql)?;
-    let words = |rows: &Rows| -> Option<Vec<String>> {
-        rows.iter()
-            .map(|row| row.first().cloned().flatten())
-            .collect()
+    let names = names(key);
+    let parts_sql = |relation: &str| {
+        let names = format!("{}::text[]", quote_literal(&names));
+        key_columns::query(relation, &names)
     };
-    let alike = match (words(&here), words(&there)) {
-        (Some(here), Some(there)) => here == there && here.len() == key.len(),
-        _ => false,
-    };
+    let known_here = key::columns(&catalog::query(&parts_sql(&format!("{oid}::oid")), &[]));
+    let sql = parts_sql(&remote_oid(namespace, name));
+    let known_there = key::columns(&connection.query(&sql)?);
+    let mut alike = true;
+    let mut parts = Vec::new();
+    for (place, column) in key.iter().enumerate() {
+        let words = [here.get(place, 0), there.get(place, 0)];
+        let Some(part) = KeyPart::new(column, [&known_here, &known_there], words) else {
+            return Err(changed(namespace, name));
+        };
+        alike &= if part.is_by_text() {
+            here.get(place, 2) == there.get(place, 2)
+        } else {
+            words[0].is_some() && words[0] == words[1]
+        };
+        parts.push(part);
+    }
     // Operators of an extension's types are where these are.
     let mut search_path = "pg_catalog".to_owned();
     for row in here.iter().chain(there.iter()) {
@@ -202,7 +222,20 @@ pub(super) fn orders(
             search_path.push_str(&quote_identifier(schema));
         }
     }
-    Ok(Orders { alike, search_path })
+    Ok(Orders {
+        alike,
+        parts,
+        search_path,
+    })
+}
+
+/// The key was another one a moment ago.
+fn changed(namespace: &str, name: &str) -> PgError {
+    PgError::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        format!("columns of table \"{namespace}.{name}\" were changed while it was looked at"),
+    )
+    .with_hint("Compare it again.")
 }
 
 /// A 64-bit hash of a row's columns that both servers compute alike.

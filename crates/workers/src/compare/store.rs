@@ -70,13 +70,14 @@ pub fn show(id: i64, counts: &Counts, is_done: bool) -> Result<(), PgError> {
 
 /// Keys as a caller gives them: an array of objects, or one.
 pub fn keys(table: &Table, keys: &str) -> Result<Vec<Key>, PgError> {
-    let names: Vec<Option<String>> = table.key.iter().cloned().map(Some).collect();
+    let [_, _, names, shown] = shapes(table);
     let rows = query(
-        "select e.value ->> k.name \
+        // Of a jsonb value its own text.
+        "select case k.shown when 'j' then (e.value -> k.name)::text else e.value ->> k.name end \
            from jsonb_array_elements(case jsonb_typeof($1::jsonb) when 'array' then $1::jsonb else jsonb_build_array($1::jsonb) end) \
                 with ordinality e (value, number) \
-          cross join unnest($2::text[]) with ordinality k (name, place) order by e.number, k.place",
-        &[Some(keys), Some(&array(&names))],
+          cross join unnest($2::text[], $3::text[]) with ordinality k (name, shown, place) order by e.number, k.place",
+        &[Some(keys), Some(&names), Some(&shown)],
     );
     let values: Option<Vec<String>> = rows
         .iter()

@@ -19,7 +19,8 @@ use braid_postgres::rows::Rows;
 use braid_postgres::snapshot;
 use pgrx::pg_sys;
 
-use super::shape::{common_columns, common_key, hash_expression, orders, quoted};
+use super::key::{self, KeyPart};
+use super::shape::{common_columns, common_key, hash_expression, orders};
 use crate::copy::source::published;
 
 /// How many rows are asked for by key in one statement.
@@ -74,6 +75,8 @@ pub struct Table {
     pub key: Vec<String>,
     /// All that is compared, the key's among them.
     pub columns: Vec<Column>,
+    /// How each side compares them.
+    parts: Vec<KeyPart>,
     /// Published columns that are not here, and so not compared.
     pub missing: Vec<String>,
     /// Both sides order the key alike.
@@ -162,6 +165,7 @@ impl Table {
             key,
             tables,
             filter: there.filter().unwrap_or_else(|| "true".to_owned()),
+            parts: orders.parts,
             hash: hash_expression(connection, &names)?,
             columns,
             missing,
@@ -199,25 +203,17 @@ impl Table {
         format!("from {table} where {}", self.filter)
     }
 
-    /// The key's columns, quoted.
+    /// The key's columns, as rows are selected and ordered by them.
     fn key_list(&self) -> String {
-        quoted(&self.key).join(", ")
+        key::list(&self.parts)
     }
 
-    fn condition(&self, range: &Range) -> String {
-        let key = format!("({})", self.key_list());
-        let values = |values: &Key| {
-            let quoted: Vec<String> = values.iter().map(|value| quote_literal(value)).collect();
-            format!("({})", quoted.join(", "))
-        };
-        let mut condition = String::new();
-        if let Some(after) = &range.after {
-            condition.push_str(&format!(" and {key} > {}", values(after)));
-        }
-        if let Some(upto) = &range.upto {
-            condition.push_str(&format!(" and {key} <= {}", values(upto)));
-        }
-        condition
+    fn condition(&self, at: At, range: &Range) -> String {
+        let beyond =
+            |comparison, key| format!(" and {}", key::beyond(&self.parts, at, comparison, key));
+        let after = range.after.as_ref().map(|key| beyond(">", key));
+        let upto = range.upto.as_ref().map(|key| beyond("<=", key));
+        after.into_iter().chain(upto).collect()
     }
 
     /// The key of row number `rows` of a range, if it has as many: from the index alone, where that is possible.
@@ -226,7 +222,7 @@ impl Table {
         format!(
             "select {keys} {}{} order by {keys} offset {} limit 1",
             self.from(at),
-            self.condition(range),
+            self.condition(at, range),
             rows.saturating_sub(1)
         )
     }
@@ -245,7 +241,7 @@ impl Table {
             "select count(*), coalesce(sum(r.h), 0) from (select {} as h {}{}{limit}) r",
             self.hash,
             self.from(at),
-            self.condition(range),
+            self.condition(at, range),
         )
     }
 
@@ -276,7 +272,7 @@ impl Table {
             self.hash,
             self.key_list(),
             self.from(at),
-            self.condition(range)
+            self.condition(at, range)
         );
         let rows = listed(&self.run(at, connection, &sql)?);
         Ok((rows.len() as u64 != LIST_LIMIT).then_some(rows))
@@ -302,7 +298,7 @@ impl Table {
             self.hash,
             self.key_list(),
             self.from(at),
-            self.condition(&range),
+            self.condition(at, &range),
             self.key_list()
         );
         Ok(listed(&self.run(at, connection, &sql)?))
@@ -326,7 +322,7 @@ impl Table {
             self.hash,
             self.key_list(),
             self.from(at),
-            self.among(keys)
+            self.among(at, keys)
         );
         Ok(listed(&self.run(at, connection, &sql)?))
     }
@@ -350,7 +346,7 @@ impl Table {
             self.seen(At::There),
             columns.join(", "),
             self.from(At::There),
-            self.among(keys)
+            self.among(At::There, keys)
         ))?;
         rows.iter()
             .map(|row| {
@@ -361,25 +357,13 @@ impl Table {
     }
 
     /// Condition for rows with one of these keys.
-    fn among(&self, keys: &[Key]) -> String {
-        let keys: Vec<String> = keys
-            .iter()
-            .map(|key| {
-                let values: Vec<String> = key.iter().map(|value| quote_literal(value)).collect();
-                format!("({})", values.join(", "))
-            })
-            .collect();
-        format!(" and ({}) in ({})", self.key_list(), keys.join(", "))
+    fn among(&self, at: At, keys: &[Key]) -> String {
+        format!(" and {}", key::is_among(&self.parts, at, keys))
     }
 
     /// Condition for the row with a key.
-    pub fn is(&self, key: &Key) -> String {
-        let equal: Vec<String> = quoted(&self.key)
-            .iter()
-            .zip(key)
-            .map(|(name, value)| format!("{name} = {}", quote_literal(value)))
-            .collect();
-        equal.join(" and ")
+    fn is(&self, at: At, key: &Key) -> String {
+        key::is(&self.parts, at, key)
     }
 
     /// What one side has under each of these keys.
@@ -435,7 +419,7 @@ impl Table {
                         part * ASKED + index,
                         self.seen(at),
                         self.from(at),
-                        self.is(key)
+                        self.is(at, key)
                     )
                 })
                 .collect();
@@ -512,7 +496,7 @@ impl Table {
             self.seen(At::Here),
             columns.join(", "),
             self.from(At::Here),
-            self.is(key),
+            self.is(At::Here, key),
         ));
         let Some(row) = rows.iter().next() else {
             return Ok(None);
@@ -539,7 +523,11 @@ impl Table {
 
     /// See [`Table::insert_sql`].
     pub fn delete_sql(&self, key: &Key) -> String {
-        format!("delete {} and {}", self.from(At::Here), self.is(key))
+        format!(
+            "delete {} and {}",
+            self.from(At::Here),
+            self.is(At::Here, key)
+        )
     }
 
     /// See [`Table::insert_sql`]. Only columns that differ are written.
@@ -564,7 +552,7 @@ impl Table {
                 "update {table} set {} where {} and {}",
                 changed.join(", "),
                 self.filter,
-                self.is(key)
+                self.is(At::Here, key)
             )
         })
     }

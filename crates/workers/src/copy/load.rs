@@ -6,7 +6,8 @@ use std::ffi::CString;
 use braid_apply::missing::{self, MissingColumn};
 use braid_apply::user::UserSwitch;
 use braid_bgworker::copy_query::Published;
-use braid_bgworker::sql_text::quote_identifier;
+use braid_bgworker::key_columns::{self, KeyColumn};
+use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::rate_limit::Limiter;
 use braid_node::registry::TableEntry;
@@ -397,19 +398,16 @@ impl Target {
         let Some(names) = self.identity()? else {
             return Ok(Vec::new());
         };
-        let list = |form: &dyn Fn(&str) -> String, between: &str| {
-            let each: Vec<String> = names
-                .iter()
-                .map(|name| form(&quote_identifier(name)))
-                .collect();
-            each.join(between)
-        };
+        let texts: Vec<String> = names
+            .iter()
+            .map(|name| format!("pg_catalog.concat(s.{})", quote_identifier(name)))
+            .collect();
         let question = format!(
             "select {} from {STAGING} s where not exists (select from {}.{} t where {}) limit {}",
-            list(&|name| format!("s.{name}::text"), ", "),
+            texts.join(", "),
             quote_identifier(&self.namespace),
             quote_identifier(&self.name),
-            list(&|name| format!("t.{name} = s.{name}"), " and "),
+            self.is_same_key(&names)?,
             most.saturating_add(1)
         );
         let mut user = UserSwitch::default();
@@ -423,33 +421,29 @@ impl Target {
         Ok(found.into_iter().map(key).collect())
     }
 
-    /// That each row that was to be merged is here, or another one of its key. What a further unique key keeps out is not.
+    /// Returns an error that counts the rows that were to be merged and that a further unique key keeps out: neither they nor other rows of
+    /// their keys are in the table. `None` if there are none.
     ///
     /// # Errors
-    /// 23505 when one is missing.
-    pub fn check_all_came(&self) -> Result<(), PgError> {
-        let Some(key) = self.identity()? else {
-            return Ok(());
+    /// Whatever PostgreSQL raises.
+    pub fn rows_kept_out(&self) -> Result<Option<PgError>, PgError> {
+        let Some(names) = self.identity()? else {
+            return Ok(None);
         };
-        let key: Vec<String> = key
-            .iter()
-            .map(|name| quote_identifier(name))
-            .map(|name| format!("t.{name} = s.{name}"))
-            .collect();
         let question = format!(
             "select count(*)::text from {STAGING} s where not exists (select from {}.{} t where {})",
             quote_identifier(&self.namespace),
             quote_identifier(&self.name),
-            key.join(" and ")
+            self.is_same_key(&names)?
         );
         let mut user = UserSwitch::default();
         user.work_as(self.owner);
         let found = subscription::rows(&question, &[])?;
         user.restore();
         let missing = found.first().and_then(|row| row.first()?.clone());
-        match missing.as_deref() {
-            Some("0") => Ok(()),
-            missing => Err(PgError::new(
+        Ok(match missing.as_deref() {
+            Some("0") => None,
+            missing => Some(PgError::new(
                 SqlState::UniqueViolation,
                 format!(
                     "rows that are in table \"{}\" here keep {} of the provider's out, by a unique key or an exclusion constraint",
@@ -457,7 +451,25 @@ impl Target {
                     missing.unwrap_or("some")
                 ),
             )),
-        }
+        })
+    }
+
+    /// Returns the condition that a row `t` of the table has the key of a row `s` that was to be merged.
+    fn is_same_key(&self, names: &[String]) -> Result<String, PgError> {
+        let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+        let query = key_columns::query("$1::oid", &format!("array[{}]::text[]", quoted.join(", ")));
+        let found = subscription::rows(&query, &[i64::from(self.oid.to_u32()).into()])?;
+        let columns = found
+            .iter()
+            .filter_map(|row| KeyColumn::read(|place| row.get(place)?.as_deref()));
+        let equal: Vec<String> = columns
+            .filter(|column| names.contains(&column.name))
+            .map(|column| {
+                let name = quote_identifier(&column.name);
+                column.equals_column(&format!("t.{name}"), &format!("s.{name}"))
+            })
+            .collect();
+        Ok(equal.join(" and "))
     }
 
     /// The columns of the key that identifies its rows.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use braid_apply::{is_in_the_way, meanwhile};
 use braid_bgworker::copy_query::{OwnRows, Published};
+use braid_bgworker::key_columns::KeyColumn;
 use braid_bgworker::policy;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::origin::COPIED;
@@ -420,10 +421,10 @@ fn fill(
     if filling == Filling::Beside {
         // What was in the way of one may be gone again.
         done.copied.rows += target.merge_again(&done.columns, run_as)?;
-        if let (Err(_), Some(since)) = (target.check_all_came(), reaches) {
+        if let (Some(_), Some(since)) = (target.rows_kept_out()?, reaches) {
             make_room(task, &target, (since, run_as), &mut done)?;
         }
-        if let Err(missing) = target.check_all_came()
+        if let Some(missing) = target.rows_kept_out()?
             && !come_later(task, published, &target, &mut done.source)?
         {
             return Err(kept_out(task, missing));
@@ -481,9 +482,18 @@ fn come_later(
     if keys.len() > MET_AT_A_TIME {
         return Ok(false);
     }
+    let names: Vec<&str> = keys
+        .first()
+        .map(|key| key.iter().map(|(name, _)| name.as_str()).collect())
+        .unwrap_or_default();
+    let columns = source.connection.query(&published.key_query(&names))?;
+    let columns: Vec<KeyColumn> = columns
+        .iter()
+        .filter_map(|row| KeyColumn::read(|place| row.get(place)?.as_deref()))
+        .collect();
     let later = source
         .connection
-        .query(&published.later_query(&keys, &snapshot))?;
+        .query(&published.later_query(&keys, &columns, &snapshot))?;
     let later = later.get(0, 0).and_then(|count| count.parse().ok());
     Ok(later == Some(keys.len()))
 }
