@@ -1347,12 +1347,23 @@ comment on function braid.set_conflict_resolution is
 
 -- SQL that finds the rows of a table whose referenced row is missing under a foreign key: the table's own, or that of the partitioned
 -- table of which it is a partition. Compares as PostgreSQL's own checks do: by the constraint's operators, in the referenced column's collation.
+-- "referenced_key" is for people. "referenced_image" has the same values as the referenced columns' types have them, and as braid.row_image
+-- writes them down: what to_jsonb does not say in full is the text that PostgreSQL writes.
 create function braid.orphan_query("table" oid, "constraint" oid) returns text
     language sql stable strict set search_path = pg_catalog, pg_temp
 begin atomic
-    with foreign_key as (
+    with recursive foreign_key as (
         select c.*, coalesce((to_jsonb(c) ->> 'conperiod')::boolean, false) as has_period
         from pg_constraint c where c.oid = $2
+    ), typed as (
+        select a.attrelid, a.attnum, a.atttypid as type, a.atttypmod as modifier
+        from foreign_key c join pg_attribute a on a.attrelid = c.conrelid and a.attnum = any (c.conkey)
+                                               or a.attrelid = c.confrelid and a.attnum = any (c.confkey)
+        union all
+        select y.attrelid, y.attnum, t.typbasetype, t.typtypmod from typed y join pg_type t on t.oid = y.type where t.typtype = 'd'
+    ), based as (
+        select y.*, t.oid in ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'float4'::regtype, 'float8'::regtype) as is_number
+        from typed y join pg_type t on t.oid = y.type where t.typtype <> 'd'
     ), pair as (
         select u.position, u.position = cardinality(c.conkey) and c.has_period as is_period,
                format('orphan$child.%I', child.attname) as child,
@@ -1364,11 +1375,18 @@ begin atomic
                    then (select format(' collate %I.%I', m.nspname, l.collname)
                          from pg_collation l join pg_namespace m on m.oid = l.collnamespace where l.oid = parent.attcollation)
                    else '' end as collate_as,
-               parent.attname as parent_name
+               parent.attname as parent_name,
+               -- A number is the same in any type of numbers, and may be too large for that of the referenced column.
+               case when parent_type.is_number and child_type.is_number then child_type.type else parent_type.type end as image_type,
+               format('(orphan$child.%I)%s', child.attname,
+                   case when parent_type.is_number and child_type.is_number then ''
+                        else '::' || format_type(parent_type.type, case parent_type.type when 'bpchar'::regtype then parent_type.modifier else -1 end) end) as image
         from foreign_key c
              cross join lateral unnest(c.conkey, c.confkey, c.conpfeqop) with ordinality u (child_number, parent_number, operator, position)
              join pg_attribute child on child.attrelid = c.conrelid and child.attnum = u.child_number
              join pg_attribute parent on parent.attrelid = c.confrelid and parent.attnum = u.parent_number
+             join based child_type on child_type.attrelid = child.attrelid and child_type.attnum = child.attnum
+             join based parent_type on parent_type.attrelid = parent.attrelid and parent_type.attnum = parent.attnum
              join pg_operator o on o.oid = u.operator
              join pg_namespace n on n.oid = o.oprnamespace
     ), parts as (
@@ -1377,7 +1395,17 @@ begin atomic
                    filter (where not is_period), 'true') as is_equal,
                string_agg(parent, '') filter (where is_period) as parent_period,
                string_agg(child, '') filter (where is_period) as child_period,
-               string_agg(format('%L, %s', parent_name, child), ', ' order by position) as referenced_key
+               string_agg(format('%L, %s', parent_name, child), ', ' order by position) as referenced_key,
+               string_agg(format(case
+                   when image_type in ('bool'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'text'::regtype,
+                                       'varchar'::regtype, 'bpchar'::regtype, 'name'::regtype, 'bytea'::regtype, 'uuid'::regtype, 'date'::regtype,
+                                       'time'::regtype, 'timetz'::regtype, 'timestamp'::regtype, 'timestamptz'::regtype, 'interval'::regtype)
+                       then '%1$L, to_jsonb(%2$s)'
+                   when image_type in ('float4'::regtype, 'float8'::regtype)
+                       then '%1$L, case when concat(%2$s) = ''-0'' then to_jsonb(concat(%2$s)) else to_jsonb(%2$s) end'
+                   when image_type = 'jsonb'::regtype
+                       then '%1$L, case when jsonb_typeof(%2$s) in (''object'', ''array'') then %2$s else to_jsonb(concat(%2$s)) end'
+                   else '%1$L, to_jsonb(concat(%2$s))' end, parent_name, image), ', ' order by position) as referenced_image
         from foreign_key c cross join pair group by c.confmatchtype
     ), tables as (
         select c.conname, c.confrelid,
@@ -1391,12 +1419,13 @@ begin atomic
     )
     select format(
         'select orphan$child.tableoid::regclass as relation, %L::name as constraint_name, %s as key, %L::oid::regclass as referenced, '
-        'jsonb_build_object(%s) as referenced_key, to_jsonb(orphan$child.*) as "row"%s from %s orphan$child where (%s) and not %s',
+        'jsonb_build_object(%s) as referenced_key, to_jsonb(orphan$child.*) as "row", orphan$child.ctid::text as place, '
+        'jsonb_build_object(%s) as referenced_image from %s orphan$child where (%s) and not %s',
         t.conname,
         case when t.key is null then 'null::jsonb' else 'jsonb_build_object(' || t.key || ')' end,
         t.confrelid,
         q.referenced_key,
-        ', orphan$child.ctid::text as place',
+        q.referenced_image,
         t.child_table,
         q.is_given,
         case when q.parent_period is null

@@ -61,6 +61,8 @@ struct Orphan {
     place: String,
     key: Option<String>,
     referenced_key: String,
+    /// The referenced columns' values as they are in an image of the referenced row.
+    referenced_image: String,
     row: String,
 }
 
@@ -159,7 +161,7 @@ fn settle_some(
         "for update of orphan$child skip locked"
     };
     let query = format!(
-        "select q.relation::oid::text, q.place, q.key::text, q.referenced_key::text, q.row::text from \
+        "select q.relation::oid::text, q.place, q.key::text, q.referenced_key::text, q.referenced_image::text, q.row::text from \
          ({query} and {behind} order by orphan$child.tableoid, orphan$child.ctid limit {STEP} {locks}) q"
     );
     let arguments = after.map(|(table, place)| [table.as_str().into(), place.as_str().into()]);
@@ -176,8 +178,9 @@ fn settle_some(
             Some(place),
             key,
             Some(referenced_key),
+            Some(referenced_image),
             Some(row),
-        ] = <[Option<String>; 5]>::try_from(row).unwrap_or_default()
+        ] = <[Option<String>; 6]>::try_from(row).unwrap_or_default()
         else {
             continue;
         };
@@ -187,6 +190,7 @@ fn settle_some(
             place,
             key,
             referenced_key,
+            referenced_image,
             row,
         };
         if is_settled(&orphan, before)? {

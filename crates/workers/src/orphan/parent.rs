@@ -9,6 +9,11 @@
 //! its way. So a row is put back only once everything has arrived that was committed up to its
 //! deletion: whoever deleted it had seen the deletions of the rows that referred to it.
 //!
+//! An image is found by the values of the referenced columns as it has them, member by member:
+//! `{"id": {"a": 1}}` also contains, as jsonb says it, what is in the image of `{"a": 1, "b": 2}`.
+//! Once the row is put back, the row that refers to it is looked at: if it is an orphan still, by
+//! the constraint's own operators, the row was another one, and is not put back.
+//!
 //! Not for: rows of which this node has no image. Another node may have one. So their referring
 //! rows are recorded as orphans only after a while.
 
@@ -27,7 +32,7 @@ use super::{MISSING, Orphan, Verdict, Watched, is_settled, orphan_query, record}
 /// How long other nodes have to put a row back, in microseconds, besides two looks for orphans.
 const PATIENCE_MICROS: i64 = 2_000_000;
 
-/// The newest image of a row whose referenced columns have the values of $2, by the deletion's
+/// The newest image of a row whose referenced columns have just the values of $2, by the deletion's
 /// version against $3. Images are passed over that are older than what a session of this node has
 /// deleted: the row had come back then, with other contents.
 const NEWEST: &str = "\
@@ -47,6 +52,7 @@ const NEWEST: &str = "\
     from pg_catalog.pg_constraint n join pg_catalog.pg_class p on p.oid = n.confrelid cross join braid.deleted_parent d \
     cross join lateral (select coalesce(extract(epoch from pg_catalog.pg_xact_commit_timestamp(d.xmin)) * 1000000, 0)) v (deleted_at) \
     where n.oid = $1::oid and d.\"row\" @> $2::jsonb \
+      and not exists (select from pg_catalog.jsonb_each($2::jsonb) k where d.\"row\" -> k.key is distinct from k.value) \
       and (d.relation = p.oid or d.relation in (select t.relid::oid from pg_catalog.pg_partition_tree(p.oid) t)) \
       and not exists (select from braid.tombstone s where s.key_hash = d.key_hash and s.origin_id = 0 and s.deleted_at > v.deleted_at) \
     order by d.image_id desc limit 1";
@@ -84,9 +90,9 @@ pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Re
     let mut outcomes: HashMap<&str, Outcome> = HashMap::new();
     let mut count = 0_u64;
     for orphan in orphans {
-        let key = orphan.referenced_key.as_str();
+        let key = orphan.referenced_image.as_str();
         if !outcomes.contains_key(key) {
-            let outcome = restore(watched, key, before)?;
+            let outcome = restore(watched, orphan, before)?;
             count += u64::from(matches!(outcome, Outcome::PutBack));
             outcomes.insert(key, outcome);
         }
@@ -94,7 +100,7 @@ pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Re
     let mut helpless = Vec::new();
     let mut restored = Vec::new();
     for orphan in orphans {
-        let given = outcomes.get(orphan.referenced_key.as_str());
+        let given = outcomes.get(orphan.referenced_image.as_str());
         match given {
             Some(Outcome::PutBack) => restored.push(orphan),
             Some(outcome @ (Outcome::NoImage | Outcome::Failed(..))) => {
@@ -132,9 +138,9 @@ fn patience() -> i64 {
     interval.saturating_mul(2).saturating_add(PATIENCE_MICROS)
 }
 
-/// Puts back the row with this key.
-fn restore(watched: &Watched, key: &str, before: i64) -> Result<Outcome, PgError> {
-    let Some(image) = newest(watched, key, before)? else {
+/// Puts back the row that this one refers to.
+fn restore(watched: &Watched, orphan: &Orphan, before: i64) -> Result<Outcome, PgError> {
+    let Some(image) = newest(watched, &orphan.referenced_image, before)? else {
         return Ok(Outcome::NoImage);
     };
     if !image.is_settled {
@@ -152,20 +158,42 @@ fn restore(watched: &Watched, key: &str, before: i64) -> Result<Outcome, PgError
                 )
             })
         })?;
-        Ok((count, count > 0))
+        let is_it = count > 0 && !is_orphan(watched, orphan)?;
+        Ok(((count, is_it), is_it))
     });
     match inserted {
-        Ok(0) => Ok(Outcome::Failed(
+        Ok((0, _)) => Ok(Outcome::Failed(
             image.id,
             "a trigger kept the row out".to_owned(),
         )),
-        Ok(_) => {
+        Ok((_, false)) => Ok(Outcome::NoImage),
+        Ok((_, true)) => {
             forget(image.id)?;
             Ok(Outcome::PutBack)
         }
         Err(failure) if passes(&failure) => Err(failure),
         Err(failure) => Ok(Outcome::Failed(image.id, failure.message)),
     }
+}
+
+/// Whether a row's referenced row is missing still.
+fn is_orphan(watched: &Watched, orphan: &Orphan) -> Result<bool, PgError> {
+    let Some(query) = orphan_query(watched)? else {
+        return Ok(false);
+    };
+    let query = format!(
+        "select 1::text from ({query} and orphan$child.tableoid = $1::pg_catalog.oid and orphan$child.ctid = $2::pg_catalog.tid) q"
+    );
+    let found = with_rights(Rights::Confined(watched.owner), || {
+        rows_written(
+            &query,
+            &[
+                orphan.relation.as_str().into(),
+                orphan.place.as_str().into(),
+            ],
+        )
+    })?;
+    Ok(!found.is_empty())
 }
 
 /// Whether an error says nothing of the row: the next look may go well.
