@@ -131,6 +131,24 @@ create table app.two_part partition of app.two default;
 insert into app.two values (1);
 select braid.create_subscription('s', :'there');
 \echo :SQLSTATE
+-- an identity that is not sent
+\c braid_there
+create table app.made (id int unique, twice int generated always as (id * 2) stored primary key);
+create publication made for table app.made;
+create publication made_inserts for table app.made with (publish = 'insert');
+\c braid_here
+create table app.made (id int unique, twice int generated always as (id * 2) stored primary key);
+select braid.create_subscription('s', :'there', '{made}');
+\echo :SQLSTATE
+select braid.create_subscription('s', :'there', '{made_inserts}', enabled => false);
+select braid.drop_subscription('s');
+select braid.drop_node('there');
+drop table app.made;
+\c braid_there
+drop table app.made;
+drop publication made, made_inserts;
+\c braid_here
+set client_min_messages = warning;
 -- row security does not hide rows from the check
 delete from app.two;
 insert into app.one values (1);

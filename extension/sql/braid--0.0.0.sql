@@ -1635,7 +1635,7 @@ create function braid.check_conflict_function(
     out one_result jsonb,
     out other_result jsonb
 ) returns setof record
-    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp set xmloption = content
 as $$
 declare
     row_type text;
@@ -2732,9 +2732,11 @@ create function braid.row_image("row" record) returns jsonb
     as 'MODULE_PATHNAME', 'row_image_wrapper';
 comment on function braid.row_image is 'a row as braid.conflict_history shows it: nothing of it is lost, whatever the settings';
 
--- Reads with the caller's rights what the caller may see of the history, and locks the row. Returns the statement that puts the row back,
--- with its arguments; without one there is nothing to do.
-create function braid.restore_plan(
+-- Reads with the caller's rights what the caller may see of the history, and writes with them. The statement that writes runs under the
+-- caller's search_path, as any statement of the caller's would, since the table's triggers may depend on it: the only function that
+-- does not pin it. It does so for itself until then; what stands before that is qualified. The settings that it pins say how
+-- the texts of values are read, which the history has as an applier writes them.
+create function braid.restore_conflict(
     conflict_id bigint,
     side text,
     out action text,
@@ -2748,7 +2750,7 @@ create function braid.restore_plan(
     out place tid,
     out part oid
 ) returns record
-    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    language plpgsql volatile parallel unsafe set xmloption = content set array_nulls = on set lc_monetary = 'C'
 as $$
 declare
     conflict record;
@@ -2856,10 +2858,13 @@ begin
      cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],
                        (i.indcollation::oid[])[0:i.indnkeyatts - 1]) as k (attnum, opclass, collated)
       join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+      join typed y on y.number = a.attnum
+      join pg_type b on b.oid = y.type and b.typtype <> 'd'
       join pg_opclass c on c.oid = k.opclass
       join pg_amop m on m.amopfamily = c.opcfamily and m.amoplefttype = c.opcintype and m.amoprighttype = c.opcintype
                     and m.amopstrategy = 3 and m.amoppurpose = 's'
       join pg_operator o on o.oid = m.amopopr
+      join pg_type l on l.oid = o.oprleft
       join pg_namespace n on n.oid = o.oprnamespace
      where i.indexrelid = key_index;
     execute format('select t.ctid, t.tableoid, braid.row_image(t.*) from %s%s as t where %s for update', only_this, target, condition)
@@ -2884,13 +2889,10 @@ begin
 
     -- An update's columns that were not sent are as they are; where there is no row, as they were in the one that was there.
     if place is null and side = 'remote' and conflict.kind like 'update%' and conflict.local_row is not null then
-      join typed y on y.number = a.attnum
-      join pg_type b on b.oid = y.type and b.typtype <> 'd'
         lost := conflict.local_row || lost;
     end if;
     for attribute in
         select a.attname::text as name, format_type(a.atttypid, -1) as type, a.attidentity = 'a' as is_always,
-      join pg_type l on l.oid = o.oprleft
                v.value is not null as is_large,
                case when v.value is not null then v.value else lost ->> a.attname::text end as value,
                old_row -> a.attname::text is distinct from lost -> a.attname::text or v.value is not null as differs

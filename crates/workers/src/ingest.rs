@@ -118,6 +118,7 @@ fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgErr
             ("intervalstyle", "postgres"),
             ("lc_monetary", "C"),
             ("xmloption", "content"),
+            ("array_nulls", "on"),
             ("client_encoding", "UTF8"),
         ],
         work,

@@ -1,13 +1,18 @@
 //! The row here that a change is about: found by its key, or by all of its values, with its
 //! version. Run by the appliers.
 
+use std::collections::BTreeSet;
+
 use braid_bgworker::conflict::Version;
 use braid_bgworker::keyless;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry;
 use braid_postgres::error::PgError;
 use braid_postgres::heap_page::Place;
+use braid_postgres::relation::RelationRef;
 use braid_postgres::slot::Slot;
+use braid_postgres::syscache::IndexRow;
+use braid_postgres::tuple_desc::Attribute;
 use pgrx::pg_sys;
 
 use super::decision::version;
@@ -187,6 +192,13 @@ impl Session {
                 passed_over.push(table.found_at());
             }
         }
+        let hint = if has_generated_key(table.relation(), remote) {
+            "A key of the table has a generated column, which the provider does not send. At the provider, run ALTER TABLE ... REPLICA IDENTITY \
+             USING INDEX with a unique index of ordinary columns, which the table here has too. Then run braid.resync_table and \
+             braid.enable_subscription."
+        } else {
+            "Create the primary key or unique index that the provider's table has."
+        };
         Err(PgError::new(
             SqlState::ObjectNotInPrerequisiteState,
             format!(
@@ -194,6 +206,26 @@ impl Session {
                 remote.qualified_name()
             ),
         )
-        .with_hint("Create the primary key or unique index that the provider's table has."))
+        .with_hint(hint))
     }
+}
+
+/// Returns whether a key of the table is the provider's replica identity, but for generated columns,
+/// which the provider does not send.
+fn has_generated_key(relation: RelationRef<'_>, remote: &RemoteRelation) -> bool {
+    let shape = relation.descriptor();
+    let column = |number: &i16| shape.get(usize::try_from(*number).ok()?.checked_sub(1)?);
+    let sent = remote.columns.iter().filter(|column| column.identity);
+    let sent: BTreeSet<&str> = sent.map(|column| column.name.as_str()).collect();
+    [relation.primary_key_index(), relation.replica_index()]
+        .into_iter()
+        .filter_map(IndexRow::find)
+        .any(|index| {
+            let columns: Vec<Attribute<'_>> =
+                index.key_columns().iter().filter_map(column).collect();
+            let ordinary = columns.iter().filter(|column| !column.is_generated());
+            let ordinary: BTreeSet<String> = ordinary.map(|column| column.name()).collect();
+            ordinary.len() < columns.len()
+                && ordinary.iter().map(String::as_str).eq(sent.iter().copied())
+        })
 }

@@ -31,7 +31,7 @@ const SEEN: usize = 3;
 const LIST_LIMIT: u64 = 20 * LISTED;
 
 /// Settings that both sides read under: values have one text then, and one process reads.
-pub const SETTINGS: [(&str, &str); 9] = [
+pub const SETTINGS: [(&str, &str); 11] = [
     ("max_parallel_workers_per_gather", "0"),
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
@@ -41,6 +41,8 @@ pub const SETTINGS: [(&str, &str); 9] = [
     ("lc_monetary", "C"),
     ("row_security", "off"),
     ("xmlbinary", "base64"),
+    ("xmloption", "content"),
+    ("array_nulls", "on"),
 ];
 
 /// A column that is compared.
@@ -73,10 +75,10 @@ pub struct Table {
     qualified: String,
     /// Names of the key's columns.
     pub key: Vec<String>,
-    /// All that is compared, the key's among them.
-    pub columns: Vec<Column>,
     /// How each side compares them.
     parts: Vec<KeyPart>,
+    /// All that is compared, the key's among them.
+    pub columns: Vec<Column>,
     /// Published columns that are not here, and so not compared.
     pub missing: Vec<String>,
     /// Both sides order the key alike.
@@ -163,9 +165,9 @@ impl Table {
             owner: pg_sys::Oid::from(owner),
             qualified,
             key,
+            parts: orders.parts,
             tables,
             filter: there.filter().unwrap_or_else(|| "true".to_owned()),
-            parts: orders.parts,
             hash: hash_expression(connection, &names)?,
             columns,
             missing,
