@@ -28,7 +28,7 @@ create extension braid;
 grant braid_admin to braid_regress_admin;
 grant braid_monitor to braid_regress_monitor;
 
--- PUBLIC: nothing at all
+-- PUBLIC: what defaults of columns call, and what is asked of rows that the caller may read
 select count(*) from pg_proc p where pronamespace = 'braid'::regnamespace and has_function_privilege('braid_regress_nobody', p.oid, 'execute');
 select count(*) from pg_class c where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v')
    and has_any_column_privilege('braid_regress_nobody', c.oid, 'select, insert, update, references');

@@ -22,7 +22,9 @@ $$;
 
 create schema braid;
 comment on schema braid is 'multi-primary replication';
-grant usage on schema braid to braid_admin, braid_monitor;
+-- To everybody: a table that is copied or compared is read with its owner's rights, by functions that are here. What anybody may do here
+-- says each function and table.
+grant usage on schema braid to public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Catalog
@@ -1451,20 +1453,20 @@ begin atomic
 end;
 comment on function braid.foreign_keys is 'the foreign keys under which rows of a table, or of all tables, may be orphans';
 
+-- For a caller who may read both tables, with the rights of the referencing table's owner: to plan a query of a table runs code of its owner.
+create function braid.orphan_rows("table" oid, "constraint" oid)
+    returns table (referencing text, constraint_name text, key text, referenced text, referenced_key text, "row" text)
+    language c stable strict parallel unsafe set search_path = pg_catalog, pg_temp set row_security = off
+    as 'MODULE_PATHNAME', 'orphan_rows_wrapper';
+comment on function braid.orphan_rows is 'rows of a table whose referenced row under one foreign key is missing';
+
 create function braid.orphans(relation regclass default null)
     returns table (referencing regclass, constraint_name name, key jsonb, referenced regclass, referenced_key jsonb, "row" jsonb)
-    language plpgsql stable set search_path = pg_catalog, pg_temp set row_security = off
-as $$
-#variable_conflict use_column
-declare
-    found record;
-begin
-    for found in select k.relation, k.constraint from braid.foreign_keys($1) k loop
-        return query execute format('select q.relation, q.constraint_name, q.key, q.referenced, q.referenced_key, q.row from (%s) q',
-            braid.orphan_query(found.relation, found.constraint));
-    end loop;
-end
-$$;
+    language sql stable set search_path = pg_catalog, pg_temp
+begin atomic
+    select r.referencing::regclass, r.constraint_name::name, r.key::jsonb, r.referenced::regclass, r.referenced_key::jsonb, r."row"::jsonb
+      from braid.foreign_keys($1) k cross join lateral braid.orphan_rows(k.relation, k.constraint) r;
+end;
 comment on function braid.orphans is 'rows of a table, or with null of all tables, whose referenced row under a foreign key is missing';
 
 create function braid.set_foreign_key_rule(relation regclass, constraint_name name, rule text) returns void
@@ -1623,7 +1625,13 @@ create function braid.set_column_rule(relation regclass, column_name name, rule 
 comment on function braid.set_column_rule is
     'what becomes of a column where a change meets a row, here or on all nodes, whichever wins: delta adds both up, max and min keep the largest or smallest value, last_update_wins that of the newest change of the column; null: it goes with the row';
 
--- Calls the function with rows of the table, each with the key of the first, and takes back what it writes. An update is tried with a
+create function braid.confine("role" oid) returns boolean
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'confine_wrapper';
+comment on function braid.confine is
+    'a part of check_conflict_function: what follows in a superuser''s transaction, until it is rolled back, has the rights of a role only';
+
+-- Calls the function with rows of the table, as its owner, each with the key of the first, and takes back what it writes. An update is tried with a
 -- third row as the one before it where WAL would have that.
 create function braid.check_conflict_function(
     relation regclass,
@@ -1669,8 +1677,14 @@ begin
             message = format('%s is not a conflict function for table %s', function, relation),
             hint = 'It has to be declared as f(local t, remote t, before t, info braid.conflict) returns t, where t is the table.';
     end if;
-    execute format('select array_agg(r) from (select to_jsonb(s) as r from (select * from %s limit 10000) s order by random() limit $1) s', relation)
-       into sample using greatest(sample_rows, 0);
+    begin
+        perform braid.confine((select c.relowner from pg_class c where c.oid = relation));
+        execute format('select array_agg(r) from (select to_jsonb(s) as r from (select * from %s limit 10000) s order by random() limit $1) s', relation)
+           into sample using greatest(sample_rows, 0);
+        raise exception using errcode = 'BR000', message = 'done';
+    exception when sqlstate 'BR000' then
+        null;
+    end;
     n := coalesce(cardinality(sample), 0);
     if n < 3 then
         raise exception using errcode = 'object_not_in_prerequisite_state',
@@ -1684,6 +1698,7 @@ begin
                    (select format('%I.%I', m.nspname, p.proname) from pg_proc p join pg_namespace m on m.oid = p.pronamespace
                      where p.oid = function), row_type);
     begin
+        perform braid.confine((select p.proowner from pg_proc p where p.oid = function));
         foreach kind in array '{insert_exists,update_origin_differs}'::text[] loop
             for i in 1 .. n loop
                 for j in 1 .. n loop
@@ -2123,6 +2138,27 @@ create function braid.hold_table("relation" oid) returns void
     language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'hold_table_wrapper';
 comment on function braid.hold_table is 'a part of the initial copy at another node: keeps writers from a table until the transaction ends';
+
+create function braid.read_as_owner("relation" oid) returns boolean
+    language c volatile strict parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'read_as_owner_wrapper';
+comment on function braid.read_as_owner is
+    'a part of copies and comparisons at another node: the rest of a read-only transaction has the rights of the table''s owner only';
+
+-- One query, in which %1$L and so on stand for parameters. What it gives is kept when the block is rolled back, which gives the caller's
+-- rights back.
+create function braid.rows_as_owner("relation" oid, "query" text, "parameters" text[]) returns setof record
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform braid.read_as_owner(relation);
+    return query execute format(query, variadic parameters);
+    raise exception using errcode = 'BR000', message = 'done';
+exception when sqlstate 'BR000' then
+    null;
+end
+$$;
+comment on function braid.rows_as_owner is 'a question of another node: rows of a table, read with the rights of the table''s owner only';
 
 create function braid.applied_positions("relation" oid, out node_id uuid, out node name, out "position" pg_lsn, out beyond pg_lsn[], out missing pg_lsn[],
                                         out forwards boolean, out is_ready boolean, out in_pieces boolean, out is_stopped boolean, out last_lsn pg_lsn) returns setof record
@@ -2732,11 +2768,9 @@ create function braid.row_image("row" record) returns jsonb
     as 'MODULE_PATHNAME', 'row_image_wrapper';
 comment on function braid.row_image is 'a row as braid.conflict_history shows it: nothing of it is lost, whatever the settings';
 
--- Reads with the caller's rights what the caller may see of the history, and writes with them. The statement that writes runs under the
--- caller's search_path, as any statement of the caller's would, since the table's triggers may depend on it: the only function that
--- does not pin it. It does so for itself until then; what stands before that is qualified. The settings that it pins say how
--- the texts of values are read, which the history has as an applier writes them.
-create function braid.restore_conflict(
+-- Reads with the caller's rights what the caller may see of the history, and locks the row. Returns the statement that puts the row back,
+-- with its arguments; without one there is nothing to do.
+create function braid.restore_plan(
     conflict_id bigint,
     side text,
     out action text,
@@ -2750,7 +2784,9 @@ create function braid.restore_conflict(
     out place tid,
     out part oid
 ) returns record
-    language plpgsql volatile parallel unsafe set xmloption = content set array_nulls = on set lc_monetary = 'C'
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    -- The texts of values are read as an applier writes them.
+    set xmloption = content set array_nulls = on set lc_monetary = 'C'
 as $$
 declare
     conflict record;
@@ -2963,7 +2999,7 @@ create function braid.restore_conflict(
     out old_row jsonb,
     out new_row jsonb
 ) returns record
-    language plpgsql volatile parallel unsafe
+    language plpgsql volatile parallel unsafe set xmloption = content set array_nulls = on set lc_monetary = 'C'
 as $$
 declare
     plan record;
@@ -4500,6 +4536,13 @@ grant execute on function
     braid.snowflake53_node
     to public;
 
+-- Of rows that the caller may read.
+grant execute on function
+    braid.row_version,
+    braid.has_merged_rows,
+    braid.commit_timestamp
+    to public;
+
 grant execute on function
     braid.replicate_ddl,
     braid.cancel_ddl,
@@ -4523,6 +4566,7 @@ grant execute on function
     braid.set_foreign_key_rule,
     braid.set_missing_column_rule,
     braid.check_conflict_function,
+    braid.confine,
     braid.restore_plan,
     braid.restore_conflict,
     braid.row_image,
@@ -4598,13 +4642,12 @@ grant execute on function
     braid.clock_activity,
     braid.skew_activity,
     braid.deletion_activity,
-    braid.row_version,
-    braid.has_merged_rows,
-    braid.commit_timestamp,
     braid.copied_deletions,
     braid.copied_columns,
     braid.copied_taken_rows,
     braid.hold_table,
+    braid.read_as_owner,
+    braid.rows_as_owner,
     braid.applied_positions,
     braid.rules_for_all_nodes,
     braid.parked_records,
@@ -4622,8 +4665,9 @@ grant execute on function
     braid.metric_list,
     braid.metric_samples,
     braid.metrics_text,
-    -- With the caller's rights: who may read the tables.
+    -- With the rights of the referencing table's owner: who may read both tables.
     braid.orphans,
+    braid.orphan_rows,
     braid.orphan_query,
     braid.foreign_keys
     to braid_admin, braid_monitor;

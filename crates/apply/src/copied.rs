@@ -26,6 +26,7 @@ use braid_postgres::relation::{Relation, RelationRef};
 use braid_postgres::sequential_scan::SequentialScan;
 use braid_postgres::slot::{Slot, Visible};
 use braid_postgres::syscache::with_ancestors;
+use braid_postgres::table_rights;
 use braid_postgres::table_scan::{self, Is, Sees, low};
 use braid_postgres::xid::full;
 use braid_postgres::{compat, latch, transaction};
@@ -38,7 +39,6 @@ use super::key_hash::{
 };
 use super::relation::LocalRelation;
 use super::rewrite::{self, Author as Writer};
-use super::user;
 use super::version::{
     OriginNames, Stamp, is_copied, known, stamp_of, stamp_of_transaction, tells_none,
 };
@@ -313,7 +313,9 @@ pub fn row_version(
             )
             .with_hint("Of a partitioned table, ask for the partition: tableoid, ctid."));
         }
-        if !user::may(role, relation, pg_sys::ACL_SELECT) {
+        // Who may read a partitioned table reads the rows of its partitions.
+        let mut tables = with_ancestors(relation).into_iter();
+        if !tables.any(|table| table_rights::may_read_all(role, table)) {
             return Err(PgError::new(
                 SqlState::InsufficientPrivilege,
                 "permission denied for the table",

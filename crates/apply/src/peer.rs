@@ -102,6 +102,9 @@ pub(super) enum Reply {
 struct Peer {
     dsn: String,
     connection: Connection,
+    /// It reads a table with the rights of the table's owner only, whose code a query may run. A
+    /// node that only sends changes need not have the extension.
+    reads_as_owner: bool,
     /// The columns of tables, as they were when they were last asked for, by [`Question::shape`].
     shapes: HashMap<String, Vec<KeyColumn>>,
     used: Instant,
@@ -170,10 +173,13 @@ impl Peer {
         let milliseconds =
             |time: Duration| CString::new(time.as_millis().max(1).to_string()).unwrap_or_default();
         let limit = braid_node::settings::querier_timeout();
-        connection.ask(
+        let settled = connection.ask(
             c"select pg_catalog.set_config('statement_timeout', $1, false), pg_catalog.set_config('lock_timeout', $2, false), \
               pg_catalog.set_config('client_encoding', $3, false), pg_catalog.set_config('search_path', 'pg_catalog', false), \
-              pg_catalog.set_config('row_security', 'off', false), pg_catalog.set_config('default_transaction_read_only', 'on', false)",
+              pg_catalog.set_config('row_security', 'off', false), pg_catalog.set_config('default_transaction_read_only', 'on', false), \
+              exists (select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) p.pronamespace \
+                       where n.nspname operator(pg_catalog.=) 'braid' and p.proname operator(pg_catalog.=) 'rows_as_owner' \
+                         and pg_catalog.has_schema_privilege(n.oid, 'usage') and pg_catalog.has_function_privilege(p.oid, 'execute'))",
             &[
                 milliseconds(limit),
                 milliseconds(limit / LOCK_PART),
@@ -185,6 +191,7 @@ impl Peer {
         Ok(Self {
             dsn: source.dsn.clone(),
             connection,
+            reads_as_owner: settled.get(0, 6) == Some(&[1]),
             shapes: HashMap::new(),
             used: Instant::now(),
         })
@@ -196,8 +203,8 @@ impl Peer {
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
         let mut last = None;
-        for form in [Form::OfType, Form::AsText] {
-            let Some(sql) = self.sql(question, form, deadline)? else {
+        for by in [FoundBy::Value, FoundBy::Text] {
+            let Some(sql) = self.sql(question, by, deadline)? else {
                 return Ok((Reply::NoTable, true));
             };
             match self.put(question, &sql, deadline) {
@@ -209,7 +216,7 @@ impl Peer {
                 answer => return answer,
             }
         }
-        match (last, self.sql(question, Form::AsText, deadline)?) {
+        match (last, self.sql(question, FoundBy::Text, deadline)?) {
             (Some(error), Some(_)) => Err(error),
             _ => Ok((Reply::NoTable, true)),
         }
@@ -219,17 +226,17 @@ impl Peer {
     fn sql(
         &mut self,
         question: &Question<'_>,
-        form: Form,
+        by: FoundBy,
         deadline: Instant,
     ) -> Result<Option<String>, PgError> {
         let name = question.shape();
         let known = self.shapes.get(&name);
-        if let Some(sql) = known.and_then(|shape| question.sql(shape, form)) {
+        if let Some(sql) = known.and_then(|shape| question.sql(shape, by)) {
             return Ok(Some(sql));
         }
         // Not known, or a column has come since.
         let shape = self.read_shape(question, deadline)?;
-        let sql = question.sql(&shape, form);
+        let sql = question.sql(&shape, by);
         self.shapes.insert(name, shape);
         Ok(sql)
     }
@@ -240,7 +247,12 @@ impl Peer {
         sql: &str,
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
-        let sql = in_local_encoding(sql)?;
+        let sql = if self.reads_as_owner {
+            question.as_owner(sql)
+        } else {
+            rendered(sql, |number| format!("${number}"), str::to_owned)
+        };
+        let sql = in_local_encoding(&sql)?;
         let parameters: Vec<CString> = question.key.iter().map(|(_, text)| text.clone()).collect();
         let cells = self
             .connection
@@ -277,11 +289,11 @@ impl Peer {
 
 /// How the row is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum FoundBy {
     /// By values of the key's types.
-    OfType,
+    Value,
     /// By the texts that these types write.
-    AsText,
+    Text,
 }
 
 /// Returns whether a statement failed for a name, a type or a value in it. An error for lack of
@@ -309,6 +321,31 @@ impl Question<'_> {
         )
     }
 
+    /// The statement that has the peer run the question's SQL as the owner of the table.
+    fn as_owner(&self, sql: &str) -> String {
+        let query = rendered(
+            sql,
+            |number| format!("%{number}$L"),
+            |text| text.replace('%', "%%"),
+        );
+        let columns: String = self
+            .columns
+            .iter()
+            .zip(1..)
+            .map(|(column, number)| match column.form {
+                Form::Bytes => format!(", c{number} bytea"),
+                Form::Text | Form::CommitTime => format!(", c{number} text"),
+            })
+            .collect();
+        let parameters: Vec<String> = (1..=self.key.len()).map(|n| format!("${n}")).collect();
+        format!(
+            "select * from braid.rows_as_owner({}::regclass, {}, array[{}]::text[]) as r (is_current text, is_there text{columns})",
+            quote_literal(&self.table()),
+            quote_literal(&query),
+            parameters.join(", ")
+        )
+    }
+
     /// The names of the key's columns, as an array in SQL.
     fn keys(&self) -> String {
         let names: Vec<String> = self
@@ -327,13 +364,19 @@ impl Question<'_> {
     /// One row, whether there is such a row or not: is it as of what was asked for, is there one,
     /// and its columns. All of one snapshot. Rows of tables that inherit from the table are not its
     /// own; a partitioned table's are its partitions'. `None` if `shape`, which has the
-    /// peer's columns, lacks one.
-    fn sql(&self, shape: &[KeyColumn], form: Form) -> Option<String> {
+    /// peer's columns, lacks one. The number of a parameter stands between two [`PARAMETER`]s.
+    fn sql(&self, shape: &[KeyColumn], by: FoundBy) -> Option<String> {
         let known = |name: &str| shape.iter().find(|column| column.name == name);
         let columns: Option<String> = self
             .columns
             .iter()
-            .map(|column| known(&column.name).map(|there| column.sql(there)))
+            .map(|column| match column.form {
+                Form::CommitTime => Some(COMMIT_TIME.to_owned()),
+                form => {
+                    let is_bytea = form == Form::Bytes;
+                    known(&column.name).map(|there| column.sql(there, is_bytea))
+                }
+            })
             .collect();
         let columns = columns?;
         let conditions: Option<Vec<String>> = self
@@ -342,11 +385,11 @@ impl Question<'_> {
             .zip(1..)
             .map(|((name, _), number)| {
                 let column = format!("t.{}", quote_identifier(name));
-                let value = format!("${number}");
+                let value = format!("{PARAMETER}{number}{PARAMETER}");
                 let there = known(name)?;
-                Some(match form {
-                    Form::OfType => there.equals(&column, &value),
-                    Form::AsText => KeyColumn::equals_as_text(&column, &value),
+                Some(match by {
+                    FoundBy::Value => there.equals(&column, &value),
+                    FoundBy::Text => KeyColumn::equals_as_text(&column, &value),
                 })
             })
             .collect();
@@ -384,17 +427,42 @@ impl Question<'_> {
 
 impl Column {
     /// Returns the column for the list of a SELECT. `there` is the peer's column.
-    fn sql(&self, there: &KeyColumn) -> String {
+    fn sql(&self, there: &KeyColumn, is_bytea: bool) -> String {
         let name = format!("t.{}", quote_identifier(&self.name));
         // The text of the type's output function, whatever casts the type has.
         let text = format!("case num_nulls({name}) when 0 then concat({name}) end");
-        match (self.bytea, there.is_bytea) {
+        match (is_bytea, there.is_bytea) {
             (true, true) => format!(", {name}::bytea"),
             // The peer's column has another type, whose text is read as a bytea.
             (true, false) => format!(", ({text})::bytea"),
             (false, _) => format!(", {text}"),
         }
     }
+}
+
+/// What stands around the number of a parameter: no SQL has it otherwise.
+const PARAMETER: char = '\0';
+
+/// When the row was written, in microseconds since 1970-01-01 UTC, for the list of a SELECT.
+const COMMIT_TIME: &str = ", case when current_setting('track_commit_timestamp')::bool \
+    then (extract(epoch from pg_xact_commit_timestamp(t.xmin)) * 1000000)::int8::text end";
+
+/// A question's SQL with its parameters, given their numbers, and the text between them.
+fn rendered(
+    sql: &str,
+    parameter: impl Fn(&str) -> String,
+    text: impl Fn(&str) -> String,
+) -> String {
+    sql.split(PARAMETER)
+        .enumerate()
+        .map(|(place, part)| {
+            if place % 2 == 1 {
+                parameter(part)
+            } else {
+                text(part)
+            }
+        })
+        .collect()
 }
 
 /// SQL in this database's encoding, which is that of the connection.

@@ -31,6 +31,7 @@ use super::partition::Router;
 use super::relation::LocalRelation;
 use super::scan::{self, Likeness};
 use super::slot::slot_of;
+use super::user::AsOwner;
 
 /// A table, open for writing.
 #[derive(Debug)]
@@ -114,15 +115,17 @@ fn is_plain(relation: RelationRef<'_>, indexes: &[TargetIndex<'_>], local: &Loca
 }
 
 impl OpenTable {
-    /// Prepare an open table for writing, and open its indexes.
+    /// Prepares a relation for writing, and opens its indexes. PostgreSQL evaluates constants in
+    /// the expressions of indexes then, so it is done as the owner.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
     ///
     /// # Safety
-    /// `relation` is open with RowExclusiveLock in this transaction. Before that ends, the table is
-    /// suspended or closed; when it is rolled back, the table is discarded.
-    pub unsafe fn open(relation: pg_sys::Relation, local: &LocalRelation) -> Result<Self, PgError> {
+    /// The relation is open with RowExclusiveLock in this transaction. Before that ends, the table
+    /// is suspended or closed; when it is rolled back, the table is discarded.
+    pub unsafe fn open(as_owner: &AsOwner<'_>, local: &LocalRelation) -> Result<Self, PgError> {
+        let relation = as_owner.relation().as_ptr();
         // SAFETY: everything is opened in this transaction and closed in `suspend` or `close`, or
         // by the transaction's abort.
         unsafe {

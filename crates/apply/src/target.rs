@@ -287,7 +287,8 @@ impl Session {
         })
     }
 
-    /// Make sure that a table is open under the current plan.
+    /// Makes sure that a table is open under the current plan. If it was to be set up, this process
+    /// works as its owner afterwards.
     pub(super) fn open_table(
         &mut self,
         schema: u32,
@@ -332,7 +333,9 @@ impl Session {
                 self.tables.insert(key, Target::new(plan, generation));
             }
             if let Some(target) = self.tables.get_mut(key) {
-                let table = OpenTable::open(relation, &target.plan)?;
+                let user = &mut self.attempt.get_or_insert_default().user;
+                let as_owner = user.as_owner(view, self.identity.run_as);
+                let table = OpenTable::open(&as_owner, &target.plan)?;
                 let plain = table.is_plain();
                 target.indexes = table.index_oids();
                 // To open the indexes may have shown that something changed: then it is good for

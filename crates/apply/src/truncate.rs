@@ -250,6 +250,7 @@ impl Session {
         let remote = self.remote(schema)?;
         self.work_as_self();
         self.open_table(schema, &remote, pg_sys::Oid::from(oid))?;
+        self.work_as_self();
         self.begin_change();
         Ok(remote)
     }

@@ -1,28 +1,51 @@
 //! Applying as the table's owner: the rights, and the limits, of PostgreSQL's own `run_as_owner =
-//! false`.
+//! false`. Run by the processes that write rows of other nodes.
+//!
+//! Invariant: code of a relation's owner runs as that owner, or as the user whom `run_as_owner =
+//! true` names. Such code is more than triggers. PostgreSQL folds constants when it builds what it
+//! knows of an index, so an expression index runs its functions when the index is opened:
+//!
+//! 1. Owner O of table t creates `create index on t ((v || f('')))` with an immutable function `f`.
+//! 2. An applier opens t. `ExecOpenIndices` folds `f('')`.
+//! 3. If the applier works as itself, `f` has all rights of a superuser.
+//!
+//! So a table is opened for writing through an [`AsOwner`] only.
+
+use std::marker::PhantomData;
 
 use braid_postgres::acting_role::ActingRole;
 use braid_postgres::catalog;
 use braid_postgres::plain;
+use braid_postgres::relation::RelationRef;
 use braid_postgres::setting::Level;
+use braid_postgres::table_rights;
 use pgrx::pg_sys;
 
 /// What the user whom this process works as may do with a table: whether it has this right
 /// (ACL_INSERT and so on), and whether row-level security applies to it. In a transaction; the
 /// table exists.
 pub fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
-    let policies = plain::check_enable_rls(table, pg_sys::InvalidOid, true);
+    let user = catalog::current_role();
     (
-        may(catalog::current_role(), table, right),
-        u32::try_from(policies).ok() == Some(pg_sys::CheckEnableRlsResult::RLS_ENABLED),
+        table_rights::may(user, table, right),
+        table_rights::has_policies(user, table),
     )
 }
 
-/// Whether a role has this right (ACL_INSERT and so on) on a table. In a transaction; the table
-/// exists.
-pub fn may(role: pg_sys::Oid, table: pg_sys::Oid, right: u32) -> bool {
-    let found = plain::pg_class_aclcheck(table, role, pg_sys::AclMode::from(right));
-    found == pg_sys::AclResult::ACLCHECK_OK
+/// An open relation, and that this process works as its owner, or as the user who stands for all
+/// owners. Nothing can go back to the process's own user as long as it lives.
+#[derive(Debug)]
+pub struct AsOwner<'u> {
+    relation: RelationRef<'u>,
+    user: PhantomData<&'u mut UserSwitch>,
+}
+
+impl<'u> AsOwner<'u> {
+    /// The relation.
+    #[must_use]
+    pub fn relation(&self) -> RelationRef<'u> {
+        self.relation
+    }
 }
 
 /// The user that this process works as, and how to go back. Switching is cheap, and stays until
@@ -40,6 +63,20 @@ struct Saved {
 }
 
 impl UserSwitch {
+    /// Works as the owner of a relation from here on, or as `run_as` if that is given. In a
+    /// transaction, whose abort restores the user.
+    pub fn as_owner<'u>(
+        &'u mut self,
+        relation: RelationRef<'u>,
+        run_as: Option<u32>,
+    ) -> AsOwner<'u> {
+        self.work_as(run_as.map_or_else(|| relation.owner(), pg_sys::Oid::from));
+        AsOwner {
+            relation,
+            user: PhantomData,
+        }
+    }
+
     /// Work as `user` from here on. To be called in a transaction, whose abort restores it too.
     pub fn work_as(&mut self, user: pg_sys::Oid) {
         self.work_as_limited(user, pg_sys::SECURITY_RESTRICTED_OPERATION);

@@ -104,11 +104,13 @@ fn drop_one(name: &str) -> bool {
 /// # Errors
 /// Whatever SPI says.
 fn drop_orphans() -> Result<usize, PgError> {
+    // The origins first: one whose database is missing from a later list has outlived it. A
+    // database that is made in between, with its origins, is in none of the two.
+    let names = names().into_iter();
     let databases = databases();
     if databases.is_empty() {
         return Ok(0);
     }
-    let names = names().into_iter();
     let left = names.filter(|name| is_left_behind(name, &databases));
     Ok(left.filter(|name| !drop_one(name)).count())
 }

@@ -13,6 +13,7 @@ use braid_bgworker::sequence::{
     Block, Kind, Plan, Setting, Values, has_come_to, standard_block, standard_step, step_start,
 };
 use braid_bgworker::sqlstate::SqlState;
+use braid_postgres::catalog::Rights;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
 use braid_postgres::rows::Rows;
@@ -384,6 +385,7 @@ fn alter(relation: u32, clauses: &str) {
     };
     owners_work(
         &[("braid.ddl_replication", "off")],
+        Rights::ExtensionOwner,
         &format!("alter sequence {name} {clauses}"),
     );
 }

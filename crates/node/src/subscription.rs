@@ -7,6 +7,7 @@ use braid_bgworker::sql_text::{quote_identifier, quote_literal, quote_option};
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::{self, Options};
 use braid_gir::{lsn_text, parse_lsn};
+use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::PgError;
 use braid_postgres::{catalog, encoding, kept_plan};
 use pgrx::datum::DatumWithOid;
@@ -256,15 +257,22 @@ pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> 
 /// As [`execute`].
 pub fn is_empty(namespace: &str, name: &str) -> Result<bool, PgError> {
     let here = rows(
-        "select 1::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+        "select c.oid::text from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
          where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')",
         &[namespace.into(), name.into()],
     )?;
-    if here.is_empty() {
+    let oid = here
+        .first()
+        .and_then(|row| row.first()?.as_deref()?.parse::<u32>().ok());
+    let Some(oid) = oid else {
         return Ok(false);
-    }
+    };
     let table = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
-    Ok(catalog::query(&format!("select 1::text from {table} limit 1"), &[]).is_empty())
+    let question = format!("select 1::text from {table} limit 1");
+    let found = with_rights(Rights::OwnerOf(oid.into()), || {
+        catalog::query(&question, &[])
+    });
+    Ok(found.is_empty())
 }
 
 /// Whether a table is copied before its changes are applied.

@@ -2,8 +2,8 @@
 //!
 //! Logical decoding reads catalogs as they were; tables it cannot read at all: a snapshot of that time does not exist, rows and files
 //! of it may be gone. So a worker looks them up, a background process of its own with ordinary snapshots, connected to the same
-//! database. It works as the user of the stream: who may not read the table is told so. Works in a walsender as in a
-//! backend that calls an SQL function, and needs no connection string.
+//! database. The user of the stream has to have the right to read the table. It is read as its owner: to plan a query runs code
+//! of the owner. Works in a walsender as in a backend that calls an SQL function, and needs no connection string.
 //!
 //! [`Fetcher`] is the asking side, in the process that decodes; [`worker_main`] the other. Between them are two message queues in
 //! a segment of shared memory: a question is a schema record and a change, as they are in the stream; an answer is a record
@@ -20,14 +20,14 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{
     Change, Column, Image, Reader, Record, ReplicaIdentity, Schema, SchemaNumber, Value, Writer,
 };
-use braid_postgres::acting_role::ActingRole;
+use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::memory::Context;
 use braid_postgres::message_queue::Channel;
 use braid_postgres::setting::{self, As};
 use braid_postgres::syscache::{self, AttributeRow};
 use braid_postgres::worker::{self, Extra, Worker};
-use braid_postgres::{catalog, encoding, plain, process, value as postgres};
+use braid_postgres::{catalog, encoding, plain, process, table_rights, value as postgres};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::column::{Encoder, Tools};
@@ -216,17 +216,42 @@ fn answer(question: &[u8], keys: &mut Keys, form: Form) -> Result<Vec<u8>, PgErr
         return Ok(Vec::new());
     };
     let user = pg_sys::Oid::from(u32::from_le_bytes(*user));
-    // Put back below, or by the transaction's abort.
-    let before = ActingRole::now();
-    let limits = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-    before.other(user, limits).take();
     // SAFETY: the look-up is done before the transaction ends.
     let memory = unsafe { Context::of_transaction() };
+    let relation = pg_sys::Oid::from(schema.relation_oid);
     let columns = keys.of(record.unwrap_or_default(), &schema);
     let condition = condition(&schema, &change, columns, form);
-    let found = look_up(&schema, &change, condition, StreamMemory::over(memory));
-    before.take();
-    found
+    with_rights(Rights::OwnerOf(relation), || {
+        if syscache::raw_relation_name(relation).is_none()
+            || table_rights::has_policies(user, relation)
+        {
+            return Ok(Vec::new());
+        }
+        check_right(user, relation, &schema)?;
+        look_up(&schema, &change, condition, StreamMemory::over(memory))
+    })
+}
+
+/// Checks that a role may read the columns of the stream in their table.
+fn check_right(
+    user: pg_sys::Oid,
+    relation: pg_sys::Oid,
+    schema: &Schema<'_>,
+) -> Result<(), PgError> {
+    let numbers: Vec<i16> = schema
+        .columns()
+        .filter_map(|column| encoding::to_server(column.name))
+        .map(|name| syscache::column_number(relation, &name))
+        .filter(|number| *number > 0)
+        .collect();
+    if table_rights::may_read(user, relation, &numbers) {
+        return Ok(());
+    }
+    let (_, name) = syscache::relation_name(relation);
+    Err(PgError::new(
+        SqlState::InsufficientPrivilege,
+        format!("permission denied for table {name}"),
+    ))
 }
 
 /// In a transaction, whose memory is given.
@@ -237,9 +262,6 @@ fn look_up(
     memory: StreamMemory,
 ) -> Result<Vec<u8>, PgError> {
     let relation = pg_sys::Oid::from(schema.relation_oid);
-    if syscache::raw_relation_name(relation).is_none() {
-        return Ok(Vec::new());
-    }
     let (namespace, name) = syscache::relation_name(relation);
     let kind = syscache::relation_kind(relation);
     let (Some(condition), Some(after)) = (condition, &change.after) else {

@@ -38,6 +38,35 @@ impl ActingRole {
         }
     }
 
+    /// Another role, whose rights are all that whatever it calls can get at: it can't become yet
+    /// another one, nor leave anything behind in the session. As PostgreSQL's own maintenance
+    /// commands have it.
+    #[must_use]
+    pub fn confined(self, role: pg_sys::Oid) -> Self {
+        self.other(
+            role,
+            pg_sys::SECURITY_LOCAL_USERID_CHANGE
+                | pg_sys::SECURITY_RESTRICTED_OPERATION
+                | pg_sys::SECURITY_NOFORCE_RLS,
+        )
+    }
+
+    /// The owner of a table, confined unless it is a superuser, who may do everything anyway.
+    #[must_use]
+    pub fn as_owner(self, owner: pg_sys::Oid) -> Self {
+        if plain::superuser_arg(owner) {
+            let limits = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_NOFORCE_RLS;
+            return self.other(owner, limits);
+        }
+        self.confined(owner)
+    }
+
+    /// Whether the role is in a security-restricted operation: code of somebody else runs.
+    #[must_use]
+    pub fn is_restricted(self) -> bool {
+        self.limits & pg_sys::SECURITY_RESTRICTED_OPERATION != 0
+    }
+
     /// Has this process work as the role, with the limits. In a transaction.
     pub fn take(self) {
         plain::SetUserIdAndSecContext(self.role, self.limits.cast_signed());

@@ -11,9 +11,11 @@ use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 use crate::acting_role::ActingRole;
 use crate::decoding::Tuple;
 use crate::encoding;
+use crate::lock::LockMode;
 use crate::plain;
 use crate::rows::Rows;
 use crate::setting::{As, Level};
+use crate::syscache::ClassRow;
 use crate::tuple_desc::TupleDesc;
 use crate::value::Value;
 
@@ -24,6 +26,10 @@ pub enum Rights {
     ExtensionOwner,
     /// Those of a role, and of nobody else whatever the objects it meets do: for looking into a user's table.
     Confined(pg_sys::Oid),
+    /// Those of a table's owner, confined likewise unless the owner is a superuser. The table is
+    /// locked as for a reader. To plan a query is enough to run code of the owner: the planner folds
+    /// constants in expressions of indexes, checks and statistics.
+    OwnerOf(pg_sys::Oid),
 }
 
 /// Run SQL. Parameters are text (cast them in the SQL); rows come back as text.
@@ -164,18 +170,19 @@ pub fn sees_new_commits() -> bool {
 /// An error that PostgreSQL raises leaves the rights changed until the transaction or subtransaction aborts, which puts
 /// them back: nothing of the caller's runs in between.
 pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
-    let (role, flags) = match rights {
-        Rights::ExtensionOwner => (extension_owner(), pg_sys::SECURITY_LOCAL_USERID_CHANGE),
-        Rights::Confined(role) => (
-            role,
-            pg_sys::SECURITY_LOCAL_USERID_CHANGE
-                | pg_sys::SECURITY_RESTRICTED_OPERATION
-                | pg_sys::SECURITY_NOFORCE_RLS,
-        ),
-    };
-    // As PostgreSQL's own maintenance commands do it.
     let before = ActingRole::now();
-    before.other(role, flags).take();
+    let other = match rights {
+        Rights::ExtensionOwner => {
+            before.other(extension_owner(), pg_sys::SECURITY_LOCAL_USERID_CHANGE)
+        }
+        Rights::Confined(role) => before.confined(role),
+        Rights::OwnerOf(table) => match owner_of(table) {
+            Some(owner) => before.as_owner(owner),
+            // Without the table its statements fail, and run nothing of anybody.
+            None => before,
+        },
+    };
+    other.take();
     let result = work();
     before.take();
     result
@@ -198,6 +205,14 @@ pub fn with_settings<T, E>(
     let outcome = work();
     level.end(true);
     outcome
+}
+
+/// The owner of a relation, which is locked as for a reader until the transaction ends: nobody can
+/// give it another owner before that. `None` if it is gone.
+#[must_use]
+pub fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    plain::LockRelationOid(relation, LockMode::AccessShare.as_raw());
+    Some(ClassRow::find(relation)?.relowner)
 }
 
 fn extension_owner() -> pg_sys::Oid {

@@ -50,6 +50,7 @@ pub mod snapshot;
 pub mod spool;
 pub mod subtransaction;
 pub mod syscache;
+pub mod table_rights;
 pub mod table_scan;
 pub mod target;
 pub mod temporary_file;

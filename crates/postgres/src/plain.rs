@@ -168,6 +168,8 @@ functions! {
     fn NewGUCNestLevel() -> i32;
     fn SetUserIdAndSecContext(role: Oid, limits: i32);
     fn check_enable_rls(relation: Oid, role: Oid, no_error: bool) -> i32;
+    fn has_rolreplication(role: Oid) -> bool;
+    fn pg_attribute_aclcheck(relation: Oid, column: i16, role: Oid, mode: pg_sys::AclMode) -> pg_sys::AclResult::Type;
     fn pg_class_aclcheck(relation: Oid, role: Oid, mode: pg_sys::AclMode) -> pg_sys::AclResult::Type;
     fn superuser() -> bool;
     fn superuser_arg(role: Oid) -> bool;

@@ -388,10 +388,6 @@ facts! {
     pub fn primary_key_index() -> pg_sys::Oid = compat::primary_key_index;
     /// The kind of slots that its access method puts rows into.
     pub(crate) fn slot_kind() -> *const pg_sys::TupleTableSlotOps = pg_sys::table_slot_callbacks;
-    /// The conditions of an index; null without, and for another relation.
-    fn predicate() -> *mut pg_sys::List = pg_sys::RelationGetIndexPredicate;
-    /// The expressions of an index; null without, and for another relation.
-    fn expressions() -> *mut pg_sys::List = pg_sys::RelationGetIndexExpressions;
 }
 
 /// An open index.
@@ -426,10 +422,20 @@ impl<'a> IndexRef<'a> {
         self.relation.as_ptr()
     }
 
-    /// Whether it has some rows only, or expressions. In a transaction.
+    /// Whether it has some rows only, or expressions. Evaluates none of them, as
+    /// `RelationGetIndexExpressions` and `RelationGetIndexPredicate` would: they fold constants,
+    /// with whatever function the owner of the index has put there.
     #[must_use]
     pub fn has_conditions_or_expressions(self) -> bool {
-        !self.relation.predicate().is_null() || !self.relation.expressions().is_null()
+        let columns = [
+            pg_sys::Anum_pg_index_indexprs,
+            pg_sys::Anum_pg_index_indpred,
+        ];
+        // SAFETY: an open index has its row of pg_index, whose columns have these numbers.
+        columns.into_iter().any(|column| unsafe {
+            let row = (*self.as_ptr()).rd_indextuple;
+            !pg_sys::heap_attisnull(row, column.cast_signed(), std::ptr::null_mut())
+        })
     }
 
     /// How many of its columns are the key.

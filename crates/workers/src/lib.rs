@@ -1,6 +1,6 @@
 //! The processes: supervisor, manager, leaders, appliers, copy workers, collector, cleanup and others.
 //!
-//! Each module is one kind of process, or what sessions and processes do alike: `ingest`, `compare`, `orphan`.
+//! Each module is one kind of process, or what sessions and processes do alike: `as_owner`, `ingest`, `compare`, `orphan`.
 //! Here the layers below meet: a leader reads a stream, appliers apply it, the collector decodes local WAL.
 //! The crate must not know the SQL functions: `extension` calls these modules, and never the other way.
 //! What decides something belongs to `bgworker`, which is pure; a process only carries it out.
@@ -9,6 +9,7 @@
 
 pub mod applier;
 pub(crate) mod appliers;
+pub(crate) mod as_owner;
 pub mod away;
 pub mod cleanup;
 pub mod collector;

@@ -17,6 +17,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::array_literal;
 use braid_node::subscription::{execute, execute_counting, rows};
 use braid_node::{ddl, standing};
+use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::heap_page::tid_of;
 use braid_postgres::worker;
@@ -132,13 +133,16 @@ struct Step {
 /// Looks at the first rows behind a place. In a transaction.
 fn send_some(written: &Written, after: &str) -> Result<Step, PgError> {
     let Written { name, column, .. } = written;
-    let of_transaction = rows(
-        &format!(
-            "select ctid::text from only {name} where ctid > $1::tid and xmin = $2::xid limit {STEP}"
-        ),
-        &[after.into(), written.xid.as_str().into()],
-    )?;
     let relation = pg_sys::Oid::from(written.relation.parse::<u32>().unwrap_or(0));
+    let owner = Rights::OwnerOf(relation);
+    let of_transaction = with_rights(owner, || {
+        rows(
+            &format!(
+                "select ctid::text from only {name} where ctid > $1::tid and xmin = $2::xid limit {STEP}"
+            ),
+            &[after.into(), written.xid.as_str().into()],
+        )
+    })?;
     let places: Vec<String> = of_transaction.into_iter().flatten().flatten().collect();
     let at: Option<Vec<_>> = places.iter().map(|place| parsed(place)).collect();
     let at =
@@ -153,16 +157,18 @@ fn send_some(written: &Written, after: &str) -> Result<Step, PgError> {
     let sent = if left.is_empty() {
         0
     } else {
-        execute_counting(
-            &format!(
-                "update only {name} set {column} = {column} where ctid = any (array( \
-                   select ctid from only {name} where ctid = any ($1::tid[]) and xmin = $2::xid for update skip locked))"
-            ),
-            &[
-                array_literal(&left).as_str().into(),
-                written.xid.as_str().into(),
-            ],
-        )?
+        with_rights(owner, || {
+            execute_counting(
+                &format!(
+                    "update only {name} set {column} = {column} where ctid = any (array( \
+                       select ctid from only {name} where ctid = any ($1::tid[]) and xmin = $2::xid for update skip locked))"
+                ),
+                &[
+                    array_literal(&left).as_str().into(),
+                    written.xid.as_str().into(),
+                ],
+            )
+        })?
     };
     Ok(Step {
         all: sent == left.len(),

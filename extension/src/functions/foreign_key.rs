@@ -2,9 +2,13 @@
 
 use std::ffi::CStr;
 
-use braid_postgres::catalog::{query, utf8_string};
+use braid_postgres::catalog::{
+    Rights, current_role, is_superuser, query, utf8_string, with_rights,
+};
 use braid_postgres::encoding::Text;
-use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
+use braid_postgres::table_rights;
+use pgrx::iter::TableIterator;
+use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
 use super::conflict::{announce, check_table};
 use super::failure::{Failure, Outcome};
@@ -47,6 +51,70 @@ fn set_foreign_key_rule(
         }
         announce()
     });
+}
+
+/// braid.orphan_rows("table" oid, "constraint" oid) returns table (referencing text, constraint_name text, key text, referenced text, referenced_key text, "row" text)
+#[pg_extern(sql = false)]
+#[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
+fn orphan_rows(
+    table: pg_sys::Oid,
+    constraint: pg_sys::Oid,
+) -> TableIterator<
+    'static,
+    (
+        name!(referencing, Option<Text>),
+        name!(constraint_name, Option<Text>),
+        name!(key, Option<Text>),
+        name!(referenced, Option<Text>),
+        name!(referenced_key, Option<Text>),
+        name!(row, Option<Text>),
+    ),
+> {
+    let caller = current_role();
+    let asked = run(|| orphan_query(table, constraint, caller));
+    // A superuser's table has no code of anybody else.
+    let found = asked.map(|sql| with_rights(Rights::OwnerOf(table), || query(&sql, &[])));
+    let found: Vec<_> = found.iter().flat_map(|rows| rows.iter()).collect();
+    let rows: Vec<_> = found
+        .into_iter()
+        .map(|row| {
+            let cell = |place: usize| row.get(place).cloned().flatten().map(Text);
+            (cell(0), cell(1), cell(2), cell(3), cell(4), cell(5))
+        })
+        .collect();
+    TableIterator::new(rows)
+}
+
+/// The query that finds orphans, for a role that may read both tables. `None` if the foreign key is
+/// gone.
+fn orphan_query(
+    table: pg_sys::Oid,
+    constraint: pg_sys::Oid,
+    role: pg_sys::Oid,
+) -> Outcome<Option<String>> {
+    let numbers = [table, constraint].map(|oid| oid.to_u32().to_string());
+    let [table_oid, constraint_oid] = numbers.each_ref().map(|text| Some(text.as_str()));
+    let found = query(
+        "select braid.orphan_query($1::oid, $2::oid), c.confrelid::oid, c.confrelid::regclass::text, $1::oid::regclass::text \
+           from pg_constraint c where c.oid = $2::oid and exists (select from pg_class r where r.oid = $1::oid)",
+        &[table_oid, constraint_oid],
+    );
+    let (Some(sql), Some(parent)) = (found.get(0, 0), found.get(0, 1)) else {
+        return Ok(None);
+    };
+    let parent = pg_sys::Oid::from(parent.parse::<u32>().unwrap_or(0));
+    for (oid, name) in [(table, found.get(0, 3)), (parent, found.get(0, 2))] {
+        if !is_superuser(role) && !table_rights::may_read_all(role, oid) {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+                format!("permission denied for table {}", name.unwrap_or_default()),
+            )
+            .hint("Grant SELECT on it, and BYPASSRLS if the table has row-level security."));
+        }
+    }
+    Ok(Some(format!(
+        "select q.relation::text, q.constraint_name::text, q.key::text, q.referenced::text, q.referenced_key::text, q.row::text from ({sql}) q"
+    )))
 }
 
 /// The table's foreign keys, or the one of this name.

@@ -24,6 +24,7 @@ mod local;
 mod missing_column;
 mod node;
 mod options;
+mod owner;
 mod parked;
 mod position;
 mod provider;

@@ -13,13 +13,14 @@ use std::collections::BTreeMap;
 
 use braid_bgworker::subscription_option::array_literal;
 use braid_gir::Statement;
+use braid_postgres::catalog::Rights;
 use braid_postgres::error::PgError;
 use braid_postgres::kept_plan;
 use braid_postgres::names::{find_table, own_table};
 use braid_postgres::table_scan::{Sees, has_any};
 use pgrx::pg_sys;
 
-use super::facts::owners_query;
+use super::facts::{owners_query, owners_work, work_as};
 use crate::wake;
 
 /// The names of the columns of some tables, and of the tables that inherit from these.
@@ -142,22 +143,31 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// SQL that writes all rows again, which sends their values.
-    pub(super) fn update(&self) -> String {
+    /// Writes all rows again, which sends their values. No trigger sees it, as none sees the
+    /// statement that has computed the values.
+    pub(super) fn write_again(&self) {
         let Self { name, column, .. } = self;
-        format!("update only {name} set {column} = {column}")
+        owners_work(
+            &[("session_replication_role", "replica")],
+            Rights::OwnerOf(self.relation),
+            &format!("update only {name} set {column} = {column}"),
+        );
     }
 
     /// Notes which rows have values of this node's from now on, after another node's statement was
     /// run in the transaction in hand: those that are not updated before the transaction ends.
     pub fn note(&self) {
-        owners_query(
-            &format!(
-                "insert into braid.own_value (relation, xid) select $1::oid, xmin::text::bigint from only {} limit 1 on conflict do nothing",
-                self.name
-            ),
-            &[Some(&self.relation.to_u32().to_string())],
+        let newest = work_as(
+            Rights::OwnerOf(self.relation),
+            &format!("select xmin::text from only {} limit 1", self.name),
+            &[],
         );
+        if let Some(xid) = newest.get(0, 0) {
+            owners_query(
+                "insert into braid.own_value (relation, xid) values ($1::oid, $2::bigint) on conflict do nothing",
+                &[Some(&self.relation.to_u32().to_string()), Some(xid)],
+            );
+        }
         wake::manager_at_commit();
     }
 }

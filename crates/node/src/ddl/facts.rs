@@ -55,16 +55,21 @@ const PUBLICATIONS_OF_TABLE: &str = "\
 
 /// Runs a query with the rights of the extension's owner, whose names are those of `pg_catalog`.
 pub(crate) fn owners_query(sql: &str, parameters: &[Option<&str>]) -> Rows {
+    work_as(Rights::ExtensionOwner, sql, parameters)
+}
+
+/// Runs SQL with these rights, and the search path of the extension's own statements.
+pub(super) fn work_as(rights: Rights, sql: &str, parameters: &[Option<&str>]) -> Rows {
     let settings = [("search_path", "pg_catalog, pg_temp")];
-    with_rights(Rights::ExtensionOwner, || {
+    with_rights(rights, || {
         with_settings(&settings, || Ok::<_, ()>(query(sql, parameters))).unwrap_or_default()
     })
 }
 
-/// Runs a statement as [`owners_query`] does, under more settings.
-pub(crate) fn owners_work(settings: &[(&str, &str)], sql: &str) {
+/// Runs a statement as [`work_as`] does, under more settings.
+pub(crate) fn owners_work(settings: &[(&str, &str)], rights: Rights, sql: &str) {
     let done = with_settings(settings, || {
-        owners_query(sql, &[]);
+        work_as(rights, sql, &[]);
         Ok::<_, ()>(())
     });
     debug_assert!(done.is_ok(), "nothing else is returned");

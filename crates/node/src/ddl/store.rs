@@ -16,7 +16,7 @@ use braid_postgres::setting;
 use crate::{sequence, wake};
 
 use super::columns::Filled;
-use super::facts::{owners_query, owners_work, publications_of_all_tables};
+use super::facts::{owners_query, publications_of_all_tables};
 use super::intent;
 use super::open::role;
 use super::roles;
@@ -178,8 +178,7 @@ impl Captured {
         note_renames(&statement);
         join_subscriptions(&statement);
         for table in &self.filled {
-            // No trigger sees it, as none sees the statement that has computed the values.
-            owners_work(&[("session_replication_role", "replica")], &table.update());
+            table.write_again();
         }
     }
 }

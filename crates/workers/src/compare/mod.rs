@@ -287,7 +287,7 @@ impl Comparison {
             let sql = self
                 .table
                 .sum_sql(At::There, &range, Some(Ranges::ask(&range)));
-            self.connection.send_query(&sql)?;
+            self.connection.send_query(&self.table.text_there(&sql))?;
             *asked = Some((range, here));
         } else if ranges.is_empty() {
             self.walk = Walk::Done;
@@ -306,7 +306,7 @@ impl Comparison {
         let mut there = Table::sum(&self.connection.finish_query()?);
         if there.rows >= Ranges::ask(&range) {
             let bound = self.table.bound_sql(At::There, &range, there.rows);
-            there.last = Table::bound(&self.connection.query(&bound)?);
+            there.last = Table::bound(&self.table.run_there(&mut self.connection, &bound)?);
         }
         self.counts.ranges += 1;
         let range = match ranges.compare(range, &here, &there) {

@@ -21,6 +21,7 @@ use pgrx::pg_sys;
 
 use super::key::{self, KeyPart};
 use super::shape::{common_columns, common_key, hash_expression, orders};
+use crate::as_owner::AsOwner;
 use crate::copy::source::published;
 
 /// How many rows are asked for by key in one statement.
@@ -89,6 +90,9 @@ pub struct Table {
     filter: String,
     hash: String,
     search_path: String,
+    as_owner: AsOwner,
+    /// The provider's table.
+    oid_there: u32,
     /// Rows at the provider, by an estimate.
     pub rows: Option<i64>,
 }
@@ -144,8 +148,10 @@ impl Table {
             .get(0, 3)
             .and_then(|oid| oid.parse().ok())
             .unwrap_or(0);
+        let as_owner = AsOwner::outside(connection)?;
         let there = published(
             connection,
+            as_owner,
             &subscription.options.publications,
             namespace,
             name,
@@ -173,6 +179,8 @@ impl Table {
             missing,
             ordered: orders.alike,
             search_path: orders.search_path,
+            as_owner,
+            oid_there: there.oid,
             rows: there.rows,
         })
     }
@@ -180,9 +188,24 @@ impl Table {
     /// Run SQL on one side. Here, with no more rights than the table's owner has: the filters come from the provider.
     fn run(&self, at: At, connection: &mut Connection, sql: &str) -> Result<Rows, PgError> {
         match at {
-            At::There => Ok(connection.query(sql)?),
+            At::There => self.run_there(connection, sql),
             At::Here => Ok(self.run_here(sql)),
         }
+    }
+
+    /// Runs SQL that reads the table at the provider, with its owner's rights there.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn run_there(&self, connection: &mut Connection, sql: &str) -> Result<Rows, PgError> {
+        let table = self.oid_there.to_string();
+        Ok(self.as_owner.query(connection, &table, sql)?)
+    }
+
+    /// The text that [`Table::run_there`] sends.
+    #[must_use]
+    pub fn text_there(&self, sql: &str) -> String {
+        self.as_owner.text(&self.oid_there.to_string(), sql)
     }
 
     /// Run SQL here.
@@ -343,13 +366,14 @@ impl Table {
         }
         let names = self.columns.iter().map(|column| &*column.name);
         let columns: Vec<String> = names.map(quote_identifier).collect();
-        let rows = connection.query(&format!(
+        let question = format!(
             "select {}, {} {}{}",
             self.seen(At::There),
             columns.join(", "),
             self.from(At::There),
             self.among(At::There, keys)
-        ))?;
+        );
+        let rows = self.run_there(connection, &question)?;
         rows.iter()
             .map(|row| {
                 let values = row.get(SEEN..).unwrap_or_default().to_vec();

@@ -12,6 +12,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_node::rate_limit::Limiter;
 use braid_node::registry::TableEntry;
 use braid_node::subscription::{self, Subscription};
+use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::copy_from::copy_from;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
@@ -135,7 +136,9 @@ impl Target {
     pub fn is_empty(&self) -> Result<bool, PgError> {
         // The transaction's first snapshot is older than the lock.
         let question = format!("select 1::text from {} limit 1", self.quoted());
-        let rows = snapshot::of_transaction(|| subscription::rows(&question, &[]))?;
+        let owner = Rights::OwnerOf(self.oid);
+        let rows =
+            snapshot::of_transaction(|| with_rights(owner, || subscription::rows(&question, &[])))?;
         Ok(rows.is_empty())
     }
 
@@ -243,8 +246,9 @@ impl Target {
             }
         };
         user.restore();
-        let (source, came) = feed::close()
+        let (mut source, came) = feed::close()
             .ok_or_else(|| PgError::new(SqlState::InternalError, "the copy has lost its source"))?;
+        source.finish()?;
         let copied = Copied {
             rows,
             bytes: came.bytes,

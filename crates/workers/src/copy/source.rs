@@ -11,6 +11,8 @@ use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
 use braid_postgres::server;
 
+use crate::as_owner::AsOwner;
+
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
 #[derive(Debug)]
 pub struct Source {
@@ -20,6 +22,7 @@ pub struct Source {
     pub lsn: u64,
     /// The same, as the text of a `pg_snapshot`.
     pub snapshot: String,
+    as_owner: AsOwner,
 }
 
 /// The message of a table that the provider does not have.
@@ -81,10 +84,12 @@ impl Source {
             .get(0, 0)
             .map(provider_snapshot::ordered)
             .unwrap_or_default();
+        let as_owner = AsOwner::in_transaction(&mut connection)?;
         Ok(Self {
             connection,
             lsn,
             snapshot,
+            as_owner,
         })
     }
 
@@ -99,17 +104,61 @@ impl Source {
         name: &str,
         own: Option<OwnRows>,
     ) -> Result<Published, PgError> {
-        published(&mut self.connection, publications, namespace, name, own)
+        let as_owner = self.as_owner;
+        published(
+            &mut self.connection,
+            as_owner,
+            publications,
+            namespace,
+            name,
+            own,
+        )
     }
 
-    /// Let the rows come.
+    /// Lets the rows come. [`Source::finish`] ends that once all are there.
     ///
     /// # Errors
     /// The provider's, with a hint.
     pub fn start(&mut self, published: &Published, columns: &[String]) -> Result<(), PgError> {
-        self.connection
-            .start_copy(&published.command(columns, &server::database_encoding()))
-            .map_err(unreadable)
+        let command = published.command(columns, &server::database_encoding());
+        self.start_copy(published, &command).map_err(unreadable)
+    }
+
+    /// Starts a COPY that reads the table, as its owner. [`Source::finish`] ends that once all rows
+    /// are there.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn start_copy(&mut self, published: &Published, command: &str) -> libpq::Result<()> {
+        self.as_owner.start(&mut self.connection, published.oid)?;
+        self.connection.start_copy(command)
+    }
+
+    /// All rows have come.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn finish(&mut self) -> libpq::Result<()> {
+        self.as_owner.stop(&mut self.connection)
+    }
+
+    /// Ends the transaction, and with it the look at the database as it was. The connection stays.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn commit(&mut self) -> libpq::Result<()> {
+        self.connection.query("commit")?;
+        self.as_owner = self.as_owner.after_transaction();
+        Ok(())
+    }
+
+    /// Runs a query of the table, as its owner.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn query(&mut self, published: &Published, query: &str) -> libpq::Result<Rows> {
+        let table = published.oid.to_string();
+        self.as_owner.query(&mut self.connection, &table, query)
     }
 }
 
@@ -145,6 +194,7 @@ fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgErro
 /// As [`Source::published`].
 pub(crate) fn published(
     connection: &mut Connection,
+    as_owner: AsOwner,
     publications: &[String],
     namespace: &str,
     name: &str,
@@ -220,7 +270,7 @@ pub(crate) fn published(
         rows: None,
         bytes: None,
     };
-    measure(connection, &oid, &mut published).map_err(unreadable)?;
+    measure(connection, as_owner, &oid, &mut published).map_err(unreadable)?;
     Ok(published)
 }
 
@@ -257,8 +307,14 @@ fn unpublished(
 }
 
 /// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
-/// size and filters also when it was never analyzed.
-fn measure(connection: &mut Connection, oid: &str, published: &mut Published) -> libpq::Result<()> {
+/// size and filters also when it was never analyzed. Not known if that fails: the copy itself need not plan a query, and says
+/// what is wrong if it is wrong for it as well.
+fn measure(
+    connection: &mut Connection,
+    as_owner: AsOwner,
+    oid: &str,
+    published: &mut Published,
+) -> libpq::Result<()> {
     let sizes = connection.query(&format!(
         "select sum(pg_table_size(oid))::bigint, sum(pg_relation_size(oid))::bigint from pg_class \
           where relkind <> 'p' and (oid = {oid} or oid in (select relid from pg_partition_tree({oid})))"
@@ -267,13 +323,21 @@ fn measure(connection: &mut Connection, oid: &str, published: &mut Published) ->
     published.bytes = number(0);
     let rows = published.rows_clause();
     published.rows = if number(1).unwrap_or(0) <= COUNTED {
-        let count = connection.query(&format!("select count(*) {rows}"))?;
+        let count = known(as_owner.query(connection, oid, &format!("select count(*) {rows}")))?;
         count.get(0, 0).and_then(|text| text.parse().ok())
     } else {
-        let plan = connection.query(&format!("explain select {rows}"))?;
+        let plan = known(as_owner.query(connection, oid, &format!("explain select {rows}")))?;
         plan.get(0, 0).and_then(planned_rows)
     };
     Ok(())
+}
+
+/// No rows for what the other node refuses.
+fn known(found: libpq::Result<Rows>) -> libpq::Result<Rows> {
+    match found {
+        Err(libpq::Error::Server { .. }) => Ok(Rows::default()),
+        found => found,
+    }
 }
 
 fn unreadable(error: libpq::Error) -> PgError {

@@ -75,14 +75,13 @@ pub fn bring_along(
     let mut nodes = Nodes::new()?;
     let mut newest = timestamp::now().saturating_add(EPOCH_DIFFERENCE);
 
-    source
-        .connection
-        .start_copy(&published.versions_command(since))?;
+    source.start_copy(published, &published.versions_command(since))?;
     let versions = |piece: &[Brought]| {
         let versions: Vec<_> = piece.iter().map(|row| (row.row, row.merged)).collect();
         tombstone::store_copied(&versions)
     };
     newest = newest.max(receive(task, source, &mut nodes, versions)?);
+    source.finish()?;
 
     if reach.is_keyless {
         // What is to be taken out is known by the same hash everywhere, and counts once: so as of the moment of the rows.
@@ -106,7 +105,7 @@ pub fn bring_along(
 
     let tables = source.connection.query(&published.tables_query())?;
     // What is collected from here on is to be seen.
-    source.connection.query("commit")?;
+    source.commit()?;
     wait_for_collector(&mut source.connection, source.lsn)?;
     source
         .connection

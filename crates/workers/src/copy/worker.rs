@@ -491,9 +491,8 @@ fn come_later(
         .iter()
         .filter_map(|row| KeyColumn::read(|place| row.get(place)?.as_deref()))
         .collect();
-    let later = source
-        .connection
-        .query(&published.later_query(&keys, &columns, &snapshot))?;
+    let question = published.later_query(&keys, &columns, &snapshot);
+    let later = source.query(published, &question)?;
     let later = later.get(0, 0).and_then(|count| count.parse().ok());
     Ok(later == Some(keys.len()))
 }

@@ -14,6 +14,7 @@ use braid_bgworker::subscription_option::array_literal;
 use braid_gir::lsn_text;
 use braid_node::ddl;
 use braid_node::subscription::{self, InitialCopy, execute, execute_counting, rows};
+use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{names, snapshot};
 use pgrx::datum::DatumWithOid;
@@ -532,15 +533,12 @@ impl Facts {
         let filled_when_made = match (&made_by, cell(3)) {
             (Some(xid), Some(name)) if made_with_name && !is_empty => {
                 // The snapshot of the transaction is older than the lock.
-                let found = snapshot::latest(|| {
-                    rows(
-                        &format!(
-                            "select 1::text from (select xmin as writer from {name} limit {LOOKED_AT}) r where writer = {}::xid limit 1",
-                            quote_literal(xid)
-                        ),
-                        &[],
-                    )
-                })?;
+                let question = format!(
+                    "select 1::text from (select xmin as writer from {name} limit {LOOKED_AT}) r where writer = {}::xid limit 1",
+                    quote_literal(xid)
+                );
+                let owner = Rights::OwnerOf(self.oid.into());
+                let found = snapshot::latest(|| with_rights(owner, || rows(&question, &[])))?;
                 !found.is_empty()
             }
             _ => false,

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use braid_bgworker::hex;
 use braid_group::{Command, GroupId, MemberId, Role};
 use braid_node::{connection_string, secrecy};
-use braid_postgres::catalog::{current_role, query};
+use braid_postgres::catalog::{Rights, current_role, query, with_rights};
 use braid_postgres::encoding::Text;
 use braid_postgres::rows::Rows;
 use braid_workers::group::{WITNESS, request};
@@ -131,7 +131,7 @@ fn join_group(
 
 /// That the database has what the mode says.
 fn check_contents(mode: &str) -> Outcome<()> {
-    let tables = "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+    let tables = "select c.oid::regclass::text, c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace \
                    where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema', 'braid') \
                      and n.nspname !~ '^pg_(toast|temp)' \
                      and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')";
@@ -145,10 +145,16 @@ fn check_contents(mode: &str) -> Outcome<()> {
             }
         }
         "schema" => {
-            let found = local::column(&query(&format!("{tables} and c.relkind = 'r'"), &[]));
-            for table in found {
-                let rows = query(&format!("select 1 from only {table} limit 1"), &[]);
-                if !rows.is_empty() {
+            let found = query(&format!("{tables} and c.relkind = 'r'"), &[]);
+            for row in found.iter() {
+                let cell = |place: usize| row.get(place).and_then(Option::as_deref);
+                let oid = cell(1).and_then(|oid| oid.parse::<u32>().ok());
+                let (Some(table), Some(oid)) = (cell(0), oid) else {
+                    continue;
+                };
+                let question = format!("select 1 from only {table} limit 1");
+                let owner = Rights::OwnerOf(oid.into());
+                if !with_rights(owner, || query(&question, &[])).is_empty() {
                     return Err(Failure::state(format!("table {table} has rows"))
                         .detail("They would not reach the other nodes, and the rows that are copied would meet them.")
                         .hint("Save them, empty the tables, join, and insert them again."));

@@ -7,16 +7,18 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::compare::{Key, differing};
+use braid_bgworker::sql_text::quote_literal;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::subscription::{self, Subscription, execute, execute_counting, rows, rows_written};
 use braid_node::{clock, local_version};
-use braid_postgres::catalog::with_settings;
+use braid_postgres::catalog::{Rights, with_rights, with_settings};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 
 use super::peer::{self, Peer};
 use super::{Progress, View, told};
+use crate::as_owner::AsOwner;
 use crate::compare::table::{At, SETTINGS, Table};
 use crate::ingest::rows::{Incoming, Into, UNKNOWN_THERE, decide};
 
@@ -469,7 +471,7 @@ impl Task<'_> {
 /// Whatever PostgreSQL raises, and the connection's.
 pub(super) fn raise_sequences(mut there: Option<&mut Connection>) -> Result<(), PgError> {
     let owned = rows(
-        "select d.objid::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(a.attname), s.seqmin::text, s.seqmax::text \
+        "select d.objid::text, d.refobjid::text, quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(a.attname), s.seqmin::text, s.seqmax::text \
            from pg_depend d join pg_sequence s on s.seqrelid = d.objid \
            join pg_class c on c.oid = d.refobjid join pg_namespace n on n.oid = c.relnamespace \
            join pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid \
@@ -481,6 +483,7 @@ pub(super) fn raise_sequences(mut there: Option<&mut Connection>) -> Result<(), 
     for row in owned {
         let [
             Some(sequence),
+            Some(oid),
             Some(table),
             Some(column),
             Some(least),
@@ -492,12 +495,14 @@ pub(super) fn raise_sequences(mut there: Option<&mut Connection>) -> Result<(), 
         let question = format!(
             "select pg_catalog.max({column})::pg_catalog.text from {table} where {column} between {least} and {most}"
         );
-        let here = rows(&question, &[])?
+        let owner = Rights::OwnerOf(oid.parse::<u32>().unwrap_or(0).into());
+        let here = with_rights(owner, || rows(&question, &[]))?
             .first()
             .and_then(|row| row.first()?.as_deref()?.parse::<i64>().ok());
+        let literal = format!("{}::regclass", quote_literal(table));
         let there = match &mut there {
-            Some(connection) => connection
-                .query(&question)?
+            Some(connection) => AsOwner::outside(connection)?
+                .query(connection, &literal, &question)?
                 .get(0, 0)
                 .and_then(|text| text.parse().ok()),
             None => None,
