@@ -59,7 +59,8 @@ impl Published {
         )
     }
 
-    /// The query for the columns that the provider has ([`key_columns`]), those with these names with how they are compared.
+    /// The query for the provider's columns ([`key_columns`]). Columns with these names come with the
+    /// way in which they are compared.
     #[must_use]
     pub fn key_query(&self, names: &[&str]) -> String {
         let names: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
@@ -70,8 +71,8 @@ impl Published {
     }
 
     /// The query that counts rows with these keys which sessions of the provider have written since a
-    /// snapshot, given as the text of a `pg_snapshot`. Of each row, the key's columns and their values; `columns` are those of
-    /// [`Self::key_query`].
+    /// snapshot, given as the text of a `pg_snapshot`. A key is columns and their values; `columns`
+    /// are the answer to [`Self::key_query`].
     #[must_use]
     pub fn later_query(
         &self,

@@ -80,7 +80,7 @@ const TAIL: &str = ") as is_key \
 /// gone; `keys` one for the names of the columns that are compared, an array of texts. To be run
 /// with nothing but `pg_catalog` in `search_path`.
 ///
-/// It gives a row for each column; [`KeyColumn::read`] takes its cells. A column that is in no
+/// The query gives a row for each column; [`KeyColumn::read`] takes its cells. A column that is in no
 /// unique index is compared as its type is by default.
 #[must_use]
 pub fn query(relation: &str, keys: &str) -> String {
@@ -98,7 +98,7 @@ pub struct KeyColumn {
     pub is_array: bool,
     /// Its base type is one of those whose texts are names of objects, and whose values are OIDs.
     pub is_reference: bool,
-    /// It is of a domain.
+    /// The column's type is a domain.
     is_domain: bool,
     /// The base type.
     base: String,

@@ -37,11 +37,11 @@ pub(super) struct Attempt {
     /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix
     /// microseconds and node.
     pub(super) replaced: Option<(i64, String)>,
-    /// Image of the former key of the row that the change in hand, or the next one, inserts.
+    /// Image of the former key of the row that the current change, or the next one, inserts.
     pub(super) former_key: Option<Vec<u8>>,
-    /// Values that the provider was asked for, of the row that the change in hand inserts.
+    /// Values that the provider was asked for, of the row that the current change inserts.
     pub(super) answers: Option<Answers>,
-    /// The row that the change in hand inserts may have another row's values among them.
+    /// Some values of the row that the current change inserts may be another row's.
     pub(super) is_unverified: bool,
     /// The newest timestamp of the batch in hand.
     pub(super) newest: i64,

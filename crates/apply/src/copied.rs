@@ -313,7 +313,7 @@ pub fn row_version(
             )
             .with_hint("Of a partitioned table, ask for the partition: tableoid, ctid."));
         }
-        // Who may read a partitioned table reads the rows of its partitions.
+        // A role that may read a partitioned table may read the rows of its partitions.
         let mut tables = with_ancestors(relation).into_iter();
         if !tables.any(|table| table_rights::may_read_all(role, table)) {
             return Err(PgError::new(

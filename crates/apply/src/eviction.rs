@@ -223,11 +223,11 @@ impl Session {
     }
 
     /// Has rows leave that lose to the one in the new slot, and whose leaving is planned, within the
-    /// attempt in hand only. The attempt goes on, so that it finds all rows that are to leave, and is
+    /// current attempt only. The attempt goes on, so that it finds all rows that are to leave, and is
     /// rolled back at its end ([`Session::check_leaving`]).
     ///
-    /// What the attempt decides from here on is what the next attempt decides once the rows have
-    /// left, or else it ends here:
+    /// From this point on the attempt decides as the next attempt does once the rows have left, or
+    /// else it ends:
     ///
     /// | the next attempt sees | why it decides alike |
     /// |---|---|

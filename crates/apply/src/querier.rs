@@ -83,6 +83,15 @@ pub(super) enum Fetched {
     Nobody,
 }
 
+/// Columns that the provider is asked for.
+struct Sought {
+    source: Source,
+    /// Places of the columns that the row lacks, in the plan.
+    gaps: Vec<usize>,
+    /// These columns, and [`WRITTEN_AT`].
+    columns: Vec<Column>,
+}
+
 /// A row that is asked for, and the key that it had before, of which it has what it lacks.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'v> {
@@ -338,19 +347,14 @@ impl Questions<'_> {
             remote,
             current,
         } = context;
-        if current.runs {
-            return Err(self
-                .hints
-                .wait_for_commit("A large value is to be asked for."));
-        }
-        // The answer's values are used while the change is applied.
-        self.change_context.context().enter();
-        let gaps = self.tables.gaps(key, wanted.row)?;
-        let Some(source) = self.provider(key)? else {
+        let Some(sought) = self.sought_of_provider(context, wanted.row)? else {
             return Ok(Fetched::Nobody);
         };
-        let mut columns = self.tables.asked_columns(key, remote, &gaps)?;
-        columns.push(WRITTEN_AT);
+        let Sought {
+            source,
+            gaps,
+            columns,
+        } = sought;
         let old = self
             .tables
             .key_texts(wanted.before.0, remote, wanted.before.1, &[])?;
@@ -377,6 +381,40 @@ impl Questions<'_> {
                 return Ok(Fetched::Gone);
             }
         }
+    }
+
+    /// Finds what the provider is to be asked for: the columns that a row lacks. `None` if there is
+    /// no provider. The answer is to be used while the current change is applied.
+    ///
+    /// # Errors
+    /// 40001 if the transaction still runs at the provider.
+    fn sought_of_provider(
+        &mut self,
+        context: RowContext<'_>,
+        row: &RowValues,
+    ) -> Result<Option<Sought>, PgError> {
+        let RowContext {
+            key,
+            remote,
+            current,
+        } = context;
+        if current.runs {
+            return Err(self
+                .hints
+                .wait_for_commit("A large value is to be asked for."));
+        }
+        self.change_context.context().enter();
+        let Some(source) = self.provider(key)? else {
+            return Ok(None);
+        };
+        let gaps = self.tables.gaps(key, row)?;
+        let mut columns = self.tables.asked_columns(key, remote, &gaps)?;
+        columns.push(WRITTEN_AT);
+        Ok(Some(Sought {
+            source,
+            gaps,
+            columns,
+        }))
     }
 
     fn inquiry<'a>(

@@ -22,7 +22,7 @@ pub struct AsOwner {
 }
 
 impl AsOwner {
-    /// Over a connection that is in a read-only transaction.
+    /// Reads over a connection that is in a read-only transaction.
     ///
     /// # Errors
     /// The other node's.
@@ -33,7 +33,7 @@ impl AsOwner {
         })
     }
 
-    /// Over a connection that is in no transaction.
+    /// Reads over a connection that is in no transaction.
     ///
     /// # Errors
     /// The other node's.
@@ -44,7 +44,7 @@ impl AsOwner {
         })
     }
 
-    /// The same once the transaction has ended.
+    /// Reads over the same connection once the transaction has ended.
     #[must_use]
     pub fn after_transaction(self) -> Self {
         Self {

@@ -26,7 +26,7 @@ pub(super) fn lacks_values(image: &Image<'_>) -> bool {
     values.any(|value| matches!(value, Ok(Value::None)))
 }
 
-/// What becomes of a row that the provider does not have any more.
+/// The decision about a row that the provider does not have any more.
 const LEFT_OUT: Decision = Decision {
     action: Action::Keep,
     conflict: Some(Kind::UpdateMissing),

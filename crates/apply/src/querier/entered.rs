@@ -25,7 +25,7 @@ use std::ffi::CString;
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 
-use super::Questions;
+use super::{Questions, Sought};
 use crate::peer::{AsOf, Column, Form, Reply};
 use crate::relation::RemoteRelation;
 use crate::row_context::RowContext;
@@ -124,18 +124,14 @@ impl Questions<'_> {
             remote,
             current,
         } = context;
-        if current.runs {
-            return Err(self
-                .hints
-                .wait_for_commit("A large value is to be asked for."));
-        }
-        self.change_context.context().enter();
-        let Some(source) = self.provider(key)? else {
+        let Some(sought) = self.sought_of_provider(context, values)? else {
             return Ok(Entered::Nobody);
         };
-        let gaps = self.tables.gaps(key, values)?;
-        let mut columns = self.tables.asked_columns(key, remote, &gaps)?;
-        columns.push(WRITTEN_AT);
+        let Sought {
+            source,
+            gaps,
+            columns,
+        } = sought;
         let new = self.tables.identity_texts(key, remote, values)?;
         let old = match former {
             Some(former) => Some(self.tables.identity_texts(key, remote, former)?),
