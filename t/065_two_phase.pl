@@ -54,7 +54,6 @@ same_tables(\@nodes, 'item');
 # The rows' versions are the source's: time and origin.
 sql($tokyo, q[begin; insert into item values (102, 'versioned', 1); update item set v = 'versioned' where id = 3; prepare transaction 'three']);
 caught_up($paris, $tokyo);
-sleep 0.2;
 sql($tokyo, q[commit prepared 'three']);
 caught_up($paris, $tokyo);
 my $times = 'select id, pg_xact_commit_timestamp(xmin) from item where id in (3, 102) order by 1';

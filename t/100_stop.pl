@@ -1,4 +1,4 @@
-# A subscription that is disabled stops within a second, whatever its processes are in the middle of.
+# A subscription that is disabled stops at once, whatever its processes are in the middle of.
 
 use strict;
 use warnings;

@@ -59,6 +59,12 @@ braid.retry_interval = 100ms
 # What has stopped stays so until the test has looked at it.
 braid.stopped_retry_interval = 0
 braid.retry_interval_max = 1s
+# What is done from time to time comes soon enough to wait for it.
+braid.supervisor_interval = 5s
+braid.manager_interval = 5s
+braid.purge_interval = 5s
+braid.collector_interval = 1s
+braid.clock_interval = 3s
 CONF
 	$node->append_conf('postgresql.conf', $opt{conf}) if $opt{conf};
 	$node->start;

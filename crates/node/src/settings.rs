@@ -6,6 +6,8 @@ use std::time::Duration;
 use braid_postgres::plain;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
+pub mod timers;
+
 /// What becomes of a commit whose node's clock is too far behind what it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub enum BehindAction {
@@ -449,6 +451,7 @@ pub fn register() {
         .chain(of_retries())
         .chain(of_clocks())
         .chain(of_parking())
+        .chain(timers::all())
         .chain(ints)
     {
         // Too late for it when a session loads the library by itself: create_node then says what to do.

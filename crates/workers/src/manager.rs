@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::{policy, slot_name};
 use braid_node::registry::{self, Activity, ManagerEntry, SubscriptionEntry};
-use braid_node::settings::RememberDeletions;
+use braid_node::settings::{RememberDeletions, timers};
 use braid_node::subscription::rows;
 use braid_node::{
     clock, crash, ddl, left_origin, local_version, owners, settings, standing, tombstone,
@@ -31,8 +31,6 @@ use grouping::Grouping;
 use crate::purge::Purge;
 use crate::supervisor;
 
-/// The catalog is read again after this, in case a wake-up was lost.
-const INTERVAL: Duration = Duration::from_secs(10);
 /// A leader that ran this long and ended without an error starts again at once.
 const SETTLED: Duration = Duration::from_secs(5);
 
@@ -308,7 +306,7 @@ fn read() -> Result<State, PgError> {
     let first_xid = text(5).and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut wanted = Vec::new();
     let mut known = Vec::new();
-    let mut retry_in = INTERVAL;
+    let mut retry_in = timers::manager();
     for row in found {
         let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
         let Ok(id) = text(0).parse::<u32>() else {
@@ -353,7 +351,7 @@ impl Manager {
             refusal.log("braid manager: nothing runs here");
             self.refused = Some(refusal.message.clone());
         }
-        let mut wait = INTERVAL;
+        let mut wait = timers::manager();
         self.reap(&[]);
         for led in self.leaders.values_mut() {
             if !led.stopping {
@@ -382,7 +380,7 @@ impl Manager {
             orphans,
             ..
         } = state;
-        let mut wait = INTERVAL.min(state.retry_in);
+        let mut wait = timers::manager().min(state.retry_in);
         self.refused = None;
         self.collect(state, entry, &mut wait);
         // Statements and sequences in the database of a witness are no affair of the group.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use braid_apply::KEEP_MERGED;
 use braid_gir::lsn_text;
+use braid_node::settings::timers;
 use braid_node::subscription::{execute_counting, rows};
 use braid_node::{crash, left_origin, registry, settings, tombstone};
 use braid_postgres::error::{self, PgError};
@@ -15,9 +16,6 @@ use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 use crate::away::Peers;
 use crate::{away, keep_commits};
 
-const PURGE_INTERVAL: Duration = Duration::from_secs(60);
-/// The same while it is not known how far subscriptions have come: just after they have started.
-const PURGE_AGAIN: Duration = Duration::from_secs(5);
 /// Batches' row versions, and tombstones, are kept for this long after all subscriptions have come
 /// past them: more than clocks are ever apart.
 pub(crate) const MARGIN_MICROS: i64 = 3_600_000_000;
@@ -44,7 +42,7 @@ impl Purge {
         if self.at.is_some_and(|at| at > Instant::now()) {
             return;
         }
-        let mut pause = PURGE_INTERVAL;
+        let mut pause = timers::purge();
         let peers = away::peers(known);
         match error::transaction(|| purge_versions(&peers)) {
             Ok(again) => pause = again.unwrap_or(pause),
@@ -120,7 +118,8 @@ pub fn arrived_for_all() -> Result<Option<i64>, PgError> {
 /// arrive, by more than nodes' clocks are ever apart. When to look again, if that is soon.
 fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
     let Some(reached) = arrived(&peers.awaited)? else {
-        return Ok(Some(PURGE_AGAIN));
+        // It is not known yet how far subscriptions have come: they have just started.
+        return Ok(Some(timers::purge_again()));
     };
     let before = reached.saturating_sub(MARGIN_MICROS);
     if let Some(entry) = registry::my_manager() {
@@ -198,10 +197,10 @@ fn keep_commits(peers: &Peers) -> Duration {
     });
     match kept {
         Ok(true) => BREATH,
-        Ok(false) => PURGE_INTERVAL,
+        Ok(false) => timers::purge(),
         Err(failure) => {
             failure.log("could not keep commit timestamps");
-            PURGE_INTERVAL
+            timers::purge()
         }
     }
 }
@@ -224,7 +223,7 @@ fn purge_calls(subscriptions: &[u32]) -> Result<(), PgError> {
 /// Remove conflicts that are older than they are to be kept. When to look again.
 fn purge_conflicts() -> Duration {
     let Some(minutes) = settings::conflict_history_retention_minutes() else {
-        return PURGE_INTERVAL;
+        return timers::purge();
     };
     let purged = error::transaction(|| {
         let purged = execute_counting(
@@ -252,10 +251,10 @@ fn purge_conflicts() -> Duration {
     match purged {
         // More is left: go on after a breath.
         Ok(PURGE_BATCH..) => BREATH,
-        Ok(_) => PURGE_INTERVAL,
+        Ok(_) => timers::purge(),
         Err(failure) => {
             failure.log("could not remove old conflicts");
-            PURGE_INTERVAL
+            timers::purge()
         }
     }
 }

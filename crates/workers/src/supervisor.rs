@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry;
+use braid_node::settings::timers;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, server, worker};
 use pgrx::pg_sys;
 
-/// Databases are looked at again after this, in case nobody said that something changed.
-const INTERVAL: Duration = Duration::from_secs(30);
 /// A manager that ended is not started again sooner.
 const PAUSE: Duration = Duration::from_secs(1);
 /// A manager that has not found out by then whether its database has the extension holds up no other: it may wait for a lock.
@@ -66,7 +65,7 @@ fn tend(
     managers: &mut HashMap<u32, Manager>,
     without: &mut HashSet<u32>,
 ) -> Duration {
-    let mut wait = INTERVAL;
+    let mut wait = timers::supervisor();
     without.retain(|database| databases.contains(database));
     let mut is_probing = managers.iter().any(is_finding_out);
     for database in databases {

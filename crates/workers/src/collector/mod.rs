@@ -26,6 +26,7 @@ use braid_bgworker::slot_name;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::column_write;
 use braid_node::registry::{self, ManagerEntry};
+use braid_node::settings::timers;
 use braid_node::subscription::rows;
 use braid_node::tombstone::store;
 use braid_postgres::error::{self, PgError};
@@ -43,10 +44,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// Looks without anything new until then.
 const IDLE: u32 = 10;
-/// The slot is written to disk this often, so that old WAL can go.
-const SAVE: Duration = Duration::from_secs(5);
-/// The list of tables is read again after this, in case a wake-up was lost.
-const LIST: Duration = Duration::from_secs(10);
 /// WAL is decoded for this long before what it gave is written.
 const STRETCH: Duration = Duration::from_millis(500);
 
@@ -181,7 +178,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
         worker::reload_settings();
         // Whoever waits for this process wakes it up, too: that says nothing about tables.
         let is_old = entry.collector_list_is_old.swap(false, Ordering::AcqRel);
-        if is_old || listed.is_none_or(|at| at.elapsed() > LIST) {
+        if is_old || listed.is_none_or(|at| at.elapsed() > timers::collector_list()) {
             listed = Some(Instant::now());
             match decoder.apart(wanted) {
                 Ok(wanted) => gathered::want(wanted),
@@ -206,7 +203,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
                 .store(aim.0.into_inner(), Ordering::Release);
             aim = wal::horizon();
         }
-        if saved.elapsed() > SAVE {
+        if saved.elapsed() > timers::collector_save() {
             saved = Instant::now();
             decoder.confirm();
         }

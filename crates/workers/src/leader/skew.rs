@@ -13,7 +13,7 @@ use braid_bgworker::skew::{Alarm, Burst, Exchange, Say, Skew};
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::Begin;
 use braid_node::registry::{Activity, SubscriptionEntry};
-use braid_node::settings::{self, SkewAction};
+use braid_node::settings::{self, SkewAction, timers};
 use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::{self, Connection};
@@ -25,9 +25,7 @@ use super::reception::Reception;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
 const QUESTIONS: usize = 3;
-/// Microseconds between two bursts.
-const INTERVAL: i64 = 10_000_000;
-/// The same where what was measured is to be confirmed.
+/// Microseconds until the next burst where what was measured is to be confirmed.
 const SOON: i64 = 1_000_000;
 /// This node's clock was set if it moves by more microseconds than the monotonic one.
 const SET_HERE: i64 = 10_000;
@@ -117,7 +115,11 @@ impl ClockWatch {
         self.burst = None;
         let (wall, wall_error) = wall();
         let set_here = wall.saturating_sub(self.wall).saturating_abs() > SET_HERE;
-        self.next = now.saturating_add(if set_here { SOON } else { INTERVAL });
+        self.next = now.saturating_add(if set_here {
+            SOON
+        } else {
+            timers::clock_micros()
+        });
         self.wall = wall;
         if let Some(by) = self.skew.add(exchange) {
             self.next = now.saturating_add(SOON);
