@@ -1,5 +1,6 @@
 """Differences that are meant: what Braid documents and native does otherwise."""
 
+import re
 from dataclasses import dataclass
 from typing import Callable
 
@@ -20,8 +21,13 @@ def _native_stops_with(text):
     return explains
 
 
+def _is_conflict(error):
+    """From 18 on native names the conflict."""
+    return "duplicate key value violates unique" in error or re.search("conflict=(insert|update)_exists|conflict=multiple_unique_conflicts", error)
+
+
 def _conflict(native, braid):
-    return native.state == "stopped" and native.copied and "duplicate key value violates unique" in native.error and braid.state == "goes on"
+    return native.state == "stopped" and native.copied and _is_conflict(native.error) and braid.state == "goes on"
 
 
 def _copied_twice(native, braid):

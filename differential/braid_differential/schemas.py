@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from .case import EVERYWHERE, PROVIDER, PUBLISH, SCHEMA, SUBSCRIBERS
-from .values import MADE, SCALARS, array_of, literal
+from .values import LARGE, MADE, SCALARS, array_of, literal
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Table:
     silent: set = field(default_factory=set)
     # The subscribers have a column of their own.
     more: bool = False
+    # A publication has a row filter for it: another id may take a row into it, or out of it.
+    filtered: bool = False
 
 
 class Schema:
@@ -127,8 +129,11 @@ class Schema:
     def _identity(self, table):
         """A replica identity of any kind for a table with a column id and others."""
         rng, case, name = self.rng, self.case, table.name
-        kind = rng.choice(["primary", "primary", "primary", "wide", "full", "full", "full", "full with key", "index", "none"])
+        kind = rng.choice(["primary", "primary", "primary", "wide", "wide", "wide", "full", "full", "full", "full with key", "index", "none"])
         keys = [column for column, of in table.columns.items() if of.key and column not in table.silent]
+        if kind == "wide" and rng.random() < 0.7:
+            # A type that few columns have by chance.
+            keys = [self._column(table, 21, of=rng.choice([of for of in self.types if of.key]))]
         unit = f"{name}.identity"
         # Native stops where a type has no equality: not too often, as nothing is compared after that.
         if kind == "full" and not all(of.equality for of in table.columns.values()) and rng.random() < 0.7:
@@ -158,9 +163,18 @@ class Schema:
         table = Table(name, name)
         self._create(table, "(id int)")
         self._columns(table, range(rng.randint(1, 7)))
+        self._large(table)
         self._special_columns(table)
         self._identity(table)
         self._indexes(table)
+
+    def _large(self, table):
+        """A column whose values are mostly out of line, and not sent where an update leaves them."""
+        if self.rng.random() < 0.5:
+            unit = f"{table.name}.big"
+            self.case.add(unit, EVERYWHERE, SCHEMA, f"alter table {table.name} add column big text; alter table {table.name} alter big set storage external",
+                          needs=[table.name], defines=[unit])
+            table.columns["big"] = LARGE
 
     def _special_columns(self, table):
         """Generated columns, identities and serial defaults."""
@@ -379,7 +393,9 @@ class Schema:
             columns = self._column_list(table) if table and len(in_these) == 1 else ""
             for publication in in_these:
                 where = ""
-                if table and table.has_id and rng.random() < 0.2:
+                if table and table.has_id and rng.random() < 0.3:
+                    for of in (table, *table.heirs):
+                        of.filtered = True
                     where = f" where ({rng.choice(['id % 3 <> 0', 'id > 4', 'id is not null and id < 20'])})"
                 only = rng.choice(["", "", "only "])
                 case.add(f"publish {name}", PROVIDER, PUBLISH, f"alter publication {publication} add table {only}{name}{columns}{where}", needs=[name])

@@ -143,6 +143,11 @@ impl LeadersApplier {
         if !ring.take_last(sequence) {
             return false;
         }
+        // One before it may have been parked between the look and now, when all of them are done.
+        if self.applier.is_parking_stale() {
+            super::post::set_latches(&ring.give_back_last(sequence));
+            return true;
+        }
         let started = Instant::now();
         let applier = &mut self.applier;
         applier.group.follow(group);
