@@ -13,6 +13,7 @@ use braid_plugin::{Change, Format, LogicalMessage, Truncation, version_of};
 use braid_postgres::compat::ReplOriginId;
 use braid_postgres::decoding::{Context, Transaction};
 use braid_postgres::relation::RelationRef;
+use braid_postgres::schema_statement::is_own;
 use braid_postgres::syscache;
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
 use braid_postgres::value::Value;
@@ -160,13 +161,21 @@ fn changed(change: &Change<'_>, columns: &[i16]) -> Vec<i16> {
     changed
 }
 
+/// Whether deletions of a table are wanted: it is one that a subscription is about.
+///
+/// Or it may become one before this process hears of it, and an older change of a row that is gone
+/// come then: a table under the name of such a table, which takes its place, and one that is
+/// published here, as tables are that several nodes write.
 fn is_wanted(relation: RelationRef<'_>) -> bool {
-    let is_listed = |oid: pg_sys::Oid| gathered::is_listed(oid.to_u32());
-    is_listed(relation.oid())
-        || (relation.is_partition()
-            && syscache::ancestors(relation.oid())
-                .into_iter()
-                .any(is_listed))
+    let all = syscache::with_ancestors(relation.oid());
+    all.iter().any(|oid| gathered::is_listed(oid.to_u32()))
+        || (relation.is_publishable()
+            && !is_own(relation.oid())
+            && all.into_iter().any(|oid| {
+                gathered::is_awaited(&syscache::relation_name(oid))
+                    || !syscache::publications_of_table(oid).is_empty()
+                    || !syscache::publications_of_schema(oid).is_empty()
+            }))
 }
 
 /// Hashes of the key of a row of a change.

@@ -45,6 +45,10 @@ pub(super) fn generation() -> u64 {
 struct Gathered {
     /// Tables of which deletions are wanted, or tables above them.
     tables: HashSet<u32>,
+    /// Their names: schema and table.
+    names: HashSet<(String, String)>,
+    /// All tables are published.
+    publishes_all: bool,
     /// Columns that are registers of their own: table and number. None is ever taken away: what is
     /// told of others does no harm.
     registers: BTreeSet<(u32, i16)>,
@@ -205,6 +209,10 @@ pub(super) fn begin() {
 pub(crate) struct Wanted {
     /// Tables of which deletions are.
     pub(crate) tables: HashSet<u32>,
+    /// Their names: schema and table.
+    pub(crate) names: HashSet<(String, String)>,
+    /// There is a publication for all tables.
+    pub(crate) publishes_all: bool,
     /// Columns that are registers of their own: table and number.
     pub(crate) registers: Vec<(u32, i16)>,
     /// `braid.column_rule`.
@@ -215,6 +223,8 @@ pub(crate) struct Wanted {
 pub(crate) fn want(wanted: Wanted) {
     with(|gathered| {
         gathered.tables = wanted.tables;
+        gathered.names = wanted.names;
+        gathered.publishes_all = wanted.publishes_all;
         // One that WAL tells of may not be visible yet.
         gathered.registers.extend(wanted.registers);
         gathered.rules = wanted.rules;
@@ -272,6 +282,11 @@ pub(super) fn registers_of(table: u32) -> Vec<i16> {
 /// Whether deletions of a table itself are wanted.
 pub(super) fn is_listed(table: u32) -> bool {
     with(|gathered| gathered.tables.contains(&table)) == Some(true)
+}
+
+/// Whether a table of this name is one of them, or there is a publication for all tables.
+pub(super) fn is_awaited(name: &(String, String)) -> bool {
+    with(|gathered| gathered.publishes_all || gathered.names.contains(name)) == Some(true)
 }
 
 /// Whether a table is `braid.column_rule`.

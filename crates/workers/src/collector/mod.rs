@@ -137,8 +137,22 @@ fn wanted() -> Result<Wanted, PgError> {
         let [table, number] = <[_; 2]>::try_from(row).ok()?;
         Some((table?.parse().ok()?, number?.parse().ok()?))
     };
+    let listed = rows(
+        "select schema_name::text, table_name::text from braid.subscription_table",
+        &[],
+    )?;
+    let name = |row: Vec<Option<String>>| {
+        let [schema, table] = <[_; 2]>::try_from(row).ok()?;
+        Some((schema?, table?))
+    };
+    let publications = rows(
+        "select 1::text from pg_catalog.pg_publication where puballtables limit 1",
+        &[],
+    )?;
     Ok(Wanted {
         tables: wanted_tables()?,
+        names: listed.into_iter().filter_map(name).collect(),
+        publishes_all: !publications.is_empty(),
         registers: found.into_iter().filter_map(register).collect(),
         rules: find_table("braid", "column_rule")?.map_or(0, pg_sys::Oid::to_u32),
     })
