@@ -145,8 +145,12 @@ alter_running($paris, $way, q[on_error => 'park']) or die 'not altered';
 sql($tokyo, q[create table held (id int primary key, n int); create table free (id int primary key, n int); insert into held values (1, 1)]);
 caught_up($paris, $tokyo);
 sql($paris, q[set braid.ddl_replication = off; alter table held add constraint small check (n < 10)]);
+sql($tokyo, 'insert into held values (2, 20)');
+ok($paris->poll_query_until('postgres', q[select count(*) = 1 from braid.parked_transactions]), 'one is parked');
+# By processes for whom the statement is the first that they see of the stream.
+disable($paris, $way);
+sql($paris, "select braid.enable_subscription('$way')");
 sql($tokyo, q[
-	insert into held values (2, 20);
 	alter table held add column v text default 'v';
 	update held set v = 'w', n = n + 1 where id = 2;
 	insert into held values (3, 3, 'x');

@@ -22,6 +22,7 @@ use braid_ring::{FrameRead, Run, Transaction};
 use super::Applier;
 use super::in_hand::InHand;
 use super::post::{Trouble, next_frame, set_latches};
+use super::records::out_of_order;
 use braid_bgworker::taking::Mode;
 
 /// A transaction that is gathered has fewer frames than this.
@@ -399,13 +400,7 @@ impl Applier {
                         replaced = Some(message.content);
                     }
                 }
-                _ => {
-                    return Err(PgError::new(
-                        SqlState::ProtocolViolation,
-                        "records from the provider are out of order",
-                    )
-                    .into());
-                }
+                _ => return Err(out_of_order().into()),
             }
         }
         Ok(true)

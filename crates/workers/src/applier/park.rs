@@ -34,6 +34,7 @@ use braid_ring::{ApplierState, FrameRead, Run, Transaction};
 use content::Content;
 
 use super::post::next_frame;
+use super::records::out_of_order;
 use super::{Applier, fail};
 
 /// What is said when there is no room for another one.
@@ -159,12 +160,13 @@ impl Applier {
             self.know(*schema)?;
         }
         let mut touch = Touch::default();
-        let wide = self.post.ring.transaction(sequence).is_wide();
-        if let Some(session) = self.session.as_mut() {
+        for name in &content.tables {
+            touch.change(name, true, []);
+        }
+        if !content.changes.is_empty() {
+            let wide = self.post.ring.transaction(sequence).is_wide();
+            let session = self.session.as_mut().ok_or_else(out_of_order)?;
             error::transaction(|| {
-                for name in &content.tables {
-                    touch.change(name, true, []);
-                }
                 for (schema, (barrier, hashes)) in &content.changes {
                     let barrier = *barrier || wide;
                     session.touch(&mut touch, *schema, barrier, hashes.iter().copied())?;
@@ -221,9 +223,8 @@ impl Applier {
         hashes: impl IntoIterator<Item = u64>,
     ) -> Result<(), PgError> {
         let mut touch = Touch::default();
-        if let Some(session) = self.session.as_mut() {
-            session.touch(&mut touch, schema, barrier, hashes)?;
-        }
+        let session = self.session.as_mut().ok_or_else(out_of_order)?;
+        session.touch(&mut touch, schema, barrier, hashes)?;
         self.hold(touch)
     }
 

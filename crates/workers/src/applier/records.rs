@@ -13,6 +13,15 @@ use super::Applier;
 use super::piece::Part;
 use super::post::Trouble;
 
+/// 08P01: a record comes where there can be none of its kind. There is a session once a stream has
+/// begun.
+pub(super) fn out_of_order() -> PgError {
+    PgError::new(
+        SqlState::ProtocolViolation,
+        "records from the provider are out of order",
+    )
+}
+
 impl Applier {
     pub(super) fn frame(
         &mut self,
@@ -88,9 +97,8 @@ impl Applier {
                 Record::Message(message) if *begun => {
                     if is_rule(&message) {
                         self.apply_consolidated(&mut gathered)?;
-                        if let Some(session) = self.session.as_mut() {
-                            session.take_rule(message.content)?;
-                        }
+                        let session = self.session.as_mut().ok_or_else(out_of_order)?;
+                        session.take_rule(message.content)?;
                     } else if is_statement(&message) {
                         self.apply_consolidated(&mut gathered)?;
                         self.take_statement(message.content)?;
@@ -98,13 +106,7 @@ impl Applier {
                         replaced = Some(message.content);
                     }
                 }
-                _ => {
-                    return Err(PgError::new(
-                        SqlState::ProtocolViolation,
-                        "records from the provider are out of order",
-                    )
-                    .into());
-                }
+                _ => return Err(out_of_order().into()),
             }
         }
         self.apply_consolidated(&mut gathered)
@@ -134,7 +136,8 @@ impl Applier {
         // What has failed once is applied as it came.
         if self.consolidate && self.in_hand.attempt.bulk && !self.in_hand.check_other_keys {
             gathered.push(Item::Change(0, change, replaced));
-        } else if let Some(session) = self.session.as_mut() {
+        } else {
+            let session = self.session.as_mut().ok_or_else(out_of_order)?;
             session.replaces(change.operation, replaced);
             session.change(&change)?;
         }
@@ -153,9 +156,8 @@ impl Applier {
                 self.guard(schema.0, true, [])?;
             }
         }
-        if let Some(session) = self.session.as_mut() {
-            session.truncate(truncate)?;
-        }
+        let session = self.session.as_mut().ok_or_else(out_of_order)?;
+        session.truncate(truncate)?;
         Ok(())
     }
 
@@ -172,9 +174,8 @@ impl Applier {
             subscription,
             ..
         } = self;
-        if let Some(session) = session.as_mut() {
-            session.statement(content, subscription)?;
-        }
+        let session = session.as_mut().ok_or_else(out_of_order)?;
+        session.statement(content, subscription)?;
         Ok(())
     }
 
@@ -183,7 +184,8 @@ impl Applier {
         &mut self,
         gathered: &mut Vec<Item<'_>>,
     ) -> Result<(), Trouble> {
-        if let Some(session) = self.session.as_mut().filter(|_| !gathered.is_empty()) {
+        if !gathered.is_empty() {
+            let session = self.session.as_mut().ok_or_else(out_of_order)?;
             session.consolidate(gathered)?;
         }
         gathered.clear();

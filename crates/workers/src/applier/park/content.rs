@@ -16,6 +16,7 @@ use braid_ring::{FrameRead, Transaction};
 use super::super::Applier;
 use super::super::piece::differs;
 use super::super::post::next_frame;
+use super::super::records::out_of_order;
 
 /// The note, and the changed rows by schema, of a transaction in the ring.
 #[derive(Debug, Default)]
@@ -120,9 +121,8 @@ impl Applier {
                 for (schema, (barrier, hashes)) in std::mem::take(&mut content.changes) {
                     schemas.insert(schema);
                     self.know(schema)?;
-                    if let Some(session) = self.session.as_mut() {
-                        session.touch(&mut touch, schema, barrier || by_table, hashes)?;
-                    }
+                    let session = self.session.as_mut().ok_or_else(out_of_order)?;
+                    session.touch(&mut touch, schema, barrier || by_table, hashes)?;
                 }
                 parked::check_limits(&self.subscription, content.note.bytes, why)?;
                 parked::add(id, &mut part, frame)?;
