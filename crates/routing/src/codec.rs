@@ -22,6 +22,9 @@ pub enum MalformedEntry {
     /// A newer Braid wrote the entry.
     #[error("routing entry has format {0}, which this version of Braid does not know")]
     UnknownFormat(u8),
+    /// A newer Braid has routed the table with another hash.
+    #[error("routing entry has hash version {0}, which this version of Braid does not know")]
+    UnknownHash(u8),
     /// A value is outside its range.
     #[error("routing entry has an invalid {0}")]
     Invalid(&'static str),
@@ -32,7 +35,7 @@ impl MalformedEntry {
     #[must_use]
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::UnknownTag(_) | Self::UnknownFormat(_) => {
+            Self::UnknownTag(_) | Self::UnknownFormat(_) | Self::UnknownHash(_) => {
                 Some("A newer Braid wrote it. Update Braid on this node.")
             }
             Self::TooLong(_) => Some("Divide the tenants among several rules with one time."),

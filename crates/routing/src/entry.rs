@@ -1,8 +1,8 @@
 //! Entries of the group's log about routing, and their bytes.
 //!
 //! The bytes: format (u8, 1), tag (u8), then the fields. Numbers are big-endian, lists and runs of
-//! bytes come after their length (u32). A tag or format that a node does not know is an error: an
-//! entry is never skipped.
+//! bytes come after their length (u32). A tag, format or version of the hash that a node does not
+//! know is an error: an entry is never skipped.
 
 use crate::codec::{MalformedEntry, Reader, Writer};
 use crate::hash::{HASH_VERSION, TENANT_LIMIT, Tenant};
@@ -47,8 +47,6 @@ pub enum Entry {
     Route {
         /// The table.
         table: TableName,
-        /// The version of the hash: [`HASH_VERSION`].
-        hash_version: u8,
         /// The number of shards.
         shards: Shards,
         /// The node sets.
@@ -94,11 +92,10 @@ impl Entry {
         match self {
             Self::Route {
                 table,
-                hash_version,
                 shards,
                 sets,
             } => {
-                w.u8(1).bytes(&table.0).u8(*hash_version).u32(shards.get());
+                w.u8(1).bytes(&table.0).u8(HASH_VERSION).u32(shards.get());
                 w.count(sets.len());
                 for set in sets {
                     w.u32(set.id.0).count(set.nodes.len());
@@ -141,8 +138,8 @@ impl Entry {
     /// The entry of these bytes.
     ///
     /// # Errors
-    /// [`MalformedEntry::UnknownTag`] and [`MalformedEntry::UnknownFormat`] if a newer Braid wrote
-    /// it; others for bad bytes.
+    /// [`MalformedEntry::UnknownTag`], [`MalformedEntry::UnknownFormat`] and
+    /// [`MalformedEntry::UnknownHash`] if a newer Braid wrote it; others for bad bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, MalformedEntry> {
         if bytes.len() > ENTRY_LIMIT {
             return Err(MalformedEntry::TooLong(ENTRY_LIMIT));
@@ -155,12 +152,7 @@ impl Entry {
         let entry = match r.u8()? {
             1 => Self::Route {
                 table: table(&mut r)?,
-                hash_version: match r.u8()? {
-                    HASH_VERSION => HASH_VERSION,
-                    _ => return Err(MalformedEntry::Invalid("hash version")),
-                },
-                shards: Shards::new(r.u32()?)
-                    .map_err(|_| MalformedEntry::Invalid("number of shards"))?,
+                shards: shards(&mut r)?,
                 sets: sets(&mut r)?,
             },
             2 => Self::Unroute {
@@ -187,6 +179,15 @@ impl Entry {
 
 fn table(r: &mut Reader<'_>) -> Result<TableName, MalformedEntry> {
     TableName::new(r.bytes(TABLE_LIMIT)?)
+}
+
+/// The version of the hash, then the number of shards.
+fn shards(r: &mut Reader<'_>) -> Result<Shards, MalformedEntry> {
+    match r.u8()? {
+        HASH_VERSION => {}
+        other => return Err(MalformedEntry::UnknownHash(other)),
+    }
+    Shards::new(r.u32()?).map_err(|_| MalformedEntry::Invalid("number of shards"))
 }
 
 fn time(r: &mut Reader<'_>) -> Result<Time, MalformedEntry> {

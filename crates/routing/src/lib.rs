@@ -37,7 +37,8 @@
 //! - Where a row is placed relies on the log alone, not on clocks.
 //! - That a read finds all rows without a bound relies on clocks being at most [`Window`]'s skew
 //!   apart. The node adds it before it relies on its rules.
-//! - If the leader's clock is ahead by a minute, the next rule counts a minute late.
+//! - If the leader's clock is ahead by a minute, the next rule counts a minute late. If it is behind
+//!   by more than the window, rows wait and reads ask all nodes.
 //! - A table's tenant, record and creation of one row never change without the row being moved.
 //!   Every unique key has all columns that these three use.
 //!

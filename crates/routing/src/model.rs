@@ -144,7 +144,6 @@ impl Case {
         }];
         let route = Entry::Route {
             table: name(),
-            hash_version: 1,
             shards: Shards::new(8).unwrap(),
             sets,
         };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use crate::entry::{Entry, TableName};
-use crate::hash::{HASH_VERSION, RecordHash, Tenant, TenantHash};
+use crate::hash::{RecordHash, Tenant, TenantHash};
 use crate::map::ShardMap;
 use crate::rules::{Invalid, Rule, RuleList, Run, Shard, Spread, Time};
 use crate::window::{Admission, ReadBound, Window};
@@ -29,9 +29,6 @@ pub enum Refusal {
     /// Too many tables are routed.
     #[error("too many tables are routed")]
     TooManyTables,
-    /// This version of Braid does not know the table's hash.
-    #[error("routing hash version {0} is not known")]
-    HashVersion(u8),
     /// The rule's time is closed: rows created after it may have their place.
     #[error("routing rule comes too late for its time")]
     Closed {
@@ -56,7 +53,6 @@ impl Refusal {
                 "Look at the table's shards in braid.shards."
             }
             Self::TooManyTables => "At most 1024 tables can be routed.",
-            Self::HashVersion(_) => "Update Braid on all nodes of the group first.",
             Self::Closed { .. } | Self::ClosedLater => "Try again: the next time is chosen anew.",
             Self::Invalid(invalid) => invalid.hint(),
         }
@@ -138,6 +134,13 @@ impl RoutedTable {
         }
     }
 
+    /// Whether the node knows the place of rows that were created at this time: no later entry
+    /// changes it. A node that finds a row by its own values, to update or delete it, asks this.
+    #[must_use]
+    pub const fn is_final(&self, created: Time) -> bool {
+        created.0 <= self.closed.0
+    }
+
     /// What a read on this node, whose clock shows `now`, may rely on. `upto`: it asks only for
     /// rows created at or before it.
     #[must_use]
@@ -149,7 +152,7 @@ impl RoutedTable {
         }
     }
 
-    /// The shard of a row. Final only if [`Self::may_create`] says [`Admission::Now`].
+    /// The shard of a row. Another node can place it elsewhere unless [`Self::is_final`].
     #[must_use]
     pub fn placement(&self, tenant: TenantHash, record: RecordHash, created: Time) -> Shard {
         self.rules
@@ -241,13 +244,9 @@ impl Routing {
         match entry {
             Entry::Route {
                 table,
-                hash_version,
                 shards,
                 sets,
             } => {
-                if *hash_version != HASH_VERSION {
-                    return Err(Refusal::HashVersion(*hash_version));
-                }
                 if self.tables.contains_key(table) {
                     return Err(Refusal::RoutedAlready);
                 }

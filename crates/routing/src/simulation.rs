@@ -86,7 +86,6 @@ impl Cluster {
         let log = vec![
             Entry::Route {
                 table: name(),
-                hash_version: 1,
                 shards,
                 sets,
             },
@@ -196,20 +195,19 @@ impl Cluster {
         }
     }
 
-    /// A node updates or deletes a row that somebody has inserted under some rule.
+    /// A node updates or deletes a row that any node has inserted under any rule.
     fn change(&mut self) {
         let at = self.random.index(NODES);
-        let now = self.clock();
-        let Some(row) = self
-            .model
-            .keys()
-            .nth(self.random.index(self.model.len().max(1)))
-        else {
+        let count = self.model.len().max(1);
+        let Some(row) = self.model.keys().nth(self.random.index(count)).copied() else {
             return;
         };
-        let (row, window) = (*row, self.window);
+        self.change_row(at, row);
+    }
+
+    fn change_row(&mut self, at: usize, row: Row) {
         let Some(table) = self.table(at) else { return };
-        if table.may_create(&window, row.created, now) != Admission::Now {
+        if !table.is_final(row.created) {
             return;
         }
         let shard = placement(table, row);
@@ -225,6 +223,26 @@ impl Cluster {
             self.model.insert(row, value);
         }
         self.counts.changed += 1;
+    }
+
+    /// In the end all nodes have the whole log, and change all rows in turn until none is left.
+    fn end(&mut self) {
+        let time = Time(self.now + 60_000 * MILLISECOND);
+        self.log.push(Entry::Close { time });
+        for at in 0..NODES {
+            for _ in 0..self.log.len() {
+                self.apply(at);
+            }
+        }
+        for at in (0..NODES).cycle() {
+            for row in self.model.keys().copied().collect::<Vec<_>>() {
+                self.change_row(at, row);
+            }
+            if self.model.is_empty() {
+                break;
+            }
+        }
+        assert!(self.store.values().all(BTreeMap::is_empty));
     }
 
     fn read(&mut self) {
@@ -313,6 +331,7 @@ fn every_node_finds_every_row_whatever_rules_are_added() {
         for _ in 0..1_500 {
             cluster.step();
         }
+        cluster.end();
         let counts = cluster.counts;
         sum.inserted += counts.inserted;
         sum.waited += counts.waited;

@@ -86,7 +86,7 @@ impl Window {
     }
 
     /// Whether a node whose clock shows `now`, and which has applied `Close(closed)`, may create a
-    /// row. The same answer counts for finding the place of a row that exists.
+    /// row.
     #[must_use]
     pub const fn admission(&self, created: Time, now: Time, closed: Time) -> Admission {
         if !created.is_finite() && created.0 > 0 || created.0 > now.plus(self.ahead).0 {
