@@ -1,36 +1,37 @@
-//! Bytes of an entry: fixed-width big-endian numbers, and runs of bytes after their length.
+//! Bytes of entries and of the state: fixed-width big-endian numbers, and runs of bytes after their
+//! length.
 //!
 //! Reading never panics, whatever the bytes are. Lengths are bounded before memory is taken.
 
 use thiserror::Error;
 
-/// Why bytes are not an entry.
+/// Why bytes are not an entry or a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum MalformedEntry {
+pub enum MalformedBytes {
     /// The bytes end within a value.
-    #[error("routing entry ends too early")]
+    #[error("bytes of routing end too early")]
     Truncated,
     /// Bytes are left over after the last value.
-    #[error("routing entry has bytes after its end")]
+    #[error("bytes of routing go on after their end")]
     Trailing,
-    /// The entry, or a list in it, is above its limit.
-    #[error("routing entry is longer than its limit {0}")]
+    /// The bytes, or a list in them, are above a limit.
+    #[error("bytes of routing are longer than the limit {0}")]
     TooLong(usize),
     /// A tag has no meaning in this version.
-    #[error("routing entry has the unknown tag {0}")]
+    #[error("bytes of routing have the unknown tag {0}")]
     UnknownTag(u8),
-    /// A newer Braid wrote the entry.
-    #[error("routing entry has format {0}, which this version of Braid does not know")]
+    /// A newer Braid wrote the bytes.
+    #[error("bytes of routing have format {0}, which this version of Braid does not know")]
     UnknownFormat(u8),
     /// A newer Braid has routed the table with another hash.
-    #[error("routing entry has hash version {0}, which this version of Braid does not know")]
+    #[error("bytes of routing have hash version {0}, which this version of Braid does not know")]
     UnknownHash(u8),
     /// A value is outside its range.
-    #[error("routing entry has an invalid {0}")]
+    #[error("bytes of routing have an invalid {0}")]
     Invalid(&'static str),
 }
 
-impl MalformedEntry {
+impl MalformedBytes {
     /// The hint for the user, where there is one: a sentence.
     #[must_use]
     pub const fn hint(&self) -> Option<&'static str> {
@@ -95,60 +96,60 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    fn raw(&mut self, len: usize) -> Result<&'a [u8], MalformedEntry> {
+    fn raw(&mut self, len: usize) -> Result<&'a [u8], MalformedBytes> {
         let (taken, rest) = self
             .0
             .split_at_checked(len)
-            .ok_or(MalformedEntry::Truncated)?;
+            .ok_or(MalformedBytes::Truncated)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedEntry> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedBytes> {
         self.raw(N)?
             .try_into()
-            .map_err(|_| MalformedEntry::Truncated)
+            .map_err(|_| MalformedBytes::Truncated)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, MalformedEntry> {
+    pub(crate) fn u8(&mut self) -> Result<u8, MalformedBytes> {
         Ok(u8::from_be_bytes(self.array()?))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, MalformedEntry> {
+    pub(crate) fn u32(&mut self) -> Result<u32, MalformedBytes> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, MalformedEntry> {
+    pub(crate) fn u64(&mut self) -> Result<u64, MalformedBytes> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    pub(crate) fn i64(&mut self) -> Result<i64, MalformedEntry> {
+    pub(crate) fn i64(&mut self) -> Result<i64, MalformedBytes> {
         Ok(i64::from_be_bytes(self.array()?))
     }
 
     /// A number of items, at most `limit` and never more than bytes are left.
-    pub(crate) fn count(&mut self, limit: usize) -> Result<usize, MalformedEntry> {
+    pub(crate) fn count(&mut self, limit: usize) -> Result<usize, MalformedBytes> {
         let count = usize::try_from(self.u32()?).unwrap_or(usize::MAX);
         if count > limit {
-            return Err(MalformedEntry::TooLong(limit));
+            return Err(MalformedBytes::TooLong(limit));
         }
         if count > self.0.len() {
-            return Err(MalformedEntry::Truncated);
+            return Err(MalformedBytes::Truncated);
         }
         Ok(count)
     }
 
-    pub(crate) fn bytes(&mut self, limit: usize) -> Result<&'a [u8], MalformedEntry> {
+    pub(crate) fn bytes(&mut self, limit: usize) -> Result<&'a [u8], MalformedBytes> {
         let len = self.count(limit)?;
         self.raw(len)
     }
 
     /// An error if bytes are left.
-    pub(crate) fn end(self) -> Result<(), MalformedEntry> {
+    pub(crate) fn end(self) -> Result<(), MalformedBytes> {
         if self.0.is_empty() {
             Ok(())
         } else {
-            Err(MalformedEntry::Trailing)
+            Err(MalformedBytes::Trailing)
         }
     }
 }

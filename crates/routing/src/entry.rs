@@ -4,9 +4,9 @@
 //! bytes come after their length (u32). A tag, format or version of the hash that a node does not
 //! know is an error: an entry is never skipped.
 
-use crate::codec::{MalformedEntry, Reader, Writer};
+use crate::codec::{MalformedBytes, Reader, Writer};
 use crate::hash::{HASH_VERSION, TENANT_LIMIT, Tenant};
-use crate::map::{NODES_LIMIT, NodeId, NodeSet, SETS_LIMIT, SetId};
+use crate::map::{NodeSet, read_sets, write_sets};
 use crate::rules::{Shards, Spread, Time};
 
 /// The longest entry, in bytes. It fits into an entry of the group's log.
@@ -24,10 +24,10 @@ impl TableName {
     /// A name of 1 to [`TABLE_LIMIT`] bytes.
     ///
     /// # Errors
-    /// [`MalformedEntry::Invalid`].
-    pub fn new(name: &[u8]) -> Result<Self, MalformedEntry> {
+    /// [`MalformedBytes::Invalid`].
+    pub fn new(name: &[u8]) -> Result<Self, MalformedBytes> {
         if name.is_empty() || name.len() > TABLE_LIMIT {
-            return Err(MalformedEntry::Invalid("table name"));
+            return Err(MalformedBytes::Invalid("table name"));
         }
         Ok(Self(name.to_vec()))
     }
@@ -85,8 +85,8 @@ impl Entry {
     /// The entry's bytes.
     ///
     /// # Errors
-    /// [`MalformedEntry`] if a value is above its limit, so that no node could read it.
-    pub fn encode(&self) -> Result<Vec<u8>, MalformedEntry> {
+    /// [`MalformedBytes`] if a value is above its limit, so that no node could read it.
+    pub fn encode(&self) -> Result<Vec<u8>, MalformedBytes> {
         let mut w = Writer::default();
         w.u8(FORMAT);
         match self {
@@ -96,13 +96,7 @@ impl Entry {
                 sets,
             } => {
                 w.u8(1).bytes(&table.0).u8(HASH_VERSION).u32(shards.get());
-                w.count(sets.len());
-                for set in sets {
-                    w.u32(set.id.0).count(set.nodes.len());
-                    for node in &set.nodes {
-                        w.u64(node.0);
-                    }
-                }
+                write_sets(sets, &mut w);
             }
             Self::Unroute { table } => {
                 w.u8(2).bytes(&table.0);
@@ -131,29 +125,29 @@ impl Entry {
         if Self::decode(&bytes)? == *self {
             Ok(bytes)
         } else {
-            Err(MalformedEntry::Invalid("value"))
+            Err(MalformedBytes::Invalid("value"))
         }
     }
 
     /// The entry of these bytes.
     ///
     /// # Errors
-    /// [`MalformedEntry::UnknownTag`], [`MalformedEntry::UnknownFormat`] and
-    /// [`MalformedEntry::UnknownHash`] if a newer Braid wrote it; others for bad bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedEntry> {
+    /// [`MalformedBytes::UnknownTag`], [`MalformedBytes::UnknownFormat`] and
+    /// [`MalformedBytes::UnknownHash`] if a newer Braid wrote it; others for bad bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedBytes> {
         if bytes.len() > ENTRY_LIMIT {
-            return Err(MalformedEntry::TooLong(ENTRY_LIMIT));
+            return Err(MalformedBytes::TooLong(ENTRY_LIMIT));
         }
         let mut r = Reader::new(bytes);
         match r.u8()? {
             FORMAT => {}
-            other => return Err(MalformedEntry::UnknownFormat(other)),
+            other => return Err(MalformedBytes::UnknownFormat(other)),
         }
         let entry = match r.u8()? {
             1 => Self::Route {
                 table: table(&mut r)?,
                 shards: shards(&mut r)?,
-                sets: sets(&mut r)?,
+                sets: read_sets(&mut r)?,
             },
             2 => Self::Unroute {
                 table: table(&mut r)?,
@@ -164,59 +158,46 @@ impl Entry {
             4 => Self::Rule {
                 table: table(&mut r)?,
                 time: time(&mut r)?,
-                spread: Spread::new(r.u32()?).map_err(|_| MalformedEntry::Invalid("spread"))?,
+                spread: Spread::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("spread"))?,
                 tenants: tenants(&mut r)?,
             },
             5 => Self::Open {
                 table: table(&mut r)?,
             },
-            other => return Err(MalformedEntry::UnknownTag(other)),
+            other => return Err(MalformedBytes::UnknownTag(other)),
         };
         r.end()?;
         Ok(entry)
     }
 }
 
-fn table(r: &mut Reader<'_>) -> Result<TableName, MalformedEntry> {
+pub(crate) fn table(r: &mut Reader<'_>) -> Result<TableName, MalformedBytes> {
     TableName::new(r.bytes(TABLE_LIMIT)?)
 }
 
 /// The version of the hash, then the number of shards.
-fn shards(r: &mut Reader<'_>) -> Result<Shards, MalformedEntry> {
+pub(crate) fn shards(r: &mut Reader<'_>) -> Result<Shards, MalformedBytes> {
     match r.u8()? {
         HASH_VERSION => {}
-        other => return Err(MalformedEntry::UnknownHash(other)),
+        other => return Err(MalformedBytes::UnknownHash(other)),
     }
-    Shards::new(r.u32()?).map_err(|_| MalformedEntry::Invalid("number of shards"))
+    Shards::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("number of shards"))
 }
 
-fn time(r: &mut Reader<'_>) -> Result<Time, MalformedEntry> {
+pub(crate) fn time(r: &mut Reader<'_>) -> Result<Time, MalformedBytes> {
     let time = Time(r.i64()?);
     if time.is_finite() {
         Ok(time)
     } else {
-        Err(MalformedEntry::Invalid("time"))
+        Err(MalformedBytes::Invalid("time"))
     }
 }
 
-fn sets(r: &mut Reader<'_>) -> Result<Vec<NodeSet>, MalformedEntry> {
-    let count = r.count(SETS_LIMIT)?;
-    let mut sets = Vec::with_capacity(count);
-    for _ in 0..count {
-        let id = SetId(r.u32()?);
-        let nodes = (0..r.count(NODES_LIMIT)?)
-            .map(|_| r.u64().map(NodeId))
-            .collect::<Result<_, _>>()?;
-        sets.push(NodeSet { id, nodes });
-    }
-    Ok(sets)
-}
-
-fn tenants(r: &mut Reader<'_>) -> Result<Vec<Tenant>, MalformedEntry> {
+fn tenants(r: &mut Reader<'_>) -> Result<Vec<Tenant>, MalformedBytes> {
     (0..r.count(ENTRY_LIMIT)?)
         .map(|_| {
             Tenant::from_canonical(r.bytes(TENANT_LIMIT)?)
-                .map_err(|_| MalformedEntry::Invalid("tenant"))
+                .map_err(|_| MalformedBytes::Invalid("tenant"))
         })
         .collect()
 }

@@ -1,8 +1,8 @@
 //! The two hashes of routing: `h1` of the tenant, `h2` of the record.
 //!
-//! FNV-1a with 64 bits, then the finalizer of MurmurHash3 (`docs/routing-hash.md` says why). A first
-//! byte separates the two functions: `T` before a tenant's canonical bytes, `R` before a record's. So
-//! both hashes of one value have nothing to do with each other.
+//! FNV-1a with 64 bits, then the finalizer of MurmurHash3 (`docs/routing-hash.md` says why). A
+//! first byte separates the two functions: `T` before a tenant's canonical bytes, `R` before a
+//! record's. So both hashes of one value have nothing to do with each other.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! A value of the tenant or record expression, and its canonical bytes.
 //!
 //! Example: `tenant_id` is a `bigint`, and a client passes the parameter as `int4`, or a query says
-//! `tenant_id = 42.0`. PostgreSQL calls all three values equal, so all three must lead to one shard.
+//! `tenant_id = 42.0`. PostgreSQL calls all three values equal, so all must lead to one shard.
 //! Equal values of one class have equal canonical bytes; different values have different bytes.
 //!
 //! Canonical bytes are a letter for the class, then the value (`docs/routing-hash.md`). The format

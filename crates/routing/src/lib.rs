@@ -10,8 +10,8 @@
 //!
 //! # A scenario
 //!
-//! Nodes A, B and C route `orders` with 64 shards. Tenant 42 becomes hot. Without agreement, A could
-//! place an order by the new rule, and B could look for it by the old one.
+//! Nodes A, B and C route `orders` with 64 shards. Tenant 42 becomes hot. Without agreement, A
+//! could place an order by the new rule, and B could look for it by the old one.
 //!
 //! 1. At 12:00:00.0 the group's leader appends `Close(12:00:02.0)`: no rule will ever count from a
 //!    time at or before that. A, B and C apply it. All create rows dated up to 12:00:02.0 and know
@@ -28,17 +28,16 @@
 //!    the order was inserted.
 //! 7. C is back, applies the log, and does what A and B do.
 //!
-//! No node has answered to anything: a node that is down holds up no rule. If two rules compete with
-//! a `Close`, the log's order decides, and a rule whose time is closed is refused
-//! ([`Refusal::Closed`]).
+//! No node had to answer: a node that is down holds up no rule. If a rule competes with a `Close`,
+//! the log's order decides, and a rule whose time is closed is refused ([`Refusal::Closed`]).
 //!
 //! # What is assumed
 //!
 //! - Where a row is placed relies on the log alone, not on clocks.
 //! - That a read finds all rows without a bound relies on clocks being at most [`Window`]'s skew
 //!   apart. The node adds it before it relies on its rules.
-//! - If the leader's clock is ahead by a minute, the next rule counts a minute late. If it is behind
-//!   by more than the window, rows wait and reads ask all nodes.
+//! - If the leader's clock is ahead by a minute, the next rule counts a minute late. If it is
+//!   behind by more than the window, rows wait and reads ask all nodes.
 //! - A table's tenant, record and creation of one row never change without the row being moved.
 //!   Every unique key has all columns that these three use.
 //!
@@ -50,7 +49,7 @@
 //! | `map` | node sets, the home of each shard, moves |
 //! | `window` | what a node may create and rely on; when the leader closes |
 //! | `routing` | what the log has made of all of this |
-//! | `entry`, `codec` | entries of the log and their bytes |
+//! | `entry`, `snapshot`, `codec` | entries of the log, the whole state, and their bytes |
 //!
 //! Tests: `properties` over random values, rules, moves and bytes; `simulation` over nodes that
 //! apply the log late; `model` over every schedule of a few steps, and with each guard removed;
@@ -70,11 +69,12 @@ mod routing;
 mod rules;
 #[cfg(test)]
 mod simulation;
+mod snapshot;
 #[cfg(test)]
 mod vectors;
 mod window;
 
-pub use codec::MalformedEntry;
+pub use codec::MalformedBytes;
 pub use entry::{ENTRY_LIMIT, Entry, TABLE_LIMIT, TableName};
 pub use hash::{HASH_VERSION, RecordHash, TENANT_LIMIT, Tenant, TenantHash};
 pub use key::{HashError, Key, KeyType, Number};

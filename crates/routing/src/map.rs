@@ -18,6 +18,7 @@
 
 use thiserror::Error;
 
+use crate::codec::{MalformedBytes, Reader, Writer};
 use crate::rules::{Invalid, Run, Shard, Shards};
 
 /// The largest number of node sets.
@@ -311,6 +312,60 @@ impl ShardMap {
         }
     }
 
+    /// Writes sets and homes; the reader knows the number of shards.
+    pub(crate) fn write(&self, w: &mut Writer) {
+        write_sets(&self.sets, w);
+        for home in &self.homes {
+            w.u32(home.set.0);
+            match home.moving {
+                None => w.u8(0),
+                Some(Move { to, phase }) => w
+                    .u8(match phase {
+                        Phase::Copying => 1,
+                        Phase::Switched => 2,
+                    })
+                    .u32(to.0),
+            };
+        }
+    }
+
+    pub(crate) fn read(shards: Shards, r: &mut Reader<'_>) -> Result<Self, MalformedBytes> {
+        let sets = read_sets(r)?;
+        let invalid = |_| MalformedBytes::Invalid("node set");
+        check(&sets).map_err(invalid)?;
+        let set = |r: &mut Reader<'_>| {
+            let id = SetId(r.u32()?);
+            if sets.iter().any(|set| set.id == id) {
+                Ok(id)
+            } else {
+                Err(MalformedBytes::Invalid("node set"))
+            }
+        };
+        let mut homes = Vec::new();
+        for _ in shards.all() {
+            let home = set(r)?;
+            let phase = match r.u8()? {
+                0 => None,
+                1 => Some(Phase::Copying),
+                2 => Some(Phase::Switched),
+                other => return Err(MalformedBytes::UnknownTag(other)),
+            };
+            let moving = match phase {
+                None => None,
+                Some(phase) => Some(Move { to: set(r)?, phase }),
+            };
+            if moving.is_some_and(|moving| moving.to == home) {
+                return Err(MalformedBytes::Invalid("move"));
+            }
+            homes.push(Home { set: home, moving });
+        }
+        Ok(Self {
+            shards,
+            sets,
+            homes,
+        })
+    }
+
     fn home(&self, shard: Shard) -> Option<&Home> {
         self.homes.get(usize::try_from(shard.0).ok()?)
     }
@@ -359,4 +414,26 @@ fn check(sets: &[NodeSet]) -> Result<(), Invalid> {
         return Err(Invalid::Sets("a node comes twice"));
     }
     Ok(())
+}
+
+pub(crate) fn write_sets(sets: &[NodeSet], w: &mut Writer) {
+    w.count(sets.len());
+    for set in sets {
+        w.u32(set.id.0).count(set.nodes.len());
+        for node in &set.nodes {
+            w.u64(node.0);
+        }
+    }
+}
+
+pub(crate) fn read_sets(r: &mut Reader<'_>) -> Result<Vec<NodeSet>, MalformedBytes> {
+    let mut sets = Vec::new();
+    for _ in 0..r.count(SETS_LIMIT)? {
+        let id = SetId(r.u32()?);
+        let nodes = (0..r.count(NODES_LIMIT)?)
+            .map(|_| r.u64().map(NodeId))
+            .collect::<Result<_, _>>()?;
+        sets.push(NodeSet { id, nodes });
+    }
+    Ok(sets)
 }

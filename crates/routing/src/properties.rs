@@ -8,7 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use crate::{
-    Admission, Entry, Key, MalformedEntry, NodeId, NodeSet, Number, Phase, ReadBound, RecordHash,
+    Admission, Entry, Key, MalformedBytes, NodeId, NodeSet, Number, Phase, ReadBound, RecordHash,
     Refusal, Routing, Rule, RuleList, SetId, Shard, ShardMap, Shards, Spread, TableName, Tenant,
     TenantHash, Time, Window,
 };
@@ -191,6 +191,17 @@ enum Step {
     Cancel(u32),
 }
 
+impl Step {
+    fn carry_out(&self, map: &mut ShardMap) -> Result<(), crate::MoveError> {
+        match *self {
+            Self::Begin(shard, to) => map.begin_move(Shard(shard), SetId(to)),
+            Self::Switch(shard) => map.switch(Shard(shard)),
+            Self::Finish(shard) => map.finish_move(Shard(shard)),
+            Self::Cancel(shard) => map.cancel_move(Shard(shard)),
+        }
+    }
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0..9_u32, 0..4_u32).prop_map(|(shard, set)| Step::Begin(shard, set)),
@@ -239,6 +250,7 @@ proptest! {
         rules.rotate_left(turn);
         prop_assert_eq!(&list(&rules), &one);
         prop_assert_eq!(&list(&one.rules()), &one);
+        prop_assert_eq!(&RuleList::of(&rules).unwrap(), &one);
         prop_assert!(one.rules().is_sorted_by_key(|rule| (rule.time, rule.spread)));
     }
 
@@ -307,6 +319,7 @@ proptest! {
                 let table = routing.table(table).unwrap();
                 prop_assert!(*time > table.closed());
             }
+            prop_assert_eq!(&Routing::decode(&routing.encode()).unwrap(), &routing);
             let table = routing.table(&table(b'a')).unwrap();
             for (value, place) in (-1..4).zip(&mut places) {
                 let tenant = TenantHash::of(&Key::Integer(value));
@@ -331,12 +344,7 @@ proptest! {
         let mut map = ShardMap::distribute(shards, one_node_sets(sets)).unwrap();
         for step in steps {
             let before = map.clone();
-            let result = match step {
-                Step::Begin(shard, to) => map.begin_move(Shard(shard), SetId(to)),
-                Step::Switch(shard) => map.switch(Shard(shard)),
-                Step::Finish(shard) => map.finish_move(Shard(shard)),
-                Step::Cancel(shard) => map.cancel_move(Shard(shard)),
-            };
+            let result = step.carry_out(&mut map);
             if result.is_err() {
                 prop_assert_eq!(&map, &before);
             }
@@ -393,7 +401,7 @@ proptest! {
         }
         let mut longer = bytes;
         longer.push(0);
-        prop_assert_eq!(Entry::decode(&longer), Err(MalformedEntry::Trailing));
+        prop_assert_eq!(Entry::decode(&longer), Err(MalformedBytes::Trailing));
     }
 
     #[test]
@@ -413,6 +421,38 @@ proptest! {
         if let Ok(entry) = Entry::decode(&changed) {
             prop_assert_eq!(entry.encode().unwrap(), changed);
             let _ = Routing::new().apply(&entry);
+        }
+    }
+
+    #[test]
+    fn a_state_comes_back_and_changed_bytes_are_another_or_an_error(
+        entries in vec(entry(), 0..20),
+        steps in vec(step(), 0..8),
+        changes in vec((any::<usize>(), any::<u8>()), 1..4),
+        bytes in vec(any::<u8>(), 0..200),
+    ) {
+        let mut routing = Routing::new();
+        for entry in &entries {
+            let _ = routing.apply(entry);
+        }
+        if let Some(table) = routing.table_mut(&table(b'a')) {
+            for step in steps {
+                let _ = step.carry_out(table.map_mut());
+            }
+        }
+        let encoded = routing.encode();
+        prop_assert_eq!(Routing::decode(&encoded), Ok(routing));
+        for len in 0..encoded.len() {
+            prop_assert!(Routing::decode(&encoded[..len]).is_err());
+        }
+        let _ = Routing::decode(&bytes);
+        let mut changed = encoded;
+        for (at, byte) in changes {
+            let at = at % changed.len();
+            changed[at] = byte;
+        }
+        if let Ok(routing) = Routing::decode(&changed) {
+            prop_assert_eq!(routing.encode(), changed);
         }
     }
 

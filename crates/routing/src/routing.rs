@@ -170,6 +170,15 @@ impl RoutedTable {
         }
     }
 
+    pub(crate) const fn stored(open: bool, closed: Time, rules: RuleList, map: ShardMap) -> Self {
+        Self {
+            open,
+            closed,
+            rules,
+            map,
+        }
+    }
+
     fn add_rule(
         &mut self,
         time: Time,
@@ -284,6 +293,17 @@ impl Routing {
                 tenants,
             } => self.routed(table)?.add_rule(*time, *spread, tenants),
         }
+    }
+
+    pub(crate) const fn closed_at(closed: Time) -> Self {
+        Self {
+            closed,
+            tables: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn put(&mut self, name: TableName, table: RoutedTable) {
+        self.tables.insert(name, table);
     }
 
     fn close(&mut self, time: Time) -> Result<Applied, Refusal> {

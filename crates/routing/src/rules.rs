@@ -325,20 +325,32 @@ impl RuleList {
             time: rule.time,
             spread: rule.spread,
         }));
-        // Two sorted runs: a merge.
-        steps.sort_by_key(|step| (step.tenant, step.time, std::cmp::Reverse(step.spread)));
-        // A step that widens nothing goes: also a later one than the new rule's.
-        let mut widest: Option<Step> = None;
-        steps.retain(|step| {
-            let widens = widest
-                .is_none_or(|before| before.tenant != step.tenant || before.spread < step.spread);
-            if widens {
-                widest = Some(*step);
-            }
-            widens
-        });
-        self.steps = steps;
+        self.steps = widening(steps);
         Ok(gained)
+    }
+
+    /// The list of these rules, which need not be in order.
+    ///
+    /// # Errors
+    /// [`Invalid::InfiniteTime`], [`Invalid::TooManySteps`].
+    pub fn of(rules: &[Rule]) -> Result<Self, Invalid> {
+        let count = rules.iter().map(|rule| rule.tenants.len()).sum::<usize>();
+        if count > STEPS_LIMIT {
+            return Err(Invalid::TooManySteps);
+        }
+        if !rules.iter().all(|rule| rule.time.is_finite()) {
+            return Err(Invalid::InfiniteTime);
+        }
+        let steps = rules.iter().flat_map(|rule| {
+            rule.tenants.iter().map(|tenant| Step {
+                tenant: *tenant,
+                time: rule.time,
+                spread: rule.spread,
+            })
+        });
+        Ok(Self {
+            steps: widening(steps.collect()),
+        })
     }
 
     /// L: the spread of a tenant's row that is created at this time.
@@ -418,6 +430,24 @@ impl RuleList {
         };
         shards.run(tenant, spread)
     }
+}
+
+/// Sorts the steps, and leaves out those that do not widen their tenant's spread.
+fn widening(mut steps: Vec<Step>) -> Vec<Step> {
+    // Runs that are sorted already are merged.
+    steps.sort_by_key(|step| (step.tenant, step.time, std::cmp::Reverse(step.spread)));
+    let mut widest: Option<Step> = None;
+    steps.retain(|step| {
+        let before = widest
+            .filter(|before| before.tenant == step.tenant)
+            .map_or(Spread::ONE, |before| before.spread);
+        let widens = before < step.spread;
+        if widens {
+            widest = Some(*step);
+        }
+        widens
+    });
+    steps
 }
 
 const _: () = assert!(size_of::<Step>() == 24);

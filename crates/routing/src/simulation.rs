@@ -1,9 +1,9 @@
 //! Nodes that apply the log late, over random rules, clocks and rows.
 //!
-//! The nodes share a log and a store of rows by shard. Each applies the log as late as it likes, and
-//! restarts. Clocks are ahead of the true time by up to the skew, differently each time. A model
-//! knows all rows. Whatever a node inserts, each node later finds, updates and deletes by the row's
-//! own tenant, record and creation; and each read has exactly the model's rows.
+//! The nodes share a log and a store of rows by shard. Each applies the log as late as it likes,
+//! and restarts. Clocks are ahead of the true time by up to the skew, differently each time. A
+//! model knows all rows. Each node later finds, updates and deletes what any node has inserted, by
+//! the row's own tenant, record and creation. Each read has exactly the model's rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

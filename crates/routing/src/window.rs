@@ -4,12 +4,12 @@
 //! Example of a read that would miss a row. Node R applies the log 1.5 s late, so its last `Close`
 //! is 0.3 s ahead of its clock. A rule counts from 0.3 s ahead on. Node W has applied it and places
 //! a row that is dated 0.4 s ahead on a shard that R does not know of. R's clock is before its last
-//! `Close`, and it must still not rely on its rules. So R adds [`Window::slack`] and [`Window::skew`]
-//! to its clock before it compares ([`Window::read_bound`]), and W creates no row dated further
-//! ahead than the slack ([`Window::admission`]).
+//! `Close`, and it must still not rely on its rules. So R adds the slack and
+//! the skew to its clock before it compares ([`Window::read_bound`]), and W creates no row dated
+//! further ahead than the slack ([`Window::admission`]).
 //!
 //! Where a row is placed relies on no clock. That a read without a bound finds all rows relies on
-//! clocks of two nodes being at most [`Window::skew`] apart.
+//! clocks of two nodes being at most the skew apart.
 
 use std::time::Duration;
 

@@ -1,0 +1,94 @@
+//! Bytes of the whole state, for nodes that get it in place of the entries that made it.
+//!
+//! The bytes: format (u8, 1), last `Close` (i64), number of tables (u32). For each table: name,
+//! whether it is open (u8), its last `Close` (i64), version of the hash (u8), number of shards
+//! (u32), sets, home of each shard, rules by time and spread with the hashes of their tenants.
+
+use crate::codec::{MalformedBytes, Reader, Writer};
+use crate::entry;
+use crate::hash::{HASH_VERSION, TenantHash};
+use crate::map::ShardMap;
+use crate::routing::{RoutedTable, Routing, TABLES_LIMIT};
+use crate::rules::{Rule, RuleList, STEPS_LIMIT, Spread, Time};
+
+const FORMAT: u8 = 1;
+
+impl Routing {
+    /// The state's bytes. Equal states have equal bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.u8(FORMAT)
+            .i64(self.closed().0)
+            .count(self.tables().count());
+        for (name, table) in self.tables() {
+            w.bytes(name.as_bytes())
+                .u8(u8::from(table.is_open()))
+                .i64(table.closed().0)
+                .u8(HASH_VERSION)
+                .u32(table.map().shards().get());
+            table.map().write(&mut w);
+            let rules = table.rules().rules();
+            w.count(rules.len());
+            for rule in rules {
+                w.i64(rule.time.0).u32(rule.spread.get());
+                w.count(rule.tenants.len());
+                for tenant in rule.tenants {
+                    w.u64(tenant.0);
+                }
+            }
+        }
+        w.done()
+    }
+
+    /// The state with these bytes.
+    ///
+    /// # Errors
+    /// [`MalformedBytes::UnknownFormat`] and [`MalformedBytes::UnknownHash`] if a newer Braid wrote
+    /// them; others for bad bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedBytes> {
+        let mut r = Reader::new(bytes);
+        match r.u8()? {
+            FORMAT => {}
+            other => return Err(MalformedBytes::UnknownFormat(other)),
+        }
+        let mut routing = Self::closed_at(Time(r.i64()?));
+        for _ in 0..r.count(TABLES_LIMIT)? {
+            let name = entry::table(&mut r)?;
+            let open = match r.u8()? {
+                0 => false,
+                1 => true,
+                other => return Err(MalformedBytes::UnknownTag(other)),
+            };
+            let closed = Time(r.i64()?);
+            let shards = entry::shards(&mut r)?;
+            let map = ShardMap::read(shards, &mut r)?;
+            let rules = rules(&mut r)?;
+            routing.put(name, RoutedTable::stored(open, closed, rules, map));
+        }
+        r.end()?;
+        // Order, repeats and what follows from other values: there is one form of a state.
+        if routing.encode() == bytes {
+            Ok(routing)
+        } else {
+            Err(MalformedBytes::Invalid("order"))
+        }
+    }
+}
+
+fn rules(r: &mut Reader<'_>) -> Result<RuleList, MalformedBytes> {
+    let mut rules = Vec::new();
+    for _ in 0..r.count(STEPS_LIMIT)? {
+        let time = entry::time(r)?;
+        let spread = Spread::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("spread"))?;
+        let tenants = (0..r.count(STEPS_LIMIT)?)
+            .map(|_| r.u64().map(TenantHash))
+            .collect::<Result<_, _>>()?;
+        rules.push(Rule {
+            time,
+            spread,
+            tenants,
+        });
+    }
+    RuleList::of(&rules).map_err(|_| MalformedBytes::TooLong(STEPS_LIMIT))
+}
