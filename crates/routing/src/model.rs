@@ -2,8 +2,8 @@
 //!
 //! Three nodes share a log. A node with the whole log may append to it; an entry that two of three
 //! nodes have is committed; a node that wins an election cuts the log to what it has. Each node
-//! applies committed entries as late as it likes. Clocks show the true time or up to the skew more,
-//! and another one each time. All nodes write and read. Nodes are alike, so states that differ in
+//! applies committed entries as late as it likes. Clocks show the true time or the skew more, and
+//! another one each time. All nodes write and read. Nodes are alike, so states that differ in
 //! their order are one.
 //!
 //! Checked in each state:
@@ -25,9 +25,11 @@ use crate::{
     Shard, Shards, Spread, TableName, Tenant, TenantHash, Time, Window,
 };
 
-const AHEAD: i64 = 4;
-const SLACK: i64 = 1;
-const SKEW: i64 = 1;
+// A rule counts a tick after the `Close` before it, and a row that follows it is a tick later. So a
+// slack or skew of one tick would show nothing.
+const AHEAD: i64 = 6;
+const SLACK: i64 = 2;
+const SKEW: i64 = 2;
 /// True time ends here. A `Close` that all nodes have is `AHEAD` of time 0.
 const END: i64 = 4;
 
@@ -42,6 +44,10 @@ enum Broken {
     ApplyUncommitted,
     /// A read compares its bare clock with the last `Close`.
     TrustClock,
+    /// A read leaves the skew out.
+    ForgetSkew,
+    /// A read leaves the slack out.
+    ForgetSlack,
     /// A node creates rows that are dated as far ahead as the window.
     DateAhead,
 }
@@ -185,11 +191,13 @@ impl Case {
     }
 
     fn read_bound(&self, table: &RoutedTable, upto: Option<i64>, now: i64) -> ReadBound {
-        let window = if self.broken == Some(Broken::TrustClock) {
-            Window::new(AHEAD, 1, 0, 0).unwrap()
-        } else {
-            self.window
+        let (slack, skew) = match self.broken {
+            Some(Broken::TrustClock) => (0, 0),
+            Some(Broken::ForgetSkew) => (SLACK, 0),
+            Some(Broken::ForgetSlack) => (0, SKEW),
+            _ => (SLACK, SKEW),
         };
+        let window = Window::new(AHEAD, 1, slack, skew).unwrap();
         table.read_bound(&window, upto.map(Time), Time(now))
     }
 
@@ -201,7 +209,7 @@ impl Case {
             // Later bounds ask more.
             let bounds = [Some(row.created), Some(row.created + 1), None];
             bounds.into_iter().all(|upto| {
-                (world.now..=world.now + SKEW).all(|now| {
+                world.clocks().into_iter().all(|now| {
                     let bound = self.read_bound(&table, upto, now);
                     table.candidates(self.tenant, bound).contains(row.shard)
                 })
@@ -223,11 +231,16 @@ impl World {
         self.nodes[1].has
     }
 
+    /// What clocks can show.
+    fn clocks(&self) -> [i64; 2] {
+        [self.now, self.now + SKEW]
+    }
+
     fn writes(&self, case: &Case, at: usize, actions: &mut Vec<Action>) {
         let table = case.table(&self.log[..self.nodes[at].applied]);
         for created in 0..=END + SKEW + AHEAD {
             let admitted = |now| case.may_create(&table, created, now);
-            if (self.now..=self.now + SKEW).any(admitted) {
+            if self.clocks().into_iter().any(admitted) {
                 let shard = case.placement(&table, created);
                 actions.push(Action::Write(at, Row { created, shard }));
             }
@@ -266,7 +279,7 @@ impl Model for Case {
                     actions.push(Action::Elect(at));
                 }
             } else if world.log.len() < self.entries {
-                for now in world.now..=world.now + SKEW {
+                for now in world.clocks() {
                     actions.push(Action::Append(at, Item::Close(now + AHEAD)));
                 }
                 let table = self.table(&world.log[..node.applied]);
@@ -390,6 +403,16 @@ fn a_node_that_applies_what_no_majority_has_is_found() {
 #[test]
 fn a_read_that_trusts_its_clock_is_found() {
     finds(Broken::TrustClock, "reads find all rows");
+}
+
+#[test]
+fn a_read_that_forgets_the_skew_is_found() {
+    finds(Broken::ForgetSkew, "reads find all rows");
+}
+
+#[test]
+fn a_read_that_forgets_the_slack_is_found() {
+    finds(Broken::ForgetSlack, "reads find all rows");
 }
 
 #[test]
