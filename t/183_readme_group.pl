@@ -1,38 +1,52 @@
-# The steps of the README for a group, typed as they stand there: the role in the connection strings is the one that the README makes.
+# The three calls of the README, typed as they stand there, while tokyo is written to: the role in the connection strings is the one that the
+# README makes.
 
 use strict;
 use warnings;
 
 use Braid;
+use Page;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my ($steps) = slurp_file("$ENV{TESTDIR}/README.md") =~ /^## A group, one call a node\n(.*?)^## /ms or die 'the README has no such steps';
-my @blocks = $steps =~ /^```sql\n(-- on .*?)^```/msg;
-is(scalar @blocks, 2, 'the README has steps for two nodes');
+my @parts = parts('README.md', 'Three nodes in three calls');
+is(scalar(grep { $_->{sql} =~ /braid\.(create|join)_group\(/ } @parts), 3, 'three calls');
 
-my %node = map { $_ => new_server($_, init => ['--data-checksums']) } qw(tokyo paris);
+my %node = map { $_ => new_server($_, init => ['--data-checksums']) } qw(tokyo paris oslo);
+my @names = qw(tokyo paris oslo);
 on_all('create database shop', values %node);
 sub sql { my ($node, $sql) = @_; return $node{$node}->safe_psql('shop', $sql); }
 sql('tokyo', q[
 	create table customer (id uuid primary key default gen_random_uuid(), name text);
 	insert into customer (name) select 'c' || i from generate_series(1, 25) i;
+	create table visit (id serial primary key, node text);
+	insert into visit (node) values ('tokyo');
 ]);
-my $shown;
-for my $block (@blocks)
+for my $part (@parts)
 {
-	my ($where) = $block =~ /^-- on (\w+)/m;
-	my $text = $block =~ s/host=(\w+)\.example/'host=' . $node{$1}->host . ' port=' . $node{$1}->port/ger;
-	$shown = sql($where, $text);
+	sql('tokyo', q[insert into customer (name) values ('meanwhile')]);
+	run_part($part, 'shop', \%node);
 }
-like($shown, qr/^tokyo\|active\|data\|f\|f\|/m, 'the view shows the first node');
-like($shown, qr/^paris\|active\|data\|f\|t\|/m, 'and the second one');
-sql('paris', q[insert into customer (name) values ('paris'); alter table customer add column town text; create table later (id int primary key)]);
-ok($node{tokyo}->poll_query_until('shop', q[select count(*) = 1 from pg_attribute where attrelid = 'customer'::regclass and attname = 'town']), 'a column comes to the other node');
-ok($node{tokyo}->poll_query_until('shop', q[select count(*) = 26 from customer]), 'and rows');
-ok($node{tokyo}->poll_query_until('shop', q[select to_regclass('later') is not null]), 'and a table');
-sql('tokyo', q[insert into later values (1)]);
-ok($node{paris}->poll_query_until('shop', q[select count(*) = 1 from later]), 'which has rows of both');
+# What is on this node reaches all others.
+sub reaches_all
+{
+	my ($query) = @_;
+	ok($node{$_}->poll_query_until('shop', $query), "$_: $query") for @names;
+	return;
+}
+my $meanwhile = @parts;
+for my $name (@names)
+{
+	sql($name, qq[select braid.wait_for_group('120 s')]);
+	sql($name, qq[insert into customer (name) values ('$name'); insert into visit (node) values ('$name')]);
+}
+reaches_all("select count(*) = 25 + 3 + $meanwhile from customer");
+reaches_all('select count(*) = 4 from visit');
+sql('paris', q[alter table customer add column town text; create table later (id int primary key)]);
+reaches_all(q[select exists (select from pg_attribute where attrelid = 'customer'::regclass and attname = 'town') and to_regclass('later') is not null]);
+sql('oslo', 'insert into later values (1)');
+reaches_all('select count(*) = 1 from later');
+is(sql('tokyo', q[select string_agg(name || ' ' || state, ', ' order by node_number) from braid.group_nodes]), 'tokyo active, paris active, oslo active', 'the view shows three nodes');
 is(sql('tokyo', q[select string_agg(distinct usename, ' ') from pg_stat_replication]), 'replicator', 'nodes connect as the role of the README');
 
 done_testing();

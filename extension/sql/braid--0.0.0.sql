@@ -3311,7 +3311,7 @@ values
 ('sequence', false, 'a sequence gives the same numbers on each node', $$
     select 'warning', c.oid::regclass::text, format('sequence %s of column %I of %s gives the same numbers on each node', c.oid::regclass, a.attname, t.relation),
            case when exists (select from braid.group_self) then format('select braid.set_sequence(%L, %L);', c.oid::regclass, 'range')
-                else format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: README, "Two nodes, step by step"', c.oid::regclass) end
+                else format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: docs/two-nodes.md, "Numbers for sequences"', c.oid::regclass) end
       from (select d.objid, d.refobjid::regclass, d.refobjsubid from pg_depend d
              where d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i') and d.refobjid = any ($3)
              union
@@ -3531,7 +3531,7 @@ values
        -- Of a peer that is subscribed to this is as it should be.
        and not exists (select from braid.subscription s where s.provider_id::text = $5 #>> '{answers,node,node_id}') having count(*) > 0$$),
 ('peer_sequence', true, 'a sequence gives the same numbers here and there', $$
-    select 'warning', h.key, format('sequence %s gives the same numbers here and there', h.key), format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: README, "Two nodes, step by step"', h.key)
+    select 'warning', h.key, format('sequence %s gives the same numbers here and there', h.key), format('alter sequence %s increment by 10;  -- on each node, with numbers of its own: docs/two-nodes.md, "Numbers for sequences"', h.key)
       from jsonb_each($4 #> '{answers,sequences}') h join jsonb_each($5 #> '{answers,sequences}') t on t.key = h.key
      where not exists (select from braid.sequence s where s.relation = to_regclass(h.key) and s.kind <> 'local')
        and h.value ->> 'increment' = t.value ->> 'increment' and (h.value ->> 'min')::bigint <= (t.value ->> 'max')::bigint and (t.value ->> 'min')::bigint <= (h.value ->> 'max')::bigint

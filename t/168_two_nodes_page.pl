@@ -1,17 +1,17 @@
-# The steps of the README, typed as they stand there: two nodes, with serial and identity columns, are both written to without a conflict. The
-# role in the connection strings is the one that the README makes.
+# The steps of docs/two-nodes.md, typed as they stand there: two nodes, with serial and identity columns, are both written to without a
+# conflict. The role in the connection strings is the one that the page makes.
 
 use strict;
 use warnings;
 
 use Braid;
+use Page;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my ($steps) = slurp_file("$ENV{TESTDIR}/README.md") =~ /^## Two nodes, step by step\n(.*?)^## /ms or die 'the README has no such steps';
-my @blocks = $steps =~ /^```sql\n(-- on .*?)^```/msg;
-cmp_ok(scalar @blocks, '>=', 4, 'the README has steps');
+my @parts = (parts('docs/two-nodes.md', 'Subscriptions in both directions'), parts('docs/two-nodes.md', 'Numbers for sequences'));
+cmp_ok(scalar @parts, '>=', 7, 'the page has steps');
 
 my %node = map { $_ => new_server($_) } qw(tokyo paris);
 my @both = @node{qw(tokyo paris)};
@@ -25,24 +25,14 @@ sql($_, q[
 sql('tokyo', q[insert into customer (name) select 'c' || i from generate_series(1, 25) i; insert into "Order" (customer) select i from generate_series(1, 7) i]);
 
 my ($position, $numbers) = ('');
-for my $block (@blocks)
+for my $part (@parts)
 {
-	# A part for one node or both, begun by a comment that says so.
-	for my $part (split /^(?=-- on )/m, $block)
-	{
-		my ($where) = $part =~ /^-- on (.*)$/m;
-		$numbers = $1 if $part =~ /(^do \$\$.*?^end \$\$;)/ms;
-		# Tokyo is written to all the time.
-		sql('tokyo', q[insert into customer (name) values ('meanwhile')]);
-		for my $name (grep { $where =~ /\b$_\b/ } sort keys %node)
-		{
-			my $text = $part =~ s/host=(\w+)\.example/'host=' . $node{$1}->host . ' port=' . $node{$1}->port/ger;
-			$text =~ s/'0\/3A01B8C8'/'$position'/;
-			note("$name: $text");
-			my $out = sql($name, $text);
-			$position = $1 if $text =~ /sync_event/ && $out =~ /^([0-9A-F]+\/[0-9A-F]+)$/m;
-		}
-	}
+	$numbers = $1 if $part->{sql} =~ /(^do \$\$.*?^end \$\$;)/ms;
+	$part->{sql} =~ s/'0\/3A01B8C8'/'$position'/;
+	# Tokyo is written to all the time.
+	sql('tokyo', q[insert into customer (name) values ('meanwhile')]);
+	my %printed = run_part($part, 'shop', \%node);
+	$position = $1 if $part->{sql} =~ /sync_event/ && join("\n", values %printed) =~ /^([0-9A-F]+\/[0-9A-F]+)$/m;
 }
 isnt($position, '', 'a position was given');
 sql('paris', $numbers =~ s/node constant int := 1;/node constant int := 2;/r);
