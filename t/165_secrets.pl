@@ -64,6 +64,8 @@ isnt($code, 0, 'a provider that is not there');
 # The statement that fails need not name the function.
 $paris->psql('postgres', "prepare p as select braid.create_subscription($_); execute p('host=/nonexistent password=$password{dropped}')") for q['other', $1];
 unlike($error, qr/$password{dropped}/, 'is an error without the password');
+# Nor is a call logged that fails before the function runs.
+$paris->psql('postgres', "select braid.$_('host=/nonexistent password=$password{dropped}', no_such => 1)") for qw(create_node create_group join_group add_witness);
 sql($paris, "$start('dropped', '$dsn password=$password{dropped}', copy_data => false)");
 sql($paris, "select braid.wait_for_subscription('dropped', '50 s')");
 $tokyo->stop;

@@ -996,6 +996,18 @@ create table braid.group_hold (
 );
 comment on table braid.group_hold is 'up to where this node confirms to members that were away when others joined';
 
+-- Entries that this node has applied, in words; the newest 10,000.
+create table braid.group_logged (
+    log_index bigint primary key,
+    term bigint not null,
+    applied_at timestamptz not null default clock_timestamp(),
+    proposer_id bigint not null,
+    kind text not null,
+    subject text not null,
+    result text not null
+);
+comment on table braid.group_logged is 'what the group has agreed on, in words';
+
 create table braid.group_option (
     option_name text primary key,
     value text not null
@@ -1139,7 +1151,7 @@ revoke all on braid.applied, braid.connection, braid.comparison, braid.differenc
     braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.ddl_message, braid.ddl_entry, braid.ddl_intent, braid.former_column, braid.own_value, braid.former_table, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.rewrite, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared, braid.group_self, braid.group_snapshot, braid.group_entry, braid.group_letter, braid.group_known,
-    braid.group_member, braid.group_hold, braid.group_option, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
+    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -3982,6 +3994,37 @@ create function braid.join_group(
     as 'MODULE_PATHNAME', 'join_group_wrapper';
 comment on function braid.join_group is 'makes this database a member of the group of another one; takes effect after commit, step by step';
 
+create function braid.add_witness(member_dsn text, node_name name default null, dsn text default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'add_witness_wrapper';
+comment on function braid.add_witness is 'makes this database a witness of the group of another one: a member without data, which votes';
+
+create function braid.refresh_group(copy_data boolean default true, out subscription name, out relation regclass, out action text) returns setof record
+    language plpgsql volatile parallel unsafe set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    if not (select r.rolsuper from pg_roles r where r.rolname = current_user) then
+        raise insufficient_privilege using message = 'permission denied to change the group',
+            hint = 'Subscriptions of a group apply changes of all roles, so only a superuser may change it.';
+    end if;
+    if not exists (select from braid.group_self) then
+        raise object_not_in_prerequisite_state using message = 'this database is not a member of a group',
+            hint = 'Create one with braid.create_group, or join one with braid.join_group.';
+    end if;
+    for subscription in
+        select u.subscription_name
+          from braid.subscription u
+          join braid.group_member m on m.node_id = u.provider_id and m.state <> 'removed'
+         where u.only_origin is null
+         order by u.subscription_id
+    loop
+        return query select subscription, r.relation, r.action from braid.refresh_subscription(subscription, copy_data) r;
+    end loop;
+end
+$$;
+comment on function braid.refresh_group is 'brings the tables of all subscriptions to members of the group in step with their publications; returns what was added and removed';
+
 create function braid.leave_group() returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'leave_group_wrapper';
@@ -3992,10 +4035,10 @@ create function braid.abort_join() returns void
     as 'MODULE_PATHNAME', 'abort_join_wrapper';
 comment on function braid.abort_join is 'gives up joining: drops subscriptions and slots, and has the group remove this node; tables and rows stay';
 
-create function braid.remove_node(node_name name, recover boolean default false) returns void
+create function braid.remove_node(node_name name, recover boolean default false, out node text, out applied_lsn pg_lsn, out problem text) returns setof record
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'remove_node_wrapper';
-comment on function braid.remove_node is 'removes another member from the group for good; with recover, its last transactions that only some have reach all first';
+comment on function braid.remove_node is 'removes another member from the group for good, and returns up to where each other one has its transactions; with recover, its last transactions that only some have reach all first';
 
 create function braid.start_without(node_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -4082,7 +4125,7 @@ comment on function braid.group_contacts is 'a part of join_group: the group and
 
 create function braid.group_activity(
     out view text, out leader_id bigint, out term bigint, out committed bigint, out majority boolean,
-    out member_id bigint, out reachable boolean, out silent interval, out applied bigint
+    out member_id bigint, out reachable boolean, out silent interval, out applied bigint, out reachable_since timestamptz
 ) returns setof record
     language c volatile parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'group_activity_wrapper';
@@ -4096,6 +4139,7 @@ begin
     -- First of all that the group worker writes: it locks this row before it writes anything else.
     delete from braid.group_self;
     delete from braid.group_option;
+    delete from braid.group_logged;
     perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
       where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database()) and not l.active;
     delete from braid.group_snapshot;
@@ -4154,7 +4198,7 @@ comment on function braid.group_is_behind is 'whether this node is not in line w
 -- The views that it reads cost much by the planner's guess: compiling the query would take a thousand times as long as running it.
 create function braid.group_node_rows(
     out name name, out state text, out role text, out read_only boolean, out is_local boolean, out leads boolean, out node_number integer, out braid_version text,
-    out postgres_version integer, out reachable boolean, out heard_at timestamptz, out subscription name, out subscription_state text,
+    out postgres_version integer, out reachable boolean, out reachable_since timestamptz, out heard_at timestamptz, out subscription name, out subscription_state text,
     out lag_from_bytes bigint, out lag_from interval, out lag_to_bytes bigint, out lag_to interval, out message text, out hint text
 ) returns setof record
     language plpgsql volatile parallel restricted rows 8 security definer set search_path = pg_catalog, pg_temp set jit = off
@@ -4172,6 +4216,7 @@ begin
            m.braid_version,
            m.postgres_version,
            a.reachable,
+           date_trunc('milliseconds', a.reachable_since) as reachable_since,
            date_trunc('milliseconds', clock_timestamp() - a.silent) as heard_at,
            f.name as subscription,
            f.state as subscription_state,
@@ -4210,17 +4255,22 @@ create view braid.group_nodes as
 select * from braid.group_node_rows();
 comment on view braid.group_nodes is 'the members of the group, how they look from here, and the lag from and to each';
 
--- Called by the other members, under the role of the connection string. Both say what is on disk.
-create function braid.group_applied(out member_id bigint, out applied_lsn pg_lsn, out written_lsn pg_lsn) returns setof record
-    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+create view braid.group_log as
+select l.log_index,
+       l.term,
+       l.applied_at,
+       coalesce(m.node_name, 'member ' || l.proposer_id) as proposed_by,
+       l.kind,
+       l.subject,
+       l.result
+  from braid.group_logged l
+  left join braid.group_member m on m.member_id = l.proposer_id
+ order by l.log_index;
+comment on view braid.group_log is 'what the group has agreed on: what, by whom proposed, in whose term, and when this node applied it';
+
+create function braid.member_positions(out member_id bigint, out applied_lsn pg_lsn, out written_lsn pg_lsn) returns setof record
+    language sql volatile parallel unsafe set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-begin
-    if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
-        raise insufficient_privilege using message = 'permission denied to read the positions of the group',
-            hint = 'The role in the connection string needs the REPLICATION attribute.';
-    end if;
-    return query
     select m.member_id,
            -- The least that is here: all that lies before the slot came with a copy.
            greatest(p.lsn, u.start_lsn, case when not exists (select from braid.join_step j where j.done_at is null) then m.join_lsn end),
@@ -4232,7 +4282,20 @@ begin
                           where u.provider_id = m.node_id and u.only_origin is null order by u.subscription_id limit 1) u on true
       left join lateral (select max(pg_replication_origin_progress(r.roname, true)) as lsn
                            from braid.origin o join pg_replication_origin r on r.roident = o.origin_id
-                          where o.subscription_id = u.subscription_id and o.node_name = m.node_name) p on true;
+                          where o.subscription_id = u.subscription_id and o.node_name = m.node_name) p on true
+$$;
+comment on function braid.member_positions is 'up to where this node has the transactions of each other member, on disk';
+
+-- Called by the other members, under the role of the connection string. Both say what is on disk.
+create function braid.group_applied(out member_id bigint, out applied_lsn pg_lsn, out written_lsn pg_lsn) returns setof record
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
+        raise insufficient_privilege using message = 'permission denied to read the positions of the group',
+            hint = 'The role in the connection string needs the REPLICATION attribute.';
+    end if;
+    return query select * from braid.member_positions();
 end
 $$;
 comment on function braid.group_applied is 'for other members of the group: up to where this node has the transactions of each other one';
@@ -4591,6 +4654,8 @@ grant execute on function
     braid.local_facts,
     braid.create_group,
     braid.join_group,
+    braid.add_witness,
+    braid.refresh_group,
     braid.leave_group,
     braid.abort_join,
     braid.remove_node,
@@ -4704,6 +4769,7 @@ grant select on
     braid.nodes,
     braid.pending_cleanup,
     braid.group_nodes,
+    braid.group_log,
     braid.recovery,
     braid.kept_changes,
     braid.join_progress,

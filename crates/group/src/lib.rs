@@ -33,7 +33,8 @@
 //! | `agreement` | one member: the algorithm, proposals, membership |
 //! | `boot` | starts of a member; which restored ones are found out, and which not |
 //! | `lease` | who may act alone, by monotonic clocks |
-//! | `diagnosis` | what users are told |
+//! | `diagnosis` | what users are told of the members |
+//! | `wording` | what users are told of entries |
 //! | `message`, `envelope`, `codec`, `mirror` | bytes, checks, the log in memory |
 #![forbid(unsafe_code)]
 
@@ -60,6 +61,7 @@ mod properties;
 mod simulation;
 mod state;
 mod stored;
+pub mod wording;
 
 pub use agreement::{Agreement, Applied, Effects, PROPOSALS_LIMIT, Settings};
 pub use boot::{Boot, Continuity, Distrust, Start};

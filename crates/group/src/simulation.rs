@@ -1,7 +1,8 @@
 //! Random schedules over real agreements: loss, repeats, reordering, partitions, crashes that lose
 //! what was not written, power cuts that lose what was not flushed, restarts, restored members,
-//! joins beside leaves, proposers side by side. A seed gives one schedule. `BRAID_GROUP_SECONDS`
-//! asks for random ones for so long, `BRAID_TEST_SEED` repeats such a run.
+//! joins beside leaves, proposers side by side. A seed gives one schedule. `BRAID_GROUP_STEPS` asks
+//! for so many steps of random ones (`scripts/test unit` outside of the gate: a million),
+//! `BRAID_GROUP_SECONDS` for so long; `BRAID_TEST_SEED` repeats such a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use crate::{
 
 const LEASE: &[u8] = b"sequencer";
 const LEASE_TIME: u64 = 2_000_000;
+/// Steps of a schedule.
+const STEPS: u64 = 1500;
 /// Rates of the members' clocks, in millionths: within the bound between any two.
 const RATES: [u64; 3] = [990_200, 1_000_000, 1_009_800];
 
@@ -437,17 +440,17 @@ impl World {
     }
 }
 
-/// Runs the same few schedules each time; random ones for as long as is asked for.
+/// Runs the same few schedules each time; random ones for as many steps or as long as is asked for.
 fn schedules(test: &str, restores: bool) {
-    let asked = std::env::var("BRAID_GROUP_SECONDS")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let (mut seeds, time, most) = match asked {
-        Some(seconds) => (Random::new(test), Duration::from_secs(seconds), u64::MAX),
-        None => (Random::from_seed(1), Duration::from_secs(8), 120),
+    let asked = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let (mut seeds, time, most) = match (asked("BRAID_GROUP_SECONDS"), asked("BRAID_GROUP_STEPS")) {
+        (Some(seconds), _) => (Random::new(test), Duration::from_secs(seconds), u64::MAX),
+        (None, Some(steps)) => (Random::new(test), Duration::MAX, steps.div_ceil(STEPS)),
+        (None, None) => (Random::from_seed(1), Duration::from_secs(8), 120),
     };
     let schedules = search(&mut seeds, None, restores, time, most);
-    println!("{test}: {schedules:?} schedules");
+    let steps = schedules.as_ref().map(|schedules| schedules * STEPS);
+    println!("{test}: {schedules:?} schedules, {steps:?} steps");
     schedules.unwrap();
 }
 
@@ -464,7 +467,7 @@ fn search(
     while schedules < most && (began.elapsed() < time || schedules == 0) {
         let seed = seeds.next();
         let mut world = World::new(Random::from_seed(seed), mutation, restores);
-        let result = world.run(1500).and_then(|()| world.recover());
+        let result = world.run(STEPS).and_then(|()| world.recover());
         result.map_err(|why| format!("schedule {seed}: {why}"))?;
         schedules += 1;
     }
@@ -578,7 +581,7 @@ fn one_schedule() {
         .unwrap();
     let restores = std::env::var("BRAID_GROUP_RESTORES").is_ok();
     let mut world = World::new(Random::from_seed(seed), None, restores);
-    let result = world.run(1500).and_then(|()| world.recover());
+    let result = world.run(STEPS).and_then(|()| world.recover());
     for node in world.cluster.nodes.values() {
         let now = world.clock(node.stored.me);
         println!(

@@ -12,10 +12,13 @@ use braid_postgres::plain;
 use pgrx::pg_sys;
 
 /// Functions that take a connection string. `check` is a word of SQL: [`names_check`] looks for it.
-const FUNCTIONS: [&[u8]; 5] = [
+const FUNCTIONS: [&[u8]; 8] = [
     b"create_subscription",
     b"alter_subscription",
     b"create_node",
+    b"create_group",
+    b"join_group",
+    b"add_witness",
     b"peer_facts",
     b"dsn_role",
 ];

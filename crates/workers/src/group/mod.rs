@@ -35,7 +35,7 @@ use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
 use braid_node::subscription::rows;
 use braid_postgres::error::{self, PgError};
-use braid_postgres::{latch, process, server, worker};
+use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
 use links::Links;
@@ -108,6 +108,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         next_tick: started,
         next_view: started,
         letters_until: None,
+        reached: BTreeMap::new(),
         complained: None,
     };
     if let Some(state) = member.agreement.state().cloned() {
@@ -181,6 +182,8 @@ struct Member {
     next_view: Instant,
     /// Until when a letter that was announced is looked for.
     letters_until: Option<Instant>,
+    /// Since when each member has been reachable without a break: a timestamptz's number.
+    reached: BTreeMap<MemberId, i64>,
     /// The last message of another member that was refused, and when.
     complained: Option<(String, Instant)>,
 }
@@ -356,7 +359,10 @@ impl Member {
     fn let_out(&mut self, effects: Effects) -> Result<(), PgError> {
         let changed = effects.replaced || !effects.applied.is_empty();
         if changed && let Some(state) = self.agreement.state().cloned() {
-            self.write(|| store::show(&state))?;
+            self.write(|| {
+                store::show(&state)?;
+                store::log(&effects.applied, &state)
+            })?;
             let own = state.member(self.agreement.me());
             if own.is_some_and(|own| own.read_only)
                 && let Some(entry) = registry::my_manager()
@@ -435,7 +441,7 @@ impl Member {
     }
 
     /// Shows how the group looks from here.
-    fn show(&self) {
+    fn show(&mut self) {
         let diagnosis = self.agreement.diagnosis(self.now());
         let mut lines = vec![
             diagnosis.to_string(),
@@ -448,8 +454,15 @@ impl Member {
             diagnosis.majority.to_string(),
         ];
         for sight in &diagnosis.members {
+            let since = if sight.reachable {
+                let since = self.reached.entry(sight.id).or_insert_with(timestamp::now);
+                since.to_string()
+            } else {
+                self.reached.remove(&sight.id);
+                String::new()
+            };
             lines.push(format!(
-                "{} {} {} {}",
+                "{} {} {} {} {since}",
                 sight.id, sight.reachable, sight.silent, sight.applied
             ));
         }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use braid_bgworker::hex;
 use braid_bgworker::sqlstate::SqlState;
 use braid_group::{
-    Continuity, GroupId, Member, MemberId, Record, Role, State, Stopped, Stored, Work,
+    Applied, Command, Continuity, GroupId, Member, MemberId, Record, Role, State, Stopped, Stored,
+    Work, wording,
 };
 use braid_node::connection_string;
 use braid_node::subscription::{execute, rows, rows_written};
@@ -215,6 +216,47 @@ pub fn show(state: &State) -> Result<(), PgError> {
         &[signed(state.index()).into(), state.name().into()],
     )?;
     connection_string::forget_unused();
+    Ok(())
+}
+
+/// How many entries `braid.group_log` shows at most.
+const LOGGED: u64 = 10_000;
+
+/// Notes entries for `braid.group_log`. After a restart some come again, and count once. Renewals
+/// of leases say nothing to people, and are left out.
+///
+/// # Errors
+/// [`PgError`] if the table is not there.
+pub(super) fn log(applied: &[Applied], state: &State) -> Result<(), PgError> {
+    for entry in applied {
+        let Applied {
+            index,
+            term,
+            proposal,
+            outcome,
+        } = entry;
+        if matches!(proposal.command, Command::RenewLease { .. }) {
+            continue;
+        }
+        execute(
+            "insert into braid.group_logged (log_index, term, proposer_id, kind, subject, result) \
+             values ($1, $2, $3, $4, $5, $6) on conflict (log_index) do nothing",
+            &[
+                signed(*index).into(),
+                signed(*term).into(),
+                signed(proposal.id.member.get()).into(),
+                proposal.command.name().into(),
+                wording::subject(&proposal.command, state).into(),
+                wording::result(outcome).into(),
+            ],
+        )?;
+        if index.is_multiple_of(100) {
+            execute(
+                "delete from braid.group_logged where log_index <= $1",
+                &[signed(index.saturating_sub(LOGGED)).into()],
+            )?;
+        }
+    }
     Ok(())
 }
 

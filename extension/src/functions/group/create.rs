@@ -8,11 +8,12 @@ use braid_group::{ConnectionString, GroupId, Identity, MemberId, NewMember, Role
 use braid_node::secrecy;
 use braid_postgres::catalog::{current_role, query};
 use braid_postgres::encoding::Text;
+use braid_postgres::libpq;
 use braid_postgres::server as postgres;
 use braid_workers::group::{store, version};
 use pgrx::pg_extern;
 
-use super::super::failure::{Failure, Outcome};
+use super::super::failure::{Failure, Outcome, notice};
 use super::super::options::texts;
 use super::super::{local, node, required, required_name, run, text, wake_manager};
 use super::{check_no_group, check_rights, insert_self};
@@ -106,7 +107,36 @@ pub(super) fn become_node(
             ),
         );
     }
+    give_rights(&known);
     Ok((node, known))
+}
+
+/// Gives the role in this node's connection string what other members need by it. No such role, or
+/// none in the string: nothing, and who connects finds out what is missing.
+fn give_rights(dsn: &str) {
+    let Some(role) = libpq::connection_keyword(dsn, "user") else {
+        return;
+    };
+    let missing = query(
+        "select w.word, format(w.statement, r.rolname) \
+           from pg_roles r cross join lateral (values \
+                ('REPLICATION', 'alter role %I replication', r.rolreplication), \
+                ('braid_monitor', 'grant braid_monitor to %I', pg_has_role(r.oid, 'braid_monitor', 'usage')), \
+                ('pg_read_all_data', 'grant pg_read_all_data to %I', pg_has_role(r.oid, 'pg_read_all_data', 'usage'))) \
+                w (word, statement, is_there) \
+          where r.rolname = $1::name and not r.rolsuper and not w.is_there",
+        &[Some(&role)],
+    );
+    let mut given = Vec::new();
+    for row in missing.iter() {
+        if let [Some(word), Some(statement)] = row {
+            query(statement, &[]);
+            given.push(word.clone());
+        }
+    }
+    if !given.is_empty() {
+        notice(format!("role \"{role}\" was given {}", given.join(", ")));
+    }
 }
 
 /// This node as it asks to be a member.

@@ -1,4 +1,4 @@
-//! join_group.
+//! join_group and add_witness.
 
 use std::ffi::CStr;
 
@@ -9,7 +9,7 @@ use braid_postgres::catalog::{Rights, current_role, query, with_rights};
 use braid_postgres::encoding::Text;
 use braid_postgres::rows::Rows;
 use braid_workers::group::{WITNESS, request};
-use pgrx::pg_extern;
+use pgrx::{pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome, notice};
 use super::super::provider::Provider;
@@ -61,72 +61,105 @@ fn join_group(
     secrecy::note_call();
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        let member_dsn = required(text(member_dsn), "member_dsn")?;
         let mode = required(text(mode), "mode")?;
-        if !["empty", "schema", "adopt", WITNESS].contains(&mode.as_str()) {
-            return Err(Failure::parameter(format!("invalid mode \"{mode}\"")).hint(
-                "Use empty for a database without tables, schema for one that has them without rows, adopt for one that was set up by hand, witness for one that only votes.",
-            ));
-        }
-        check_no_group()?;
-        check_contents(&mode)?;
-        let (node, dsn) = become_node(node_name, text(dsn).as_deref())?;
-        let mut source = Provider::open(&member_dsn, caller)?;
-        source.check_identity(&node)?;
-        source.check_server(true)?;
-        check_both(&member_dsn, &mode)?;
-        // On the way that the other members will take: what doesn't connect now won't later.
-        let contacts = source.ask(
-            "select group_id, group_name, publications, member_id, node_number, node_name, node_id, role, state, dsn, braid_version, \
-                    postgres_version, since_index, is_self from braid.group_contacts()",
-        )?;
-        if contacts.is_empty() {
-            return Err(Failure::state(format!(
-                "node \"{}\" is not a member of a group",
-                source.name
-            ))
-            .hint("Create a group there with braid.create_group, or name another node."));
-        }
-        let publications = local::column(&query(
-            "select unnest($1::text[])",
-            &[Some(contacts.get(0, 2).unwrap_or("{braid}"))],
-        ));
-        let role = if mode == WITNESS {
-            Role::Witness
-        } else {
-            Role::Data
-        };
-        let joiner = new_member(&node, &dsn, role)?;
-        let question = request::question(Command::AddMember(joiner))?;
-        let added = source.ask(&format!(
-            "select braid.group_add('\\x{}'::pg_catalog.bytea)",
-            hex::encode(&question)
-        ))?;
-        let id = added
-            .get(0, 0)
-            .and_then(|words| words.split(' ').next()?.parse().ok())
-            .and_then(MemberId::new)
-            .ok_or_else(|| {
-                Failure::state("the group did not give this node a number").hint("Try again.")
-            })?;
-        let group = contacts
-            .get(0, 0)
-            .and_then(hex::decode)
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(GroupId)
-            .ok_or_else(|| Failure::state("the group's identity can't be read"))?;
-        let name = contacts.get(0, 1).unwrap_or_default().to_owned();
-        insert_self(&group, &name, id, &publications, Some(&source.name), &mode);
-        store_contacts(&contacts)?;
-        store_steps(role);
-        wake_manager();
-        notice(format!(
-            "node \"{}\" joins group \"{name}\"; braid.wait_for_group() waits for it, braid.join_progress shows how far it is",
-            node.name
-        ));
-        Ok(())
+        become_member(
+            caller,
+            text(member_dsn),
+            node_name,
+            text(dsn).as_deref(),
+            &mode,
+        )
     });
+}
+
+/// braid.add_witness(member_dsn text, node_name name, dsn text)
+#[pg_extern(sql = false)]
+fn add_witness(member_dsn: Option<Text>, node_name: Option<&CStr>, dsn: Option<Text>) {
+    secrecy::note_call();
+    let caller = current_role();
+    run(|| {
+        become_member(
+            caller,
+            text(member_dsn),
+            node_name,
+            text(dsn).as_deref(),
+            WITNESS,
+        )
+    });
+}
+
+/// Has the group of the node at `member_dsn` add this database, and notes the steps to come.
+fn become_member(
+    caller: pg_sys::Oid,
+    member_dsn: Option<String>,
+    node_name: Option<&CStr>,
+    dsn: Option<&str>,
+    mode: &str,
+) -> Outcome<()> {
+    check_rights(caller)?;
+    let member_dsn = required(member_dsn, "member_dsn")?;
+    if !["empty", "schema", "adopt", WITNESS].contains(&mode) {
+        return Err(Failure::parameter(format!("invalid mode \"{mode}\"")).hint(
+            "Use empty for a database without tables, schema for one that has them without rows, adopt for one that was set up by hand, witness for one that only votes.",
+        ));
+    }
+    check_no_group()?;
+    check_contents(mode)?;
+    let (node, dsn) = become_node(node_name, dsn)?;
+    let mut source = Provider::open(&member_dsn, caller)?;
+    source.check_identity(&node)?;
+    source.check_server(true)?;
+    check_both(&member_dsn, mode)?;
+    // On the way that the other members will take: what doesn't connect now won't later.
+    let contacts = source.ask(
+        "select group_id, group_name, publications, member_id, node_number, node_name, node_id, role, state, dsn, braid_version, \
+                postgres_version, since_index, is_self from braid.group_contacts()",
+    )?;
+    if contacts.is_empty() {
+        return Err(Failure::state(format!(
+            "node \"{}\" is not a member of a group",
+            source.name
+        ))
+        .hint("Create a group there with braid.create_group, or name another node."));
+    }
+    let publications = local::column(&query(
+        "select unnest($1::text[])",
+        &[Some(contacts.get(0, 2).unwrap_or("{braid}"))],
+    ));
+    let role = if mode == WITNESS {
+        Role::Witness
+    } else {
+        Role::Data
+    };
+    let joiner = new_member(&node, &dsn, role)?;
+    let question = request::question(Command::AddMember(joiner))?;
+    let added = source.ask(&format!(
+        "select braid.group_add('\\x{}'::pg_catalog.bytea)",
+        hex::encode(&question)
+    ))?;
+    let id = added
+        .get(0, 0)
+        .and_then(|words| words.split(' ').next()?.parse().ok())
+        .and_then(MemberId::new)
+        .ok_or_else(|| {
+            Failure::state("the group did not give this node a number").hint("Try again.")
+        })?;
+    let group = contacts
+        .get(0, 0)
+        .and_then(hex::decode)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(GroupId)
+        .ok_or_else(|| Failure::state("the group's identity can't be read"))?;
+    let name = contacts.get(0, 1).unwrap_or_default().to_owned();
+    insert_self(&group, &name, id, &publications, Some(&source.name), mode);
+    store_contacts(&contacts)?;
+    store_steps(role);
+    wake_manager();
+    notice(format!(
+        "node \"{}\" joins group \"{name}\"; braid.wait_for_group() waits for it, braid.join_progress shows how far it is",
+        node.name
+    ));
+    Ok(())
 }
 
 /// That the database has what the mode says.

@@ -8,9 +8,11 @@ use braid_bgworker::sql_text::quote_literal;
 use braid_group::{Command, MemberId, MemberState};
 use braid_node::connection_string;
 use braid_postgres::catalog::{current_role, query};
+use braid_postgres::encoding::Text;
 use braid_postgres::rows::Rows;
 use braid_workers::group::{request, store};
-use pgrx::{pg_extern, pg_sys};
+use pgrx::iter::TableIterator;
+use pgrx::{name, pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome, notice};
 use super::super::{local, provider, required, required_name, run, wake_manager};
@@ -140,10 +142,23 @@ fn remove_by_others(me: MemberId, members: &Rows, caller: pg_sys::Oid) -> Outcom
 }
 
 /// braid.remove_node(node_name name, recover boolean)
+///
+/// Returns, for each member with data that stays, up to where it had the removed one's transactions
+/// just before (a position in that one's WAL), or why that is not known.
 #[pg_extern(sql = false)]
-fn remove_node(node_name: Option<&CStr>, recover: Option<bool>) {
+fn remove_node(
+    node_name: Option<&CStr>,
+    recover: Option<bool>,
+) -> TableIterator<
+    'static,
+    (
+        name!(node, Text),
+        name!(applied_lsn, Option<i64>),
+        name!(problem, Option<Text>),
+    ),
+> {
     let caller = current_role();
-    run(|| {
+    let survivors = run(|| {
         check_rights(caller)?;
         let (me, group) = require_own()?;
         check_goes_on()?;
@@ -158,6 +173,8 @@ fn remove_node(node_name: Option<&CStr>, recover: Option<bool>) {
             return Err(Failure::parameter("a node can't remove itself")
                 .hint("Use braid.leave_group(), or remove it from another node."));
         }
+        // Once it is removed, the others drop the subscriptions that know their positions.
+        let survivors = survivors(id, me, caller);
         // Before: all members know it when they see that the node was removed.
         let was_asked = found.get(0, 0) == Some("t");
         if recover != was_asked {
@@ -168,8 +185,72 @@ fn remove_node(node_name: Option<&CStr>, recover: Option<bool>) {
         }
         ask(Command::RemoveMember { member: id })?;
         wake_manager();
-        Ok(())
+        Ok(survivors)
     });
+    TableIterator::new(
+        survivors
+            .into_iter()
+            .map(|survivor| {
+                let (position, problem) = match survivor.position {
+                    Ok(position) => (position, None),
+                    Err(problem) => (None, Some(Text(problem))),
+                };
+                (Text(survivor.name), position, problem)
+            })
+            .collect::<Vec<_>>(),
+    )
+}
+
+/// A member that stays when another one is removed.
+struct Survivor {
+    name: String,
+    /// Up to where it has the other one's transactions, as the 64-bit number that a position is; none
+    /// if it never followed that one. Otherwise why that is not known.
+    position: Result<Option<i64>, String>,
+}
+
+/// Asks the members with data but one up to where they have that one's transactions. Members that
+/// can't be reached are not waited for.
+fn survivors(removed: MemberId, me: MemberId, caller: pg_sys::Oid) -> Vec<Survivor> {
+    let question = |of: &str| {
+        format!(
+            "select pg_catalog.pg_wal_lsn_diff(a.applied_lsn, '0/0')::bigint from {of} a where a.member_id = {removed}"
+        )
+    };
+    let members = query(
+        "select m.node_name, m.member_id = $1::bigint, coalesce(a.reachable, false), c.dsn \
+           from braid.group_member m \
+           left join braid.connection c using (connection_id) \
+           left join braid.group_activity() a using (member_id) \
+          where m.role = 'data' and m.state <> 'removed' \
+            and m.member_id <> $2::bigint \
+            and exists (select from braid.group_member r where r.member_id = $2::bigint and r.role = 'data') \
+          order by m.member_id",
+        &[Some(&me.to_string()), Some(&removed.to_string())],
+    );
+    let first = |rows: &Rows| rows.get(0, 0).and_then(|position| position.parse().ok());
+    let position = |row: &[Option<String>]| {
+        let is = |column: usize| row.get(column).and_then(Option::as_deref) == Some("t");
+        if is(1) {
+            return Ok(first(&query(&question("braid.member_positions()"), &[])));
+        }
+        if !is(2) {
+            return Err("can't be reached from here".to_owned());
+        }
+        let dsn = row.get(3).cloned().flatten().unwrap_or_default();
+        let mut connection = provider::connect(&dsn, caller).map_err(|failure| failure.words())?;
+        connection
+            .query(&question("braid.group_applied()"))
+            .map(|rows| first(&rows))
+            .map_err(|error| error.to_string())
+    };
+    members
+        .iter()
+        .map(|row| Survivor {
+            name: row.first().cloned().flatten().unwrap_or_default(),
+            position: position(row),
+        })
+        .collect()
 }
 
 /// braid.start_without(node_name name)

@@ -102,6 +102,7 @@ fn group_activity() -> TableIterator<
         name!(reachable, bool),
         name!(silent, Interval),
         name!(applied, i64),
+        name!(reachable_since, Option<i64>),
     ),
 > {
     // Without a worker there is nothing to see, which is no error of a view.
@@ -117,6 +118,7 @@ fn group_activity() -> TableIterator<
         let reachable = words.next()? == "true";
         let silent = Interval::from_micros(words.next()?.parse().ok()?);
         let applied = words.next()?.parse().ok()?;
+        let since = words.next().and_then(|since| since.parse().ok());
         Some((
             Text(view.clone()),
             leader.parse().ok(),
@@ -127,6 +129,7 @@ fn group_activity() -> TableIterator<
             reachable,
             silent,
             applied,
+            since,
         ))
     });
     TableIterator::new(rows)
