@@ -197,10 +197,17 @@ impl Keeper {
     /// Notes which sequences have blocks, and forgets those that are gone.
     fn list(&mut self) -> Result<(), PgError> {
         let found = error::transaction(|| {
-            execute(
-                "delete from braid.sequence s where not exists (select from pg_class c where c.oid = s.relation)",
+            // A statement that may write takes a transaction id, also if it finds nothing to write.
+            let gone = rows(
+                "select s.relation::text from braid.sequence s where not exists (select from pg_class c where c.oid = s.relation)",
                 &[],
             )?;
+            if !gone.is_empty() {
+                execute(
+                    "delete from braid.sequence s where not exists (select from pg_class c where c.oid = s.relation)",
+                    &[],
+                )?;
+            }
             rows(
                 "select relation::text from braid.sequence where kind = 'range' and is_applied and block_start is not null",
                 &[],
@@ -466,6 +473,13 @@ fn announce() -> Result<(), PgError> {
 
 /// Notes how many values were used, so that a day's rate can be told.
 fn count() -> Result<(), PgError> {
+    let due = rows(
+        "select 1::text from braid.sequence s where s.new_at < clock_timestamp() - interval '12 hours' limit 1",
+        &[],
+    )?;
+    if due.is_empty() {
+        return Ok(());
+    }
     execute(
         "update braid.sequence s \
             set old_total = s.new_total, old_at = s.new_at, new_at = clock_timestamp(), \
