@@ -2,7 +2,7 @@
 
 /// A rule that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(dead_code, reason = "only tests break rules")]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests break rules"))]
 pub(crate) enum Broken {
     /// A snapshot is compared with the published writes, not with the coming ones.
     SeenFromReached,

@@ -13,7 +13,13 @@ pub enum Learned {
     Current,
     /// The cut was known.
     Known,
+    /// The present start of the node was fenced: the sequencer takes nothing of it any more. The
+    /// node rolls back its versioned transactions and goes on with the next start
+    /// ([`Local::restarted`]).
+    Fenced,
     /// The node has writes that are void. It takes no part in versions until [`Local::repaired`].
+    /// Readers that wait for their acknowledgement fail, and so do writers that are given up
+    /// ([`Local::gives_up`]): the numbers that they wait for will be other writes'.
     Diverged,
 }
 
@@ -117,11 +123,21 @@ impl Local {
         if diverged {
             self.diverged = true;
         }
+        let fenced = matches!(&cut.scope, Scope::Node { node, boot, .. }
+            if *node == self.me && self.boot <= *boot);
         Ok(if self.diverged {
             Learned::Diverged
+        } else if fenced {
+            Learned::Fenced
         } else {
             Learned::Current
         })
+    }
+
+    /// Whether the group has given up a record's writes, as far as the node knows.
+    #[must_use]
+    pub fn gives_up(&self, record: &Record) -> bool {
+        self.cuts.refuse(record)
     }
 
     /// Whether the node has writes that the group has given up.
@@ -131,7 +147,7 @@ impl Local {
     }
 
     /// Goes on after the node was given the contents of another one's tables, which had reached
-    /// `has`.
+    /// `has`. If it was fenced, the next start follows ([`Local::restarted`]).
     pub fn repaired(&mut self, has: &Vector) {
         for (table, progress) in self.tables.iter_mut() {
             let version = has.get(&table).copied().unwrap_or_default();

@@ -58,12 +58,18 @@
 mod applying;
 mod broken;
 mod bytes;
+#[cfg(test)]
+mod cluster;
 mod codec;
 mod cut;
 mod declaration;
 mod grant;
+#[cfg(test)]
+mod history;
 mod joining;
 mod local;
+#[cfg(test)]
+mod model;
 mod number;
 mod progress;
 #[cfg(test)]
@@ -73,6 +79,8 @@ mod report;
 #[cfg(test)]
 mod scenario;
 mod sequencer;
+#[cfg(test)]
+mod simulation;
 mod vector;
 
 pub use applying::Verdict;

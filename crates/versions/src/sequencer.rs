@@ -470,7 +470,6 @@ impl Sequencer {
 
     /// Breaks a rule: what a node was granted is void because it is not heard of.
     #[cfg(test)]
-    #[expect(dead_code, reason = "only tests break rules")]
     pub(crate) fn give_up(&mut self, node: NodeNumber) {
         self.end_of_node(node, Boot(u64::MAX), &|_| Version(0));
     }

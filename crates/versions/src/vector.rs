@@ -59,7 +59,7 @@ pub(crate) fn furthest(reports: &Reports) -> Ends {
 ///
 /// A transaction is acknowledged to its client once a majority has reached all that it wrote, or,
 /// if it wrote nothing, all that it saw. Otherwise a later cut could give up a write that a client
-/// has seen.
+/// has seen. If the node diverges meanwhile, see [`crate::Learned::Diverged`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Confirmations {
     by: BTreeMap<NodeNumber, (Term, Vector)>,
