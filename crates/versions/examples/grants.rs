@@ -15,7 +15,7 @@ use braid_versions::{
 };
 
 const NODES: u16 = 4;
-const GRANTS: u64 = 400_000;
+const GRANTS: u64 = 40_000;
 
 /// Seconds of processor time that this process has used.
 fn used(began: Instant) -> f64 {

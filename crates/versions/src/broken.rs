@@ -14,7 +14,7 @@ pub(crate) enum Broken {
     CountersTooLow,
     /// A record of an old term is taken by a node that knows the new one.
     OldTermAccepted,
-    /// Grants of a node that is only cut off are void, without a majority that has fenced it.
+    /// Grants of a node that is only cut off are void, though nobody has fenced it.
     VoidWithoutFencing,
     /// A snapshot with a later write than the grant's is taken for right.
     LaterIsSound,

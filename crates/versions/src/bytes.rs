@@ -319,7 +319,7 @@ impl Bytes for Batch {
     }
 }
 
-const REFUSALS: [(u8, Refusal); 8] = [
+const REFUSALS: [(u8, Refusal); 9] = [
     (1, Refusal::NotActing),
     (2, Refusal::NoMajority),
     (3, Refusal::OtherTerm),
@@ -328,6 +328,7 @@ const REFUSALS: [(u8, Refusal); 8] = [
     (6, Refusal::Tables),
     (7, Refusal::TooMany),
     (8, Refusal::Window),
+    (9, Refusal::NotAll),
 ];
 
 impl Bytes for Answer {

@@ -390,7 +390,7 @@ impl World {
             if self.budget.fences > 0
                 && self.isolated == Some(node)
                 && self.sequencer.is_some()
-                && mask >> node & 1 == 0
+                && mask == (u8::MAX >> (8 - count)) & !(1 << node)
                 && self.may_report(mask, self.holder)
             {
                 actions.push(Action::Fence(node, mask));
@@ -787,9 +787,9 @@ impl World {
         self.budget.fences -= 1;
         let fenced = (number(node), self.boot(node));
         let reports = self.reports(mask, Some(fenced));
-        let members = self.nodes.len();
+        let members = (0..self.nodes.len()).map(number).collect();
         let sequencer = self.sequencer.as_mut().unwrap();
-        let cut = sequencer.fence(fenced.0, fenced.1, members, &reports);
+        let cut = sequencer.fence(fenced.0, fenced.1, &members, &reports);
         let cut = cut.unwrap();
         assert!(sequencer.learn(&cut));
         self.agreed.push(cut);

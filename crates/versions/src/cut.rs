@@ -1,11 +1,12 @@
 //! Cuts: which writes of the past count, agreed by the group when a sequencer or a node is lost.
 //!
-//! Nobody can know whether a node that is cut off has committed. A majority decides instead:
+//! Nobody can know whether a node that is cut off has committed. The others decide instead:
 //!
 //! 1. Members promise to hold back the writes in question ([`crate::Local::promise`]) and report
 //!    what they have.
-//! 2. From the reports of a majority the sequencer makes a [`Cut`]: the writes that one of them
-//!    has count, the others are void.
+//! 2. From their reports the sequencer makes a [`Cut`]: the writes that one of them has count, the
+//!    others are void. To decide over everyone's writes a majority has to report. To decide over
+//!    one node's, all other members have to ([`crate::Sequencer::fence`]).
 //! 3. The group agrees on the cut as an entry of its log. All nodes learn all cuts in this order.
 //! 4. From then on each node refuses the writes that are void. A node that has such a write has
 //!    diverged and gives it up.

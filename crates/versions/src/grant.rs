@@ -136,6 +136,9 @@ pub enum Refusal {
     /// Fewer than a majority of the members have reported.
     #[error("a majority of the group's members is not reachable")]
     NoMajority,
+    /// A member has not reported.
+    #[error("not all other members of the group are reachable")]
+    NotAll,
     /// The sender knows another term.
     #[error("the request is of another term of the sequencer")]
     OtherTerm,

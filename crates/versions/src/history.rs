@@ -150,7 +150,20 @@ impl World {
         let first = visible(&self.nodes[0]);
         for (number, node) in self.nodes.iter().enumerate() {
             if node.local.is_diverged() || visible(node) != first {
-                return Err(format!("node {number} differs from node 0"));
+                let shown = visible(node);
+                let diverged = node.local.is_diverged();
+                let verdicts: Vec<_> = first
+                    .symmetric_difference(&shown)
+                    .map(|at| {
+                        let record = self.transactions[*at].record.as_ref();
+                        let given_up = self.given_up(*at, &self.agreed);
+                        let verdict = record.map(|record| node.local.may_apply(record));
+                        (at, given_up, self.transactions[*at].node, record, verdict)
+                    })
+                    .collect();
+                return Err(format!(
+                    "node {number} differs from node 0: {diverged}, {verdicts:?}"
+                ));
             }
         }
         Ok(())

@@ -37,7 +37,7 @@
 //! - **No deadlock.** All versions of a transaction are assigned at once, and each wait is for an
 //!   earlier grant.
 //! - **Void numbers.** A number is void only if its node says so, has started anew without it, or
-//!   was fenced by a majority ([`Cut`]). A node that is cut off may have committed: then others
+//!   was fenced ([`Cut`]). A node that is cut off may have committed: then others
 //!   wait, up to their deadline.
 //! - **New sequencer.** A majority promises to hold back old writes and reports. Numbers begin
 //!   after all that it has. Old writes above are refused by every node that knows the new term. A

@@ -102,6 +102,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         Just(Refusal::Tables),
         Just(Refusal::TooMany),
         Just(Refusal::Window),
+        Just(Refusal::NotAll),
     ];
     let refused = vec((number(), refusal), 0..4);
     (vec(grant(), 0..4), refused, vec(release(), 0..4)).prop_map(|(grants, refused, confirmed)| {

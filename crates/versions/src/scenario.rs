@@ -243,7 +243,7 @@ fn a_start_of_a_node_ends_what_it_was_granted_before() {
 }
 
 #[test]
-fn a_fenced_node_keeps_what_a_majority_has() {
+fn a_fenced_node_keeps_what_the_others_have() {
     let mut sequencer = Sequencer::begin(&first_cut()).unwrap();
     sequencer.receive(&batch(B, 1, &[1, 2]), true);
     let report = |version| Report {
@@ -257,12 +257,13 @@ fn a_fenced_node_keeps_what_a_majority_has() {
         )]),
     };
     let one = Reports::from([(A, report(1))]);
-    assert_eq!(
-        sequencer.fence(B, Boot(1), 3, &one),
-        Err(Refusal::NoMajority)
-    );
+    let members: BTreeSet<_> = (1..=3).map(NodeNumber).collect();
+    let fence = |sequencer: &mut Sequencer, reports| sequencer.fence(B, Boot(1), &members, reports);
+    assert_eq!(fence(&mut sequencer, &one), Err(Refusal::NoMajority));
+    let fenced_too = Reports::from([(A, report(1)), (B, report(0))]);
+    assert_eq!(fence(&mut sequencer, &fenced_too), Err(Refusal::NotAll));
     let two = Reports::from([(A, report(1)), (NodeNumber(3), report(0))]);
-    let cut = sequencer.fence(B, Boot(1), 3, &two).unwrap();
+    let cut = fence(&mut sequencer, &two).unwrap();
     let void = BTreeSet::from([(STOCK, Version(2))]);
     let scope = Scope::Node {
         node: B,

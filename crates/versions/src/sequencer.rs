@@ -10,8 +10,8 @@
 //!
 //! A number whose transaction did not commit is *void*. Transactions of all nodes may wait for it,
 //! so void numbers are announced ([`Sequencer::ends`]). Three events make a number void: its node
-//! says so, its node has started anew without it, or a majority has fenced its node. Time does
-//! not: a node that is cut off may have committed.
+//! says so, its node has started anew without it, or its node was fenced. Time does not: a node
+//! that is cut off may have committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -408,20 +408,33 @@ impl Sequencer {
             .collect()
     }
 
-    /// Makes the cut that fences a node, and takes nothing more from these starts of it. The
-    /// members have promised to hold back the node's records.
+    /// Makes the cut that fences a node, and takes nothing more from these starts of it. All other
+    /// members have promised to hold back the node's records and have reported.
+    ///
+    /// A majority is not enough. Example: B is fenced, D has not reported and has applied B's write
+    /// W, which is void. A transaction of D that has read W may have committed, and its number is
+    /// not void. If a member does not report, [`Cut::new_sequencer`] decides instead: it gives up
+    /// what W's readers wrote, too.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoMajority`] if too few members have reported under this term.
+    /// [`Refusal::NotAll`] if another member has not reported under this term,
+    /// [`Refusal::NoMajority`] if the others are no majority.
     pub fn fence(
         &mut self,
         node: NodeNumber,
         boot: Boot,
-        members: usize,
+        members: &BTreeSet<NodeNumber>,
         reports: &Reports,
     ) -> Result<Cut, Refusal> {
-        let ends = furthest(&of_term(self.term, members, reports)?);
+        let reports = of_term(self.term, members.len(), reports)?;
+        if members
+            .iter()
+            .any(|m| *m != node && !reports.contains_key(m))
+        {
+            return Err(Refusal::NotAll);
+        }
+        let ends = furthest(&reports);
         let session = self.sessions.entry(node).or_default();
         if session.boot <= boot {
             session.boot = boot;

@@ -135,17 +135,15 @@ fn random_schedules_are_strictly_serializable() {
     assert!(writers > schedules && readers > schedules);
 }
 
-/// With a rule broken some schedule shows it.
+/// With a rule broken some schedule shows it. (`model.rs` has those that are found seldom.)
 #[test]
 fn broken_rules_are_found() {
     for broken in [
-        Broken::SeenFromReached,
         Broken::ApplyWithoutSeen,
         Broken::ApplyOutOfOrder,
         Broken::CountersTooLow,
         Broken::OldTermAccepted,
         Broken::VoidWithoutFencing,
-        Broken::LaterIsSound,
         Broken::VoidsUntold,
         Broken::RepeatsCount,
         Broken::AcknowledgeAlone,
