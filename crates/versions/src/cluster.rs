@@ -435,7 +435,7 @@ impl World {
             && broken.learned == self.agreed.len()
             && whole.learned == self.agreed.len()
             && broken.pending.is_empty()
-            && whole.pending.is_empty()
+            && whole.local.report().is_ok()
             && !self.transactions.iter().any(committing)
             && broken
                 .visible

@@ -112,7 +112,7 @@ impl Local {
                     progress.end = End::default();
                 }
                 for (table, end) in ends {
-                    self.base.insert(*table, end.settled);
+                    self.base.insert(*table, end.committed);
                     self.tables.at(*table).announce(*end);
                 }
             }
