@@ -56,6 +56,11 @@ pub struct LocalKey {
     pub columns: Vec<KeyColumn>,
     /// Two nulls are equal in it.
     pub nulls_equal: bool,
+    /// OID of the table or partition that it is on.
+    pub table: u32,
+    /// A change can find its row by it: a plain unique index on columns that are all among
+    /// `columns`.
+    pub finds_rows: bool,
 }
 
 /// A trigger that fires when changes are applied.
@@ -128,6 +133,34 @@ impl TableOrder {
             },
             None => Self::Keys,
         }
+    }
+}
+
+impl LocalTable {
+    /// Returns the key by which rows of the table, or of a partition, are found, if the key has only
+    /// some of the columns of the provider's replica identity, and no other key of the same table or
+    /// partition has all of them. Of several the first counts.
+    #[must_use]
+    pub fn narrow_key(&self, identity: &[&str]) -> Option<&LocalKey> {
+        let named = |key: &LocalKey, name: &str| key.columns.iter().any(|one| one.name == name);
+        let is_part = |key: &&LocalKey| {
+            key.finds_rows
+                && !key.columns.is_empty()
+                && key
+                    .columns
+                    .iter()
+                    .all(|one| identity.contains(&one.name.as_str()))
+        };
+        let is_whole = |key: &LocalKey| identity.iter().all(|name| named(key, name));
+        let has_whole = |table: u32| {
+            self.keys
+                .iter()
+                .any(|key| key.table == table && is_part(&key) && is_whole(key))
+        };
+        self.keys
+            .iter()
+            .filter(is_part)
+            .find(|key| !has_whole(key.table))
     }
 }
 
@@ -204,7 +237,40 @@ mod tests {
             name: "i".to_owned(),
             columns: columns.to_vec(),
             nulls_equal: false,
+            table: 1,
+            finds_rows: true,
         }
+    }
+
+    #[test]
+    fn a_key_on_some_columns_of_the_identity_is_narrow() {
+        let (id, at) = (column("id", "int4"), column("at", "timestamptz"));
+        let narrow = local(std::slice::from_ref(&id));
+        let whole = local(&[at.clone(), id.clone()]);
+        let other = local(&[column("email", "text")]);
+        let named = |keys: &[&LocalKey], identity: &[&str]| {
+            let table = LocalTable {
+                keys: keys.iter().map(|key| (*key).clone()).collect(),
+                triggers: Vec::new(),
+            };
+            table.narrow_key(identity).cloned()
+        };
+        let both = ["id", "at"];
+        assert_eq!(named(&[&other, &narrow], &both), Some(narrow.clone()));
+        // A key that is the identity, or is wider; none of its columns; whole old rows.
+        assert_eq!(named(&[&narrow, &whole], &both), None);
+        assert_eq!(named(&[&narrow], &["id"]), None);
+        assert_eq!(named(&[&whole], &["id"]), None);
+        assert_eq!(named(&[&other], &both), None);
+        assert_eq!(named(&[&narrow], &[]), None);
+        // Only of the same partition.
+        let mut elsewhere = whole;
+        elsewhere.table = 2;
+        assert_eq!(named(&[&narrow, &elsewhere], &both), Some(narrow.clone()));
+        // A partial index finds nothing.
+        let mut partial = narrow;
+        partial.finds_rows = false;
+        assert_eq!(named(&[&partial, &local(&[])], &both), None);
     }
 
     fn order(keys: &[LocalKey], hashed: &[HashedKey]) -> TableOrder {

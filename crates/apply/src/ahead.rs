@@ -85,7 +85,7 @@ impl Session {
         row.clear();
         row.resize(target.plan.width, None);
         let is_key = |column: &LocalColumn| {
-            let mut key = index.columns.iter();
+            let mut key = index.identity.iter();
             key.any(|of_key| usize::try_from(of_key.attribute - 1) == Ok(column.local))
         };
         fill_row(&mut row, &mut target.plan.columns, image, is_key)?;

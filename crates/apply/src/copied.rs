@@ -34,8 +34,8 @@ use pgrx::pg_sys;
 
 use super::batch::{self, KnownVersions, WrittenVersions};
 use super::key_hash::{
-    KeyHashes, copied_hash, key_hashes_as, key_hashes_in_slot, row_hash, row_hash_by,
-    stored_row_hash, table_hash,
+    KeyHashes, copied_hash, key_hashes_in_slot, known_by, row_hash, row_hash_by, stored_row_hash,
+    table_hash,
 };
 use super::relation::LocalRelation;
 use super::rewrite::{self, Author as Writer};
@@ -72,7 +72,11 @@ impl From {
 
     /// What a copied row is known by here, of which `there` gives the hashes in a table with that
     /// OID.
-    pub fn hashes(self, there: impl FnOnce(u32) -> Option<KeyHashes>) -> impl Iterator<Item = u64> {
+    pub fn hashes<F, T>(self, there: F) -> impl Iterator<Item = u64> + use<F, T>
+    where
+        F: FnOnce(u32) -> T,
+        T: IntoIterator<Item = KeyHashes>,
+    {
         let hashes = there(self.table).into_iter().flat_map(KeyHashes::each);
         hashes.map(move |hash| copied_hash(self.relation, hash))
     }
@@ -149,7 +153,7 @@ pub fn told(
         refine_identical(plan, sources, slot)?
     } else {
         let each = sources.iter();
-        find(each.flat_map(|from| from.hashes(|table| Some(key_hashes_as(table, plan, slot)))))?
+        find(each.flat_map(|from| from.hashes(|table| known_by(table, plan, slot))))?
     };
     Ok(Told::Apart(stamp))
 }

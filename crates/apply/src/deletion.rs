@@ -14,7 +14,10 @@ use braid_postgres::slot::Slot;
 use super::attempt::{Attempt, RetryHints};
 use super::change::version;
 use super::held_removals::Room;
-use super::key_hash::{KeyHashes, key_hashes_as, key_hashes_of_values, table_hash};
+use super::key_hash::{
+    KeyHashes, key_hash_of_values, key_hashes_as, key_hashes_of_values, known_by, known_by_values,
+    table_hash,
+};
 use super::lookup::{Found, Purpose};
 use super::relation::RemoteRelation;
 use super::rights::Rights;
@@ -34,28 +37,36 @@ impl Tables {
 
     /// The hashes of the row with these values.
     pub(super) fn key_hashes(&self, key: Key, values: &RowValues) -> Option<KeyHashes> {
-        self.key_hashes_in(key, None, values)
-    }
-
-    /// Those in this table, or in the one with another OID.
-    fn key_hashes_in(&self, key: Key, seed: Option<u32>, values: &RowValues) -> Option<KeyHashes> {
         let target = self.get(key)?;
         let table = target.table.as_ref()?;
-        let seed = seed.unwrap_or(target.plan.oid.to_u32());
-        key_hashes_of_values(seed, &target.plan, |column| {
+        key_hashes_of_values(target.plan.oid.to_u32(), &target.plan, |column| {
             table.cell(values, column).flatten()
         })
+    }
+
+    /// The hash by which the row with these values is known in a batch.
+    pub(super) fn stored_key_hash(&self, key: Key, values: &RowValues) -> Option<u64> {
+        let target = self.get(key)?;
+        let table = target.table.as_ref()?;
+        key_hash_of_values(&target.plan, |column| table.cell(values, column).flatten())
     }
 
     /// The hashes by which deletions of a row may be known: as it is here, and as it is where the
     /// table was copied from.
     pub(super) fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
-        let from = self.get(key).map(|target| &target.plan.copied_from);
-        let copied = from
-            .into_iter()
-            .flatten()
-            .flat_map(|from| from.hashes(|table| self.key_hashes_in(key, Some(table), values)));
-        let here = self.key_hashes(key, values).into_iter();
+        let Some(Target {
+            plan,
+            table: Some(table),
+            ..
+        }) = self.get(key)
+        else {
+            return Vec::new();
+        };
+        let cell = |column| table.cell(values, column).flatten();
+        let known_by = |seed| known_by_values(seed, plan, &cell);
+        let from = plan.copied_from.iter();
+        let copied = from.flat_map(|from| from.hashes(known_by));
+        let here = known_by(plan.oid.to_u32());
         here.flat_map(KeyHashes::each).chain(copied).collect()
     }
 
@@ -179,9 +190,9 @@ impl Deletions<'_> {
         if plan.key.is_none() {
             return Ok(());
         }
-        let hashes = key_hashes_as(plan.oid.to_u32(), plan, slot);
+        let hashes = known_by(plan.oid.to_u32(), plan, slot);
         let mut newest = None;
-        for hash in hashes.each() {
+        for hash in hashes.flat_map(KeyHashes::each) {
             if registry::may_have_tombstone(hash, current.timestamp) {
                 let deletion = self.origins.newest_deletion(hash, Seen::All)?;
                 newest = self.origins.newer(newest, deletion);

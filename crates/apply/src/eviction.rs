@@ -40,7 +40,7 @@ use pgrx::pg_sys;
 
 use super::change::Rows;
 use super::in_the_way::Way;
-use super::key_hash::{key_hash, key_hashes_as};
+use super::key_hash::{identity_hash, key_hashes_as};
 use super::lookup::{Found, Purpose};
 use super::merge::{self, Call};
 use super::row_context::RowContext;
@@ -142,7 +142,7 @@ impl Tables {
                 plan,
                 table: Some(table),
                 ..
-            }) => key_hash(plan, &table.new_slot()),
+            }) => identity_hash(plan, &table.new_slot()),
             _ => 0,
         }
     }
@@ -150,7 +150,7 @@ impl Tables {
     /// The bytes of a heap tuple with the key of the row in a slot, and what else of it is small.
     pub(super) fn row_to_tell(&mut self, key: Key, slot: &Slot) -> Result<Vec<u8>, PgError> {
         let target = self.target(key)?;
-        let keys = target.plan.key.iter().flat_map(|key| &key.columns);
+        let keys = target.plan.key.iter().flat_map(|key| &key.identity);
         let keys: Vec<usize> = keys
             .filter_map(|column| usize::try_from(column.attribute - 1).ok())
             .collect();

@@ -11,7 +11,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::ffi::raw;
 use braid_postgres::heap_page::{self, Place, place_of, tid_of};
 use braid_postgres::index_end::IndexEnd;
-use braid_postgres::memory;
+use braid_postgres::memory::{self, Scratch};
 use braid_postgres::relation::RelationRef;
 use braid_postgres::scan_key;
 use braid_postgres::slot::{Slot, Visible};
@@ -24,6 +24,7 @@ use super::key_hash::feed;
 use super::places::{Hint, Places};
 use super::relation::{Key, KeyColumn};
 use super::row_version::{EndOfVersion, end_of, lock_row, same_place};
+use super::scan;
 use super::slot::{any_snapshot, slot_of};
 use super::table::RowValues;
 use super::version::{Stamp, stamp_of};
@@ -65,6 +66,8 @@ pub type Refine<'a> =
 pub struct IndexLookup {
     table: pg_sys::Relation,
     keys: Vec<pg_sys::ScanKeyData>,
+    /// What else identifies the row that is looked for, if the index has only some of that.
+    rest: Vec<RestColumn>,
     scan: pg_sys::IndexScanDesc,
     /// Where the scan allocates: access methods allocate some of their state only when they first
     /// need it, and keep it.
@@ -89,6 +92,15 @@ pub struct IndexLookup {
     blocks: pg_sys::BlockNumber,
 }
 
+/// A column that identifies rows, and that the index lacks.
+#[derive(Debug, Clone, Copy)]
+struct RestColumn {
+    /// Position in the table, from 0.
+    position: usize,
+    /// The value that is looked for: `None` is any, `Some(None)` is null.
+    wanted: Option<Option<pg_sys::Datum>>,
+}
+
 /// Versions that a look sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sees {
@@ -106,8 +118,32 @@ enum Outcome {
 }
 
 impl IndexLookup {
+    /// Prepares to look for rows by their key.
+    ///
+    /// # Safety
+    /// As [`IndexLookup::with_keys`]; the index is the key's.
+    pub(super) unsafe fn of_key(
+        table: pg_sys::Relation,
+        index: pg_sys::Relation,
+        key: &Key,
+    ) -> Self {
+        // SAFETY: as the caller says.
+        let mut lookup = unsafe { Self::with_keys(table, index, Self::keys_of(key)) };
+        let rest = key.rest().map(|column| RestColumn {
+            position: usize::try_from(column.attribute - 1).unwrap_or(usize::MAX),
+            wanted: None,
+        });
+        lookup.rest = rest.collect();
+        lookup
+    }
+
+    /// Whether the index has all columns that identify a row.
+    pub(super) fn has_whole_key(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// Keys to look for what has the values of a row's key, once these are set.
-    pub(super) fn keys_of(key: &Key) -> Vec<pg_sys::ScanKeyData> {
+    fn keys_of(key: &Key) -> Vec<pg_sys::ScanKeyData> {
         let entry = |(position, column): (usize, &KeyColumn)| {
             let how = (EQUAL, column.equal, column.collation);
             scan_key::new(position, 0, how, pg_sys::Datum::null())
@@ -135,6 +171,7 @@ impl IndexLookup {
         Self {
             table,
             keys,
+            rest: Vec::new(),
             scan,
             context: memory::Current::now(),
             dirty,
@@ -277,6 +314,9 @@ impl IndexLookup {
 
     /// Look for these values from now on. False where one is null: that finds nothing.
     fn set_keys(&mut self, values: &RowValues, key: &Key) -> bool {
+        for column in &mut self.rest {
+            column.wanted = values.get(column.position).copied().flatten();
+        }
         self.keys
             .iter_mut()
             .zip(&key.columns)
@@ -344,6 +384,30 @@ impl IndexLookup {
         })
     }
 
+    /// Whether the row in a slot has what else identifies the row that is looked for.
+    fn has_rest(&self, slot: &Slot) -> bool {
+        let shape = self.table().descriptor();
+        let mut rest = self.rest.iter();
+        rest.all(|column| {
+            let (Some(wanted), Some(attribute)) = (column.wanted, shape.get(column.position))
+            else {
+                return true;
+            };
+            let (wanted, here) = match (wanted, slot.cell(column.position)) {
+                (Some(wanted), Some(here)) => (wanted, here),
+                (wanted, here) => return wanted.is_none() && here.is_none(),
+            };
+            // SAFETY: the value that is looked for is one of the column, and there while it is.
+            let wanted = unsafe { Value::new(attribute, wanted) };
+            wanted.is_same(here) || {
+                // For what comparing leaves.
+                // SAFETY: dropped here.
+                let mut memory = unsafe { Scratch::below_current(c"braid key") };
+                memory.run(|| scan::equal(attribute.collation(), wanted, here))
+            }
+        })
+    }
+
     /// Whether the row with this very key is at the place, alive and not being written by anybody:
     /// then it is in the slot. There is one such row at most, as the index is unique at all times.
     fn is_at(&mut self, key: &Key, hint: Hint, slot: &Slot) -> bool {
@@ -408,7 +472,7 @@ impl IndexLookup {
                 _ => self.scan_once(slot),
             };
             match outcome {
-                Outcome::Visible => {
+                Outcome::Visible if self.has_rest(slot) => {
                     let stamp = if lock {
                         self.lock(slot)?
                     } else {
@@ -422,7 +486,8 @@ impl IndexLookup {
                     self.found_nothing = true;
                     return Ok(Found::Missing(None));
                 }
-                Outcome::None { .. } => {
+                // Also where another row has the key in the index, which has room for one.
+                Outcome::None { .. } | Outcome::Visible => {
                     let (moved, deletion) = self.survey(slot, refine)?;
                     if !moved || !self.visible_to_fresh_snapshot(slot) {
                         return Ok(Found::Missing(deletion));
@@ -556,14 +621,15 @@ impl IndexLookup {
     fn visible_to_fresh_snapshot(&mut self, slot: &Slot) -> bool {
         let seen = snapshot::latest(|| {
             let (found, _) = self.first(Sees::Active, slot);
+            let found = found && self.has_rest(slot);
             slot.clear();
             Ok::<bool, PgError>(found)
         });
         matches!(seen, Ok(true))
     }
 
-    /// Look through the dead versions under the key: whether the row may have gone to a place that
-    /// the scan had passed, and the latest deletion.
+    /// Look through the dead versions of the row under the key: whether the row may have gone to a
+    /// place that the scan had passed, and the latest deletion.
     fn survey(
         &mut self,
         slot: &Slot,
@@ -574,6 +640,10 @@ impl IndexLookup {
         self.ignore_killed(false);
         let (mut found, _) = self.first(Sees::Any, slot);
         while found {
+            if !self.has_rest(slot) {
+                found = self.next(slot);
+                continue;
+            }
             let end = end_of(slot);
             moved |= matches!(end, EndOfVersion::Open | EndOfVersion::Replaced(..));
             match end {

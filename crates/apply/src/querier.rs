@@ -41,7 +41,7 @@ use super::attempt::{Attempt, RetryHints};
 use super::change::version;
 use super::lookup::Found;
 use super::peer::{AsOf, Column, Form, Peers, Question, Reply, Source};
-use super::relation::KeyColumn;
+use super::relation::IdentityColumn;
 use super::relation::RemoteRelation;
 use super::rights::Rights;
 use super::row_context::RowContext;
@@ -146,7 +146,7 @@ impl Tables {
         let (Some(index), Some(table)) = (&target.plan.key, &target.table) else {
             return Err(PgError::new(SqlState::InternalError, "row without a key"));
         };
-        let text_of = |column: &KeyColumn| {
+        let text_of = |column: &IdentityColumn| {
             let place = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
             let value = table.cell(values, place).flatten();
             let name = remote.columns.get(column.remote).map(|column| &column.name);
@@ -160,7 +160,7 @@ impl Tables {
                 )),
             }
         };
-        index.columns.iter().map(text_of).collect()
+        index.identity.iter().map(text_of).collect()
     }
 
     /// Places in the plan's columns of large values that another node may have left as they were:

@@ -106,13 +106,57 @@ pub struct KeyColumn {
     pub equality: Equality,
 }
 
+/// A column of what identifies a row.
+#[derive(Debug, Clone, Copy)]
+pub struct IdentityColumn {
+    /// Attribute number in the table, from 1.
+    pub attribute: i16,
+    /// Position among the stream's columns.
+    pub remote: usize,
+    /// When its values are equal.
+    pub equality: Equality,
+}
+
+impl From<KeyColumn> for IdentityColumn {
+    fn from(column: KeyColumn) -> Self {
+        Self {
+            attribute: column.attribute,
+            remote: column.remote,
+            equality: column.equality,
+        }
+    }
+}
+
 /// An index that finds one row by its key.
+///
+/// Example of a narrow key: the provider identifies rows by `(a, b)`, and the index is on `(a)`.
+/// The provider's rows (1, 1) and (1, 2) are different rows, of which this table has room for one.
+/// If the row here is (1, 2), a delete of (1, 1) must not take it. So a row that the index finds is
+/// compared in the other columns of the identity as well.
 #[derive(Debug, Clone)]
 pub struct Key {
     /// The index.
     pub index: pg_sys::Oid,
     /// Its columns.
     pub columns: Vec<KeyColumn>,
+    /// The columns that identify a row: the index's, or those of the provider's replica identity,
+    /// in the order of the provider's key, if the index has only some of these.
+    pub identity: Vec<IdentityColumn>,
+}
+
+impl Key {
+    /// Whether the index has only some of the columns that identify a row.
+    #[must_use]
+    pub fn is_narrow(&self) -> bool {
+        self.rest().next().is_some()
+    }
+
+    /// The columns of the identity that the index lacks.
+    pub fn rest(&self) -> impl Iterator<Item = &IdentityColumn> {
+        let in_index = |attribute| self.columns.iter().any(|one| one.attribute == attribute);
+        let columns = self.identity.iter();
+        columns.filter(move |column| !in_index(column.attribute))
+    }
 }
 
 /// A local column and where its values come from.
@@ -438,9 +482,14 @@ impl LocalRelation {
     }
 }
 
-/// The index by which rows are found: one on just the stream's replica identity if there is one,
-/// else, as the stream then carries whole old rows or only inserts, the primary key or another
-/// unique index whose columns the stream has.
+/// The index by which rows are found. Returns, if it exists, the first of:
+///
+/// 1. one on just the stream's replica identity,
+/// 2. if the stream has a key as its identity: one on some of the identity's columns
+///    ([`Key::is_narrow`]); the table's own replica identity, or else its primary key, before
+///    others,
+/// 3. if the stream carries whole old rows, or only inserts: the primary key, or another unique
+///    index whose columns the stream has.
 fn find_key(
     remote: &RemoteRelation,
     relation: RelationRef<'_>,
@@ -454,33 +503,80 @@ fn find_key(
         .filter(|(_, column)| column.identity)
         .map(|(index, _)| index)
         .collect();
-    let full = remote.identity == ReplicaIdentity::Full;
+    let any = remote.identity == ReplicaIdentity::Full || identity.is_empty();
+    let own_identity = match relation.replica_index() {
+        pg_sys::InvalidOid => indexes.primary,
+        replica => replica,
+    };
     let mut best: Option<(u8, Key)> = None;
     for oid in indexes.all {
         let index = Relation::open(oid, LockMode::AccessShare);
-        let Some(key) = read_key(index.view(), relation.descriptor(), columns) else {
+        let shape = relation.descriptor();
+        let Some(mut key) = read_key(index.view(), shape, columns) else {
             continue;
         };
-        let same = !full
-            && key.columns.len() == identity.len()
-            && key
-                .columns
-                .iter()
-                .all(|column| identity.contains(&column.remote));
-        // A key that is not the identity finds rows only when whole old rows come, or when there
-        // are no old rows.
-        let rank = match (same, oid == indexes.primary) {
+        let has = |position: &usize| key.columns.iter().any(|one| one.remote == *position);
+        let is_part = !any && key.columns.iter().all(|one| identity.contains(&one.remote));
+        let same = is_part && identity.iter().all(has);
+        // The collector of deletions knows rows by the table's own identity.
+        let is_first = oid
+            == if is_part && !same {
+                own_identity
+            } else {
+                indexes.primary
+            };
+        let rank = match (same, is_first) {
             (true, true) => 4,
             (true, false) => 3,
-            (false, true) if full || identity.is_empty() => 2,
-            (false, false) if full || identity.is_empty() => 1,
+            (false, true) if any || is_part => 2,
+            (false, false) if any || is_part => 1,
             _ => continue,
         };
+        if is_part && !same {
+            let Some(wide) = wide_identity(remote, &identity, (&key, shape), columns) else {
+                continue;
+            };
+            key.identity = wide;
+        }
         if best.as_ref().is_none_or(|(has, _)| rank > *has) {
             best = Some((rank, key));
         }
     }
     best.map(|(_, key)| key)
+}
+
+/// The columns of the stream's replica identity, of which `key` has some, in the order of the
+/// provider's key. `None` if the table lacks one of them.
+fn wide_identity(
+    remote: &RemoteRelation,
+    identity: &[usize],
+    (key, shape): (&Key, TupleDesc<'_>),
+    columns: &[LocalColumn],
+) -> Option<Vec<IdentityColumn>> {
+    let column = |position: &usize| {
+        if let Some(column) = key.columns.iter().find(|one| one.remote == *position) {
+            return Some(IdentityColumn::from(*column));
+        }
+        let local = columns.iter().find(|one| one.remote == *position)?.local;
+        let attribute = shape.get(local)?;
+        Some(IdentityColumn {
+            attribute: i16::try_from(local + 1).ok()?,
+            remote: *position,
+            equality: Equality::by_default(attribute.type_id(), attribute.collation()),
+        })
+    };
+    // The hashes that come with a copy are made in that order.
+    let position_of = |name: &str| remote.columns.iter().position(|one| one.name == name);
+    let in_order = remote.hashed.iter().find_map(|hashed| {
+        let names = hashed.columns.iter().map(|column| column.name.as_str());
+        let positions: Vec<usize> = names.filter_map(position_of).collect();
+        let is_identity = positions.len() == identity.len()
+            && hashed.columns.len() == identity.len()
+            && positions.iter().all(|one| identity.contains(one));
+        is_identity.then_some(positions)
+    });
+    let positions = in_order.as_deref().unwrap_or(identity);
+    positions.iter().map(column).collect()
 }
 
 /// An open index's columns, if it is a usable unique index on plain columns that the stream has, of
@@ -519,6 +615,7 @@ fn read_key(
     }
     Some(Key {
         index: index.oid(),
+        identity: key.iter().copied().map(IdentityColumn::from).collect(),
         columns: key,
     })
 }

@@ -107,7 +107,7 @@ fn is_like(slot: &Slot, cells: &[Cell<'_>], likeness: Likeness) -> bool {
 /// Whether two values of a column, which are not null, are equal: by the type's own equality if it
 /// has one, else by their text.
 /// In a transaction.
-fn equal(collation: pg_sys::Oid, one: Value<'_>, other: Value<'_>) -> bool {
+pub(super) fn equal(collation: pg_sys::Oid, one: Value<'_>, other: Value<'_>) -> bool {
     // Arrays and rows have an equality there if all that they are made of has one.
     let known = CachedType::find(one.type_id(), pg_sys::TYPECACHE_EQ_OPR_FINFO);
     if let Some(is_equal) = known.equals(collation, one, other) {

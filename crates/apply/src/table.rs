@@ -175,12 +175,7 @@ impl OpenTable {
             let indexes = TargetIndex::all(target);
             let lookup = key.and_then(|key| {
                 let index = indexes.iter().find(|one| one.index().oid() == key.index)?;
-                let keys = IndexLookup::keys_of(key);
-                Some(IndexLookup::with_keys(
-                    relation,
-                    index.index().as_ptr(),
-                    keys,
-                ))
+                Some(IndexLookup::of_key(relation, index.index().as_ptr(), key))
             });
             if (*estate).es_per_tuple_exprcontext.is_null() {
                 pg_sys::MakePerTupleExprContext(estate);
@@ -236,7 +231,8 @@ impl OpenTable {
     #[must_use]
     pub fn has_one_key(&self) -> bool {
         let indexes = self.indexes().into_iter();
-        indexes.filter(|index| index.is_unique()).count() == 1 && self.lookup.is_some()
+        indexes.filter(|index| index.is_unique()).count() == 1
+            && self.lookup.as_ref().is_some_and(IndexLookup::has_whole_key)
     }
 
     /// Its indexes. To be called while the table is open.

@@ -48,7 +48,7 @@ impl Session {
         let Some(table) = target.table.as_ref() else {
             return Ok(());
         };
-        let keys = target.plan.key.iter().flat_map(|key| &key.columns);
+        let keys = target.plan.key.iter().flat_map(|key| &key.identity);
         let keys: Vec<i16> = keys.map(|column| column.attribute).collect();
         if !is_told_by(table, &keys) {
             return Ok(());

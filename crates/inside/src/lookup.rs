@@ -3,10 +3,10 @@
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::BeforeKind::{Key, Row as Whole};
-use braid_gir::Value;
+use braid_gir::{ColumnFlags, Value};
 use braid_postgres::error::PgError;
 
-use crate::changes::{Row, apply, describe};
+use crate::changes::{Row, apply, apply_as, describe};
 use crate::db::{column, script, sql, value};
 use crate::samples::quoted;
 use crate::{Outcome, Test, check, same, test};
@@ -98,6 +98,10 @@ pub(crate) fn tests() -> Vec<Test> {
         let verb = if *found { "finds" } else { "does not find" };
         let name = format!("lookup: key {of}: {sought:?} {verb} {stored:?}");
         tests.push(test(name, move || by_key(of, stored, sought, *found)));
+        let name = format!("lookup: beside a narrow key {of}: {sought:?} {verb} {stored:?}");
+        tests.push(test(name, move || {
+            by_narrow_key(of, stored, sought, *found)
+        }));
     }
     for (of, stored, sought, found) in WHOLE {
         let verb = if *found { "finds" } else { "does not find" };
@@ -145,6 +149,32 @@ fn by_key(of: &str, stored: &str, sought: &str, found: bool) -> Outcome {
         same(&value("select count(*) from l.t").as_deref(), &Some("0"))?;
     }
     Ok(())
+}
+
+/// The index has one of two columns that identify the row.
+fn by_narrow_key(of: &str, stored: &str, sought: &str, found: bool) -> Outcome {
+    script(TYPES);
+    sql(&format!(
+        "create table l.t (a int primary key, k {of}, v text)"
+    ));
+    let stored = quoted(stored);
+    sql(&format!("insert into l.t values (1, {stored}, 'old')"));
+    let (identity, mut columns) = describe("l.t");
+    let k = columns.get_mut(1).ok_or("no column k")?;
+    k.flags |= ColumnFlags::IDENTITY | ColumnFlags::PRIMARY_KEY;
+    let apply = |change: Row<'_>| done(apply_as("l.t", identity, &columns, &[change]));
+    let (one, k) = (Value::Integer(1), Value::BinaryText(sought.as_bytes()));
+    if found {
+        // Also without a key in front of it.
+        apply(Row::Update(&[one, k, Value::String(b"new")]))?;
+        same(&value("select v from l.t").as_deref(), &Some("new"))?;
+    }
+    let other = Value::Integer(2);
+    apply(Row::Delete(Key, &[other, k, Value::None]))?;
+    same(&value("select count(*) from l.t").as_deref(), &Some("1"))?;
+    apply(Row::Delete(Key, &[one, k, Value::None]))?;
+    let left = if found { "0" } else { "1" };
+    same(&value("select count(*) from l.t").as_deref(), &Some(left))
 }
 
 fn by_row(of: &str, stored: &str, sought: &str, found: bool) -> Outcome {

@@ -24,6 +24,8 @@ struct Index {
     oid: pg_sys::Oid,
     is_exclusion: bool,
     nulls_equal: bool,
+    /// It holds for all rows, after each statement.
+    is_plain: bool,
     /// Column in the table, operator class and collation of each key column.
     columns: Vec<(i16, pg_sys::Oid, pg_sys::Oid)>,
 }
@@ -41,10 +43,13 @@ pub(crate) fn read(relation: pg_sys::Oid, keys: &mut Vec<LocalKey>) {
             .filter_map(|(number, class, collation)| {
                 column(relation, *number, *class, *collation, index.is_exclusion)
             });
+        let columns: Vec<KeyColumn> = columns.collect();
         keys.push(LocalKey {
-            columns: columns.collect(),
+            finds_rows: index.is_plain && columns.len() == index.columns.len(),
+            columns,
             name: utf8_or_empty(syscache::raw_relation_name(index.oid)),
             nulls_equal: index.nulls_equal,
+            table: relation.to_u32(),
         });
     }
 }
@@ -93,6 +98,11 @@ fn indexes(relation: pg_sys::Oid) -> Vec<Index> {
                 let count = usize::try_from((*vector).dim1).unwrap_or(0);
                 (*vector).values.as_slice(count).to_vec()
             };
+            let is_partial = !pg_sys::heap_attisnull(
+                tuple,
+                pg_sys::Anum_pg_index_indpred.cast_signed(),
+                std::ptr::null_mut(),
+            );
             let classes = oids(pg_sys::Anum_pg_index_indclass);
             let collations = oids(pg_sys::Anum_pg_index_indcollation);
             let count = usize::try_from(form.indnkeyatts).unwrap_or(0);
@@ -101,6 +111,11 @@ fn indexes(relation: pg_sys::Oid) -> Vec<Index> {
                 oid: form.indexrelid,
                 is_exclusion: form.indisexclusion,
                 nulls_equal: form.indnullsnotdistinct,
+                is_plain: form.indisunique
+                    && form.indisvalid
+                    && form.indimmediate
+                    && !form.indisexclusion
+                    && !is_partial,
                 columns: numbers
                     .iter()
                     .zip(classes)

@@ -5,20 +5,21 @@
 //! an alteration with the first transaction that begins after it; what it scheduled before may collide here, which
 //! appliers notice, and apply again ("Deadlocks" in the architecture).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
+use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::table_order::{
     ColumnType, HashedKey, KeyColumn, LocalTable, TableOrder, Trigger,
 };
-use braid_gir::Schema;
+use braid_gir::{ReplicaIdentity, Schema};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::kept_plan;
 use braid_postgres::syscache::{self, ClassRow};
 use braid_postgres::{plain, relation};
 use pgrx::pg_sys;
 
-use crate::catalog_key;
+use crate::{catalog_key, registry};
 
 /// More relations than this altered at a time mean all.
 const NOTES: usize = 64;
@@ -52,6 +53,10 @@ struct Known {
     namespace: String,
     name: String,
     hashed: Vec<HashedKey>,
+    /// Columns of the provider's replica identity; empty if it has none, or is the whole row.
+    identity: Vec<String>,
+    /// The key that finds rows here, if it has only some of these columns.
+    narrow_key: Option<String>,
     /// `None` until it is needed.
     order: Option<TableOrder>,
     /// The local table and its partitions; empty while there is none.
@@ -74,9 +79,36 @@ impl Known {
                 self.name
             );
         }
+        let identity: Vec<&str> = self.identity.iter().map(String::as_str).collect();
+        let narrow_key = table.narrow_key(&identity);
+        self.narrow_key = narrow_key.map(|key| key.name.clone());
         self.relations = relations;
         self.order = Some(order);
         Ok(())
+    }
+
+    /// Says that the keys of the two nodes differ.
+    fn warn(&self, narrow_key: &str) {
+        let Self {
+            namespace,
+            name,
+            identity,
+            ..
+        } = self;
+        PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            format!(
+                "rows of table \"{namespace}.{name}\" are found by index \"{narrow_key}\", which has only some columns of the \
+                 provider's replica identity"
+            ),
+        )
+        .with_detail(format!(
+            "The provider's key is ({}). Rows that differ in it, but not in the index, are one row here. If both nodes write such \
+             rows, the nodes may end with different rows, and the provider may stop at changes of this node.",
+            identity.join(", ")
+        ))
+        .with_hint("Give the table the same primary key on all nodes.")
+        .warn();
     }
 }
 
@@ -87,6 +119,8 @@ pub struct TableOrders {
     numbers: HashMap<(String, String), u32>,
     /// By schema number.
     schemas: Vec<Known>,
+    /// Numbers of the relations of which was said that their keys differ.
+    warned: HashSet<u32>,
 }
 
 impl TableOrders {
@@ -110,6 +144,8 @@ impl TableOrders {
             namespace: schema.namespace.to_owned(),
             name: schema.name.to_owned(),
             hashed: hashed_keys(schema),
+            identity: identity_columns(schema),
+            narrow_key: None,
             order: None,
             relations: Vec::new(),
         });
@@ -161,6 +197,13 @@ impl TableOrders {
         if known.order.is_none() {
             error::transaction(|| known.look(None))?;
         }
+        // Several nodes write. That may come to be later.
+        if let Some(narrow_key) = &known.narrow_key
+            && registry::remembers_deletions()
+            && self.warned.insert(known.number)
+        {
+            known.warn(narrow_key);
+        }
         Ok(known.order.as_ref().map(|order| (known.number, order)))
     }
 
@@ -177,6 +220,15 @@ impl TableOrders {
             _ => Ok(()),
         }
     }
+}
+
+/// Names of the columns of a replica identity that is a key.
+fn identity_columns(schema: &Schema<'_>) -> Vec<String> {
+    if schema.replica_identity == ReplicaIdentity::Full {
+        return Vec::new();
+    }
+    let columns = schema.columns().filter(|column| column.flags.is_identity());
+    columns.map(|column| column.name.to_owned()).collect()
 }
 
 /// The unique keys that the provider hashes.

@@ -177,14 +177,14 @@ impl Session {
     }
 }
 
-/// Whether the columns of the key by which rows are found differ between the images.
+/// Whether the columns that identify a row differ between the images.
 fn key_differs(change: &Change<'_>, key: &relation::Key) -> Result<bool, PgError> {
     let (Some(before), Some(after)) = (&change.before, &change.after) else {
         return Ok(false);
     };
     for (index, (old, new)) in before.values().zip(after.values()).enumerate() {
         let (old, new) = (old?, new?);
-        let in_key = key.columns.iter().any(|column| column.remote == index);
+        let in_key = key.identity.iter().any(|column| column.remote == index);
         if in_key && new != Value::None && old != new {
             return Ok(true);
         }

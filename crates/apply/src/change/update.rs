@@ -166,9 +166,10 @@ impl Session {
             left: gone.filter(|gone| self.tables.leaves(key, *gone, after)),
         };
         self.apply_row(context, &mut update)?;
-        gone.map_or(Ok(()), |gone| {
-            self.remember_left(key, current, gone, update.left)
-        })
+        if !moved {
+            return Ok(());
+        }
+        self.remember_left(key, current, old, update.left)
     }
 
     /// Ask another node for large values that an update leaves as they were, if the update is to be
@@ -384,23 +385,24 @@ impl Session {
         self.write_row(context, nothing, NO_CONFLICT, incoming)
     }
 
-    /// The row that had the key of these hashes was given another form of it, or another, `left`.
+    /// The row with the key of these values was given another form of it, or another: then it has
+    /// left the one with the hashes `left`.
     /// Nor may an older change bring it back under the one that it has left, or the time of a whole
     /// batch keep out a newer one.
     fn remember_left(
         &mut self,
         key: Key,
         current: &Current,
-        gone: KeyHashes,
+        old: &RowValues,
         left: Option<KeyHashes>,
     ) -> Result<(), PgError> {
         if let Some(left) = left.filter(|_| self.tables.remembers(key)) {
             self.deletions()
                 .record_tombstones(key, left, (current.timestamp, session_origin()))?;
         }
-        self.attempt()
-            .written
-            .note_gone(gone.stored, current.timestamp);
+        if let Some(hash) = self.tables.stored_key_hash(key, old) {
+            self.attempt().written.note_gone(hash, current.timestamp);
+        }
         Ok(())
     }
 }

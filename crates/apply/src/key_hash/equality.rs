@@ -35,12 +35,26 @@ impl Equality {
             input,
             collation,
         } = column;
+        let equal = || syscache::equality_operator(family, input);
+        Self::by(syscache::base_type(declared), collation, equal)
+    }
+
+    /// Returns the equality of values of type `declared` in a key column of an index with the
+    /// type's default operators. In a transaction with a snapshot for catalogs.
+    #[must_use]
+    pub fn by_default(declared: pg_sys::Oid, collation: pg_sys::Oid) -> Self {
         let of = syscache::base_type(declared);
+        let equal = || CachedType::find(of, pg_sys::TYPECACHE_EQ_OPR).equality();
+        Self::by(of, collation, equal)
+    }
+
+    /// That of values of a type that is no domain, which the operator `equal` compares.
+    fn by(of: pg_sys::Oid, collation: pg_sys::Oid, equal: impl FnOnce() -> pg_sys::Oid) -> Self {
         let is_deterministic = syscache::is_deterministic(collation);
         if Bytewise::of(of).is_some() && is_deterministic {
             return Self::Bytes;
         }
-        let equal = syscache::equality_operator(family, input);
+        let equal = equal();
         let flags = pg_sys::TYPECACHE_EQ_OPR | HASH_FLAGS;
         let known = CachedType::find(of, flags);
         // The type cache has a hash function only where that agrees with the type's usual equality.

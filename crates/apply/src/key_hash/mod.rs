@@ -21,6 +21,17 @@
 //! bytes alone.
 //!
 //! A row of a table without a key is remembered by all of its values ([`RowHash`]).
+//!
+//! If the index that finds rows has only some of the columns that identify them at the provider
+//! ([`Key::is_narrow`]), these two sets of columns have hashes of their own:
+//!
+//! | remembered | by the columns of |
+//! |---|---|
+//! | the version of a row of a batch, or of one that a statement has written anew | the index |
+//! | what an applier deletes, or has planned; what a copy has brought | the identity |
+//! | what a session of this node deletes | the index |
+//!
+//! Deletions are looked for by both.
 
 mod equality;
 mod feed;
@@ -33,7 +44,7 @@ use braid_postgres::syscache::{IndexOperators, IndexRow};
 use braid_postgres::value::Value;
 use pgrx::pg_sys;
 
-use crate::relation::LocalRelation;
+use crate::relation::{Key, LocalRelation};
 use feed::feed_equal;
 
 pub use equality::Equality;
@@ -142,20 +153,83 @@ impl Hashing {
     }
 }
 
-/// Hash of the stored bytes of the row in `slot`: of its key's columns, of all where the table has
-/// no key. In a transaction.
+/// Which columns of a key are hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Columns {
+    /// Those of the index that finds rows. At one time one row has them, whichever provider it is
+    /// from.
+    Index,
+    /// Those that identify a row ([`crate::relation::Key::identity`]).
+    Identity,
+}
+
+impl Columns {
+    /// The columns that are hashed.
+    fn of(self, key: &Key) -> impl Iterator<Item = KeyPart> + Clone + '_ {
+        let index = key.columns.iter().map(|column| KeyPart {
+            attribute: column.attribute,
+            equality: column.equality,
+        });
+        let identity = key.identity.iter().map(|column| KeyPart {
+            attribute: column.attribute,
+            equality: column.equality,
+        });
+        let (is_index, is_identity) = (self == Self::Index, self == Self::Identity);
+        let index = index.filter(move |_| is_index);
+        index.chain(identity.filter(move |_| is_identity))
+    }
+}
+
+/// Hash of the stored bytes of the row in `slot`: of the columns of the index that finds it, of all
+/// where the table has no key. In a transaction.
 #[must_use]
 pub fn key_hash(plan: &LocalRelation, slot: &Slot) -> u64 {
+    stored_hash(plan, slot, Columns::Index)
+}
+
+/// As [`key_hash`], of the columns that identify the row. In a transaction.
+#[must_use]
+pub(crate) fn identity_hash(plan: &LocalRelation, slot: &Slot) -> u64 {
+    stored_hash(plan, slot, Columns::Identity)
+}
+
+fn stored_hash(plan: &LocalRelation, slot: &Slot, columns: Columns) -> u64 {
     let mut hasher = KeyHasher::new(u64::from(plan.oid.to_u32()));
-    each_column(plan, slot, |_, value| feed(&mut hasher, value));
+    each_column(plan, slot, columns, |_, value| feed(&mut hasher, value));
     hasher.finish()
 }
 
-/// Both hashes of the row in `slot`, as in the table with OID `seed`. In a transaction.
+/// Both hashes of the columns that identify the row in `slot`, as in the table with OID `seed`. In
+/// a transaction.
 #[must_use]
 pub fn key_hashes_as(seed: u32, plan: &LocalRelation, slot: &Slot) -> KeyHashes {
+    both_hashes(seed, plan, slot, Columns::Identity)
+}
+
+/// All hashes by which the row in `slot` may be known that has a key, as in the table with OID
+/// `seed`. In a transaction.
+///
+/// A session that deletes a row knows no provider's identity. The collector of deletions goes by
+/// the table's own identity, whose columns are the index's if the index is narrow.
+pub(crate) fn known_by(
+    seed: u32,
+    plan: &LocalRelation,
+    slot: &Slot,
+) -> impl Iterator<Item = KeyHashes> + use<> {
+    let of_index = || both_hashes(seed, plan, slot, Columns::Index);
+    let narrow = has_narrow_key(plan).then(of_index);
+    std::iter::once(key_hashes_as(seed, plan, slot)).chain(narrow)
+}
+
+fn has_narrow_key(plan: &LocalRelation) -> bool {
+    plan.key.as_ref().is_some_and(Key::is_narrow)
+}
+
+fn both_hashes(seed: u32, plan: &LocalRelation, slot: &Slot, columns: Columns) -> KeyHashes {
     let mut hashing = Hashing::new(seed);
-    each_column(plan, slot, |equality, value| hashing.feed(equality, value));
+    each_column(plan, slot, columns, |equality, value| {
+        hashing.feed(equality, value);
+    });
     hashing.finish()
 }
 
@@ -164,11 +238,12 @@ pub fn key_hashes_as(seed: u32, plan: &LocalRelation, slot: &Slot) -> KeyHashes 
 fn each_column(
     plan: &LocalRelation,
     slot: &Slot,
+    columns: Columns,
     mut hand_on: impl FnMut(Equality, Option<Value<'_>>),
 ) {
     let shape = slot.descriptor();
     let last = plan.key.as_ref().and_then(|key| {
-        let numbers = key.columns.iter().map(|column| column.attribute);
+        let numbers = columns.of(key).map(|column| column.attribute);
         numbers.max().and_then(|last| usize::try_from(last).ok())
     });
     slot.deform(last.unwrap_or(shape.len()));
@@ -179,7 +254,7 @@ fn each_column(
     };
     match &plan.key {
         Some(key) => {
-            for place in &key.columns {
+            for place in columns.of(key) {
                 let position = usize::try_from(place.attribute - 1).unwrap_or(0);
                 column(place.equality, position);
             }
@@ -192,16 +267,45 @@ fn each_column(
     }
 }
 
-/// The hashes of the row that has these values, by the positions of its columns, as in the table
-/// with OID `seed`. `None` where the table has no key, or the values lack some of it. In a
-/// transaction.
+/// As [`key_hashes_as`], of the row that has these values, by the positions of its columns. `None`
+/// where the table has no key, or the values lack some of it. In a transaction.
 pub fn key_hashes_of_values<'v>(
     seed: u32,
     plan: &LocalRelation,
     cell: impl Fn(usize) -> Option<Value<'v>>,
 ) -> Option<KeyHashes> {
+    hashes_of_values(seed, plan, cell, Columns::Identity)
+}
+
+/// As [`known_by`], of the row that has these values.
+pub(crate) fn known_by_values<'v>(
+    seed: u32,
+    plan: &LocalRelation,
+    cell: impl Fn(usize) -> Option<Value<'v>> + Copy,
+) -> impl Iterator<Item = KeyHashes> {
+    let of = |columns| hashes_of_values(seed, plan, cell, columns);
+    let narrow = has_narrow_key(plan).then(|| of(Columns::Index));
+    of(Columns::Identity).into_iter().chain(narrow.flatten())
+}
+
+/// As [`key_hash`], of the row that has these values; `None` as for [`key_hashes_of_values`]. In a
+/// transaction.
+pub(crate) fn key_hash_of_values<'v>(
+    plan: &LocalRelation,
+    cell: impl Fn(usize) -> Option<Value<'v>>,
+) -> Option<u64> {
+    let hashes = hashes_of_values(plan.oid.to_u32(), plan, cell, Columns::Index)?;
+    Some(hashes.stored)
+}
+
+fn hashes_of_values<'v>(
+    seed: u32,
+    plan: &LocalRelation,
+    cell: impl Fn(usize) -> Option<Value<'v>>,
+    columns: Columns,
+) -> Option<KeyHashes> {
     let mut hashing = Hashing::new(seed);
-    for place in &plan.key.as_ref()?.columns {
+    for place in columns.of(plan.key.as_ref()?) {
         let position = usize::try_from(place.attribute - 1).ok()?;
         hashing.feed(place.equality, Some(cell(position)?));
     }

@@ -132,7 +132,8 @@ impl Tables {
             [false, false] => Answer::Merged,
         };
         let keeps_key = slots.iter().flatten().any(|slot| {
-            plan.key.iter().flat_map(|key| &key.columns).all(|column| {
+            let mut identity = plan.key.iter().flat_map(|key| &key.identity);
+            identity.all(|column| {
                 let position = usize::try_from(column.attribute - 1).unwrap_or(usize::MAX);
                 slot.has(position, values.get(position).copied().flatten())
             })
