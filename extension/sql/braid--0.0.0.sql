@@ -455,7 +455,7 @@ create table braid.parked_transaction (
     parked_id bigint generated always as identity primary key,
     subscription_id integer not null,
     subscription_name name not null,
-    -- 'failed' (with an error of its own), 'waiting' (for an earlier one), 'skipped' (given up).
+    -- 'failed' (with an error of its own), 'waiting' (for an earlier one; with an error, for a lock at another node), 'skipped' (given up).
     state text not null check (state in ('failed', 'waiting', 'skipped')),
     -- At the provider.
     xid xid not null,
@@ -2036,10 +2036,13 @@ create function braid.lag_activity() returns table (subscription_id integer, mea
     as 'MODULE_PATHNAME', 'lag_activity_wrapper';
 comment on function braid.lag_activity is 'when the end of each provider''s WAL was heard last';
 
-create function braid.failure_activity() returns table (subscription_id integer, context text)
+create function braid.failure_activity() returns table (
+    subscription_id integer, context text, held_up_by text, held_up_hint text, held_up_context text, held_up_lsn pg_lsn
+)
     language c volatile strict parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'failure_activity_wrapper';
-comment on function braid.failure_activity is 'the context of the last failure of each running subscription: the change that a worker was applying';
+comment on function braid.failure_activity is
+    'the context of the last failure of each running subscription, and why the transaction whose turn it is does not go on';
 
 create function braid.applier_activity() returns table (
     subscription_id integer, number integer, pid integer, state text, commit_lsn pg_lsn, transactions bigint, changes bigint,
@@ -2261,10 +2264,10 @@ select s.subscription_name as name,
        a.is_throttled as throttled,
        a.received_lsn,
        a.applied_lsn,
-       case when not w.holds then w.message when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error end as last_error,
-       case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn end as error_lsn,
-       case when not w.holds then w.hint when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint end as error_hint,
-       case when s.error_sqlstate is not null then s.error_context when r.is_retrying then f.context end as error_context,
+       case when not w.holds then w.message when s.error_sqlstate is not null then s.error_message when r.is_retrying then a.last_error else h.message end as last_error,
+       case when s.error_sqlstate is not null then s.error_lsn when r.is_retrying then a.last_error_lsn else h.lsn end as error_lsn,
+       case when not w.holds then w.hint when s.error_sqlstate is not null then s.error_hint when r.is_retrying then a.last_error_hint else h.hint end as error_hint,
+       case when s.error_sqlstate is not null then s.error_context when r.is_retrying then f.context else h.context end as error_context,
        case when s.enabled and s.given_up_at is null then s.error_retry_at end as retry_at,
        (select count(*) from braid.parked_transaction p
          where p.subscription_id = s.subscription_id and p.state <> 'skipped') as parked
@@ -2277,6 +2280,14 @@ select s.subscription_name as name,
                             s.enabled and s.error_sqlstate is null and s.given_up_at is null and a.state = 'streaming',
                             greatest(a.last_commit_at, a.caught_up_at, s.caught_up_at),
                             coalesce(l.measured_at > clock_timestamp() - interval '5 seconds', false)) as r (is_retrying, follows, reached, is_known)
+  -- What the subscription waits for while it runs: its next transaction is tried again, or one was set aside as it waits for a lock at another node.
+  left join lateral (
+         select f.held_up_by, f.held_up_lsn, f.held_up_hint, f.held_up_context where f.held_up_by is not null
+         union all
+         (select p.error_message, p.end_lsn, p.error_hint, p.error_context from braid.parked_transaction p
+           where p.subscription_id = s.subscription_id and p.state = 'waiting' and p.waits_for is null and p.error_sqlstate = '55P03'
+           order by p.parked_id limit 1)
+         limit 1) as h (message, lsn, hint, context) on s.enabled
  order by s.subscription_name;
 comment on view braid.subscription_status is 'state, lag and last error of each subscription';
 

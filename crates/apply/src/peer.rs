@@ -1,9 +1,10 @@
 //! Connections to other nodes over which an applier asks for columns of one row, and the question
 //! as SQL. Run by the appliers.
 //!
-//! A question takes no lock on rows, so it waits for nothing but whoever has the whole table for
-//! itself there, and for that not longer than `lock_timeout`. What is known by then is an error;
-//! the transaction in hand is applied again.
+//! A question takes no lock on rows. It waits only for a transaction that has locked the whole
+//! table at the peer, and no longer than `lock_timeout` there. Then it fails with 55P03. The error
+//! says whether commits at the peer wait for this node ([`PeerLock`]): such a commit keeps its
+//! locks until this node has confirmed it, and may be the one that is being applied.
 //!
 //! No error counts as an answer. The row is found by the operators of the peer's key, with values
 //! of the key's types (`braid_bgworker::key_columns`). Example: the peer's enum lacks a label, or
@@ -13,14 +14,14 @@
 //! column is gone.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
 use braid_bgworker::key_columns::{self, KeyColumn};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::encoding;
-use braid_postgres::error::PgError;
+use braid_postgres::error::{PeerLock, PgError};
 use braid_postgres::libpq::{Cells, Connection, Mode};
 use braid_postgres::server;
 use braid_postgres::wait::Wait;
@@ -151,7 +152,7 @@ impl Peers {
             }
             answer => answer,
         };
-        let answer = answer?;
+        let answer = answer.map_err(|error| peer.about_lock(error, source, deadline))?;
         peer.used = Instant::now();
         self.by_subscription.insert(source.subscription, peer);
         Ok(answer)
@@ -195,6 +196,22 @@ impl Peer {
             shapes: HashMap::new(),
             used: Instant::now(),
         })
+    }
+
+    /// Adds to an error about a lock whether commits at the peer wait for this node.
+    fn about_lock(&mut self, mut error: PgError, source: &Source, deadline: Instant) -> PgError {
+        if error.sqlstate != SqlState::LockNotAvailable || !self.connection.is_open() {
+            return error;
+        }
+        let name = CString::new(source.name.as_str()).unwrap_or_default();
+        let asked = self
+            .connection
+            .ask(IS_SYNCHRONOUS, &[name], deadline, Wait::Querier);
+        error.peer_lock = asked.ok().map(|cells| match cells.get(0, 0) {
+            Some(&[0]) => PeerLock::Held,
+            _ => PeerLock::ByCommit,
+        });
+        error
     }
 
     fn ask(
@@ -286,6 +303,11 @@ impl Peer {
         Ok((0..cells.len()).filter_map(read).collect())
     }
 }
+
+/// Whether commits at the peer wait for the subscription `$1` to confirm them. It takes no lock on
+/// a user's table. A role that must not see the standbys gets true wherever there can be some.
+const IS_SYNCHRONOUS: &CStr = c"select current_setting('synchronous_standby_names') <> '' and \
+    coalesce((select bool_or(sync_state <> 'async') from pg_stat_replication where application_name = $1), true)";
 
 /// How the row is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,6 +15,13 @@
 //! large values of its own, or with some left as they were, which its writer may have had others
 //! of, is a reason to ask as well: the node whose version of the row is here.
 //!
+//! A table may be locked at the asked node, by a transaction whose commit waits until this node has
+//! confirmed it (`synchronous_standby_names` there). It may be the very transaction that is
+//! applied. No question is answered before it is confirmed. So a question ends with 55P03 after a
+//! while, the error says whether commits wait ([`PeerLock`](braid_postgres::error::PeerLock)), and
+//! the applier parks the transaction if they do: it is durable then, and confirmed, and is applied
+//! later.
+//!
 //! A row that nobody knows any more was deleted or given another key there since, and that change
 //! is on its way. The row is then written with what is here, and remembered as one that was merged:
 //! whatever changes it next does not take its columns for granted.
@@ -663,6 +670,10 @@ fn failed(error: PgError, source: &Source, own: bool, remote: &RemoteRelation) -
             "It is tried again. If the node does not come back, run braid.disable_subscription for \"{}\".",
             source.name
         ),
+        SqlState::LockNotAvailable => format!(
+            "The transaction is tried again. If this does not pass, look at node \"{}\" for sessions that hold a lock on the table for long.",
+            source.node
+        ),
         _ => error.hint.unwrap_or_default(),
     };
     let sqlstate = if passes && !own {
@@ -670,7 +681,8 @@ fn failed(error: PgError, source: &Source, own: bool, remote: &RemoteRelation) -
     } else {
         error.sqlstate
     };
-    let made = PgError::new(sqlstate, message).with_hint(hint);
+    let mut made = PgError::new(sqlstate, message).with_hint(hint);
+    made.peer_lock = error.peer_lock;
     match error.detail {
         Some(detail) => made.with_detail(detail),
         None => made,

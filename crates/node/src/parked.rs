@@ -28,8 +28,10 @@ pub const RETRY_LOCK: i32 = 0xb41e;
 pub struct Known {
     /// What each holds.
     pub parked: Parked,
-    /// Those that have no error of their own.
+    /// Those that are tried again by themselves.
     pub waiting: HashSet<i64>,
+    /// Those among them that wait for a lock at another node.
+    pub by_lock: HashSet<i64>,
 }
 
 /// Why a transaction is parked.
@@ -39,6 +41,9 @@ pub enum Why<'a> {
     Error(&'a PgError, u32),
     /// It has to follow this one.
     Waits(i64),
+    /// It waits for a lock at another node, with this error, and a commit may hold that lock until
+    /// this subscription is past it.
+    Lock(&'a PgError),
 }
 
 /// What is noted of a transaction beside its records.
@@ -87,17 +92,22 @@ impl Known {
     /// Whatever SPI says; XX001.
     pub fn read(&mut self, subscription_id: u32) -> Result<(), PgError> {
         let found = rows(
-            "select parked_id::text, (state = 'waiting')::text from braid.parked_transaction \
-             where subscription_id = $1 and state <> 'skipped' order by parked_id",
+            "select parked_id::text, (state = 'waiting')::text, \
+                 (state = 'waiting' and waits_for is null and error_sqlstate = '55P03')::text \
+             from braid.parked_transaction where subscription_id = $1 and state <> 'skipped' order by parked_id",
             &[i64::from(subscription_id).into()],
         )?;
         let mut here = HashSet::new();
         self.waiting.clear();
+        self.by_lock.clear();
         for row in &found {
             let id = cell(row, 0).parse().map_err(|_| corrupt())?;
             here.insert(id);
             if cell(row, 1) == "true" {
                 self.waiting.insert(id);
+            }
+            if cell(row, 2) == "true" {
+                self.by_lock.insert(id);
             }
             if !self.parked.contains(id)
                 && let Some(touch) = read_touch(id)?
@@ -169,7 +179,9 @@ pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Re
         return Ok(());
     };
     let why = match why {
-        Why::Error(error, _) => format!("The transaction failed: {}.", error.message),
+        Why::Error(error, _) | Why::Lock(error) => {
+            format!("The transaction failed: {}.", error.message)
+        }
         Why::Waits(id) => format!("The transaction has to follow parked transaction {id}."),
     };
     Err(PgError::new(
@@ -227,16 +239,21 @@ pub fn insert(
     let (error, attempts, waits_for) = match why {
         Why::Error(error, attempts) => (Some(error), attempts, None),
         Why::Waits(id) => (None, 0, Some(id)),
+        Why::Lock(error) => (Some(error), 1, None),
+    };
+    let state = match why {
+        Why::Error(..) => "failed",
+        Why::Waits(_) | Why::Lock(_) => "waiting",
     };
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     execute(
         "insert into braid.parked_transaction (parked_id, subscription_id, subscription_name, state, xid, commit_lsn, end_lsn, origin_name, \
              committed_at, changes, bytes, barred_tables, other_tables, keys, waits_for, error_sqlstate, error_message, error_detail, \
              error_hint, attempts, committed_changes, error_context, tried_at) \
-         overriding system value values ($19, $1, $2::name, case when $14::bigint is null then 'failed' else 'waiting' end, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
+         overriding system value values ($19, $1, $2::name, $22, $3::text::xid, $4::pg_lsn, $5::pg_lsn, \
              $6::name, 'epoch'::timestamptz + $7 * interval '1 microsecond', $8, $9, string_to_array($10, E'\\x01'), \
              string_to_array($11, E'\\x01'), string_to_array($12, ',')::bigint[], $14, $15, $16, $17, $18, $13, $20, $21, \
-             case when $14::bigint is null then clock_timestamp() end)",
+             case when $13 > 0 then clock_timestamp() end)",
         &[
             i64::from(subscription.id).into(),
             subscription.name.as_str().into(),
@@ -259,6 +276,7 @@ pub fn insert(
             id.into(),
             signed(note.committed).into(),
             error.and_then(|error| error.context()).into(),
+            state.into(),
         ],
     )
 }
@@ -352,8 +370,21 @@ pub fn remove(id: i64) -> Result<bool, PgError> {
 /// # Errors
 /// Whatever SPI says.
 pub fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
+    note_attempt(id, error, "failed")
+}
+
+/// It was tried once more, and still waits for a lock at another node. In a transaction of the
+/// caller's.
+///
+/// # Errors
+/// Whatever SPI says.
+pub fn still_waits(id: i64, error: &PgError) -> Result<(), PgError> {
+    note_attempt(id, error, "waiting")
+}
+
+fn note_attempt(id: i64, error: &PgError, state: &str) -> Result<(), PgError> {
     execute(
-        "update braid.parked_transaction set state = 'failed', waits_for = null, error_sqlstate = $2, error_message = $3, \
+        "update braid.parked_transaction set state = $7, waits_for = null, error_sqlstate = $2, error_message = $3, \
              error_detail = $4, error_hint = $5, error_context = $6, attempts = attempts + 1, tried_at = clock_timestamp() \
           where parked_id = $1 and state <> 'skipped'",
         &[
@@ -363,6 +394,7 @@ pub fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
             error.detail.clone().into(),
             error.hint.clone().into(),
             error.context().into(),
+            state.into(),
         ],
     )
 }

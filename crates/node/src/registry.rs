@@ -45,7 +45,7 @@ pub use provider_clock::{MeasuredClock, ProviderClock};
 pub use rate_limit::RateLimit;
 pub use schedule::ScheduleCounters;
 pub use subscriptions::{
-    Activity, Anew, PerSecond, RetryRequest, SubscriptionEntry, has_subscriptions,
+    Activity, Anew, BY_LOCK, PerSecond, RetryRequest, SubscriptionEntry, has_subscriptions,
     release_subscription, subscription, subscriptions, take_subscription, waited_for_by,
 };
 pub use table_counters::{TableEntry, own_table, table, tables};

@@ -15,6 +15,16 @@ pub use fields::Fields;
 use fields::Watch;
 use held::Held;
 
+/// A lock at another node that a question to that node has waited for in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerLock {
+    /// No commit at that node waits for this node to confirm it.
+    Held,
+    /// Commits at that node wait for this node to confirm them, or may do so. The lock may be held
+    /// by one of them.
+    ByCommit,
+}
+
 /// An error that PostgreSQL or our own code raised, after it was caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PgError {
@@ -32,6 +42,8 @@ pub struct PgError {
     pub by_function: bool,
     /// A server in recovery has reported it, so it may pass when that server is promoted.
     pub in_recovery: bool,
+    /// The lock at another node that the error is about, if it is about one.
+    pub peer_lock: Option<PeerLock>,
 }
 
 impl PgError {
@@ -46,6 +58,7 @@ impl PgError {
             fields: None,
             by_function: false,
             in_recovery: false,
+            peer_lock: None,
         }
     }
 
@@ -126,6 +139,7 @@ impl PgError {
             fields,
             by_function: false,
             in_recovery: false,
+            peer_lock: None,
         }
     }
 

@@ -62,6 +62,10 @@ pub(crate) use taking::{grain, joins};
 /// asked, say, do not count.
 const CONFLICT_ATTEMPTS: u32 = 3;
 
+/// After so many attempts at its turn the views show why a transaction is tried again. These take a
+/// quarter of a second and more.
+const SHOWN_AFTER: u32 = 6;
+
 /// How long rows wait for a column or a table that a statement may bring by another way.
 const STATEMENT_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -300,7 +304,8 @@ impl Applier {
                 transaction::report_statistics(true);
             }
             let wait = if waits { Wait::Dependency } else { Wait::Work };
-            latch::wait_as(wait, Duration::from_secs(10));
+            let rest = self.rest_before_parked(Duration::from_secs(10));
+            latch::wait_as(wait, rest);
             self.post.ring.applier_awake(self.post.number);
             if let Some(session) = self.session.as_mut() {
                 session.rest();
@@ -423,8 +428,16 @@ impl Applier {
         if self.post.awaits_statement() {
             self.entry.awaits_statement.store(0, Ordering::Release);
         }
+        self.go_on();
         crash::done(sequence);
         go_on
+    }
+
+    /// Has the views forget why the transaction in hand was tried again.
+    fn go_on(&mut self) {
+        if std::mem::take(&mut self.in_hand.is_held_up) {
+            self.entry.go_on();
+        }
     }
 
     fn apply_noted(&mut self, mut transaction: Transaction, next: u64) -> bool {
@@ -514,6 +527,7 @@ impl Applier {
                 self.note_failed_statement(statement.as_deref(), &error);
             }
             if !again && self.parks(&error) {
+                self.go_on();
                 let why = self.why_parked(&error, at_turn);
                 if let Some(done) = self.park(&transaction, next, why) {
                     return done;
@@ -526,7 +540,7 @@ impl Applier {
                 fail(self.post.ring, &error, transaction.end_lsn());
                 return false;
             }
-            self.pause(&error, at_turn);
+            self.pause(&error, at_turn, transaction.end_lsn());
         }
     }
 
@@ -568,7 +582,7 @@ impl Applier {
     /// Whether what has failed at its turn is tried again, after so many violations of a constraint.
     fn is_tried_again(&self, error: &PgError, violations: &mut u32) -> bool {
         match policy::for_apply(error.sqlstate) {
-            _ if self.subscription.options.disable_on_error => false,
+            _ if self.subscription.options.disable_on_error || self.parks_by_lock(error) => false,
             Policy::Retry => true,
             Policy::Conflict => {
                 *violations += 1;
@@ -611,8 +625,13 @@ impl Applier {
         }
     }
 
-    /// Before a transaction is tried again at its turn, for the `at_turn`th time.
-    fn pause(&self, error: &PgError, at_turn: u32) {
+    /// Before a transaction is tried again at its turn, for the `at_turn`th time. Has the views
+    /// show the error, if the attempts go on for a while.
+    fn pause(&mut self, error: &PgError, at_turn: u32, end_lsn: u64) {
+        if error.peer_lock.is_some() || at_turn >= SHOWN_AFTER {
+            self.entry.hold_up(error, end_lsn);
+            self.in_hand.is_held_up = true;
+        }
         if at_turn == 1 || at_turn.is_multiple_of(10) {
             let name = &self.subscription.name;
             error.log(&format!(

@@ -167,12 +167,34 @@ fn subscription_activity() -> TableIterator<
 
 /// braid.failure_activity()
 #[pg_extern(sql = false)]
-fn failure_activity()
--> TableIterator<'static, (name!(subscription_id, i32), name!(context, Option<Text>))> {
+#[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
+fn failure_activity() -> TableIterator<
+    'static,
+    (
+        name!(subscription_id, i32),
+        name!(context, Option<Text>),
+        name!(held_up_by, Option<Text>),
+        name!(held_up_hint, Option<Text>),
+        name!(held_up_context, Option<Text>),
+        name!(held_up_lsn, Option<i64>),
+    ),
+> {
+    let context_of = |failure: &registry::RecordedFailure| {
+        let context = failure.error.context();
+        context.map(|context| Text(context.to_owned()))
+    };
     let rows = subscriptions(|id, entry| {
         let failure = entry.failure();
-        let context = failure.and_then(|failure| failure.error.context().map(str::to_owned));
-        (id, context.map(Text))
+        let held_up = entry.held_up();
+        let error = held_up.as_ref().map(|failure| failure.error.clone());
+        (
+            id,
+            failure.as_ref().and_then(context_of),
+            error.as_ref().map(|error| Text(error.message.clone())),
+            error.and_then(|error| error.hint).map(Text),
+            held_up.as_ref().and_then(context_of),
+            held_up.map(|failure| failure.lsn.cast_signed()),
+        )
     });
     TableIterator::new(rows)
 }

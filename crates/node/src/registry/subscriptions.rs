@@ -107,12 +107,16 @@ impl PerSecond {
     }
 }
 
+/// Instead of the number of a parked transaction that is to be followed: the transaction waits for
+/// a lock at another node.
+pub const BY_LOCK: i64 = -1;
+
 /// A transaction that could not be read again: it is parked when it comes.
 #[derive(Debug)]
 struct ToPark {
     /// Where it commits, and its error.
     failure: LastFailure,
-    /// The parked transaction that it has to follow; 0: it failed by itself.
+    /// The parked transaction that it has to follow; 0: it failed by itself; [`BY_LOCK`].
     after: AtomicI64,
 }
 
@@ -195,6 +199,8 @@ pub struct SubscriptionEntry {
     /// Address of the latch of applier 0; 0: none. Set by that.
     pub first_applier_latch: AtomicUsize,
     to_park: ToPark,
+    /// Why the transaction whose turn it is does not go on, while it is tried again and again.
+    held_up: LastFailure,
     /// Over the last seconds.
     pub per_second: PerSecond,
     /// Failures in a row of its workers.
@@ -439,6 +445,7 @@ impl SubscriptionEntry {
             retry,
             first_applier_latch,
             to_park,
+            held_up,
             per_second,
             failures,
             at_once,
@@ -505,6 +512,7 @@ impl SubscriptionEntry {
         anew.reset();
         retry.reset();
         to_park.clear();
+        held_up.clear();
         first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
@@ -516,7 +524,27 @@ impl SubscriptionEntry {
         appliers.iter().for_each(ApplierEntry::reset);
     }
 
-    /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed, or has to follow parked transaction `after`.
+    /// The transaction whose turn it is has failed with what may pass, and is tried again. `lsn` is
+    /// its end at the provider.
+    pub fn hold_up(&self, error: &PgError, lsn: u64) {
+        self.held_up.record(error, lsn);
+    }
+
+    /// That transaction is done, or this process ends.
+    pub fn go_on(&self) {
+        if self.held_up.is_there() {
+            self.held_up.clear();
+        }
+    }
+
+    /// What the transaction whose turn it is has failed with, if it is tried again and again.
+    #[must_use]
+    pub fn held_up(&self) -> Option<RecordedFailure> {
+        self.held_up.get()
+    }
+
+    /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed,
+    /// has to follow parked transaction `after`, or waits for a lock ([`BY_LOCK`]).
     pub fn park_next(&self, error: &PgError, after: i64, commit_lsn: u64) {
         self.to_park.after.store(after, Ordering::Relaxed);
         self.to_park.failure.record(error, commit_lsn);

@@ -16,6 +16,8 @@ pub(super) struct InHand {
     pub(super) guarding: bool,
     /// The parked transaction that it has turned out to have to follow; 0: none.
     pub(super) held_by: i64,
+    /// The views show why it is tried again.
+    pub(super) is_held_up: bool,
     pub(super) attempt: Attempt,
 }
 

@@ -9,6 +9,24 @@
 //! Whoever depends on a transaction waits until that is committed, or parked, before it looks at what is parked; and `parked_version` grows
 //! before the ring says that a transaction is done. So nobody misses one that it has to follow.
 //!
+//! *Commits that wait for this subscription.* Example: paris is tokyo's synchronous standby. At
+//! tokyo T locks table `doc`, updates a row that paris has changed meanwhile, and commits.
+//!
+//! 1. T's commit record is written. T keeps its locks until paris confirms T (`SyncRepWaitForLSN`).
+//! 2. The applier at paris gets T. T has left a large value alone that paris lacks, so the applier
+//!    asks tokyo for it.
+//! 3. The question waits for T's lock on `doc`. T waits for paris, and paris for the question.
+//!
+//! So when it is T's turn and the question has ended with 55P03, the applier parks T (`Why::Lock`),
+//! though T could be applied later. T is durable at paris then, and is confirmed. Tokyo's commit
+//! returns, the lock is released, and applier 0 applies T. The lock may also be held by a commit
+//! behind T: that one is received, applied or parked, and confirmed once T is parked. If no commit
+//! at tokyo waits for paris, T is tried again without being parked.
+//!
+//! Rejected: to read the row at tokyo without the lock, as its file may be replaced at any moment;
+//! to write T with the value that paris has, as a session at paris could update that row before the
+//! answer comes; and to confirm T from memory, as T would be lost in a crash.
+//!
 //! Applier 0 tries what is parked again, one transaction at a time, in between those that it takes from the ring: what is asked for by
 //! `braid.retry_parked`, and what has no error of its own and nothing to wait for any more. Whatever else touches the same keys is parked behind it, so
 //! nothing of the stream can overtake it.
@@ -16,6 +34,7 @@
 mod content;
 mod retry;
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -26,7 +45,8 @@ use braid_gir::{Reader, Record, lsn_text};
 use braid_node::group::LogPlace;
 use braid_node::origin;
 use braid_node::parked::{self, Known, Why};
-use braid_postgres::error::{self, PgError};
+use braid_node::registry::BY_LOCK;
+use braid_postgres::error::{self, PeerLock, PgError};
 use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process, transaction};
 use braid_ring::{ApplierState, FrameRead, Run, Transaction};
@@ -35,7 +55,7 @@ use content::Content;
 
 use super::post::next_frame;
 use super::records::out_of_order;
-use super::{Applier, fail};
+use super::{Applier, SHOWN_AFTER, fail};
 
 /// What is said when there is no room for another one.
 const FULL: SqlState = SqlState::ConfigurationLimitExceeded;
@@ -50,11 +70,62 @@ pub(super) struct Parking {
     version: Option<u32>,
     /// The same, and the request, that applier 0 has dealt with.
     tended: Option<(u32, u64)>,
+    /// Those that wait for a lock at another node, as far as applier 0 has tried them.
+    by_lock: HashMap<i64, NextAttempt>,
     /// How long to wait for room while nothing happens to what is parked.
     patience: Option<((usize, usize), Instant)>,
 }
 
+/// The next attempt at a transaction that waits for a lock.
+#[derive(Debug, Clone, Copy)]
+struct NextAttempt {
+    at: Instant,
+    /// Attempts before it.
+    attempts: u32,
+}
+
+/// Pauses between attempts at a transaction that waits for a lock at another node, in milliseconds:
+/// the first and the longest. An attempt itself waits for a quarter of `braid.querier_timeout`.
+const LOCK_PAUSE: (u64, u64) = (200, 10_000);
+
+impl Parking {
+    /// Notes that a transaction waits for a lock still.
+    fn put_off(&mut self, id: i64) {
+        let attempts = self.by_lock.get(&id).map_or(0, |next| next.attempts) + 1;
+        let pause = policy::backoff_ms(attempts, LOCK_PAUSE.0, LOCK_PAUSE.1);
+        let at = Instant::now() + Duration::from_millis(pause);
+        self.by_lock.insert(id, NextAttempt { at, attempts });
+    }
+
+    /// Has no attempt made at a transaction now that can't be tried.
+    fn put_off_if_due(&mut self, id: i64) {
+        if self.by_lock.contains_key(&id) && !self.is_put_off(id) {
+            self.put_off(id);
+        }
+    }
+
+    /// Time until the next attempt at one that waits for a lock; `None` if there is none to be
+    /// made.
+    fn until_next(&self) -> Option<Duration> {
+        let next = self.by_lock.values().map(|next| next.at).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether an attempt at this one is not due yet, as it waits for a lock.
+    fn is_put_off(&self, id: i64) -> bool {
+        let next = self.by_lock.get(&id);
+        next.is_some_and(|next| next.at > Instant::now())
+    }
+}
+
 impl Applier {
+    /// How long applier 0 may sleep before it has to look at what is parked; `most` at most.
+    pub(super) fn rest_before_parked(&self, most: Duration) -> Duration {
+        self.parking
+            .until_next()
+            .map_or(most, |until| until.min(most))
+    }
+
     /// Set a transaction aside before it is applied, if it has to be; `next` is the next in hand, 0 for none. All that it depends on is
     /// committed, or parked. Outside of a transaction.
     pub(super) fn set_aside(&mut self, transaction: &mut Transaction, next: u64) -> Aside {
@@ -251,8 +322,19 @@ impl Applier {
         )))
     }
 
+    /// Whether a transaction that has failed with `error` at its turn is parked, as the provider
+    /// may keep the lock that it needs until this subscription is past it.
+    pub(super) fn parks_by_lock(&self, error: &PgError) -> bool {
+        error.peer_lock == Some(PeerLock::ByCommit)
+            && self.in_hand.held_by == 0
+            && self.session.is_some()
+    }
+
     /// Whether a transaction that has failed with `error` for good is parked.
     pub(super) fn parks(&self, error: &PgError) -> bool {
+        if self.parks_by_lock(error) {
+            return true;
+        }
         let subscription = &self.subscription;
         (subscription.options.parks()
             || self.in_hand.held_by != 0
@@ -267,6 +349,7 @@ impl Applier {
     /// Why the transaction in hand is parked, which has failed with `error` after so many attempts.
     pub(super) fn why_parked<'a>(&self, error: &'a PgError, attempts: u32) -> Why<'a> {
         match self.in_hand.held_by {
+            0 if self.parks_by_lock(error) => Why::Lock(error),
             0 => Why::Error(error, attempts),
             holder => Why::Waits(holder),
         }
@@ -275,7 +358,12 @@ impl Applier {
     /// An open transaction that has failed with `error` is to be parked when it comes again: its first bytes are gone.
     pub(super) fn park_when_it_comes(&self, transaction: &Transaction, error: &PgError) {
         let lsn = transaction.commit_lsn();
-        self.entry.park_next(error, self.in_hand.held_by, lsn);
+        let after = match self.why_parked(error, 1) {
+            Why::Error(..) => 0,
+            Why::Waits(holder) => holder,
+            Why::Lock(_) => BY_LOCK,
+        };
+        self.entry.park_next(error, after, lsn);
         error.log(&format!(
             "subscription \"{}\" receives a large transaction again, to park it",
             self.subscription.name
@@ -288,10 +376,10 @@ impl Applier {
             return None;
         }
         let (error, after) = self.entry.is_to_park(transaction.commit_lsn())?;
-        let why = if after == 0 {
-            Why::Error(&error, 1)
-        } else {
-            Why::Waits(after)
+        let why = match after {
+            0 => Why::Error(&error, 1),
+            BY_LOCK => Why::Lock(&error),
+            holder => Why::Waits(holder),
         };
         let sequence = transaction.sequence;
         if !self
@@ -301,7 +389,7 @@ impl Applier {
             return Some(false);
         }
         self.post.show(ApplierState::Applying);
-        let failure = match error::catch(|| self.store_as_it_comes(transaction, why)) {
+        let mut failure = match error::catch(|| self.store_as_it_comes(transaction, why)) {
             Ok(Ok((id, local_end))) => {
                 self.parked(transaction, next, why, id, local_end);
                 return Some(true);
@@ -313,6 +401,10 @@ impl Applier {
             if policy::for_apply(failure.sqlstate) == Policy::Stop {
                 // Somebody will do something about it: then it is to be applied.
                 self.entry.park_next(&failure, 0, 0);
+            }
+            if is_lock_without_room(&failure, why) {
+                // The lock may be released as well: it is applied when it comes again.
+                failure.sqlstate = SqlState::SerializationFailure;
             }
             fail(self.post.ring, &failure, transaction.commit_lsn());
         }
@@ -345,6 +437,11 @@ impl Applier {
                 return Some(false);
             }
             if error.sqlstate == FULL && self.makes_room() {
+                return (!self.post.housekeeping()).then_some(false);
+            }
+            if is_lock_without_room(&error, why) {
+                // The lock may be released as well.
+                self.pause(&error, SHOWN_AFTER, transaction.end_lsn());
                 return (!self.post.housekeeping()).then_some(false);
             }
             if policy::for_apply(error.sqlstate) != Policy::Retry {
@@ -409,6 +506,19 @@ impl Applier {
                 );
                 said.warn();
             }
+            Why::Lock(error) => {
+                let mut said = error.clone();
+                said.message = format!(
+                    "subscription \"{name}\" has parked the transaction that ends at {end} as number {id}: {}",
+                    error.message
+                );
+                said.hint = Some(
+                    "A commit at the provider may hold the lock until this subscription is past it. The transaction is applied by itself \
+                     once the lock is released."
+                        .to_owned(),
+                );
+                said.warn();
+            }
             Why::Waits(holder) => pgrx::log!(
                 "subscription \"{name}\" has parked the transaction that ends at {end} as number {id}: it has to follow number {holder}"
             ),
@@ -460,6 +570,11 @@ impl Applier {
         })?;
         Ok(records)
     }
+}
+
+/// Whether there was no room to park a transaction that waits for a lock.
+fn is_lock_without_room(error: &PgError, why: Why<'_>) -> bool {
+    error.sqlstate == FULL && matches!(why, Why::Lock(_))
 }
 
 /// Whether a transaction was set aside.

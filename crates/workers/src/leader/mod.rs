@@ -149,6 +149,7 @@ pub fn main(argument: pg_sys::Datum) {
         .leader_latch
         .store(process::my_latch(), Ordering::Release);
     entry.started_at.store(timestamp::now(), Ordering::Relaxed);
+    entry.go_on();
     entry.starts.fetch_add(1, Ordering::Relaxed);
     entry.leader_wait.store(0, Ordering::Relaxed);
     wait::show_in(&entry.leader_wait);

@@ -137,7 +137,7 @@ impl Applier {
                     let all = self.parking.known.parked.holder(&touch, i64::MAX);
                     Why::Waits(all.unwrap_or(holder))
                 }
-                why @ Why::Error(..) => why,
+                why @ (Why::Error(..) | Why::Lock(_)) => why,
             };
             split.finish().map_err(differs)?;
             content.note.committed = split.committed().changes;

@@ -28,6 +28,8 @@ enum Outcome {
     Applied,
     /// The transaction stays, with the error.
     Failed,
+    /// The transaction stays, and is tried again: it waits for a lock at another node.
+    Waits,
     /// This process is to end.
     Stop,
 }
@@ -41,7 +43,8 @@ impl Applier {
         loop {
             let asked = self.entry.retry.asked.load(Ordering::Acquire);
             let now = (self.entry.parked_version.load(Ordering::Acquire), asked);
-            if self.parking.tended == Some(now) {
+            let is_due = self.parking.until_next().is_some_and(|left| left.is_zero());
+            if self.parking.tended == Some(now) && !is_due {
                 return true;
             }
             // This process may have been woken for something in the ring, and an attempt may wait
@@ -79,14 +82,19 @@ impl Applier {
 
     fn try_each(&mut self, asked: u64, applied: &mut u64) -> Result<bool, PgError> {
         self.look_at_parked()?;
+        let known = &self.parking.known;
+        self.parking
+            .by_lock
+            .retain(|id, _| known.by_lock.contains(id));
         let entry = self.entry;
         let wanted = (asked > entry.retry.done.load(Ordering::Acquire))
             .then(|| entry.retry.id.load(Ordering::Relaxed));
         let ids: Vec<i64> = self.parking.known.parked.ids().collect();
         for id in ids {
-            let due = self.parking.known.waiting.contains(&id)
+            let due = (self.parking.known.waiting.contains(&id) && !self.parking.is_put_off(id))
                 || wanted.is_some_and(|wanted| wanted == 0 || wanted == id);
             if !due || self.parking.known.parked.holder_of(id).is_some() {
+                self.parking.put_off_if_due(id);
                 continue;
             }
             if !self.post.housekeeping() {
@@ -95,10 +103,18 @@ impl Applier {
             match self.try_one(id)? {
                 Outcome::Applied => {
                     *applied += 1;
+                    self.parking.by_lock.remove(&id);
                     self.parking.known.parked.remove(id);
                     entry.parked_version.fetch_add(1, Ordering::AcqRel);
                 }
+                Outcome::Waits => {
+                    let known = &mut self.parking.known;
+                    known.waiting.insert(id);
+                    known.by_lock.insert(id);
+                    self.parking.put_off(id);
+                }
                 Outcome::Failed => {
+                    self.parking.by_lock.remove(&id);
                     self.parking.known.waiting.remove(&id);
                     entry.parked_version.fetch_add(1, Ordering::AcqRel);
                 }
@@ -137,8 +153,10 @@ impl Applier {
             self.in_hand.check_other_keys |= is_in_the_way(error.sqlstate);
             attempt += 1;
             let way_made = self.session.is_some() && self.evict(&mut error);
+            let waits_for_lock = error.peer_lock.is_some();
             let again = match policy::for_apply(error.sqlstate) {
                 _ if way_made => attempt < 100,
+                _ if waits_for_lock => false,
                 // Not bytes that a connection has garbled: they are the same next time.
                 _ if error.sqlstate == SqlState::ProtocolViolation => false,
                 Policy::Retry | Policy::Conflict => attempt < ATTEMPTS,
@@ -151,6 +169,15 @@ impl Applier {
                     Duration::from_millis(policy::backoff_ms(attempt, 5, 1000)),
                 );
                 continue;
+            }
+            if waits_for_lock {
+                break error::transaction(|| parked::still_waits(id, &error))
+                    .map(|()| Outcome::Waits);
+            }
+            // It has not failed so far: it is tried until it is applied, or fails for good.
+            let passes = policy::for_apply(error.sqlstate) == Policy::Retry;
+            if passes && self.parking.known.by_lock.contains(&id) {
+                break Ok(Outcome::Waits);
             }
             error.log(&format!(
                 "subscription \"{}\" can't apply parked transaction {id}",
