@@ -1450,16 +1450,31 @@ begin atomic
 end;
 comment on function braid.orphan_query is 'the query that finds rows of a table whose referenced row is missing';
 
+-- A table and its partitions at all levels. Unlike pg_partition_tree, it locks none of them: a transaction that reads what the catalogs
+-- have of many tables holds no lock for each.
+create function braid.partition_tree("table" oid) returns setof oid
+    language sql stable strict parallel safe rows 10 set search_path = pg_catalog, pg_temp
+as $$
+    with recursive tree (oid) as (
+        select $1
+         union all
+        select i.inhrelid
+          from tree t join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
+          join pg_class c on c.oid = i.inhrelid and c.relispartition)
+    select oid from tree
+$$;
+comment on function braid.partition_tree is 'a table and its partitions, none of which is locked';
+
 -- The foreign keys that a table has: its own, those of the partitioned tables above it, and those of single partitions below it. With null, all
 -- of the database. Each with the table whose rows it is to be looked at for.
 create function braid.foreign_keys("table" oid) returns table ("relation" oid, "constraint" oid)
     language sql stable set search_path = pg_catalog, pg_temp
 begin atomic
-    select case when $1 is null or c.conrelid in (select t.relid from pg_partition_tree($1) t) then c.conrelid else $1 end, c.oid
+    select case when $1 is null or c.conrelid in (select t.oid from braid.partition_tree($1) t (oid)) then c.conrelid else $1 end, c.oid
     from pg_constraint c join pg_class r on r.oid = c.conrelid
     where c.contype = 'f' and c.conparentid = 0 and r.relpersistence <> 't'
       and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
-      and ($1 is null or c.conrelid = $1 or c.conrelid in (select t.relid from pg_partition_tree($1) t)
+      and ($1 is null or c.conrelid in (select t.oid from braid.partition_tree($1) t (oid))
            or c.conrelid in (select a.relid from pg_partition_ancestors($1) a (relid)))
     order by r.relname, c.conname, c.oid;
 end;
@@ -2228,8 +2243,8 @@ create function braid.is_unlogged("table" oid) returns boolean
 as $$
     -- By index, one look a table: the planner expects a thousand partitions, and would read all of pg_class for each table.
     select coalesce((select c.relpersistence = 'u'
-                         or c.relkind = 'p' and exists (select from pg_partition_tree(c.oid) as p
-                                                         where (select l.relpersistence from pg_class l where l.oid = p.relid) = 'u')
+                         or c.relkind = 'p' and exists (select from braid.partition_tree(c.oid) as p (oid)
+                                                         where (select l.relpersistence from pg_class l where l.oid = p.oid) = 'u')
                        from pg_class c where c.oid = $1), false)
 $$;
 comment on function braid.is_unlogged is 'whether a table or a partition of it is unlogged, and so empty after a crash of the server';
@@ -3177,7 +3192,9 @@ values
      where n.nspname <> 'braid'$$),
 ('tables', false, $$
     select coalesce(jsonb_object_agg(t.name, jsonb_build_object(
-               'digest', md5(s.lines), 'is_filled', case c.relkind when 'p' then (select coalesce(sum(pg_relation_size(p.relid)), 0) > 0 from pg_partition_tree(c.oid) p) else pg_relation_size(c.oid) > 0 end,
+               'digest', md5(s.lines), 'is_filled', case c.relkind when 'p' then (
+                   with recursive tree (oid) as (select c.oid union all select i.inhrelid from tree join pg_inherits i on i.inhparent = tree.oid)
+                   select coalesce(sum(pg_relation_size(tree.oid)), 0) > 0 from tree) else pg_relation_size(c.oid) > 0 end,
                'is_readable', has_schema_privilege(c.relnamespace, 'usage') and has_any_column_privilege(c.oid, 'select'))), '{}')
       from unnest($1) as t (name) join pg_class c on c.oid = to_regclass(t.name)
      cross join lateral ($$ || braid.shape_query() || $$) s$$),
@@ -3355,7 +3372,7 @@ values
     select 'warning', format('%s on %s', c.conname, c.conrelid::regclass), format('published table %s refers to %s, which is not published', c.conrelid::regclass, c.confrelid::regclass),
            format('alter publication %I add table %s;', (select coalesce(min(p.pubname) filter (where p.pubname = 'braid'), min(p.pubname)) from pg_publication p), c.confrelid::regclass)
       from pg_constraint c where c.contype = 'f' and c.conparentid = 0 and c.conrelid = any ($1) and c.confrelid <> all ($1)
-       and not exists (select from pg_partition_tree(c.confrelid) t where t.relid = any ($1))$$),
+       and not exists (select from braid.partition_tree(c.confrelid) t (oid) where t.oid = any ($1))$$),
 ('unique_key', false, 'a table that several nodes write to has a unique key beside its primary key', $$
     select 'notice', i.indexrelid::regclass::text,
            format('two nodes can insert rows of %s that are equal under %s: the older one is taken out then', i.indrelid::regclass, i.indexrelid::regclass),
@@ -4745,7 +4762,8 @@ grant execute on function
     braid.orphans,
     braid.orphan_rows,
     braid.orphan_query,
-    braid.foreign_keys
+    braid.foreign_keys,
+    braid.partition_tree
     to braid_admin, braid_monitor;
 
 grant select on

@@ -256,10 +256,9 @@ pub fn hashed_keys(schema: &Schema<'_>) -> Vec<HashedKey> {
         .collect()
 }
 
-/// The table and its partitions.
-const RELATIONS: &str = "\
-    select relid::oid::text from pg_catalog.pg_partition_tree($1::oid) where $1::oid <> relid::oid \
-    union all select $1::oid::text";
+/// The table and its partitions. They are not locked: if one changes, an invalidation has the table
+/// looked up again.
+const RELATIONS: &str = "select oid::text from braid.partition_tree($1::oid) t (oid)";
 
 /// Triggers of these relations that fire while changes are applied.
 const TRIGGERS: &str = "\

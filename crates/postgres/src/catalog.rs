@@ -15,6 +15,7 @@ use crate::lock::LockMode;
 use crate::plain;
 use crate::rows::Rows;
 use crate::setting::{As, Level};
+use crate::subtransaction;
 use crate::syscache::ClassRow;
 use crate::tuple_desc::TupleDesc;
 use crate::value::Value;
@@ -186,6 +187,22 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
     let result = work();
     before.take();
     result
+}
+
+/// Runs a query that only reads, with other rights, and releases the locks that it takes: one on each
+/// table that it names, and on each index of these. So a transaction can read thousands of tables, one
+/// after the other, and hold the locks of one at a time.
+///
+/// The tables may change as soon as this returns. Only for callers that rely on nothing of that, as
+/// what they decide is checked again by whoever acts on it.
+///
+/// Raises PostgreSQL's own error if the statement fails.
+pub fn glance(rights: Rights, sql: &str) -> Rows {
+    // The rollback of a subtransaction is what releases locks before the transaction ends.
+    match subtransaction::attempt(|| Ok((with_rights(rights, || query(sql, &[])), false))) {
+        Ok(rows) => rows,
+        Err(error) => error.as_raised().raise(),
+    }
 }
 
 /// Does `work` under other settings, then returns to the session's, also when `work` returns an

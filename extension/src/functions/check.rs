@@ -18,6 +18,12 @@ use super::failure::Failure;
 use super::options::texts;
 use super::{provider, required, run, text};
 
+/// Facts whose questions lock what they ask about until they are answered: the last value of a
+/// sequence is not to be had otherwise.
+const LOCKING: [&str; 1] = ["sequences"];
+/// Of so many tables one such question asks at a time.
+const LOCKED_TABLES: usize = 200;
+
 /// One question and what came of it.
 struct Answer {
     fact: String,
@@ -99,7 +105,6 @@ fn unreachable(failure: &Failure) -> Answer {
 /// Asks questions. One that fails leaves the others alone; a lost connection ends it.
 fn ask(mut connection: Connection, facts: &[String], tables: &[String]) -> Vec<Answer> {
     connection.give_up_when_silent();
-    let arguments = quote_literal(&array_literal(tables));
     let mut answers = vec![Answer::new("connection")];
     let prepared = connection.query(
         "select pg_catalog.set_config('default_transaction_read_only', 'on', false), \
@@ -121,7 +126,7 @@ fn ask(mut connection: Connection, facts: &[String], tables: &[String]) -> Vec<A
         };
         let mut answer = Answer::new(fact);
         answer.asked_at = now();
-        let outcome = put(&mut connection, question, &arguments);
+        let outcome = put_by_parts(&mut connection, fact, question, tables);
         answer.answered_at = now();
         match outcome {
             Ok(found) => answer.answer = found,
@@ -144,6 +149,36 @@ fn lost(error: &Error) -> Answer {
         &Failure::provider("lost the connection", error)
             .hint("Check that the server runs and that the connection is stable."),
     )
+}
+
+/// Asks a question about the tables, of so many at a time that the locks that it takes are few.
+fn put_by_parts(
+    connection: &mut Connection,
+    fact: &str,
+    question: &str,
+    tables: &[String],
+) -> libpq::Result<Option<String>> {
+    let most = if LOCKING.contains(&fact) {
+        LOCKED_TABLES
+    } else {
+        tables.len()
+    };
+    let (first, others) = tables.split_at(tables.len().min(most));
+    let mut answer = put(connection, question, &literal(first))?;
+    for part in others.chunks(LOCKED_TABLES) {
+        let further = put(connection, question, &literal(part))?;
+        // Each answer is an object by names.
+        let both = query(
+            "select $1::jsonb || $2::jsonb",
+            &[answer.as_deref(), further.as_deref()],
+        );
+        answer = both.get(0, 0).map(str::to_owned);
+    }
+    Ok(answer)
+}
+
+fn literal(tables: &[String]) -> String {
+    quote_literal(&array_literal(tables))
 }
 
 fn put(

@@ -1,12 +1,12 @@
 //! Which tables a subscription has: their counterparts here, and keeping braid.subscription_table in step with the publications.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::CStr;
 
 use braid_apply::MISSING_COLUMN_RULE;
 use braid_bgworker::sql_text::quote_identifier;
 use braid_node::subscription::joins_with_rows;
-use braid_postgres::catalog::{Rights, query, with_rights};
+use braid_postgres::catalog::{Rights, glance, query};
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
@@ -314,7 +314,7 @@ fn check_partitions(target: &Target) -> Outcome<()> {
         return Ok(());
     }
     let foreign = query(
-        "select n.nspname, c.relname from pg_partition_tree($1::oid::regclass) p join pg_class c on c.oid = p.relid \
+        "select n.nspname, c.relname from braid.partition_tree($1::oid) p (oid) join pg_class c on c.oid = p.oid \
            join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'f' order by 1, 2 limit 1",
         &[Some(&target.oid)],
     );
@@ -329,13 +329,14 @@ fn check_partitions(target: &Target) -> Outcome<()> {
     .hint("Detach the partition, put an ordinary table in its place, or use copy_data => false."))
 }
 
-/// That a table has no rows. Looked at as the table's owner: should the name have come to mean something else by now, for example a view
-/// with functions in it, these run with no more rights than that.
+/// Checks that a table has no rows. The query runs as the table's owner: should the name have come to mean something else by now, for example
+/// a view with functions in it, these run with no more rights than that. Its locks are released: the copy locks the table, and checks
+/// again.
 fn check_empty(target: &Target) -> Outcome<()> {
     let only = if target.partitioned { "" } else { "only " };
     let sql = format!("select exists (select from {only}{})", target.qualified);
     let owner = pg_sys::Oid::from_u32(target.owner);
-    let rows = with_rights(Rights::Confined(owner), || query(&sql, &[]));
+    let rows = glance(Rights::Confined(owner), &sql);
     if rows.get(0, 0) == Some("f") {
         return Ok(());
     }
@@ -376,17 +377,18 @@ pub fn refresh(
         &[Some(&subscription.id)],
     ));
     // Tables that are there already may have rows.
+    let known: HashSet<&str> = present.iter().map(String::as_str).collect();
     let (old, new): (PublishedTables, PublishedTables) =
         published.into_iter().partition(|((schema, table), _)| {
             resolve(schema, table)
                 .get(0, 0)
-                .is_some_and(|oid| present.iter().any(|known| known == oid))
+                .is_some_and(|oid| known.contains(oid))
         });
-    let mut kept: Vec<String> = Vec::new();
     let ignores = subscription.options.ignores_missing();
-    for target in find_targets(&old, false, ignores)? {
-        kept.push(target.oid);
-    }
+    let kept: HashSet<String> = find_targets(&old, false, ignores)?
+        .into_iter()
+        .map(|target| target.oid)
+        .collect();
     // Copied or not, whoever asks has seen to the tables that have the names of former ones.
     query(
         "update braid.subscription_table t set schema_name = n.nspname, table_name = c.relname, replaced_by = null, \
@@ -403,7 +405,7 @@ pub fn refresh(
             changes.push((oid(&target.oid), "added"));
         }
     }
-    for relation in present.iter().filter(|relation| !kept.contains(relation)) {
+    for relation in present.iter().filter(|relation| !kept.contains(*relation)) {
         remove(&subscription.id, relation);
         changes.push((oid(relation), "removed"));
     }

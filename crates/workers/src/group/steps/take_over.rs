@@ -14,6 +14,7 @@ use braid_node::{clock, local_version};
 use braid_postgres::catalog::{Rights, with_rights, with_settings};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
+use braid_postgres::subtransaction;
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
 
 use super::peer::{self, Peer};
@@ -496,7 +497,10 @@ pub(super) fn raise_sequences(mut there: Option<&mut Connection>) -> Result<(), 
             "select pg_catalog.max({column})::pg_catalog.text from {table} where {column} between {least} and {most}"
         );
         let owner = Rights::OwnerOf(oid.parse::<u32>().unwrap_or(0).into());
-        let here = with_rights(owner, || rows(&question, &[]))?
+        // A rollback releases the locks on the table and its indexes: there may be thousands of
+        // sequences. The hundred values below are for what is written from here on.
+        let read = || with_rights(owner, || rows(&question, &[]));
+        let here = subtransaction::attempt(|| Ok((read()?, false)))?
             .first()
             .and_then(|row| row.first()?.as_deref()?.parse::<i64>().ok());
         let literal = format!("{}::regclass", quote_literal(table));
