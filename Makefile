@@ -178,6 +178,14 @@ bench-reconcile:
 bench-reconcile-installed: install
 	@bench/run reconcile
 
+# A subscription to many tables, with native replication and with Braid: bench/run --help
+.PHONY: bench-many bench-many-installed
+bench-many: setup
+	$(MAKE) --no-print-directory bench-many-installed
+
+bench-many-installed: install
+	@bench/run many
+
 # Charts and docs/PERFORMANCE.md from the newest results; bench/report FILE... for others.
 bench-report:
 	@bench/report

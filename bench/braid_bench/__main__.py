@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import dtle, goals, machine, peers, reconcile, summary, traces
+from . import dtle, goals, machine, many, peers, reconcile, summary, traces
 from . import latency as timing
 from . import limits as limit
 from . import plan as planning
@@ -274,12 +274,16 @@ make bench-traces: no drain; what the output plugin sends of each workload, for 
 
 make bench-reconcile: two nodes that were cut off meet again, with Braid and with Bucardo; and how many inserts both can take for long.
 
-{planning.RECONCILE_USAGE}"""
+{planning.RECONCILE_USAGE}
+
+make bench-many: a subscription to many tables: how long it takes, and what it holds.
+
+{planning.MANY_USAGE}"""
 
 
 def main():
     arguments = sys.argv[1:]
-    if arguments not in ([], ["profile"], ["reconcile"], ["traces"]):
+    if arguments not in ([], ["profile"], ["reconcile"], ["many"], ["traces"]):
         print(HELP)
         return 0 if arguments in (["--help"], ["-h"]) else 2
 
@@ -295,6 +299,11 @@ def main():
             peers.check(plan)
             stage = Stage(Installation.read(), plan)
             reconcile.measure(stage, plan, RESULTS, say)
+            return 0
+        if arguments == ["many"]:
+            plan = planning.read_many()
+            stage = Stage(Installation.read(), plan)
+            many.measure(stage, plan, RESULTS, say)
             return 0
         plan = planning.read(profile=arguments == ["profile"])
         peers.check(plan)

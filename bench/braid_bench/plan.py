@@ -45,6 +45,16 @@ RECONCILE_USAGE = """
 """.strip("\n")
 
 
+MANY_USAGE = """
+  BENCH_SETS=100,1000,200x10   numbers of tables, each measured; 200x10 is 200 schemas with ten tables each.
+                               Default: 100, 1000, 10000 and 200x10
+  BENCH_ROWS=2                 rows of each table
+  BENCH_RUNS=3                 samples of each; the median counts
+  BENCH_PATIENCE=7200          seconds after which a sample is void
+  BENCH_OPTIONS, BENCH_SETTINGS, BENCH_PORT    as in `make bench`
+""".strip("\n")
+
+
 class Mistake(Exception):
     """The user asked for something that there is not."""
 
@@ -194,6 +204,57 @@ def read_reconciliation():
         runs=number("BENCH_RUNS", "1", int),
         options=os.environ.get("BENCH_OPTIONS", ""),
         settings=settings(),
+        port=number("BENCH_PORT", "23500", int),
+        port_fixed="BENCH_PORT" in os.environ,
+    )
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A number of tables, evenly in schemas."""
+
+    total: int
+    schemas: int = 1
+
+    def __str__(self):
+        return f"{self.total} tables" if self.schemas == 1 else f"{self.total} tables in {self.schemas} schemas"
+
+    @staticmethod
+    def read(word):
+        schemas, times, each = word.rpartition("x")
+        try:
+            count = int(schemas) if times else 1
+            made = Tables(int(each) * count, count)
+        except ValueError:
+            made = None
+        if made is None or made.schemas < 1 or made.total < 1:
+            raise Mistake(f"BENCH_SETS: {word} is neither a number of tables nor schemas x tables, like 200x10")
+        return made
+
+
+@dataclass(frozen=True)
+class Many:
+    """One run of the bench of many tables, as asked for."""
+
+    sets: tuple
+    rows: int
+    runs: int
+    patience: float
+    options: str
+    settings: tuple
+    port: int
+    port_fixed: bool
+
+
+def read_many():
+    return Many(
+        sets=tuple(Tables.read(word) for word in words("BENCH_SETS", "100,1000,10000,200x10")),
+        rows=number("BENCH_ROWS", "2", int, zero=True),
+        runs=number("BENCH_RUNS", "3", int),
+        patience=number("BENCH_PATIENCE", "7200", float),
+        options=os.environ.get("BENCH_OPTIONS", ""),
+        # A copy worker takes one of these for a moment; the locks of native's transactions are as many as the tables.
+        settings=("max_worker_processes = 64", "max_replication_slots = 64", "max_wal_senders = 64", *settings()),
         port=number("BENCH_PORT", "23500", int),
         port_fixed="BENCH_PORT" in os.environ,
     )

@@ -13,7 +13,7 @@ import unittest.mock
 import xml.etree.ElementTree as xml
 
 import decode
-from braid_bench import beats, charts, goals, inserters, latency, limits, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg, wakeups
+from braid_bench import beats, charts, goals, inserters, latency, limits, many, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg, wakeups
 
 
 def drained(workload, variant, seconds, cpu=(1.0, 1.0), commit="off"):
@@ -40,6 +40,43 @@ def met_again():
         {"system": "bucardo", "title": "Bucardo 5.6", **size, "samples": [], "not_available": "it is not there"}],
         steady=[{"system": "parallel", "title": "Braid, default settings", "rates": [
             {**rate, "rate": 250, "unstable": ""}, {**rate, "rate": 500, "unstable": ""}, {**rate, "rate": 1000, "unstable": "6.0 s behind"}]}])
+
+
+class Many(unittest.TestCase):
+    def test_sets(self):
+        self.assertEqual(plan.Tables.read("1000"), plan.Tables(1000, 1))
+        self.assertEqual(plan.Tables.read("200x10"), plan.Tables(2000, 200))
+        for wrong in ("x10", "0", "0x5", "many", "-1x-5"):
+            self.assertRaises(plan.Mistake, plan.Tables.read, wrong)
+
+    def test_the_last_table_is_made_and_changed(self):
+        for tables in (plan.Tables(100), plan.Tables(2000, 200), plan.Tables(7, 3)):
+            schema, table = many.last(tables).split(".")
+            number = int(table.removeprefix("item_"))
+            self.assertEqual((number, schema), (tables.total - 1, f"t{1 + number % tables.schemas}"))
+            self.assertIn(f"0 .. {tables.total} - 1", many.make(tables))
+            self.assertIn(f"0 .. {tables.total} - 1", many.change(tables, 5))
+
+    def test_growth(self):
+        self.assertAlmostEqual(many.growth([(100, 2.0), (1000, 20.0)]), 1)
+        self.assertAlmostEqual(many.growth([(1000, 30.0), (10, 0.003), (100, 0.3)]), 2)
+        self.assertIsNone(many.growth([(100, 2.0)]))
+        self.assertIsNone(many.growth([(100, 0.0), (1000, 2.0)]))
+
+    def test_summary(self):
+        def sample(n, power):
+            took = {"seconds": (n / 100) ** power, "provider_cpu": 1.0, "subscriber_cpu": 2.0}
+            return {"locks": n + 2, "walsender_kb": 2048, "workers_kb": 1024, **dict.fromkeys(("create", "ready", "changes", "refresh"), took)}
+
+        entries = [{"system": system, "tables": n, "schemas": 1, "samples": [sample(n, power), {"void": "late"}]}
+                   for system, power in (("native", 2), ("braid", 1)) for n in (100, 1000)]
+        entries.append({"system": "braid", "tables": 2000, "schemas": 200, "samples": [sample(2000, 1)]})
+        entries.append({"system": "native", "tables": 2000, "schemas": 200, "samples": [{"void": "late"}]})
+        lines = many.summary({"many": entries}).splitlines()
+        self.assertEqual(len({line.count("|") for line in lines}), 1)
+        self.assertIn("| 1000 | native | 100.00 | 100.00 | 1.00 | 2.00 | 1002 | 100.00 | 2.00 | 1.00 | 100.00 |", lines)
+        self.assertIn("| 2000 in 200 schemas | braid | 20.00 | 20.00 | 1.00 | 2.00 | 2002 | 20.00 | 2.00 | 1.00 | 20.00 |", lines)
+        self.assertEqual([line.split("|")[3].strip() for line in lines[-2:]], ["2.00", "1.00"])
 
 
 class Wakeups(unittest.TestCase):
