@@ -67,6 +67,11 @@ KNOWN = [
         _native_stops_with("insufficient data left in message"),
     ),
     Known(
+        "Native with binary = true stops at a value whose type has a larger size there than here; Braid takes its text.",
+        "docs/REFERENCE.md, output formats",
+        _native_stops_with("incorrect binary data format in logical replication column"),
+    ),
+    Known(
         "Native with binary = true stops at an empty int2vector or oidvector, which PostgreSQL's own input does not take back.",
         "src/backend/utils/adt/int.c, int2vectorrecv",
         _native_stops_with("vector data"),
