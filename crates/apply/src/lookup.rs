@@ -66,7 +66,7 @@ pub type Refine<'a> =
 pub struct IndexLookup {
     table: pg_sys::Relation,
     keys: Vec<pg_sys::ScanKeyData>,
-    /// What else identifies the row that is looked for, if the index has only some of that.
+    /// The other columns of the identity, if the index has only some of them.
     rest: Vec<RestColumn>,
     scan: pg_sys::IndexScanDesc,
     /// Where the scan allocates: access methods allocate some of their state only when they first

@@ -103,8 +103,8 @@ pub(super) enum Reply {
 struct Peer {
     dsn: String,
     connection: Connection,
-    /// It reads a table with the rights of the table's owner only, whose code a query may run. A
-    /// node that only sends changes need not have the extension.
+    /// The node reads a table with the rights of the table's owner only, as a query may run the
+    /// owner's code. A node that only sends changes need not have the extension.
     reads_as_owner: bool,
     /// The columns of tables, as they were when they were last asked for, by [`Question::shape`].
     shapes: HashMap<String, Vec<KeyColumn>>,
@@ -462,7 +462,7 @@ impl Column {
     }
 }
 
-/// What stands around the number of a parameter: no SQL has it otherwise.
+/// Stands before and after the number of a parameter. No SQL has this character otherwise.
 const PARAMETER: char = '\0';
 
 /// When the row was written, in microseconds since 1970-01-01 UTC, for the list of a SELECT.

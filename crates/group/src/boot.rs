@@ -33,7 +33,7 @@
 
 use std::fmt;
 
-use crate::codec::{Malformed, Reader, Writer};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// One start of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -15,8 +15,8 @@
 
 use std::fmt;
 
-use crate::codec::{Malformed, Reader, Writer};
 use crate::member::{ConnectionString, MemberId, MemberState, NewMember, Version};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The longest key of a lock, name of a sequence or name of a lease, in bytes.
 pub const KEY_LIMIT: usize = 512;

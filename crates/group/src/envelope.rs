@@ -6,9 +6,9 @@
 //! big-endian. Not for: encryption and rights, which the connection has.
 
 use crate::boot::{Boot, Distrust, Start};
-use crate::codec::{Malformed, Reader, Writer};
 use crate::command::ENTRY_LIMIT;
 use crate::member::{GroupId, MemberId, NodeNumber};
+use braid_codec::{Malformed, Reader, Writer};
 
 const MAGIC: &[u8; 11] = b"braid group";
 const FORMAT: u8 = 1;

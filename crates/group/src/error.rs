@@ -3,9 +3,9 @@
 use thiserror::Error;
 
 use crate::boot::Distrust;
-use crate::codec::Malformed;
 use crate::member::MemberId;
 use crate::outcome::Refusal;
+use braid_codec::Malformed;
 
 /// Why a member takes no part any more.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -87,10 +87,7 @@ impl Error {
             Self::Refused(refusal) => Some(refusal.hint()),
             Self::Stopped(Stopped::Removed) => Some(Distrust::Removed.hint()),
             Self::TooManyProposals => Some("Wait for the answers to earlier requests."),
-            Self::UnknownEntry {
-                source: Malformed::UnknownTag { .. } | Malformed::UnknownVersion { .. },
-                ..
-            } => Some("A newer Braid wrote it. Update Braid on this node."),
+            Self::UnknownEntry { source, .. } => source.hint(),
             _ => None,
         }
     }

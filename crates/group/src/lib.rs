@@ -35,14 +35,13 @@
 //! | `lease` | who may act alone, by monotonic clocks |
 //! | `diagnosis` | what users are told of the members |
 //! | `wording` | what users are told of entries |
-//! | `message`, `envelope`, `codec`, `mirror` | bytes, checks, the log in memory |
+//! | `message`, `envelope`, `mirror` | bytes, checks, the log in memory |
 #![forbid(unsafe_code)]
 
 mod agreement;
 mod boot;
 #[cfg(test)]
 mod cluster;
-mod codec;
 mod command;
 mod diagnosis;
 mod envelope;
@@ -65,7 +64,7 @@ pub mod wording;
 
 pub use agreement::{Agreement, Applied, Effects, PROPOSALS_LIMIT, Settings};
 pub use boot::{Boot, Continuity, Distrust, Start};
-pub use codec::Malformed;
+pub use braid_codec::Malformed;
 pub use command::{
     Command, ENTRY_LIMIT, KEY_LIMIT, LEASE_LIMIT, Proposal, ProposalId, Token, VALUE_LIMIT,
 };

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::codec::{Malformed, Reader, Writer};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The longest name, in bytes: PostgreSQL's for identifiers.
 pub const NAME_LIMIT: usize = 63;

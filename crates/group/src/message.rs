@@ -7,9 +7,9 @@
 
 use raft::eraftpb::{ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 
-use crate::codec::{Malformed, Reader, Writer};
 use crate::command::ENTRY_LIMIT;
 use crate::member::NodeNumber;
+use braid_codec::{Malformed, Reader, Writer};
 
 /// Terms and indexes stay below this, so that adding to one can't overflow.
 pub(crate) const NUMBER_LIMIT: u64 = 1 << 62;

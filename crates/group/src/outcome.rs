@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use crate::codec::{Malformed, Reader, Writer};
 use crate::command::{KEY_LIMIT, Token};
 use crate::member::{MemberId, MemberState, NAME_LIMIT, NodeNumber, Version};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The answer to a proposal.
 pub type Outcome = Result<Value, Refusal>;

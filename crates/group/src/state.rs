@@ -13,7 +13,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::codec::{Malformed, Reader, Writer};
 use crate::command::{
     Command, KEY_LIMIT, LEASE_LIMIT, Proposal, ProposalId, Token, VALUE_LIMIT, key,
 };
@@ -21,6 +20,7 @@ use crate::member::{
     GroupId, Member, MemberId, MemberState, NAME_LIMIT, NewMember, NodeNumber, Version,
 };
 use crate::outcome::{Outcome, Refusal, Value, read_outcome, write_outcome};
+use braid_codec::{Malformed, Reader, Writer};
 
 const FORMAT: u8 = 1;
 /// How many answers are kept for each member; no member has more proposals under way.

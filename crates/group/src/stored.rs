@@ -14,12 +14,12 @@ use raft::eraftpb::HardState;
 
 use crate::agreement::snapshot_of;
 use crate::boot::{Boot, Distrust};
-use crate::codec::{Malformed, Reader, Writer};
 use crate::error::Error;
 use crate::member::{GroupId, MemberId, NewMember};
 use crate::message;
 use crate::mirror::Mirror;
 use crate::state::State;
+use braid_codec::{Malformed, Reader, Writer};
 
 /// An entry or a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -11,7 +11,7 @@ pub enum HistoryError {
         /// The index of the operation.
         index: u64,
     },
-    /// Versions are told apart by their values, so each write needs a value of its own.
+    /// Versions are distinguished by their values, so each write needs a value of its own.
     #[error("operations {first} and {second} both write {value} to key {key}")]
     RepeatedWrite {
         /// The key.

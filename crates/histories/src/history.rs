@@ -2,7 +2,7 @@
 
 use crate::value::Value;
 
-/// What a read returned.
+/// The result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// `nil`. In an invocation: not known yet. In a completion: an empty list, or the initial
@@ -35,7 +35,7 @@ pub enum MicroOp {
     Read {
         /// The list or register.
         key: Value,
-        /// What was read.
+        /// The values that were read.
         seen: Seen,
     },
 }
@@ -62,7 +62,7 @@ impl MicroOp {
     }
 }
 
-/// What an operation says about its transaction.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The client sends the transaction.
@@ -78,7 +78,7 @@ pub enum Kind {
 /// One entry of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// What it says.
+    /// Whether the transaction begins, or how it ended.
     pub kind: Kind,
     /// The client, which does one transaction after another. `None`: not recorded.
     pub process: Option<i64>,

@@ -44,7 +44,7 @@ use register::{KeyOrders, Registers};
 use report::Findings;
 use transactions::{Status, Transactions};
 
-/// What to check, and how much to report.
+/// Options of a check: the model, and how much is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// The model, which says what is forbidden and which orders count.

@@ -3,14 +3,18 @@
 //! ```no_run
 //! use braid_histories::{Executor, Generator, MicroOp, Model, Outcome, Workload, check, run};
 //!
-//! struct Session;
-//! impl Executor for Session {
+//! /// Runs the steps in one transaction of a client, and puts in the results of its reads.
+//! struct Session<C>(C);
+//! impl<C: FnMut(&[MicroOp]) -> Option<Vec<MicroOp>>> Executor for Session<C> {
 //!     fn execute(&mut self, steps: &[MicroOp]) -> Outcome {
-//!         todo!("run the steps in one transaction, put in what its reads returned")
+//!         (self.0)(steps).map_or(Outcome::Aborted, Outcome::Committed)
 //!     }
 //! }
+//! // A database that refuses all.
+//! let refused: fn(&[MicroOp]) -> Option<Vec<MicroOp>> = |_| None;
+//! let sessions = vec![Session(refused), Session(refused)];
 //! let generator = Generator::new(Workload::lists(), braid_testing::Random::new("lists"));
-//! let history = run(generator, vec![Session, Session, Session], 1000);
+//! let history = run(generator, sessions, 1000);
 //! println!("{}", check(&history, Model::StrictSerializable).unwrap());
 //! ```
 

@@ -4,10 +4,10 @@
 //! bytes come after their length (u32). A tag, format or version of the hash that a node does not
 //! know is an error: an entry is never skipped.
 
-use crate::codec::{MalformedBytes, Reader, Writer};
 use crate::hash::{HASH_VERSION, TENANT_LIMIT, Tenant};
 use crate::map::{NodeSet, read_sets, write_sets};
 use crate::rules::{Shards, Spread, Time};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The longest entry, in bytes. It fits into an entry of the group's log.
 pub const ENTRY_LIMIT: usize = 48 * 1024;
@@ -24,10 +24,10 @@ impl TableName {
     /// A name of 1 to [`TABLE_LIMIT`] bytes.
     ///
     /// # Errors
-    /// [`MalformedBytes::Invalid`].
-    pub fn new(name: &[u8]) -> Result<Self, MalformedBytes> {
+    /// [`Malformed::Invalid`].
+    pub fn new(name: &[u8]) -> Result<Self, Malformed> {
         if name.is_empty() || name.len() > TABLE_LIMIT {
-            return Err(MalformedBytes::Invalid("table name"));
+            return Err(Malformed::Invalid("table name"));
         }
         Ok(Self(name.to_vec()))
     }
@@ -81,12 +81,26 @@ pub enum Entry {
     },
 }
 
+/// The entry's name in errors.
+const WHAT: &str = "entry of routing";
+
 impl Entry {
+    /// The hint for the user about bytes that are no entry, where there is one: a sentence.
+    #[must_use]
+    pub const fn hint(error: &Malformed) -> Option<&'static str> {
+        match error {
+            Malformed::TooLong { .. } | Malformed::TooMany { .. } => {
+                Some("Divide the tenants among several rules with one time.")
+            }
+            other => other.hint(),
+        }
+    }
+
     /// The entry's bytes.
     ///
     /// # Errors
-    /// [`MalformedBytes`] if a value is above its limit, so that no node could read it.
-    pub fn encode(&self) -> Result<Vec<u8>, MalformedBytes> {
+    /// [`Malformed`] if a value is above its limit, so that no node could read it.
+    pub fn encode(&self) -> Result<Vec<u8>, Malformed> {
         let mut w = Writer::default();
         w.u8(FORMAT);
         match self {
@@ -125,24 +139,23 @@ impl Entry {
         if Self::decode(&bytes)? == *self {
             Ok(bytes)
         } else {
-            Err(MalformedBytes::Invalid("value"))
+            Err(Malformed::Invalid("value"))
         }
     }
 
     /// The entry of these bytes.
     ///
     /// # Errors
-    /// [`MalformedBytes::UnknownTag`], [`MalformedBytes::UnknownFormat`] and
-    /// [`MalformedBytes::UnknownHash`] if a newer Braid wrote it; others for bad bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedBytes> {
+    /// [`Malformed::UnknownTag`] and [`Malformed::UnknownVersion`] if a newer Braid wrote it, or has
+    /// routed the table with another hash; others for bad bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() > ENTRY_LIMIT {
-            return Err(MalformedBytes::TooLong(ENTRY_LIMIT));
+            return Err(Malformed::TooLong {
+                what: WHAT,
+                limit: ENTRY_LIMIT,
+            });
         }
-        let mut r = Reader::new(bytes);
-        match r.u8()? {
-            FORMAT => {}
-            other => return Err(MalformedBytes::UnknownFormat(other)),
-        }
+        let mut r = Reader::versioned(bytes, WHAT, FORMAT)?;
         let entry = match r.u8()? {
             1 => Self::Route {
                 table: table(&mut r)?,
@@ -158,46 +171,48 @@ impl Entry {
             4 => Self::Rule {
                 table: table(&mut r)?,
                 time: time(&mut r)?,
-                spread: Spread::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("spread"))?,
+                spread: Spread::new(r.u32()?).map_err(|_| Malformed::Invalid("spread"))?,
                 tenants: tenants(&mut r)?,
             },
             5 => Self::Open {
                 table: table(&mut r)?,
             },
-            other => return Err(MalformedBytes::UnknownTag(other)),
+            other => return Err(r.unknown(other)),
         };
         r.end()?;
         Ok(entry)
     }
 }
 
-pub(crate) fn table(r: &mut Reader<'_>) -> Result<TableName, MalformedBytes> {
+pub(crate) fn table(r: &mut Reader<'_>) -> Result<TableName, Malformed> {
     TableName::new(r.bytes(TABLE_LIMIT)?)
 }
 
 /// The version of the hash, then the number of shards.
-pub(crate) fn shards(r: &mut Reader<'_>) -> Result<Shards, MalformedBytes> {
+pub(crate) fn shards(r: &mut Reader<'_>) -> Result<Shards, Malformed> {
     match r.u8()? {
         HASH_VERSION => {}
-        other => return Err(MalformedBytes::UnknownHash(other)),
+        version => {
+            let what = "routing hash";
+            return Err(Malformed::UnknownVersion { what, version });
+        }
     }
-    Shards::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("number of shards"))
+    Shards::new(r.u32()?).map_err(|_| Malformed::Invalid("number of shards"))
 }
 
-pub(crate) fn time(r: &mut Reader<'_>) -> Result<Time, MalformedBytes> {
+pub(crate) fn time(r: &mut Reader<'_>) -> Result<Time, Malformed> {
     let time = Time(r.i64()?);
     if time.is_finite() {
         Ok(time)
     } else {
-        Err(MalformedBytes::Invalid("time"))
+        Err(Malformed::Invalid("time"))
     }
 }
 
-fn tenants(r: &mut Reader<'_>) -> Result<Vec<Tenant>, MalformedBytes> {
+fn tenants(r: &mut Reader<'_>) -> Result<Vec<Tenant>, Malformed> {
     (0..r.count(ENTRY_LIMIT)?)
         .map(|_| {
-            Tenant::from_canonical(r.bytes(TENANT_LIMIT)?)
-                .map_err(|_| MalformedBytes::Invalid("tenant"))
+            Tenant::from_canonical(r.bytes(TENANT_LIMIT)?).map_err(|_| Malformed::Invalid("tenant"))
         })
         .collect()
 }

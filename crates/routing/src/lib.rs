@@ -49,14 +49,13 @@
 //! | `map` | node sets, the home of each shard, moves |
 //! | `window` | what a node may create and rely on; when the leader closes |
 //! | `routing` | what the log has made of all of this |
-//! | `entry`, `snapshot`, `codec` | entries of the log, the whole state, and their bytes |
+//! | `entry`, `snapshot` | entries of the log, the whole state, and their bytes |
 //!
 //! Tests: `properties` over random values, rules, moves and bytes; `simulation` over nodes that
 //! apply the log late; `model` over every schedule of a few steps, and with each guard removed;
 //! `vectors` for the hash, its page and its example in Python.
 #![forbid(unsafe_code)]
 
-mod codec;
 mod entry;
 mod hash;
 mod key;
@@ -74,7 +73,7 @@ mod snapshot;
 mod vectors;
 mod window;
 
-pub use codec::MalformedBytes;
+pub use braid_codec::Malformed;
 pub use entry::{ENTRY_LIMIT, Entry, TABLE_LIMIT, TableName};
 pub use hash::{HASH_VERSION, RecordHash, TENANT_LIMIT, Tenant, TenantHash};
 pub use key::{HashError, Key, KeyType, Number};

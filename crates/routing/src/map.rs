@@ -18,8 +18,8 @@
 
 use thiserror::Error;
 
-use crate::codec::{MalformedBytes, Reader, Writer};
 use crate::rules::{Invalid, Run, Shard, Shards};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The largest number of node sets.
 pub const SETS_LIMIT: usize = 1_024;
@@ -329,16 +329,16 @@ impl ShardMap {
         }
     }
 
-    pub(crate) fn read(shards: Shards, r: &mut Reader<'_>) -> Result<Self, MalformedBytes> {
+    pub(crate) fn read(shards: Shards, r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let sets = read_sets(r)?;
-        let invalid = |_| MalformedBytes::Invalid("node set");
+        let invalid = |_| Malformed::Invalid("node set");
         check(&sets).map_err(invalid)?;
         let set = |r: &mut Reader<'_>| {
             let id = SetId(r.u32()?);
             if sets.iter().any(|set| set.id == id) {
                 Ok(id)
             } else {
-                Err(MalformedBytes::Invalid("node set"))
+                Err(Malformed::Invalid("node set"))
             }
         };
         let mut homes = Vec::new();
@@ -348,14 +348,14 @@ impl ShardMap {
                 0 => None,
                 1 => Some(Phase::Copying),
                 2 => Some(Phase::Switched),
-                other => return Err(MalformedBytes::UnknownTag(other)),
+                other => return Err(r.unknown(other)),
             };
             let moving = match phase {
                 None => None,
                 Some(phase) => Some(Move { to: set(r)?, phase }),
             };
             if moving.is_some_and(|moving| moving.to == home) {
-                return Err(MalformedBytes::Invalid("move"));
+                return Err(Malformed::Invalid("move"));
             }
             homes.push(Home { set: home, moving });
         }
@@ -426,7 +426,7 @@ pub(crate) fn write_sets(sets: &[NodeSet], w: &mut Writer) {
     }
 }
 
-pub(crate) fn read_sets(r: &mut Reader<'_>) -> Result<Vec<NodeSet>, MalformedBytes> {
+pub(crate) fn read_sets(r: &mut Reader<'_>) -> Result<Vec<NodeSet>, Malformed> {
     let mut sets = Vec::new();
     for _ in 0..r.count(SETS_LIMIT)? {
         let id = SetId(r.u32()?);

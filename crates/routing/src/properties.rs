@@ -8,7 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use crate::{
-    Admission, Entry, Key, MalformedBytes, NodeId, NodeSet, Number, Phase, ReadBound, RecordHash,
+    Admission, Entry, Key, Malformed, NodeId, NodeSet, Number, Phase, ReadBound, RecordHash,
     Refusal, Routing, Rule, RuleList, SetId, Shard, ShardMap, Shards, Spread, TableName, Tenant,
     TenantHash, Time, Window,
 };
@@ -401,7 +401,7 @@ proptest! {
         }
         let mut longer = bytes;
         longer.push(0);
-        prop_assert_eq!(Entry::decode(&longer), Err(MalformedBytes::Trailing));
+        prop_assert_eq!(Entry::decode(&longer), Err(Malformed::Trailing("entry of routing")));
     }
 
     #[test]

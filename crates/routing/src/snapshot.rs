@@ -4,14 +4,16 @@
 //! whether it is open (u8), its last `Close` (i64), version of the hash (u8), number of shards
 //! (u32), sets, home of each shard, rules by time and spread with the hashes of their tenants.
 
-use crate::codec::{MalformedBytes, Reader, Writer};
 use crate::entry;
 use crate::hash::{HASH_VERSION, TenantHash};
 use crate::map::ShardMap;
 use crate::routing::{RoutedTable, Routing, TABLES_LIMIT};
 use crate::rules::{Rule, RuleList, STEPS_LIMIT, Spread, Time};
+use braid_codec::{Malformed, Reader, Writer};
 
 const FORMAT: u8 = 1;
+/// The state's name in errors.
+const WHAT: &str = "state of routing";
 
 impl Routing {
     /// The state's bytes. Equal states have equal bytes.
@@ -44,22 +46,14 @@ impl Routing {
     /// The state with these bytes.
     ///
     /// # Errors
-    /// [`MalformedBytes::UnknownFormat`] and [`MalformedBytes::UnknownHash`] if a newer Braid wrote
-    /// them; others for bad bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedBytes> {
-        let mut r = Reader::new(bytes);
-        match r.u8()? {
-            FORMAT => {}
-            other => return Err(MalformedBytes::UnknownFormat(other)),
-        }
+    /// [`Malformed::UnknownVersion`] if a newer Braid wrote them, or has routed a table with another
+    /// hash; others for bad bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader::versioned(bytes, WHAT, FORMAT)?;
         let mut routing = Self::closed_at(Time(r.i64()?));
         for _ in 0..r.count(TABLES_LIMIT)? {
             let name = entry::table(&mut r)?;
-            let open = match r.u8()? {
-                0 => false,
-                1 => true,
-                other => return Err(MalformedBytes::UnknownTag(other)),
-            };
+            let open = r.bool()?;
             let closed = Time(r.i64()?);
             let shards = entry::shards(&mut r)?;
             let map = ShardMap::read(shards, &mut r)?;
@@ -71,16 +65,16 @@ impl Routing {
         if routing.encode() == bytes {
             Ok(routing)
         } else {
-            Err(MalformedBytes::Invalid("order"))
+            Err(Malformed::Invalid("order"))
         }
     }
 }
 
-fn rules(r: &mut Reader<'_>) -> Result<RuleList, MalformedBytes> {
+fn rules(r: &mut Reader<'_>) -> Result<RuleList, Malformed> {
     let mut rules = Vec::new();
     for _ in 0..r.count(STEPS_LIMIT)? {
         let time = entry::time(r)?;
-        let spread = Spread::new(r.u32()?).map_err(|_| MalformedBytes::Invalid("spread"))?;
+        let spread = Spread::new(r.u32()?).map_err(|_| Malformed::Invalid("spread"))?;
         let tenants = (0..r.count(STEPS_LIMIT)?)
             .map(|_| r.u64().map(TenantHash))
             .collect::<Result<_, _>>()?;
@@ -90,5 +84,8 @@ fn rules(r: &mut Reader<'_>) -> Result<RuleList, MalformedBytes> {
             tenants,
         });
     }
-    RuleList::of(&rules).map_err(|_| MalformedBytes::TooLong(STEPS_LIMIT))
+    RuleList::of(&rules).map_err(|_| Malformed::TooMany {
+        what: WHAT,
+        limit: STEPS_LIMIT,
+    })
 }

@@ -16,7 +16,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::codec::{Malformed, Reader, Writer};
 use crate::cut::{Cut, Scope};
 use crate::grant::{
     Access, Answer, Batch, Grant, Granted, Refusal, Release, Released, Request, TABLES_LIMIT,
@@ -26,6 +25,7 @@ use crate::number::{Boot, GrantId, NUMBER_LIMIT, NodeNumber, TableNumber, Term, 
 use crate::record::{Record, Shipped};
 use crate::sequencer::OUTSTANDING_LIMIT;
 use crate::vector::{End, Ends, Report};
+use braid_codec::{Malformed, Reader, Writer};
 
 /// The format that this version writes.
 const FORMAT: u8 = 1;
@@ -50,7 +50,7 @@ pub trait Bytes: Sized {
         let mut w = Writer::default();
         w.u8(FORMAT);
         self.write(&mut w);
-        w.0
+        w.done()
     }
 
     /// Reads a value of all these bytes.
@@ -59,12 +59,7 @@ pub trait Bytes: Sized {
     ///
     /// [`Malformed`], for any bytes that [`Bytes::encode`] does not make.
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut r = Reader::new(bytes, Self::WHAT);
-        let version = r.u8()?;
-        if version != FORMAT {
-            let what = Self::WHAT;
-            return Err(Malformed::UnknownVersion { what, version });
-        }
+        let mut r = Reader::versioned(bytes, Self::WHAT, FORMAT)?;
         let value = Self::read(&mut r)?;
         r.end()?;
         Ok(value)
@@ -154,6 +149,10 @@ fn read_ends(r: &mut Reader<'_>) -> Result<Ends, Malformed> {
 
 fn write_id(id: GrantId, w: &mut Writer) {
     w.u16(id.node.0).u64(id.boot.0).u64(id.number);
+}
+
+fn read_term(r: &mut Reader<'_>) -> Result<(Term, Ends), Malformed> {
+    Ok((Term(number(r)?), read_ends(r)?))
 }
 
 fn read_id(r: &mut Reader<'_>) -> Result<GrantId, Malformed> {
@@ -372,10 +371,8 @@ impl Bytes for Announcement {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            term: Term(number(r)?),
-            ends: read_ends(r)?,
-        })
+        let (term, ends) = read_term(r)?;
+        Ok(Self { term, ends })
     }
 }
 
@@ -387,10 +384,8 @@ impl Bytes for Report {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            term: Term(number(r)?),
-            ends: read_ends(r)?,
-        })
+        let (term, ends) = read_term(r)?;
+        Ok(Self { term, ends })
     }
 }
 
@@ -413,7 +408,7 @@ impl Bytes for Cut {
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (term, follows) = (Term(number(r)?), Term(number(r)?));
         if term.0 != follows.0.saturating_add(1) {
-            return Err(Malformed::Invalid(r.what()));
+            return Err(r.invalid());
         }
         let scope = match r.u8()? {
             1 => Scope::Everyone {

@@ -52,7 +52,7 @@
 //! | `sequencer` | who gives numbers |
 //! | `local`, `applying`, `joining`, `progress` | one node: transactions, appliers, cuts, tables |
 //! | `record`, `vector`, `cut`, `number` | values |
-//! | `bytes`, `codec` | their bytes |
+//! | `bytes` | their bytes |
 #![forbid(unsafe_code)]
 
 mod applying;
@@ -60,7 +60,6 @@ mod broken;
 mod bytes;
 #[cfg(test)]
 mod cluster;
-mod codec;
 mod cut;
 mod declaration;
 mod grant;
@@ -84,8 +83,8 @@ mod simulation;
 mod vector;
 
 pub use applying::Verdict;
+pub use braid_codec::Malformed;
 pub use bytes::{Announcement, Bytes};
-pub use codec::Malformed;
 pub use cut::{CUTS_LIMIT, Cut, Scope};
 pub use declaration::{Declaration, DeclarationError, NAME_LIMIT, Problem, TableName};
 pub use grant::{

@@ -48,7 +48,7 @@ impl Equality {
         Self::by(of, collation, equal)
     }
 
-    /// That of values of a type that is no domain, which the operator `equal` compares.
+    /// The equality of a type that is no domain, whose values the operator `equal` compares.
     fn by(of: pg_sys::Oid, collation: pg_sys::Oid, equal: impl FnOnce() -> pg_sys::Oid) -> Self {
         let is_deterministic = syscache::is_deterministic(collation);
         if Bytewise::of(of).is_some() && is_deterministic {

@@ -4,7 +4,6 @@ use raft::eraftpb::{MessageType, Snapshot};
 
 use super::{Agreement, Heard};
 use crate::boot::{Distrust, Meeting};
-use crate::codec::Malformed;
 use crate::command::Proposal;
 use crate::envelope::{Body, Envelope};
 use crate::error::{Error, Stopped};
@@ -13,6 +12,7 @@ use crate::member::MemberState;
 use crate::message;
 use crate::mutation::Mutation;
 use crate::state::State;
+use braid_codec::Malformed;
 
 impl Agreement {
     /// Takes a message from another member.
