@@ -237,6 +237,7 @@ lint: check-sql
 	    $(CARGO) clippy --release $(cargo_flags) --workspace --all-targets --no-default-features --features braid/pg$(major),braid-inside/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
 	    $(CARGO) doc --release $(cargo_flags) --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
+	@$(MAKE) --no-print-directory check-prose
 	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
 	@for test in t/*.pl; do grep -qE "^\| \`$${test#t/}\` \|.*\| (both|15|18|-) \| (light|heavy|alone) \| [^|]+ \|$$" t/README.md || { \
@@ -245,6 +246,12 @@ lint: check-sql
 	    [ -e t/$$test ] || { echo "lint: t/README.md names $$test, which is not there" >&2; exit 1; }; done
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
+
+# Comments and documents against the rules that a program can check, and that program against its tests.
+.PHONY: check-prose
+check-prose:
+	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py
+	scripts/check-prose
 
 # No suite of Debian's carries PostgreSQL 16: it is type-checked against the bindings that pgrx ships.
 check-versions:
