@@ -247,11 +247,17 @@ lint: check-sql
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
 
-# Comments and documents against the rules that a program can check, and that program against its tests.
+# Comments, documents and links against the rules that a program can check, and these programs against their tests.
 .PHONY: check-prose
 check-prose:
-	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py
+	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py scripts/tests/test_check_links.py
 	scripts/check-prose
+	scripts/check-links
+
+# The documents as a site, in tmp_check/manual. Broken links and other warnings are failures.
+.PHONY: manual
+manual:
+	MANUAL_ENVIRONMENT=$(target_base)/manual scripts/manual
 
 # No suite of Debian's carries PostgreSQL 16: it is type-checked against the bindings that pgrx ships.
 check-versions:
