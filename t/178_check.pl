@@ -267,9 +267,9 @@ my %elsewhere = map { $_ => 1 } qw(kept_slot collation_version peer_collation_ve
 my $of_others = join '|', 'output_plugin_libraries', 'idle_replication_slot_timeout', 'replication_origins';
 is(join(' ', grep { !$seen{$_} && !$elsewhere{$_} && !/^(?:$of_others)$/ } split /\n/, at($tokyo, 'select code from braid.checks()')), '', 'each check was provoked');
 
-# docs/REFERENCE.md has a row for each.
-my $page = slurp_file("$ENV{TESTDIR}/docs/REFERENCE.md");
+# docs/reference/checks.md has a row for each.
+my $page = slurp_file("$ENV{TESTDIR}/docs/reference/checks.md");
 my @rows = split /\n/, at($tokyo, q[select format('| `%s` | %s |', code, says) from braid.checks()]);
-is(join("\n", grep { index($page, "$_\n") < 0 } @rows), '', 'docs/REFERENCE.md has each check');
+is(join("\n", grep { index($page, "$_\n") < 0 } @rows), '', 'docs/reference/checks.md has each check');
 
 done_testing();

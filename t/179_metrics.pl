@@ -170,9 +170,9 @@ for my $exporter ('postgres_exporter', 'sql_exporter')
 	is(join("\n", @failed), '', 'run with braid_monitor alone');
 }
 
-# docs/REFERENCE.md has a row for each.
-my $page = slurp_file("$ENV{TESTDIR}/docs/REFERENCE.md");
+# docs/reference/metrics.md has a row for each.
+my $page = slurp_file("$ENV{TESTDIR}/docs/reference/metrics.md");
 my @rows = split /\n/, at($tokyo, q[select format('| `%s` | %s | %s |', name, type, help) from braid.metric_list()]);
-is(join("\n", grep { index($page, "$_\n") < 0 } @rows), '', 'docs/REFERENCE.md has each metric');
+is(join("\n", grep { index($page, "$_\n") < 0 } @rows), '', 'docs/reference/metrics.md has each metric');
 
 done_testing();

@@ -1,5 +1,5 @@
 # PostgreSQL's own regression database, made at one node of a group: the other node ends with the same schema, as pg_dump writes it, and
-# the results are those of a server without the library, but for what is listed here and in docs/REFERENCE.md.
+# the results are those of a server without the library, but for what is listed here and in docs/guide/schema-limits.md.
 
 # By itself, the tests that change schemas most are run; with GROUP_REGRESSION=all PostgreSQL's parallel_schedule (make group-regression).
 

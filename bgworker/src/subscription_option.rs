@@ -453,7 +453,7 @@ mod tests {
     use super::*;
 
     const INSTALL: &str = include_str!("../../extension/sql/braid--0.0.0.sql");
-    const REFERENCE: &str = include_str!("../../docs/REFERENCE.md");
+    const REFERENCE: &str = include_str!("../../docs/reference/subscription-options.md");
 
     /// The text between the two texts that follow `start`.
     fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {

@@ -48,27 +48,27 @@ KNOWN = [
     ),
     Known(
         "Native stops at a row that is there already, as after a delete that is not published; Braid resolves the conflict.",
-        "docs/REFERENCE.md, conflicts: insert_exists, update_exists",
+        "docs/guide/conflicts.md: insert_exists, update_exists",
         _conflict,
     ),
     Known(
         "Native finds no row of REPLICA IDENTITY FULL whose type has no equality, and stops.",
-        "docs/REFERENCE.md, conflicts: delete_missing, update_missing",
+        "docs/guide/conflicts.md: delete_missing, update_missing",
         _native_stops_with("could not identify an equality operator"),
     ),
     Known(
         "Native with binary = true stops at a type without a binary form; Braid sends such a value as text.",
-        "docs/REFERENCE.md, output formats",
+        "docs/reference/output-formats.md",
         _native_stops_with("put function available for type"),
     ),
     Known(
         "Native with binary = true stops at a value whose type has another size here; Braid takes its text.",
-        "docs/REFERENCE.md, output formats",
+        "docs/reference/output-formats.md",
         _native_stops_with("insufficient data left in message"),
     ),
     Known(
         "Native with binary = true stops at a value whose type has a larger size there than here; Braid takes its text.",
-        "docs/REFERENCE.md, output formats",
+        "docs/reference/output-formats.md",
         _native_stops_with("incorrect binary data format in logical replication column"),
     ),
     Known(
@@ -83,7 +83,7 @@ KNOWN = [
     ),
     Known(
         "Native wants the owner of a partitioned table to have rights to its partitions; Braid, as SQL does, to the table that is named.",
-        "docs/REFERENCE.md, create_subscription: run_as_owner",
+        "docs/reference/subscription-options.md: run_as_owner",
         _native_stops_with("permission denied for table"),
     ),
 ]

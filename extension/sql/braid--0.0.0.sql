@@ -3217,9 +3217,9 @@ values
 $facts$;
 comment on function braid.facts is 'a part of check: the questions that it asks of both servers';
 
--- The checks, one row each: a new one needs a row here, one in docs/REFERENCE.md, and a test. A
--- query gives severity ('error', 'warning' or 'notice'), subject, finding, remedy. $1: published
--- tables; $2: subscribed ones; $3: those that are both, and what they are partitions of; $4 and $5:
+-- The checks, one row each: a new one needs a row here, one in docs/reference/checks.md, and a
+-- test. A query gives severity ('error', 'warning' or 'notice'), subject, finding, remedy. $1:
+-- published tables; $2: subscribed ones; $3: those that are both, and what they are partitions of; $4 and $5:
 -- the facts here and at the other server, for those that need one.
 create function braid.checks(out code text, out needs_peer boolean, out says text, out query text) returns setof record
     language sql immutable parallel safe set search_path = pg_catalog, pg_temp

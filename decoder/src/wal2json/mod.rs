@@ -2,7 +2,7 @@
 //! read that already.
 //!
 //! What is written was learnt from wal2json's documentation and by running it (2.5), and a test compares the two byte by byte
-//! over the same WAL. Where 2.5 writes what is no JSON, this writes what later versions do; `docs/REFERENCE.md` lists these
+//! over the same WAL. Where 2.5 writes what is no JSON, this writes what later versions do; `docs/reference/wal2json.md` lists these
 //! places.
 //!
 //! `options` reads the options, `selection` what they choose, `layout` prepares what a relation's changes have in common,
