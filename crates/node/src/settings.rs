@@ -149,7 +149,7 @@ fn of_appliers() -> [Int; 3] {
         Int {
             name: c"braid.min_appliers_per_subscription",
             short: c"Smallest number of processes that apply the changes of one subscription.",
-            long: c"Between this and braid.appliers_per_subscription the number follows the load: it doubles at 90 % and                 halves at 50 %. With 0 it is always the largest.",
+            long: c"Between this and braid.appliers_per_subscription the number follows the load: it doubles at 90 % and halves at 50 %. With 0 it is always the largest.",
             setting: &MIN_APPLIERS,
             range: (0, 64),
             context: GucContext::Sighup,
