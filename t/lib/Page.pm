@@ -6,7 +6,7 @@
 #   my @parts = parts('README.md', 'Three nodes')   the parts of the section with this heading
 #   run_part($part, 'shop', \%node)                 runs it in this database of each of its nodes,
 #                                                   and returns what each printed, by name
-#   run_and_compare($part, 'shop', \%node)          runs it, and compares what it prints with the page
+#   run_and_compare($part, 'shop', \%node)          runs it, and compares the output with the page
 #
 # A part is { heading, nodes => [names], sql, shows }. The block ```text that follows a block of SQL
 # shows what its last part prints on each of its nodes: the result of the last query, as psql aligns
