@@ -1,4 +1,4 @@
-# The SQL of each page of the guide that begins with two nodes, typed as it stands there. What it
+# The SQL of each page that begins with two nodes, typed as it stands there. What it
 # prints is what the page shows.
 
 use strict;
@@ -9,8 +9,10 @@ use Page;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my @pages = qw(conflicts conflict-history conflict-functions column-rules foreign-keys changing-columns schema-changes
-  stopped parked clocks slow comparing security monitoring cdc);
+my @pages = map { "guide/$_" } qw(conflicts conflict-history conflict-functions column-rules foreign-keys
+  changing-columns schema-changes schema-changes-by-node roles stopped parked prepared clocks slow comparing
+  security monitoring cdc);
+push @pages, qw(wal2json ingest);
 @pages = split /\s+/, $ENV{BRAID_PAGES} if $ENV{BRAID_PAGES};
 
 my %node = map { $_ => new_server($_, conf => "braid.orphan_check_interval = 1s\nmax_prepared_transactions = 10") } qw(tokyo paris);
@@ -35,7 +37,7 @@ sub have_all
 
 for my $page (@pages)
 {
-	$database = 'shop_' . $page =~ s/-/_/gr;
+	$database = 'shop_' . $page =~ s/\W/_/gr;
 	on_all("create database $database", values %node);
 	for my $name (sort keys %node)
 	{
@@ -50,10 +52,11 @@ for my $page (@pages)
 	}
 	sql($_, "select braid.wait_for_subscription('${_}_from_$other{$_}', '100 s')") for sort keys %node;
 
-	subtest "guide/$page.md" => sub {
-		for my $part (parts("docs/guide/$page.md"))
+	subtest "$page.md" => sub {
+		for my $part (parts("docs/$page.md"))
 		{
 			have_all();
+			$part->{sql} =~ s/dbname=shop/dbname=$database/g;
 			run_and_compare($part, $database, \%node);
 		}
 	};

@@ -65,6 +65,7 @@ class Sentence(unittest.TestCase):
 
     def test_abbreviations_end_nothing(self):
         self.assertEqual(rules("a.md", "word " * 20 + "e.g. " + "word " * 20), [("sentence", 1)])
+        self.assertEqual(rules("a.md", "word " * 20 + "R. " + "Word " * 20), [])
 
     def test_links_count_by_their_text(self):
         self.assertEqual(rules("a.md", "[a](b.md#c) " * 35), [])
