@@ -12,6 +12,7 @@ use Test::More;
 
 my @parts = (parts('docs/two-nodes.md', 'Subscriptions in both directions'), parts('docs/two-nodes.md', 'Numbers for sequences'));
 cmp_ok(scalar @parts, '>=', 7, 'the page has steps');
+my @looks = parts('docs/two-nodes.md', 'What to look at');
 
 my %node = map { $_ => new_server($_) } qw(tokyo paris);
 my @both = @node{qw(tokyo paris)};
@@ -48,6 +49,7 @@ for my $table ('customer', '"Order"')
 	my $digest = qq[select count(*), md5(string_agg(t::text, chr(10) order by id)) from $table t];
 	ok($node{paris}->poll_query_until('shop', $digest, sql('tokyo', $digest)), "$table is the same on both");
 }
+run_part($_, 'shop', \%node) for @looks;
 is(sql($_, 'select count(*) from braid.conflict_history'), '0', "no conflict on $_") for sort keys %node;
 is(sql('paris', q[select count(*) from "Order" a join "Order" b using ("N") where a.id <> b.id]), '0', 'nor two numbers in a serial column that is no key');
 is(sql('paris', q[select string_agg(distinct (id % 10)::text, ' ') from customer where name = 'paris']), '2', 'paris has numbers of its own');
