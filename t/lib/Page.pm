@@ -118,25 +118,26 @@ sub run_and_compare
 	my ($part, $database, $node) = @_;
 	my %printed;
 	my $shows = $part->{shows} // '';
+	my $where = $part->{heading} // 'beginning';
 	for my $name (@{ $part->{nodes} })
 	{
 		my $sql = "\\pset tuples_only off\n\\pset footer off\n" . _sql_for($part, $name, $node);
 		my ($code, $out, $err) = $node->{$name}->psql($database, $sql, on_error_stop => 1);
 		my @messages = $shows =~ /^((?:ERROR|WARNING|NOTICE|DETAIL|HINT):.*)$/mg;
 		my $fails = grep { /^ERROR/ } @messages;
-		is($code == 0 ? '' : $err, $fails ? $err || 'an error' : '', "$part->{heading}: $name: " . ($fails ? 'fails' : 'runs'));
+		is($code == 0 ? '' : $err, $fails ? $err || 'an error' : '', "$where: $name: " . ($fails ? 'fails' : 'runs'));
 		if (@messages)
 		{
 			my $said = $err =~ s/^psql:[^:]*:\d+: //mgr;
 			s/ +/ /g for $said, @messages;
 			my @missing = grep { my $pattern = _cell_pattern($_); $said !~ /^$pattern$/m } @messages;
-			is(join("\n", @missing), '', "$part->{heading}: $name: says what the page shows") or diag($err);
+			is(join("\n", @missing), '', "$where: $name: says what the page shows") or diag($err);
 		}
 		elsif (length $shows)
 		{
 			my @shown = _rows($shows);
 			my @rows = _rows($out);
-			ok(_same_rows(\@shown, \@rows), "$part->{heading}: $name: prints what the page shows")
+			ok(_same_rows(\@shown, \@rows), "$where: $name: prints what the page shows")
 			  or diag("shown:\n$shows\nprinted:\n$out");
 		}
 		$printed{$name} = $out;
