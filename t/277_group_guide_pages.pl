@@ -35,7 +35,7 @@ sub have_all
 }
 sub becomes_so { my ($node, $query, $name) = @_; ok($node{$node}->poll_query_until('shop', $query), $name); return; }
 
-for my $page (qw(sequences lost-node))
+for my $page (qw(group-rules sequences lost-node))
 {
 	for my $part (parts("docs/guide/$page.md"))
 	{
