@@ -250,7 +250,7 @@ lint: check-sql
 # Comments, documents and links against the rules that a program can check, and these programs against their tests.
 .PHONY: check-prose
 check-prose:
-	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py scripts/tests/test_check_links.py
+	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py scripts/tests/test_check_links.py scripts/tests/test_pages.py
 	scripts/check-prose
 	scripts/check-links
 
