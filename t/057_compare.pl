@@ -41,6 +41,7 @@ sub by_hand
 		select pg_replication_origin_session_setup('by hand');
 		set session_replication_role = replica;
 		$sql;
+		select pg_replication_origin_session_reset();
 	]);
 	return;
 }

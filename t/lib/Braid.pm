@@ -455,8 +455,8 @@ END
 	$? = $status;
 }
 
-# Change rows on one node in a way that no other node ever hears of, as though another one had written them at a time: an SQL expression; an hour ago
-# unless it is said.
+# Changes rows on one node, and no other node gets the changes. Their version has another origin, and the time of $at, an SQL expression; the default is an
+# hour ago. The session releases the origin before it ends: a backend may still hold it when the next session begins.
 sub write_by_hand
 {
 	my ($node, $sql, $at) = @_;
@@ -469,6 +469,7 @@ sub write_by_hand
 		select pg_replication_origin_xact_setup('0/1', $at);
 		$sql;
 		commit;
+		select pg_replication_origin_session_reset();
 	]);
 	return;
 }
