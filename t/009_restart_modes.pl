@@ -30,8 +30,10 @@ for my $mode (qw(fast immediate smart))
 	for my $node (@nodes)
 	{
 		my ($other) = grep { $_ != $node } @nodes;
+		my $arrived = "select count(*) from item where node = '" . $other->name . "'";
+		my $before = $node->safe_psql('postgres', $arrived);
 		my $bench = start_pgbench($other, '-c', '2', '-R', '500', '-T', '2', '-f', "$dir/" . $other->name . '.sql');
-		sleep 1;
+		wait_until(sub { $node->safe_psql('postgres', $arrived) > $before + 100 }, 30);
 		my $start = time;
 		# A smart stop of a server that feeds a subscriber waits for it to confirm: neither may keep it from stopping.
 		$node->stop($mode);
@@ -45,9 +47,16 @@ for my $mode (qw(fast immediate smart))
 }
 
 # Disabling, enabling and dropping take effect at commit, and not when rolled back.
+# A subscription to nothing is created after it: when the manager has started its leader, it has looked at the other one, too.
+my @leader = worker_pids($paris, 'braid leader');
+is(scalar(@leader), 1, 'a leader');
 $paris->safe_psql('postgres', "begin; select braid.disable_subscription('$to_paris'); rollback");
-sleep 1;
-is(scalar(worker_pids($paris, 'braid leader')), 1, 'disabling that is rolled back stops nothing');
+$tokyo->safe_psql('postgres', 'create publication nothing');
+my $later = "'later', \$dsn\$" . $tokyo->connstr('postgres') . '$dsn$';
+$paris->safe_psql('postgres', "select braid.create_subscription($later, publications => '{nothing}', copy_data => false); select braid.wait_for_subscription('later')");
+is(scalar(grep { $_ == $leader[0] } worker_pids($paris, 'braid leader')), 1, 'disabling that is rolled back stops nothing');
+$paris->safe_psql('postgres', "select braid.drop_subscription('later')");
+ok(wait_until(sub { my @now = worker_pids($paris, 'braid leader'); "@now" eq "@leader" }, 30), 'one leader again');
 $paris->safe_psql('postgres', "select braid.disable_subscription('$to_paris')");
 ok(wait_until(sub { !worker_pids($paris, 'braid leader') && !worker_pids($paris, 'braid applier') }, 10), 'disabled: the workers are gone');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$to_paris')");

@@ -46,8 +46,18 @@ $paris->safe_psql('postgres', "select pg_terminate_backend($supervisor)");
 ok(wait_until(sub { my ($now) = worker_pids($paris, 'braid supervisor'); defined $now && $now != $supervisor }, 20), 'another supervisor');
 $tokyo->safe_psql('postgres', q[insert into item values (3, 'three')]);
 caught_up($paris, $tokyo);
-sleep 3;
-is_deeply([ worker_pids($paris, 'braid manager') ], \@before, 'the same managers, and no second ones');
+# It gives one more node a manager, so it has gone through all databases.
+$paris->safe_psql('postgres', 'create database later');
+$paris->safe_psql('later', q[
+	create extension braid;
+	select braid.create_node('paris_later', 'dbname=later');
+]);
+my $later = q[select pid from pg_stat_activity where backend_type = 'braid manager' and datname = 'later'];
+ok(wait_until(sub { $paris->safe_psql('postgres', $later) ne '' }, 30), 'a manager for a node that comes later');
+my $its_manager = $paris->safe_psql('postgres', $later);
+is_deeply([ grep { $_ ne $its_manager } worker_pids($paris, 'braid manager') ], \@before, 'the same managers, and no second ones');
+$paris->safe_psql('postgres', 'drop database later with (force)');
+ok(wait_until(sub { managers() eq 'node_too,postgres' }, 30), 'two again');
 # One of these ends, and is replaced though nobody who started it is there.
 $paris->safe_psql('postgres', "select pg_terminate_backend($before[0])");
 ok(wait_until(sub { my @now = worker_pids($paris, 'braid manager'); @now == 2 && "@now" ne "@before" }, 20), 'a manager that ends is replaced');

@@ -29,6 +29,7 @@ on_all(q[
 	create function shout() returns trigger language plpgsql as $$ begin new.upper_v := 'by the trigger'; return new; end $$;
 	create trigger shout before insert on moment for each row execute function shout();
 	alter table place owner to clerk;
+	create table marker (n int primary key, missing int constraint marker_missing references marker);
 ], @nodes);
 $osaka->safe_psql('postgres', q[alter database postgres set timezone = 'Asia/Tokyo']);
 for my $subscriber (@nodes) { for my $provider (@nodes) { subscribe($subscriber, $provider) if $subscriber != $provider } }
@@ -36,7 +37,26 @@ for my $subscriber (@nodes) { for my $provider (@nodes) { subscribe($subscriber,
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub on_each { my ($sql) = @_; return join ' / ', map { sql($_, $sql) } @nodes; }
 my $orphans = q[select coalesce(string_agg(key ->> 'id', ',' order by key ->> 'id'), '-') from braid.orphans('line')];
-my $recorded = q[select coalesce(string_agg(concat_ws(' ', local_row ->> 'id', resolution, winner, constraint_name, columns), ', ' order by local_row ->> 'id'), '-') from braid.conflict_history where kind = 'foreign_key'];
+my $recorded = q[select coalesce(string_agg(concat_ws(' ', local_row ->> 'id', resolution, winner, constraint_name, columns), ', ' order by local_row ->> 'id'), '-') from braid.conflict_history where kind = 'foreign_key' and relation <> 'marker'::regclass];
+
+# Waits until these nodes have looked for orphans once, from beginning to end. One look records an orphan with a version of the time $at. A later look
+# records another one. An orphan counts once everything has arrived that is older, so the first look has seen all orphans that are older than $at.
+my $markers = 0;
+sub look_again
+{
+	my ($at, @at_nodes) = @_;
+	for my $time ($at, undef)
+	{
+		$markers++;
+		write_by_hand($_, "insert into marker values ($markers, -1)", $time) for @at_nodes;
+		for (@at_nodes)
+		{
+			$_->poll_query_until('postgres', qq[select exists (select from braid.conflict_history where relation = 'marker'::regclass and local_row ->> 'n' = '$markers')])
+			  or die $_->name . ' does not look for orphans';
+		}
+	}
+	return;
+}
 
 sub links
 {
@@ -54,6 +74,7 @@ sub link_of { my ($subscriber, $provider) = @_; my $name = $subscriber->name . '
 sql($tokyo, q[insert into orders select i, 'n' || i from generate_series(1, 5) i; insert into line select i, i, 'first' from generate_series(1, 5) i]);
 converged(@nodes);
 is(on_each($orphans), '- / - / -', 'no orphans');
+on_all(q[select braid.set_foreign_key_rule('marker', 'marker_missing', 'record')], @nodes);
 
 # A line comes while its order is deleted; an order loses to another one under its number.
 my @links = map { my $node = $_; map { link_of($node, $_) } grep { $_ != $node } @nodes } @nodes;
@@ -65,7 +86,7 @@ converged(@nodes);
 is(on_each($orphans), '10,20 / 10,20 / 10,20', 'the same orphans everywhere');
 is(sql($osaka, q[select concat_ws(' ', referencing, constraint_name, key, referenced, referenced_key, "row") from braid.orphans() where key ->> 'id' = '10']),
 	'line line_orders {"id": 10} orders {"id": 1} {"v": "late", "id": 10, "orders": 1}', 'with what there is to say');
-sleep 1;
+look_again('now()', @nodes);
 is(on_each($orphans), '10,20 / 10,20 / 10,20', 'without a rule they stay');
 is(on_each($recorded), '- / - / -', 'and nothing is recorded');
 
@@ -73,7 +94,7 @@ is(on_each($recorded), '- / - / -', 'and nothing is recorded');
 sql($osaka, q[select braid.set_foreign_key_rule('line', 'line_orders', 'record')]);
 my $both = '10 record local line_orders {orders}, 20 record local line_orders {orders}';
 ok(wait_until(sub { sql($osaka, $recorded) eq $both }, 60), 'recorded') or diag(sql($osaka, $recorded));
-sleep 1;
+look_again(undef, $osaka);
 is(sql($osaka, $recorded), $both, 'once');
 is(on_each($orphans), '10,20 / 10,20 / 10,20', 'they stay');
 
@@ -86,7 +107,8 @@ sql($paris, q[insert into line values (30, 30, 'waits')]);
 ok(wait_until(sub { sql($osaka, 'select count(*) from line where id = 30') eq '1' }, 60), 'the line is at osaka');
 is(sql($osaka, $orphans), '10,20,30', 'its order is not');
 sql($osaka, q[select braid.set_foreign_key_rule('line', null, 'delete')]);
-sleep 2;
+ok(wait_until(sub { sql($osaka, $orphans) eq '30' }, 60), 'older orphans are deleted') or diag(sql($osaka, $orphans));
+look_again(undef, $osaka);
 is(sql($osaka, 'select count(*) from line where id = 30'), '1', 'the order is waited for');
 links('enable', $late);
 ok(wait_until(sub { on_each($orphans) eq '- / - / -' }, 60), 'orphans are deleted on all nodes') or diag(on_each($orphans));
@@ -152,7 +174,7 @@ for my $mode (qw(parallel batch))
 	sql($paris, qq[delete from orders where id = $late_line]);
 	caught_up($osaka, $paris);
 	like(sql($osaka, $orphans), qr/\b$late_line\b/, "$mode: the line is still there");
-	sleep 1;
+	look_again(undef, $osaka);
 	like(sql($osaka, $orphans), qr/\b$late_line\b/, "$mode: its deletion is waited for");
 	links('enable', $late);
 	converged(@nodes);

@@ -90,7 +90,10 @@ is(sql('tokyo', q[select enabled from braid.subscription]), 't', 'and is enabled
 sql('tokyo', 'insert into stock values (21, 1)');
 sql('paris', 'insert into stock values (22, 1)');
 $node{paris}->restart;
-sleep 2;
+# The manager that starts the process of the group also starts subscriptions, if they are to run.
+sql('tokyo', q[select braid.set_sequence_default('local')]);
+eventually('paris', q[select exists (select from braid.group_option where option_name = 'sequence_kind' and value = 'local')], 'the group goes on at paris');
+is(scalar(worker_pids($node{$_}, 'braid leader')), 0, "no subscription runs at $_") for qw(tokyo paris);
 is(sql('tokyo', 'select count(*) from stock where id > 20') . sql('paris', 'select count(*) from stock where id > 20'), '11', 'each has its own row');
 # The slots stay.
 is(sql('tokyo', q[select count(*) from pg_replication_slots where plugin = 'braid' and slot_name ~ 'paris']), '1', 'the slot for it is there');

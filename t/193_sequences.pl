@@ -158,7 +158,7 @@ no_duplicates('cut off');
 my $holder = $paris->background_psql('postgres');
 $holder->query_safe(q{begin; select nextval('ticket')});
 draw($paris, left($paris) - 150);
-sleep 1;
+ok($paris->poll_query_until('postgres', q{select exists (select from pg_locks where relation = 'ticket'::regclass and not granted)}), 'the move to the next block waits for the transaction');
 draw($paris, 20);
 draw($paris, left($paris));
 sees($paris, 'ticket', "state = 'exhausted' and reserve_from is not null and values_left >= 1000", 'nothing can be drawn while the reserve waits');

@@ -176,7 +176,17 @@ my $there = sql($paris, q{select nextval('invoice')});
 $clock ? $clock->over(sub { $tokyo->start }) : $tokyo->start;
 ok($tokyo->poll_query_until('postgres', "select pg_sequence_last_value('invoice') >= $there"), 'the first one follows when it is back');
 my $settled = sql($tokyo, q{select last_value from invoice});
-sleep 3;
+# Values of another sequence go to paris and from there back. Both are told in the order in which they are used.
+sql($tokyo, 'create sequence marker');
+ok($_->poll_query_until('postgres', q{select exists (select from braid.sequences where sequence = to_regclass('marker'))}), 'the marker is known to ' . $_->name) for @all;
+sql($tokyo, q{select braid.set_sequence('marker', 'follow')});
+sees($_, 'marker', "kind = 'follow' and state = 'ready'", 'follows the marker') for @all;
+for my $way ([ $tokyo, $paris ], [ $paris, $tokyo ])
+{
+	my ($from, $to) = @$way;
+	my $at = sql($from, q{select max(v) from (select nextval('marker') as v from generate_series(1, 5000)) s});
+	ok($to->poll_query_until('postgres', "select coalesce(pg_sequence_last_value('marker') >= $at, false)"), 'the marker has come to ' . $to->name);
+}
 is(sql($tokyo, q{select last_value from invoice}), $settled, 'nobody follows himself');
 
 # A transaction that has drawn keeps a sequence from following for as long as it lasts, and no longer.
