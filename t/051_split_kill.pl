@@ -69,6 +69,23 @@ for my $mode (@modes)
 
 stop_load();
 caught_up($paris, $tokyo);
+
+# All kills by chance may have come between two transactions. This one comes after some pieces: a later one waits for a row.
+alter_running($paris, $name, q[apply_mode => 'parallel', commit_order => 'source']) or die 'cannot change to parallel';
+my $lock = $paris->background_psql('postgres');
+$lock->query_safe('begin; select from steps where k = 1500 for update');
+$tokyo->safe_psql('postgres', q[
+	do $$ begin
+		for step in 1 .. 3000 loop
+			update steps set n = n + 1 where k = step;
+			insert into trace values (nextval('bulk_id'), step);
+		end loop;
+	end $$
+]);
+ok(wait_until(sub { $paris->safe_psql('postgres', "select coalesce(half_applied_changes, 0) > 0 from braid.subscription_detail where name = '$name'") eq 't' }, 30), 'some pieces are committed');
+ok(kill_process($paris, wait_for_worker($paris, 'braid applier')), 'a kill after some pieces');
+eval { $lock->quit };
+caught_up($paris, $tokyo);
 my $resumed = () = slurp_file($paris->logfile) =~ /goes on with the transaction that commits at \S+ after [0-9]+ changes/g;
 cmp_ok($resumed, '>', 0, "$resumed times a transaction went on after some of its pieces");
 each_once(\@nodes, qw(steps trace));
