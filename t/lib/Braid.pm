@@ -33,6 +33,12 @@ our @EXPORT = qw(
 		$session->set_query_timer_restart;
 		return $session;
 	};
+	# A session may be idle for longer than that before it ends.
+	my $quit = \&PostgreSQL::Test::BackgroundPsql::quit;
+	*PostgreSQL::Test::BackgroundPsql::quit = sub {
+		$_[0]{timeout}->start;
+		return $quit->(@_);
+	};
 }
 
 # Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
