@@ -54,7 +54,7 @@ for (1 .. 2)
 	$paris->safe_psql('postgres', "select pg_terminate_backend($leader)") if $leader;
 	sleep 1;
 }
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris')", timeout => 60);
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris')", timeout => $PostgreSQL::Test::Utils::timeout_default);
 finish_pgbench($_) for @bench;
 converged(@nodes);
 same_tables(\@nodes, qw(big small_a small_b), '"Odd ""name"""');

@@ -42,7 +42,7 @@ sub as_operator
 sub succeeds
 {
 	my ($node, $sql, $name) = @_;
-	my ($code, $out, $error) = as_operator($node, $sql, timeout => 60);
+	my ($code, $out, $error) = as_operator($node, $sql, timeout => $PostgreSQL::Test::Utils::timeout_default);
 	is($code, 0, $name) or diag($error);
 	return $out;
 }
@@ -51,13 +51,13 @@ my %dsn = map { $_->name => $_->connstr('postgres') . " user=peer password=$pass
 succeeds($_, "select braid.create_node('" . $_->name . "', \$\$" . $dsn{ $_->name } . '$$)', $_->name . ' is made a node') for $tokyo, $paris;
 $tokyo->safe_psql('postgres', q[insert into item select n, 'copied' from generate_series(1, 100) n]);
 succeeds($paris, "select braid.create_subscription('from_tokyo', \$\$$dsn{tokyo}\$\$)", 'the operator subscribes');
-succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'it copies and streams');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '180 s')], 'it copies and streams');
 
 my $position = $tokyo->safe_psql('postgres', q[
 	insert into item values (0, 'streamed');
 	select braid.sync_event();
 ]);
-succeeds($paris, "select braid.wait_for_event('tokyo', '$position', '50 s')", 'the position is reached');
+succeeds($paris, "select braid.wait_for_event('tokyo', '$position', '180 s')", 'the position is reached');
 same_tables([ $tokyo, $paris ], 'item');
 
 # Without the password, or with one that nobody asks for, it is refused.
@@ -73,9 +73,9 @@ unlike($error, qr/$password/, 'and not quoted');
 succeeds($paris, q[select braid.disable_subscription('from_tokyo')], 'disable');
 succeeds($paris, q[select braid.enable_subscription('from_tokyo')], 'enable');
 succeeds($paris, q[select braid.refresh_subscription('from_tokyo')], 'refresh');
-succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'streaming again');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '180 s')], 'streaming again');
 succeeds($paris, q[select braid.resync_table('from_tokyo', 'item', truncate_first => true)], 'copy a table anew');
-succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'which is done');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '180 s')], 'which is done');
 same_tables([ $tokyo, $paris ], 'item');
 succeeds($paris, q[select braid.set_rate_limit('from_tokyo', rows_per_second => 100000)], 'limit the rate');
 succeeds($paris, q[select braid.set_conflict_resolution('item', 'insert_exists', 'keep_local')], 'set a rule');
@@ -83,9 +83,9 @@ $paris->safe_psql('postgres', q[alter table item add constraint polite check (na
 $tokyo->safe_psql('postgres', q[insert into item values (1000, 'bad')]);
 ok(wait_until(sub { status($paris, 'from_tokyo')->{state} eq 'error' }, 30), 'a transaction that is refused');
 succeeds($paris, q[select braid.skip_transaction(name, error_lsn) from braid.subscription_status where name = 'from_tokyo'], 'leave a transaction out');
-succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '50 s')], 'and go on');
+succeeds($paris, q[select braid.wait_for_subscription('from_tokyo', '180 s')], 'and go on');
 $tokyo->safe_psql('postgres', 'delete from item where id = 1000');
-succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", 'up to now');
+succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '180 s')", 'up to now');
 like(succeeds($paris, q[call braid.compare('from_tokyo', 'item')], 'compare'), qr/\|0\|0\|101$/, 'nothing differs');
 streams($paris, 'from_tokyo', 'the subscription streams');
 my ($status) = $paris->safe_psql('postgres', q[select state from braid.subscription_status where name = 'from_tokyo'], extra_params => [ '-U', 'watcher' ]);
@@ -102,7 +102,7 @@ sub refuses
 	isnt($status->{error_hint}, '', "$name: and what to do");
 	$paris->safe_psql('postgres', $right);
 	succeeds($paris, q[select braid.enable_subscription('from_tokyo')], "$name: then it is granted");
-	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", "$name: and goes on");
+	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '180 s')", "$name: and goes on");
 	same_tables([ $tokyo, $paris ], 'item');
 	return;
 }
@@ -120,7 +120,7 @@ for my $mode (qw(parallel aggregate))
 	ok(wait_until(sub { status($paris, 'from_tokyo')->{state} eq 'error' }, 30), "$mode: taken away, it stops again");
 	$paris->safe_psql('postgres', 'grant all on item to operator');
 	succeeds($paris, q[select braid.enable_subscription('from_tokyo')], "$mode: and goes on");
-	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '50 s')", "$mode: up to now");
+	succeeds($paris, "select braid.wait_for_event('tokyo', '" . $tokyo->safe_psql('postgres', 'select braid.sync_event()') . "', '180 s')", "$mode: up to now");
 	$paris->safe_psql('postgres', 'revoke all on item from operator');
 }
 succeeds($paris, q[select braid.alter_subscription('from_tokyo', run_as_owner => false)], 'apply as the owner of the table');

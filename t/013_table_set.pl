@@ -24,7 +24,7 @@ my $to_tokyo = subscribe($tokyo, $paris, copy_data => 'false');
 # The publication gains a table.
 $tokyo->safe_psql('postgres', 'alter publication braid add table two');
 is($paris->safe_psql('postgres', "select relation, action from braid.refresh_subscription('$to_paris')"), 'two|added', 'a table is added');
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris', '180 s')");
 $tokyo->safe_psql('postgres', q[insert into two values (1001, 'streamed')]);
 converged($tokyo, $paris);
 same_tables([ $tokyo, $paris ], qw(one two));
@@ -41,7 +41,7 @@ is($tokyo->safe_psql('postgres', 'select count(*) from one'), '1000', 'tokyo has
 is($paris->safe_psql('postgres', 'select count(*) from one'), '500', 'paris has lost half of them');
 $paris->safe_psql('postgres', "select braid.resync_table('$to_paris', 'one')");
 $tokyo->safe_psql('postgres', q[insert into one values (1001, 'during the copy')]);
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$to_paris', '180 s')");
 converged($tokyo, $paris);
 is($tokyo->safe_psql('postgres', 'select count(*) from one'), '1001', 'tokyo still has all rows');
 same_tables([ $tokyo, $paris ], qw(one two));
@@ -58,13 +58,13 @@ same_tables([ $tokyo, $paris ], 'one');
 for my $round (1 .. 20)
 {
 	my $position = $tokyo->safe_psql('postgres', "insert into one values (2000 + $round, 'round'); select braid.sync_event()");
-	$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$position', '20 s')");
+	$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$position', '180 s')");
 	$paris->safe_psql('postgres', "select 1 / count(*) from one where id = 2000 + $round");
 }
 pass('20 events were waited for, and each row was there');
 # With nothing to apply, too.
 my $position = $tokyo->safe_psql('postgres', 'select braid.sync_event()');
-$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$position', '20 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$position', '180 s')");
 pass('an event behind nothing new is reached');
 
 done_testing();

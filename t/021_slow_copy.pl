@@ -31,7 +31,7 @@ is($paris->safe_psql('postgres', "select leader_pid from braid.subscription_deta
 $session->query_safe('commit');
 $session->quit;
 
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '180 s')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'two');
 is($paris->safe_psql('postgres', "select failures from braid.subscription_detail where name = '$name'"), '0', 'and nothing had to be tried again');

@@ -154,7 +154,7 @@ $paris->safe_psql('postgres', q[
 	select braid.alter_subscription('s', slot_name => 'instead');
 	select braid.enable_subscription('s');
 ]);
-$paris->safe_psql('postgres', q[select braid.wait_for_subscription('s')], timeout => 60);
+$paris->safe_psql('postgres', q[select braid.wait_for_subscription('s')], timeout => $PostgreSQL::Test::Utils::timeout_default);
 write_one(11);
 ok(wait_until(sub { digest($paris, 'item') eq digest($tokyo, 'item') }, 20), 'given another slot: has all rows');
 is(slots(), 'instead', 'and it is that slot that is read');
@@ -183,7 +183,7 @@ $dash->safe_psql('postgres', 'create table item (id int primary key, v text)');
 my $underscore = new_node('par_is', publication => '');
 $underscore->safe_psql('postgres', 'create table item (id int primary key, v text)');
 $_->safe_psql('postgres', "select braid.create_subscription('s', \$dsn\$$dsn\$dsn\$)") for $dash, $underscore;
-$_->safe_psql('postgres', q[select braid.wait_for_subscription('s')], timeout => 60) for $dash, $underscore;
+$_->safe_psql('postgres', q[select braid.wait_for_subscription('s')], timeout => $PostgreSQL::Test::Utils::timeout_default) for $dash, $underscore;
 is($tokyo->safe_psql('postgres', q[select count(distinct slot_name), count(*) from pg_replication_slots where slot_name like 'braid_par_is_s%']), '2|2', 'a slot for each node');
 
 done_testing();

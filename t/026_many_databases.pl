@@ -78,7 +78,7 @@ for my $round (1 .. 3)
 		select braid.create_node('short_lived', 'dbname=short_lived');
 		select braid.create_subscription('s', \$dsn\$$dsn\$dsn\$, slot_name => 'short_lived_$round');
 	]);
-	my ($code, undef, $error) = $paris->psql('short_lived', q[select braid.wait_for_subscription('s', '20 s')]);
+	my ($code, undef, $error) = $paris->psql('short_lived', q[select braid.wait_for_subscription('s', '180 s')]);
 	is($code, 0, "round $round: the subscription runs") or diag($error);
 	$paris->safe_psql('postgres', 'drop database short_lived with (force)');
 }

@@ -167,7 +167,7 @@ cmp_ok($rate, '<', 400_000, 'to the limit, for all tables together');
 cmp_ok($rate, '>', 150_000, 'and not far below');
 limit();
 $from = time;
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => 60);
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => $PostgreSQL::Test::Utils::timeout_default);
 cmp_ok(time - $from, '<', 5, 'without it the rest is copied at once');
 same_tables([ $tokyo, $paris ], 'small', 'wide');
 

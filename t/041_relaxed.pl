@@ -119,7 +119,7 @@ for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
 is($paris->safe_psql('postgres', 'select count(*) from cold'), '240', 'nothing was lost or repeated');
 unlike(slurp_file($paris->logfile), qr/duplicate key/, 'nor tried again');
 $paris->safe_psql('postgres', q[commit prepared 'locker']);
-$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$event', '20 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_event('tokyo', '$event', '180 s')");
 is($paris->safe_psql('postgres', 'select n, last from hot where k = 7'), '3|-77', 'then it comes, and those that depend on it after it');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'hot', 'cold', 'plain');

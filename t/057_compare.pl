@@ -140,7 +140,7 @@ $quito->safe_psql('postgres', $paris->safe_psql('postgres', q[select string_agg(
 $tokyo->safe_psql('postgres', 'create publication text_key for table odd ("where", "Key ""2""", v, t, f, b, big, c, a) where ("Key ""2""" < 2000)');
 my $dsn = $tokyo->connstr('postgres');
 $quito->safe_psql('postgres', "select braid.create_subscription('quito_from_tokyo', \$dsn\$$dsn\$dsn\$, publications => '{text_key}')");
-$quito->safe_psql('postgres', q[select braid.wait_for_subscription('quito_from_tokyo', '60 s')]);
+$quito->safe_psql('postgres', q[select braid.wait_for_subscription('quito_from_tokyo', '180 s')]);
 is(join(' ', (split /\|/, $quito->safe_psql('postgres', q[call braid.compare('quito_from_tokyo', 'odd')]))[ 1, 2, 3 ]), '0 0 2000', 'rows of a filter, in another encoding');
 is($quito->safe_psql('postgres', 'select walk, phase from braid.compare_progress'), 'keys|done', 'are compared key by key');
 by_hand($quito, q[update odd set big = U&'\00e4' where "Key ""2""" = 1]);

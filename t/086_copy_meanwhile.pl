@@ -74,7 +74,7 @@ caught_up($oslo, $paris);
 is($oslo->safe_psql('postgres', "select string_agg(id || v, ' ' order by id) from busy"), '1older 2newest 3older 7older 101older 102newest', 'what paris wrote is there, and nothing else');
 $holder->query_safe('select pg_advisory_unlock(1)');
 $holder->quit;
-$oslo->safe_psql('postgres', "select braid.wait_for_subscription('$oslo_from_tokyo')", timeout => 90);
+$oslo->safe_psql('postgres', "select braid.wait_for_subscription('$oslo_from_tokyo')", timeout => $PostgreSQL::Test::Utils::timeout_default);
 
 my %expected = (
 	quiet => '1newer 2start 5newer 6start 7start 102newest',

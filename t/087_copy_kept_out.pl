@@ -46,7 +46,7 @@ $oslo->safe_psql('postgres', qq[
 	select braid.resync_table('$name', 'account', truncate_first => true);
 	select braid.enable_subscription('$name');
 ]);
-$oslo->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => 60);
+$oslo->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => $PostgreSQL::Test::Utils::timeout_default);
 is($oslo->safe_psql('postgres', 'select string_agg(id::text, $$ $$ order by id) from account'), '0 1 2', 'and has what the provider has');
 
 $_->stop for $tokyo, $paris, $oslo;

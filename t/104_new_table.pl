@@ -36,7 +36,7 @@ like($stderr, qr/has not been reached|not reached|time/, 'which is said') or dia
 is($paris->safe_psql('postgres', 'select count(*) from held'), '0', 'they are not here');
 $session->query_safe('commit');
 $session->quit;
-ok(reached($position, '30 s'), 'without the lock it is');
+ok(reached($position, '180 s'), 'without the lock it is');
 is($paris->safe_psql('postgres', 'select k, v from held'), '1|1', 'and there they are');
 is(state_of('held'), 'ready', 'the table is ready');
 
@@ -47,7 +47,7 @@ for my $round (1 .. 12)
 	on_all("create table $table (k int primary key, v int)", $tokyo, $paris);
 	$paris->safe_psql('postgres', "insert into $table values (0, 0)") if $round % 3 == 0;
 	$tokyo->safe_psql('postgres', "insert into $table values (1, $round); insert into $table values (2, $round)");
-	reached(event(), '30 s') or fail("round $round");
+	reached(event(), '180 s') or fail("round $round");
 	is($paris->safe_psql('postgres', "select count(*), min(v), max(v) from $table where k > 0"), "2|$round|$round", "$table has what it had at the position");
 }
 
@@ -75,7 +75,7 @@ for ([ $quito, $paris ], [ $tokyo, $quito ], [ $paris, $quito ])
 	my $joined = subscribe($subscriber, $provider, copy_data => 'false');
 	# As they would be if their copies had not been done by others.
 	$subscriber->safe_psql('postgres', "update braid.subscription set copy_data = true where subscription_name = '$joined'; select braid.disable_subscription('$joined')");
-	$subscriber->safe_psql('postgres', "select braid.enable_subscription('$joined'); select braid.wait_for_subscription('$joined', '30 s')");
+	$subscriber->safe_psql('postgres', "select braid.enable_subscription('$joined'); select braid.wait_for_subscription('$joined', '180 s')");
 }
 for my $round (1 .. 6)
 {

@@ -64,7 +64,7 @@ is(tried_again($offset), '', 'nothing was given up');
 unlike(slurp_file($paris->logfile, $offset), $silent, 'nor was the copy');
 $locked->query_safe('commit');
 $locked->quit;
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '180 s')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item large));
 
@@ -76,7 +76,7 @@ $paris->safe_psql('postgres', "select braid.resync_table('$name', 'large')");
 ok(wait_until(sub { $proxy->faults > $faults }, 20), 'a copy is silent in its middle');
 $proxy->behave('pass');
 ok(wait_until(sub { slurp_file($paris->logfile, $offset) =~ $silent }, 20), 'it is given up');
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '180 s')");
 same_tables([ $tokyo, $paris ], 'large');
 
 # A start, at each of its steps: what a leader reads until changes come is some thousand bytes.
@@ -116,7 +116,7 @@ ok(wait_until(sub {
 }, 20), 'it has been created, and nobody hears of it');
 sleep 3;
 $proxy->link('up');
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '180 s')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item large));
 

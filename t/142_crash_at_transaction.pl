@@ -137,7 +137,7 @@ is($status->{last_error}, 'copying table "public.copied" has crashed the server 
 is(crashes() - $before, 3, 'after three times');
 switch('false');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
-$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => 60);
+$paris->safe_psql('postgres', "select braid.wait_for_subscription('$name')", timeout => $PostgreSQL::Test::Utils::timeout_default);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'copied');
 

@@ -26,7 +26,7 @@ sub stops
 sub goes_on
 {
 	my ($what) = @_;
-	here("select braid.enable_subscription('$name'); select braid.wait_for_subscription('$name', '30 s')");
+	here("select braid.enable_subscription('$name'); select braid.wait_for_subscription('$name', '180 s')");
 	caught_up($paris, $tokyo);
 	becomes($paris, 'select state from braid.subscription_status', 'streaming', "$what: it goes on");
 }
@@ -99,7 +99,7 @@ caught_up($paris, $tokyo);
 here("select braid.drop_subscription('$name')");
 here("truncate kept, there, final, scratch_serial_10");
 here("select braid.create_subscription('$name', \$dsn\$" . $tokyo->connstr('postgres') . "\$dsn\$, publications => '{list}')");
-here("select braid.wait_for_subscription('$name', '30 s')");
+here("select braid.wait_for_subscription('$name', '180 s')");
 here('drop table listed');
 sql($tokyo, 'insert into listed values (1); insert into other values (1)');
 like(stops('42P01', 'a table of a list'), qr/public.listed/, 'it is named');
@@ -136,7 +136,7 @@ sql($tokyo, 'alter publication list add table listed; insert into listed values 
 caught_up($paris, $tokyo);
 is(here(q[select state, copy_error_hint from braid.subscription_tables where relation::text = 'listed']), qq[left out|Run braid.refresh_subscription('$name') to bring it in.], 'a table that was published later is left out');
 is(here("select relation, action from braid.refresh_subscription('$name')"), 'listed|added', 'it is brought in');
-here("select braid.wait_for_subscription('$name', '30 s')");
+here("select braid.wait_for_subscription('$name', '180 s')");
 same_tables([ $tokyo, $paris ], 'listed', 'other');
 sql($tokyo, 'alter publication list drop table listed');
 is(here("select relation, action from braid.refresh_subscription('$name')"), 'listed|removed', 'it is taken out');
@@ -156,7 +156,7 @@ my (undef, undef, $said) = $paris->psql('postgres', "select braid.refresh_subscr
 my @warned = $said =~ /WARNING:  table "([\w.]+)" is unlogged here\nDETAIL:  After a crash/g;
 is("@warned", 'public.fast public.fast_leaf', 'the unlogged tables are named');
 is(here(q[select string_agg(relation::text, ' ' order by relation::text) from braid.subscription_tables where is_unlogged]), 'fast fast_leaf', 'the view shows them');
-here("select braid.wait_for_subscription('$name', '30 s')");
+here("select braid.wait_for_subscription('$name', '180 s')");
 my $log = -s $paris->logfile;
 sql($tokyo, "insert into $_ values (15)") for qw(fast fast_leaf logged);
 sql($tokyo, 'update fast set k = 16');

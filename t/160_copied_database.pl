@@ -79,7 +79,7 @@ $in_copy->("select braid.drop_node('paris'); select braid.create_node('shop', \$
 my $tokyo_dsn = $tokyo->connstr('postgres');
 $in_copy->("truncate item");
 $in_copy->("select braid.create_subscription('shop_from_tokyo', \$dsn\$$tokyo_dsn\$dsn\$)");
-$in_copy->(q[select braid.wait_for_subscription('shop_from_tokyo', '60 s')]);
+$in_copy->(q[select braid.wait_for_subscription('shop_from_tokyo', '180 s')]);
 my %before = map { split / / } split /, /, $before;
 my %after = map { split / / } split /, /, $paris->safe_psql('postgres', $positions);
 is($after{$_}, $before{$_}, "origin $_ of the original has not moved") for sort keys %before;

@@ -79,7 +79,7 @@ sub scenario
 	$paris->safe_psql('postgres', q[delete from item where id = 30]);
 
 	# An upgrade that is called off.
-	$paris->safe_psql('postgres', q[call braid.prepare_upgrade('60 s')]);
+	$paris->safe_psql('postgres', q[call braid.prepare_upgrade('180 s')]);
 	is(status($paris, $name)->{state}, 'error', "$what: its subscriptions stand still");
 	like(status($paris, $name)->{last_error}, qr/node "$p" is prepared for pg_upgrade/, "$what: and the view says why");
 	like(status($paris, $name)->{error_hint}, qr/finish_upgrade/, "$what: and what to do");
@@ -91,7 +91,7 @@ sub scenario
 	my $before = $paris->safe_psql('postgres', $versions);
 	my $ready = $paris->safe_psql('postgres', q[select string_agg(relation || ' ' || state || coalesce(ready_at::text, ''), ', ' order by relation::text) from braid.subscription_tables]);
 	my $home = new_home($paris, $bin);
-	$paris->safe_psql('postgres', q[call braid.prepare_upgrade('60 s')]);
+	$paris->safe_psql('postgres', q[call braid.prepare_upgrade('180 s')]);
 	is($paris->safe_psql('postgres', q[select count(*) from pg_stat_activity where backend_type in ('braid leader', 'braid applier', 'braid collector')]), 0, "$what: no worker runs");
 	# A change that a third node made before what is here already would come now, or later.
 	$tokyo->safe_psql('postgres', q[insert into item values (101, 'tokyo', 'meanwhile'); update item set at = 'meanwhile' where id = 2]);

@@ -38,7 +38,7 @@ $ENV{PGOPTIONS} = join ' ', map { "-c $_" } 'standard_conforming_strings=on', 'd
 my $row = q[values (%d, E'a\\\\b ''c'' "d"', '\\x005c27', '2026-02-03 04:05:06.789012+09', 1.0/3, '1 mon -2 days 03:04:05')];
 $tokyo->safe_psql('postgres', 'insert into item ' . sprintf($row, 1));
 $paris->safe_psql('postgres', "select braid.create_subscription(\$n\$$name\$n\$, \$d\$$dsn\$d\$, publications => array[\$n\$$publication\$n\$])");
-$paris->safe_psql('postgres', "select braid.wait_for_subscription(\$n\$$name\$n\$, '60 s')");
+$paris->safe_psql('postgres', "select braid.wait_for_subscription(\$n\$$name\$n\$, '180 s')");
 $tokyo->safe_psql('postgres', 'insert into item ' . sprintf($row, 2));
 $tokyo->safe_psql('postgres', q[update item set v = 'changed \\ ''' where id = 1]);
 ok(wait_until(sub { $paris->safe_psql('postgres', q[select count(*) from item]) == 2 && digest($tokyo, 'item') eq digest($paris, 'item') }, 30), 'it is copied and streamed')
@@ -55,7 +55,7 @@ is($paris->safe_psql('postgres', q[select count(*) from braid.differences]), 0, 
 
 # A node of 63 bytes as the provider.
 $tokyo->safe_psql('postgres', "select braid.create_subscription('back', \$d\$" . $paris->connstr('postgres') . "\$d\$, copy_data => false)");
-$tokyo->safe_psql('postgres', q[select braid.wait_for_subscription('back', '60 s')]);
+$tokyo->safe_psql('postgres', q[select braid.wait_for_subscription('back', '180 s')]);
 $paris->safe_psql('postgres', 'insert into item ' . sprintf($row, 4));
 ok(wait_until(sub { $tokyo->safe_psql('postgres', q[select count(*) from item where id = 4]) == 1 }, 30), 'from a node of 63 bytes');
 

@@ -44,7 +44,7 @@ sql($paris, "select pg_create_logical_replication_slot('$_', '$stream{$_}[0]')")
 sql($paris, "select braid.create_node('paris', 'dbname=postgres password=$password{node}')");
 my $start = "select braid.create_subscription";
 sql($paris, "$start('from_tokyo', '$dsn password=$password{created}')");
-sql($paris, "select braid.wait_for_subscription('from_tokyo', '50 s')");
+sql($paris, "select braid.wait_for_subscription('from_tokyo', '180 s')");
 sql($tokyo, q[insert into item select i, 'tokyo' from generate_series(1, 10) i]);
 my $streamed = sub { $paris->poll_query_until('postgres', q[select count(*) = 10 from item]) };
 ok($streamed->(), 'the subscription streams');
@@ -67,7 +67,7 @@ unlike($error, qr/$password{dropped}/, 'is an error without the password');
 # Nor is a call logged that fails before the function runs.
 $paris->psql('postgres', "select braid.$_('host=/nonexistent password=$password{dropped}', no_such => 1)") for qw(create_node create_group join_group add_witness);
 sql($paris, "$start('dropped', '$dsn password=$password{dropped}', copy_data => false)");
-sql($paris, "select braid.wait_for_subscription('dropped', '50 s')");
+sql($paris, "select braid.wait_for_subscription('dropped', '180 s')");
 $tokyo->stop;
 sql($paris, "select braid.drop_subscription('dropped')");
 is(sql($paris, 'select slot_name from braid.pending_cleanup'), 'braid_paris_dropped', 'a slot is left at a provider that is away');

@@ -129,7 +129,7 @@ sub stops
 }
 sub goes_on
 {
-	here("select braid.enable_subscription('$name'); select braid.wait_for_subscription('$name', '30 s')");
+	here("select braid.enable_subscription('$name'); select braid.wait_for_subscription('$name', '180 s')");
 	caught_up($paris, $tokyo);
 	return;
 }
@@ -172,7 +172,7 @@ is(here(q[select count(*) > 0 and bool_and(columns = '{extra}') from braid.diffe
 here("call braid.repair('$name', 'm', side => 'provider')");
 same_tables(\@nodes, '(select k, v, extra, big from m)');
 here('alter table m drop column extra');
-here("select braid.resync_table('$name', 'm'); select braid.wait_for_subscription('$name', '30 s')");
+here("select braid.resync_table('$name', 'm'); select braid.wait_for_subscription('$name', '180 s')");
 caught_up($paris, $tokyo);
 same_tables(\@nodes, $here);
 is(here(q[select is_missing and last_at > first_at from braid.missing_columns where relation = 'm'::regclass]), 't', 'the copy has recorded that it is missing again');

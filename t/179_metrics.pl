@@ -35,7 +35,7 @@ ok(wait_until(sub { value($paris, 'braid_copy_rows', table => 'public.item') > 0
 is(value($paris, 'braid_table_states', state => 'copying'), '1', 'of a table that is being copied');
 remember();
 at($paris, "select braid.set_rate_limit('$name')");
-at($paris, "select braid.wait_for_subscription('$name', '60 s')");
+at($paris, "select braid.wait_for_subscription('$name', '180 s')");
 is(value($paris, 'braid_copy_rows'), '', 'once it is ready, there is no copy');
 is(value($paris, 'braid_table_states', state => 'ready'), '1', 'but a table');
 subscribe($tokyo, $paris, copy_data => 'false');

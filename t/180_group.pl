@@ -31,7 +31,7 @@ sub joined
 	my (@all) = @_;
 	for my $node (@all)
 	{
-		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('90 s')");
+		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('180 s')");
 		is($err, '', $node->name . ' is in the group')
 		  or diag(sql($node, 'table braid.join_progress') . "\n" . sql($node, 'table braid.group_nodes'));
 	}
@@ -47,7 +47,7 @@ sub caught_up_all
 		{
 			next if $node == $other;
 			my $position = sql($other, 'select braid.sync_event()');
-			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '100 s')");
+			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 		}
 	}
 	return;

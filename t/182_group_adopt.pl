@@ -13,7 +13,7 @@ sub joined
 	my (@all) = @_;
 	for my $node (@all)
 	{
-		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('90 s')");
+		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('180 s')");
 		is($err, '', $node->name . ' is in the group') or diag(sql($node, 'table braid.join_progress') . "\n" . sql($node, 'table braid.group_nodes'));
 	}
 	return;
@@ -50,7 +50,7 @@ for my $node (@all)
 	for my $other (grep { $_ != $node } @all)
 	{
 		my $position = sql($other, 'select braid.sync_event()');
-		sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '60 s')");
+		sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 	}
 }
 same_tables(\@all, 'item');

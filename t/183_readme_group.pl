@@ -37,7 +37,7 @@ sub reaches_all
 my $meanwhile = @parts;
 for my $name (@names)
 {
-	sql($name, qq[select braid.wait_for_group('120 s')]);
+	sql($name, qq[select braid.wait_for_group('180 s')]);
 	sql($name, qq[insert into customer (name) values ('$name'); insert into visit (node) values ('$name')]);
 }
 reaches_all("select count(*) = 25 + 3 + $meanwhile from customer");

@@ -45,7 +45,7 @@ sql($oslo, q{update total set n = n + 10});
 sql($oslo, q{alter table item add column note text default 'none'; update item set note = 'oslo' where id = 9});
 sql($oslo, q{create table later (id int primary key); insert into later values (1), (2)});
 my $position = sql($oslo, 'select braid.sync_event()');
-sql($tokyo, "select braid.wait_for_event('oslo', '$position', '60 s')");
+sql($tokyo, "select braid.wait_for_event('oslo', '$position', '180 s')");
 $oslo->stop('immediate');
 # Newer than what is to come.
 sql($paris, q{update item set v = 'newer, of paris' where id = 8});

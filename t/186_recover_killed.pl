@@ -24,7 +24,7 @@ have_all(@all);
 disable($paris, 'paris_from_oslo');
 $oslo->safe_psql('postgres', join('', map { "insert into item values (10000 + $_, 'oslo'); update item set n = n + 1 where id = $_; delete from item where id = 1001 - $_; insert into log values ('line'); update total set n = n + 1;\n" } 1 .. 400));
 my $position = sql($oslo, 'select braid.sync_event()');
-sql($tokyo, "select braid.wait_for_event('oslo', '$position', '60 s')");
+sql($tokyo, "select braid.wait_for_event('oslo', '$position', '180 s')");
 $oslo->stop('immediate');
 ok($tokyo->poll_query_until('postgres', q{select not reachable from braid.group_nodes where name = 'oslo'}), 'oslo is away');
 my ($status, $out, $err) = $tokyo->psql('postgres', q{select braid.remove_node('oslo', recover => true)});

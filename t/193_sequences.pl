@@ -31,7 +31,7 @@ sub joined
 {
 	for my $node (@_)
 	{
-		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('40 s')");
+		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('180 s')");
 		is($err, '', $node->name . ' is in the group') or diag(sql($node, 'table braid.join_progress') . "\n" . sql($node, 'table braid.group_nodes'));
 	}
 	return;
@@ -44,7 +44,7 @@ sub caught_up_all
 		for my $other (grep { $_ != $node } @all)
 		{
 			my $position = sql($other, 'select braid.sync_event()');
-			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '100 s')");
+			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 		}
 	}
 	return;

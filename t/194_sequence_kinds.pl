@@ -26,7 +26,7 @@ sub caught_up_all
 		for my $other (grep { $_ != $node } @all)
 		{
 			my $position = sql($other, 'select braid.sync_event()');
-			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '100 s')");
+			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 		}
 	}
 	return;
@@ -46,15 +46,15 @@ sql($tokyo, 'create table item (id bigserial primary key, v text); create table 
 like(refusal($tokyo, q{select braid.set_sequence('item_id_seq', 'range')}), qr/not a member of a group.*HINT/s, 'outside of a group');
 like(refusal($tokyo, q{select braid.snowflake('item_id_seq')}), qr/55000.*no node number.*HINT/s, 'no values without a node number');
 sql($tokyo, "select braid.create_group('shop', node_name => 'tokyo', dsn => \$d\$" . dsn($tokyo) . "\$d\$); ");
-sql($tokyo, q{select braid.wait_for_group('60 s')});
+sql($tokyo, q{select braid.wait_for_group('180 s')});
 for my $node ($paris, $oslo)
 {
 	my ($there, $here) = (dsn($tokyo), dsn($node));
 	sql($node, "select braid.join_group(\$d\$$there\$d\$, node_name => '" . $node->name . "', dsn => \$d\$$here\$d\$)");
-	sql($node, q{select braid.wait_for_group('40 s')});
+	sql($node, q{select braid.wait_for_group('180 s')});
 }
 my @all = ($tokyo, $paris, $oslo);
-sql($_, q{select braid.wait_for_group('40 s')}) for @all;
+sql($_, q{select braid.wait_for_group('180 s')}) for @all;
 
 # What is refused.
 like(refusal($tokyo, q{select braid.set_sequence('item_id_seq', 'wild')}), qr/22023.*unknown kind "wild".*HINT/s, 'no such kind');
@@ -210,7 +210,7 @@ sees($paris, 'late', "kind = 'follow' and state = 'ready'", 'follows');
 $there = sql($paris, q{select max(v) from (select nextval('late') as v from generate_series(1, 5000)) s});
 ok($tokyo->poll_query_until('postgres', "select coalesce(pg_sequence_last_value('late') >= $there, false)"), 'has come to tokyo');
 my $position = sql($paris, 'select braid.sync_event()');
-sql($oslo, "select braid.wait_for_event('paris', '$position', '100 s')");
+sql($oslo, "select braid.wait_for_event('paris', '$position', '180 s')");
 is(sql($oslo, q{select to_regclass('late') is null}), 't', 'which oslo does not have');
 sql($oslo, q{select braid.enable_subscription('oslo_from_tokyo')});
 sees($oslo, 'late', "kind = 'follow' and state = 'ready'", 'has it');

@@ -14,7 +14,7 @@ sql($_, 'create extension braid') for @nodes;
 my %dsn = map { $_->name => $_->connstr('postgres') } @nodes;
 sql($tokyo, 'create table item (id int primary key, v text); insert into item select i, $$tokyo$$ from generate_series(1, 100) i');
 sql($tokyo, "select braid.create_group('shop', node_name => 'tokyo', dsn => \$d\$$dsn{tokyo}\$d\$)");
-sql($tokyo, "select braid.wait_for_group('60 s')");
+sql($tokyo, "select braid.wait_for_group('180 s')");
 
 # Nobody can create a publication at paris.
 my $holder = $paris->background_psql('postgres');
@@ -28,7 +28,7 @@ $holder->query_safe('commit');
 $holder->quit;
 for my $node (@nodes)
 {
-	my ($status, $out, $err) = $node->psql('postgres', q{select braid.wait_for_group('60 s')});
+	my ($status, $out, $err) = $node->psql('postgres', q{select braid.wait_for_group('180 s')});
 	is($err, '', $node->name . ' is in the group') or diag(sql($node, 'table braid.join_progress'));
 }
 sql($_, "insert into item values (" . (1000 + length $_->name) . " + ascii('" . $_->name . "'), '" . $_->name . "')") for @nodes;
@@ -37,7 +37,7 @@ for my $node (@nodes)
 	for my $other (grep { $_ != $node } @nodes)
 	{
 		my $position = sql($other, 'select braid.sync_event()');
-		sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '60 s')");
+		sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 	}
 }
 same_tables(\@nodes, 'item');

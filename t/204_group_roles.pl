@@ -23,7 +23,7 @@ my ($tokyo, $paris) = group([qw(tokyo paris)], q[
 sql($tokyo, 'create database second');
 my ($there, $dsn) = ($tokyo->connstr('postgres'), $tokyo->connstr('second'));
 $tokyo->safe_psql('second', "create extension braid; select braid.join_group(\$d\$$there\$d\$, node_name => 'second', dsn => \$d\$$dsn\$d\$)");
-$tokyo->safe_psql('second', q[select braid.wait_for_group('150 s')]);
+$tokyo->safe_psql('second', q[select braid.wait_for_group('180 s')]);
 my %place = (tokyo => [ $tokyo, 'postgres' ], paris => [ $paris, 'postgres' ], second => [ $tokyo, 'second' ]);
 
 sub at { my ($name, $sql) = @_; my ($node, $database) = @{ $place{$name} }; return $node->safe_psql($database, $sql); }
@@ -35,7 +35,7 @@ sub arrived
 	for my $from (@names)
 	{
 		my $position = at($from, 'select braid.sync_event()');
-		at($_, "select braid.wait_for_event('$from', '$position', '100 s')") for grep { $_ ne $from } @names;
+		at($_, "select braid.wait_for_event('$from', '$position', '180 s')") for grep { $_ ne $from } @names;
 	}
 	return;
 }

@@ -162,7 +162,7 @@ $paris->psql($DATABASE, roles(), on_error_stop => 0);
 query($_, "create extension braid; create publication braid for all tables with (publish = '')") for @nodes;
 query($tokyo, 'select braid.create_group($$shop$$, node_name => $$tokyo$$, dsn => $d$' . $tokyo->connstr($DATABASE) . '$d$)');
 query($paris, 'select braid.join_group($d$' . $tokyo->connstr($DATABASE) . '$d$, node_name => $$paris$$, dsn => $d$' . $paris->connstr($DATABASE) . '$d$)');
-query($_, "select braid.wait_for_group('150 s')") for @nodes;
+query($_, "select braid.wait_for_group('180 s')") for @nodes;
 # Sequences with numbers of each node's would have other bounds.
 query($tokyo, "select braid.set_sequence_default('local')");
 

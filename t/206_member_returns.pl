@@ -17,7 +17,7 @@ my ($there, $here) = map { $_->connstr('postgres') } $tokyo, $paris;
 sql($paris, "select braid.join_group(\$d\$$there\$d\$, dsn => \$d\$$here\$d\$, mode => 'schema')");
 for my $node ($paris, $tokyo)
 {
-	is(refusal($node, q{select braid.wait_for_group('120 s')}), 'no error: ', $node->name . ' has its group again') or BAIL_OUT(look($paris, 'table braid.join_progress'));
+	is(refusal($node, q{select braid.wait_for_group('180 s')}), 'no error: ', $node->name . ' has its group again') or BAIL_OUT(look($paris, 'table braid.join_progress'));
 }
 sql($tokyo, q{insert into item values (1001, 'tokyo')});
 sql($paris, q{insert into item values (1002, 'paris')});

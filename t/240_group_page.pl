@@ -23,7 +23,7 @@ sub have_all
 		for my $other (grep { $_ ne $one } @live)
 		{
 			my $position = sql($other, 'select braid.sync_event()');
-			sql($one, "select braid.wait_for_event('$other', '$position', '100 s')");
+			sql($one, "select braid.wait_for_event('$other', '$position', '180 s')");
 		}
 	}
 	return;
@@ -55,12 +55,12 @@ my %before = (
 my %after = (
 	'Create' => sub {
 		@live = ('tokyo');
-		sql('tokyo', q[select braid.wait_for_group('60 s')]);
+		sql('tokyo', q[select braid.wait_for_group('180 s')]);
 		is(sql('tokyo', $members), 'tokyo data active', 'a group of one');
 	},
 	'Join' => sub {
 		@live = qw(tokyo paris oslo);
-		sql($_, q[select braid.wait_for_group('60 s')]) for @live;
+		sql($_, q[select braid.wait_for_group('180 s')]) for @live;
 		all_have($members, 'tokyo data active, paris data active, oslo data active', 'three members');
 		all_have('select count(*) from customer', '2', 'the rows came along');
 		is(sql('oslo', q[select bool_and(state = 'done') from braid.join_progress]), 't', 'all steps are done');

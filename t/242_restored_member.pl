@@ -40,7 +40,7 @@ sql($restored, 'create database anew');
 $restored->safe_psql('anew', 'create extension braid');
 my ($there, $here) = ($tokyo->connstr('postgres'), $restored->connstr('anew'));
 $restored->safe_psql('anew', "select braid.join_group(\$d\$$there\$d\$, node_name => 'oslo', dsn => \$d\$$here\$d\$)");
-$restored->safe_psql('anew', q[select braid.wait_for_group('120 s')]);
+$restored->safe_psql('anew', q[select braid.wait_for_group('180 s')]);
 is($restored->safe_psql('anew', 'select count(*), max(id) from item'), '101|101', 'it has all rows');
 is(sql($tokyo, q[select string_agg(name || ' ' || node_number || ' ' || state, ', ' order by node_number) from braid.group_nodes]), 'tokyo 1 active, paris 2 active, oslo 4 active', 'with a new number');
 done_testing();

@@ -42,7 +42,7 @@ sub joined
 	my (@all) = @_;
 	for my $node (@all)
 	{
-		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('150 s')");
+		my ($status, $out, $err) = $node->psql('postgres', "select braid.wait_for_group('180 s')");
 		is($err, '', $node->name . ' is in the group') or diag(look($node, 'table braid.join_progress') // '', "\n", look($node, 'table braid.group_nodes') // '');
 	}
 	return;
@@ -74,7 +74,7 @@ sub have_all
 		for my $other (grep { $_ != $node } @all)
 		{
 			my $position = sql($other, 'select braid.sync_event()');
-			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '100 s')");
+			sql($node, "select braid.wait_for_event('" . $other->name . "', '$position', '180 s')");
 		}
 	}
 	return;
