@@ -13,8 +13,9 @@
 //!   refuses it.
 //!
 //! Assumption: two members' monotonic clocks run at rates that differ by less than [`DRIFT_PPM`],
-//! and don't stand still while a member's process could act. Nothing is assumed of what the clocks
-//! show. After a restart a member holds no lease until it has renewed it.
+//! and go on while the machine sleeps or is suspended (`CLOCK_BOOTTIME`, not `CLOCK_MONOTONIC`):
+//! a member that wakes must not believe in a lease from before. Nothing is assumed of what the
+//! clocks show. After a restart a member holds no lease until it has renewed it.
 
 use std::collections::BTreeMap;
 
@@ -90,9 +91,14 @@ impl Leases {
         state: &State,
         now: Monotonic,
     ) {
-        let asked = self.asked.remove(&id);
+        let mut asked = self.asked.remove(&id);
         if !took_effect {
             return;
+        }
+        match self.mutation {
+            Some(Mutation::LeaseFromAnswer) => asked = asked.map(|_| now),
+            Some(Mutation::LeaseOutlivesRestart) => asked = asked.or(Some(now)),
+            _ => {}
         }
         match command {
             Command::GrantLease { name, duration, .. } => {
@@ -310,6 +316,63 @@ mod tests {
         assert!(!both_act(None));
         assert!(both_act(Some(Mutation::LeaseWithoutWait)));
         assert!(both_act(Some(Mutation::LeaseWithoutDrift)));
+    }
+
+    /// The holder's renewal is applied by all at once, but the holder hears of it late, and no more
+    /// after it.
+    fn both_act_after_a_late_answer(mutation: Option<Mutation>) -> bool {
+        let mut pair = Pair::new(mutation);
+        let first = pair.grant(0, None);
+        let renewal = Command::RenewLease {
+            name: LEASE.to_vec(),
+            token: token(&first).unwrap(),
+            acting: true,
+        };
+        pair.cut = true;
+        let renewed = pair.id(0);
+        let now = pair.clock(0);
+        pair.leases[0].asks(renewed, &renewal, now);
+        let before = pair.state.clone();
+        pair.apply(&Proposal {
+            id: renewed,
+            command: renewal.clone(),
+        })
+        .unwrap();
+        pair.grant(1, token(&first)).unwrap();
+        pair.time += TIME / 2;
+        let now = pair.clock(0);
+        pair.leases[0].applied(id(1), renewed, &renewal, true, &before, now);
+        assert!(pair.acts(0));
+        let mut both = false;
+        for _ in 0..200 {
+            pair.time += TIME / 100;
+            pair.renew(1).unwrap();
+            both |= pair.acts(0) && pair.acts(1);
+        }
+        assert!(pair.acts(1) && !pair.acts(0));
+        both
+    }
+
+    #[test]
+    fn a_lease_counts_from_when_it_was_asked_for() {
+        assert!(!both_act_after_a_late_answer(None));
+        assert!(both_act_after_a_late_answer(Some(
+            Mutation::LeaseFromAnswer
+        )));
+    }
+
+    /// A clock that counts the time in which the machine slept: the lease is over when it wakes.
+    #[test]
+    fn a_holder_that_slept_has_no_lease() {
+        let mut pair = Pair::new(None);
+        let first = pair.grant(0, None);
+        assert!(pair.acts(0));
+        // Nothing reaches the holder meanwhile, not even a tick.
+        pair.cut = true;
+        pair.time += 3_600_000_000;
+        assert!(!pair.acts(0));
+        pair.grant(1, token(&first)).unwrap();
+        assert!(!pair.acts(0) && !pair.acts(1));
     }
 
     #[test]
@@ -578,5 +641,6 @@ mod model {
         assert_eq!(check(None), (false, true));
         assert!(check(Some(Mutation::LeaseWithoutWait)).0);
         assert!(check(Some(Mutation::LeaseWithoutDrift)).0);
+        assert!(check(Some(Mutation::LeaseFromAnswer)).0);
     }
 }

@@ -4,7 +4,8 @@
 //! anew. Two lists are one state if all members look alike after them: what is stored, the
 //! algorithm's volatile state as far as it shows it, and the messages under way. Messages are
 //! delivered in any order or not at all (a partition). Elections begin by an action, not by time;
-//! without the vote before the vote, which only saves elections.
+//! without the vote before the vote, which only saves elections. Time passes by an action too, for
+//! all members at once: only leases ask for it. (`lease` has clocks that drift.)
 //!
 //! Each case also runs with a rule broken, and the checker finds a schedule that shows it. To be
 //! quick it begins with the first steps of a known one, and looks at all schedules if that leads
@@ -21,7 +22,9 @@ use crate::cluster::{Cluster, GROUP, id, new_member};
 use crate::mutation::Mutation;
 use crate::{Command, Continuity, MemberId, MemberState, Monotonic, Settings, Stored};
 
-const NOW: Monotonic = Monotonic(0);
+const LEASE: &[u8] = b"sequencer";
+/// Microseconds.
+const LEASE_TIME: u64 = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Move {
@@ -34,6 +37,13 @@ enum Move {
     Restart(u64),
     /// A member goes on from the backup of its disk.
     Restore(u64),
+    /// So many microseconds pass.
+    Wait(u64),
+    /// A member asks for the lease, or renews it, as it knows the state.
+    Lease(u64),
+    /// All that is under way between these members is delivered, and what comes of it. Other
+    /// messages stay under way.
+    Among(&'static [u64]),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,6 +72,7 @@ struct Case {
 
 struct World {
     cluster: Cluster,
+    now: Monotonic,
     backup: Option<Stored>,
     /// How many entries were applied and leaders elected before the first action.
     begun: usize,
@@ -109,6 +120,7 @@ impl World {
         cluster.letters.clear();
         Self {
             cluster,
+            now: Monotonic(0),
             backup: None,
             begun: 0,
         }
@@ -118,7 +130,7 @@ impl World {
         match what {
             Move::Campaign(me) => self.campaign(id(*me)),
             Move::Propose(me, command) => {
-                self.cluster.propose(id(*me), command.clone(), NOW);
+                self.cluster.propose(id(*me), command.clone(), self.now);
             }
             Move::Offer(me) => {
                 if let Some(agreement) = self.cluster.agreement(id(*me)) {
@@ -134,12 +146,72 @@ impl World {
                 node.flushed = backup;
                 self.restart(id(*me), Continuity::Unproven);
             }
+            Move::Wait(microseconds) => self.now.0 += microseconds,
+            Move::Lease(me) => self.lease(id(*me)),
+            Move::Among(members) => self.among(members),
+        }
+    }
+
+    fn lease(&mut self, me: MemberId) {
+        let Some(agreement) = self.cluster.agreement(me) else {
+            return;
+        };
+        let name = LEASE.to_vec();
+        let known = agreement.state().and_then(|state| state.lease(LEASE));
+        let command = match agreement.granted(LEASE) {
+            Some(token) => Command::RenewLease {
+                name,
+                token,
+                acting: false,
+            },
+            None => Command::GrantLease {
+                name,
+                holder: me,
+                duration: LEASE_TIME,
+                instead_of: known.map(|lease| lease.token),
+            },
+        };
+        self.cluster.propose(me, command, self.now);
+    }
+
+    /// The members that may act alone under the lease at this moment.
+    fn acting(&self) -> Vec<MemberId> {
+        let acts = |agreement: &crate::Agreement| agreement.may_act(LEASE, self.now).is_some();
+        self.cluster
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.agreement.as_ref().is_some_and(acts))
+            .map(|(me, _)| *me)
+            .collect()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.cluster.check()?;
+        match self.acting() {
+            acting if acting.len() > 1 => Err(format!("several hold the lease: {acting:?}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn among(&mut self, members: &[u64]) {
+        loop {
+            let among = |who: MemberId| members.contains(&who.get());
+            let (now, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cluster.letters)
+                .into_iter()
+                .partition(|letter| among(letter.from) && among(letter.to));
+            self.cluster.letters = later;
+            if now.is_empty() {
+                return;
+            }
+            for letter in now {
+                self.cluster.deliver(&letter, self.now);
+            }
         }
     }
 
     fn restart(&mut self, me: MemberId, continuity: Continuity) {
         self.cluster.power_off(me);
-        self.cluster.boot(me, continuity, NOW);
+        self.cluster.boot(me, continuity, self.now);
         if let Some(agreement) = self.cluster.agreement(me) {
             agreement.without_pre_vote();
         }
@@ -165,12 +237,12 @@ impl World {
             Action::Make(at) => self.make(&moves[at]),
             Action::Deliver(at) => {
                 let letter = self.cluster.letters.remove(at);
-                self.cluster.deliver(&letter, NOW);
+                self.cluster.deliver(&letter, self.now);
             }
             Action::DeliverAndFail(at) => {
                 let letter = self.cluster.letters.remove(at);
                 if let Some(agreement) = self.cluster.agreement(letter.to) {
-                    let _ = agreement.receive(&letter.bytes, NOW);
+                    let _ = agreement.receive(&letter.bytes, self.now);
                     self.cluster.write(letter.to, false);
                     self.restart(letter.to, Continuity::Proven);
                 }
@@ -191,13 +263,14 @@ impl World {
                 return;
             }
             for letter in letters {
-                self.cluster.deliver(&letter, NOW);
+                self.cluster.deliver(&letter, self.now);
             }
         }
     }
 
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
+        self.now.hash(&mut hasher);
         for (me, node) in &self.cluster.nodes {
             me.hash(&mut hasher);
             for stored in [&node.stored, &node.flushed] {
@@ -258,7 +331,7 @@ impl Case {
             history,
             next: next.into(),
             digest: world.digest(),
-            broken: world.cluster.check().err(),
+            broken: world.check().err(),
             reached,
         }
     }
@@ -448,7 +521,7 @@ fn restored() -> Case {
         begin: |mutation| {
             let mut world = led(three(), mutation);
             world.backup = Some(world.cluster.nodes[&id(2)].flushed.clone());
-            world.cluster.propose(id(1), block(), NOW);
+            world.cluster.propose(id(1), block(), world.now);
             world.between(&[1, 2]);
             world
         },
@@ -483,10 +556,9 @@ fn join_and_leave() -> Case {
         begin: |mutation| {
             let mut world = led(joining(), mutation);
             let activate = Command::Activate { member: id(4) };
-            world.cluster.propose(id(1), activate, NOW);
-            world
-                .cluster
-                .propose(id(1), Command::RemoveMember { member: id(3) }, NOW);
+            world.cluster.propose(id(1), activate, world.now);
+            let remove = Command::RemoveMember { member: id(3) };
+            world.cluster.propose(id(1), remove, world.now);
             world.once(1, 2);
             world.once(2, 1);
             world.between(&[1, 4]);
@@ -517,7 +589,7 @@ impl World {
             .partition(|letter| (letter.from, letter.to) == (id(from), id(to)));
         self.cluster.letters = later;
         for letter in now {
-            self.cluster.deliver(&letter, NOW);
+            self.cluster.deliver(&letter, self.now);
         }
     }
 }
@@ -547,4 +619,62 @@ fn a_member_joins_while_another_leaves() {
         join_and_leave,
         &[Make(0), Make(1), Deliver(1), Deliver(2), Deliver(2)],
     );
+}
+
+/// The first member has the lease, the second one leads and takes it over.
+fn lease() -> Case {
+    const WAIT: u64 = LEASE_TIME * 9 / 20;
+    Case {
+        begin: |mutation| {
+            let mut world = World::of(three(), mutation);
+            world.campaign(id(2));
+            world.between(&[1, 2, 3]);
+            world.lease(id(1));
+            world.between(&[1, 2, 3]);
+            // With the renewal all have flushed that the grant is agreed.
+            world.lease(id(1));
+            world.between(&[1, 2, 3]);
+            assert_eq!(world.acting(), [id(1)]);
+            world
+        },
+        moves: vec![
+            Move::Lease(1),
+            Move::Lease(2),
+            Move::Lease(2),
+            Move::Among(&[2, 3]),
+            Move::Among(&[2, 3]),
+            Move::Among(&[2, 3]),
+            Move::Wait(WAIT),
+            Move::Wait(WAIT),
+            Move::Wait(WAIT),
+            Move::Restart(1),
+            Move::Campaign(3),
+        ],
+        failures: 0,
+        depth: 12,
+        quick: 4,
+        mutation: None,
+        first: Vec::new(),
+    }
+}
+
+#[test]
+fn one_member_has_the_lease() {
+    holds("lease", lease());
+    let grant = [Make(1), Make(3)];
+    let renew = [Make(2), Make(4)];
+    finds("lease", Mutation::LeaseWithoutWait, lease, &grant);
+    // The holder hears late of its renewal, and not of the next holder.
+    let late: Vec<Action> = [Make(0), Deliver(0), Make(5)]
+        .into_iter()
+        .chain(grant)
+        .chain([Make(6), Deliver(0), Deliver(0), Make(7), Make(8)])
+        .collect();
+    finds("lease", Mutation::LeaseFromAnswer, lease, &late);
+    let restarted: Vec<Action> = grant
+        .into_iter()
+        .chain([Make(6), Make(7), Make(8)])
+        .chain(renew)
+        .collect();
+    finds("lease", Mutation::LeaseOutlivesRestart, lease, &restarted);
 }

@@ -23,6 +23,10 @@ pub(crate) enum Mutation {
     LeaseWithoutWait,
     /// The next holder of a lease waits without regard to the clocks' drift.
     LeaseWithoutDrift,
+    /// A lease counts from when its renewal is applied, not from when it was asked for.
+    LeaseFromAnswer,
+    /// A lease counts for a member that has not asked for it since it started.
+    LeaseOutlivesRestart,
     /// The server side does not write the vote.
     #[cfg(test)]
     ForgetVote,

@@ -25,7 +25,7 @@ impl Agreement {
         progress.sort_by_key(|(id, _)| **id);
         let votes: BTreeMap<_, _> = raft.prs().votes().iter().collect();
         format!(
-            "{:?} {:?} {} {} {} {:?} {:?} {progress:?} {votes:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {} {} {} {:?} {:?} {progress:?} {votes:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.stopped,
             raft.state,
             raft.term,
@@ -46,6 +46,7 @@ impl Agreement {
             self.proposals.offered,
             self.confirming,
             self.known,
+            self.leases,
         )
     }
 

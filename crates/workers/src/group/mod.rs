@@ -82,6 +82,8 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
     let random = error::transaction(random)?;
     let settings = Settings::default();
     let started = Instant::now();
+    // After what is stored was read: waits for earlier leases count from here.
+    let began = timestamp::sleepless_microseconds();
     let agreement = Agreement::start(
         &loaded.stored,
         settings,
@@ -103,7 +105,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         mailbox,
         links: Links::default(),
         asked: BTreeMap::new(),
-        started,
+        began,
         tick: Duration::from_micros(settings.tick),
         next_tick: started,
         next_view: started,
@@ -176,7 +178,8 @@ struct Member {
     links: Links,
     /// Proposals of sessions that wait for an answer.
     asked: BTreeMap<ProposalId, Asked>,
-    started: Instant,
+    /// What the clock showed when the worker started.
+    began: u64,
     tick: Duration,
     next_tick: Instant,
     next_view: Instant,
@@ -189,8 +192,10 @@ struct Member {
 }
 
 impl Member {
+    /// The time since the start, that in which the machine slept included: a lease that was over
+    /// meanwhile must not be believed in.
     fn now(&self) -> Monotonic {
-        Monotonic(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+        Monotonic(timestamp::sleepless_microseconds().saturating_sub(self.began))
     }
 
     /// Does all that there is to do now.
