@@ -186,6 +186,14 @@ bench-many: setup
 bench-many-installed: install
 	@bench/run many
 
+# Entries that a group agrees on in a second, and a join beside a subscription's copy: bench/run --help
+.PHONY: bench-group bench-group-installed
+bench-group: setup
+	$(MAKE) --no-print-directory bench-group-installed
+
+bench-group-installed: install
+	@bench/run group
+
 # Charts and docs/PERFORMANCE.md from the newest results; bench/report FILE... for others.
 bench-report:
 	@bench/report

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import dtle, goals, machine, many, peers, reconcile, summary, traces
+from . import dtle, goals, group, machine, many, peers, reconcile, summary, traces
 from . import latency as timing
 from . import limits as limit
 from . import plan as planning
@@ -278,12 +278,16 @@ make bench-reconcile: two nodes that were cut off meet again, with Braid and wit
 
 make bench-many: a subscription to many tables: how long it takes, and what it holds.
 
-{planning.MANY_USAGE}"""
+{planning.MANY_USAGE}
+
+make bench-group: entries that a group agrees on in a second, and a join beside a subscription's copy.
+
+{planning.GROUP_USAGE}"""
 
 
 def main():
     arguments = sys.argv[1:]
-    if arguments not in ([], ["profile"], ["reconcile"], ["many"], ["traces"]):
+    if arguments not in ([], ["profile"], ["reconcile"], ["many"], ["group"], ["traces"]):
         print(HELP)
         return 0 if arguments in (["--help"], ["-h"]) else 2
 
@@ -304,6 +308,11 @@ def main():
             plan = planning.read_many()
             stage = Stage(Installation.read(), plan)
             many.measure(stage, plan, RESULTS, say)
+            return 0
+        if arguments == ["group"]:
+            plan = planning.read_group()
+            stage = Stage(Installation.read(), plan)
+            group.measure(stage, plan, RESULTS, say)
             return 0
         plan = planning.read(profile=arguments == ["profile"])
         peers.check(plan)

@@ -55,6 +55,16 @@ MANY_USAGE = """
 """.strip("\n")
 
 
+GROUP_USAGE = """
+  BENCH_CLIENTS=1,16           callers at a member, each number measured; a member takes 16 questions at a time
+  BENCH_SECONDS=10             how long they call
+  BENCH_MEGABYTES=1024         what a node gets that joins; 0: none joins
+  BENCH_RUNS=3                 joins, and copies of a subscription, in turn; the medians count
+  BENCH_PATIENCE=7200          seconds that each may take
+  BENCH_SETTINGS, BENCH_PORT   as in `make bench`
+""".strip("\n")
+
+
 class Mistake(Exception):
     """The user asked for something that there is not."""
 
@@ -256,6 +266,33 @@ def read_many():
         # A copy worker takes one of these for a moment; the locks of native's transactions are as many as the tables.
         settings=("max_worker_processes = 64", "max_replication_slots = 64", "max_wal_senders = 64", *settings()),
         port=number("BENCH_PORT", "23500", int),
+        port_fixed="BENCH_PORT" in os.environ,
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """One run of the bench of groups, as asked for."""
+
+    clients: tuple
+    seconds: int
+    megabytes: int
+    runs: int
+    patience: int
+    settings: tuple
+    port: int
+    port_fixed: bool
+
+
+def read_group():
+    return Group(
+        clients=numbers("BENCH_CLIENTS", "1,16", int),
+        seconds=number("BENCH_SECONDS", "10", int),
+        megabytes=number("BENCH_MEGABYTES", "1024", int, zero=True),
+        runs=number("BENCH_RUNS", "3", int),
+        patience=number("BENCH_PATIENCE", "7200", int),
+        settings=("max_worker_processes = 64", *settings()),
+        port=number("BENCH_PORT", "23600", int),
         port_fixed="BENCH_PORT" in os.environ,
     )
 

@@ -13,7 +13,7 @@ import unittest.mock
 import xml.etree.ElementTree as xml
 
 import decode
-from braid_bench import beats, charts, goals, inserters, latency, limits, many, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg, wakeups
+from braid_bench import beats, charts, goals, group, inserters, latency, limits, many, pair, plan, processes, profile, reconcile, reconcile_summary, report, summary, svg, wakeups
 
 
 def drained(workload, variant, seconds, cpu=(1.0, 1.0), commit="off"):
@@ -77,6 +77,25 @@ class Many(unittest.TestCase):
         self.assertIn("| 1000 | native | 100.00 | 100.00 | 1.00 | 2.00 | 1002 | 100.00 | 2.00 | 1.00 | 100.00 |", lines)
         self.assertIn("| 2000 in 200 schemas | braid | 20.00 | 20.00 | 1.00 | 2.00 | 2002 | 20.00 | 2.00 | 1.00 | 20.00 |", lines)
         self.assertEqual([line.split("|")[3].strip() for line in lines[-2:]], ["2.00", "1.00"])
+
+
+class Groups(unittest.TestCase):
+    def test_flushes(self):
+        said = "5 seconds per test\nCompare:\n        open_datasync   812.345 ops/sec\n        fdatasync        1234.500 ops/sec     810 usecs/op\n        fdatasync   9.0 ops/sec\n"
+        self.assertEqual(group.fsyncs(said), 1234.5)
+        self.assertIsNone(group.fsyncs("n/a"))
+
+    def test_rows(self):
+        self.assertIn(f"generate_series(1, {100 * 1024 * 1024 // (group.TABLES * group.VALUE)})", group.fill(100))
+        self.assertEqual(group.make().count("create table"), group.TABLES)
+
+    def test_summary(self):
+        made = {"entries": [{"nodes": 1, "at": 1, "clients": 1, "a_second": 10.2}, {"nodes": 3, "at": 3, "clients": 16, "a_second": 200.0}],
+                "copies": [{"system": "subscription", "seconds": 10}, {"system": "join", "seconds": 12}], "plan": {"megabytes": 5}}
+        lines = group.summary(made).splitlines()
+        self.assertIn("| 3 | 16 | each member | 200 |", lines)
+        self.assertEqual(lines[-1], "| join | 12.0 | 1.20 |")
+        self.assertEqual(group.rate((5, 105), 10), 10)
 
 
 class Wakeups(unittest.TestCase):

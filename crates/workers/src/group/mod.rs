@@ -28,12 +28,12 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_group::{
-    Agreement, Effects, Error, GroupId, MemberId, Monotonic, ProposalId, Settings, Stopped, Value,
-    Version,
+    Agreement, Effects, Error, GroupId, MemberId, Monotonic, ProposalId, Settings, State, Stopped,
+    Value, Version,
 };
 use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
-use braid_node::subscription::rows;
+use braid_node::subscription::{execute, rows};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
@@ -106,6 +106,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         links: Links::default(),
         asked: BTreeMap::new(),
         began,
+        shown: None,
         tick: Duration::from_micros(settings.tick),
         next_tick: started,
         next_view: started,
@@ -115,6 +116,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
     };
     if let Some(state) = member.agreement.state().cloned() {
         member.write(|| store::show(&state))?;
+        member.shown = Some(state);
     }
     member.note_version()?;
     member.keep_links()?;
@@ -180,6 +182,8 @@ struct Member {
     asked: BTreeMap<ProposalId, Asked>,
     /// What the clock showed when the worker started.
     began: u64,
+    /// What the tables show.
+    shown: Option<State>,
     tick: Duration,
     next_tick: Instant,
     next_view: Instant,
@@ -364,8 +368,12 @@ impl Member {
     fn let_out(&mut self, effects: Effects) -> Result<(), PgError> {
         let changed = effects.replaced || !effects.applied.is_empty();
         if changed && let Some(state) = self.agreement.state().cloned() {
+            let shown = self.shown.take();
+            let mut members_changed = false;
             self.write(|| {
-                store::show(&state)?;
+                // The entries are on disk. After a crash they are applied, and shown, again.
+                execute("set local synchronous_commit = off", &[])?;
+                members_changed = store::show_since(shown.as_ref(), &state)?;
                 store::log(&effects.applied, &state)
             })?;
             let own = state.member(self.agreement.me());
@@ -377,9 +385,12 @@ impl Member {
                     .membership
                     .store(registry::READ_ONLY, Ordering::Release);
             }
-            self.keep_links()?;
+            if members_changed {
+                self.keep_links()?;
+            }
             registry::wake_manager(process::my_database());
             registry::wake_sequences(process::my_database());
+            self.shown = Some(state);
         }
         for (to, message) in effects.send {
             self.links.send(to, message);

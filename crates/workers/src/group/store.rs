@@ -201,22 +201,41 @@ pub(super) fn take_letters() -> Result<Vec<Vec<u8>>, PgError> {
         .collect())
 }
 
-/// Makes `braid.group_member` say what is agreed.
+/// Makes `braid.group_member` and `braid.group_option` say what is agreed.
 ///
 /// # Errors
 /// [`PgError`] if a table is not there.
 pub fn show(state: &State) -> Result<(), PgError> {
+    show_since(None, state).map(drop)
+}
+
+/// The same where the tables say what was agreed before, if that is given: only what has changed
+/// since is written. Returns whether a member has changed.
+pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, PgError> {
+    let recovers = |state: &State, id| state.option(&recovery_option(id)).is_some();
+    let mut changed = false;
     for member in state.members() {
-        show_member(member, state.option(&recovery_option(member.id)).is_some())?;
+        let recover = recovers(state, member.id);
+        let is_shown = before.is_some_and(|before| {
+            before.member(member.id) == Some(member) && recovers(before, member.id) == recover
+        });
+        if !is_shown {
+            show_member(member, recover)?;
+            changed = true;
+        }
     }
-    show_options(state)?;
+    if before.is_none_or(|before| !before.options().eq(state.options())) {
+        show_options(state)?;
+    }
     execute(
         "update braid.group_self set applied_index = $1, group_name = $2::name \
           where (applied_index, group_name) is distinct from ($1, $2::name)",
         &[signed(state.index()).into(), state.name().into()],
     )?;
-    connection_string::forget_unused();
-    Ok(())
+    if changed {
+        connection_string::forget_unused();
+    }
+    Ok(changed)
 }
 
 /// How many entries `braid.group_log` shows at most.
