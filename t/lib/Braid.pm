@@ -50,7 +50,7 @@ my %subscription;
 sub new_server
 {
 	my ($name, %opt) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, $opt{install_path} ? (install_path => $opt{install_path}) : ());
 	$node->init(allows_streaming => 'logical', extra => $opt{init} // []);
 	$node->append_conf('postgresql.conf', slurp_file($ENV{BRAID_NODE_CONF}));
 	$node->append_conf('postgresql.conf', <<'CONF');

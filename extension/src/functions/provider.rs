@@ -140,6 +140,11 @@ impl Provider {
         self.connection
     }
 
+    /// The version of the server, as a number: 150003.
+    pub fn server_version(&self) -> i32 {
+        self.connection.server_version()
+    }
+
     /// That it is another node than this one, and the node that it is known as here.
     pub fn check_identity(&self, local: &LocalNode) -> Outcome<()> {
         if self.id == local.id {

@@ -16,6 +16,7 @@ use pgrx::pg_extern;
 use super::super::failure::{Failure, Outcome, notice};
 use super::super::options::texts;
 use super::super::{local, node, required, required_name, run, text, wake_manager};
+use super::source::check_own;
 use super::{check_no_group, check_rights, insert_self};
 
 /// braid.create_group(group_name name, node_name name, dsn text, publications text[], adopt boolean)
@@ -107,6 +108,7 @@ pub(super) fn become_node(
             ),
         );
     }
+    check_own(&known)?;
     give_rights(&known);
     Ok((node, known))
 }

@@ -15,7 +15,7 @@ use super::super::failure::{Failure, Outcome, notice};
 use super::super::provider::Provider;
 use super::super::{local, required, run, text, wake_manager};
 use super::create::{become_node, new_member};
-use super::{check_no_group, check_rights, insert_self};
+use super::{check_no_group, check_rights, insert_self, source as member};
 
 /// The steps of joining, in their order: as `braid_workers::group::steps` carries them out.
 const STEPS: [&str; 10] = [
@@ -105,6 +105,7 @@ fn become_member(
     }
     check_no_group()?;
     check_contents(mode)?;
+    member::check_elsewhere(&member_dsn)?;
     let (node, dsn) = become_node(node_name, dsn)?;
     let mut source = Provider::open(&member_dsn, caller)?;
     source.check_identity(&node)?;
@@ -129,6 +130,7 @@ fn become_member(
     let role = if mode == WITNESS {
         Role::Witness
     } else {
+        member::check(&contacts, &source, mode, &publications, caller)?;
         Role::Data
     };
     let joiner = new_member(&node, &dsn, role)?;

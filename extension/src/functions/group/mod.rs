@@ -10,6 +10,7 @@
 //! | `peer.rs` | that members call at each other |
 //! | `progress.rs` | waiting, and the view of the group |
 //! | `sequence.rs` | of sequences |
+//! | `source.rs` | none: what a database that joins is refused for |
 //! | `standing.rs` | members that take no writes, or rest |
 
 mod create;
@@ -18,6 +19,7 @@ mod leave;
 mod peer;
 mod progress;
 mod sequence;
+mod source;
 mod standing;
 
 use std::sync::atomic::Ordering;

@@ -28,7 +28,7 @@ use braid_postgres::error::{self, PgError};
 
 use super::super::request;
 use super::peer::{self, Peer, Start};
-use super::{Progress, View, away, data, members, note, schema, sequences};
+use super::{Progress, View, away, data, members, note, publication, schema, sequences};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -242,26 +242,17 @@ fn make_schema(view: &View) -> Result<Progress, PgError> {
     Ok(Progress::Done)
 }
 
-/// Publications of the group that are missing here become publications of all tables.
+/// Publications of the group that are missing here become what they are at the source.
 fn make_publications(view: &View) -> Result<Progress, PgError> {
     let wanted = members::publications()?;
-    // A publication that names tables comes with the schema, or is the user's affair.
-    error::transaction(|| {
-        execute(
-            "do $do$ declare wanted name; begin \
-               for wanted in select unnest(publications) from braid.group_self except select pubname from pg_publication loop \
-                 execute pg_catalog.format('create publication %I for all tables', wanted); \
-               end loop; end $do$",
-            &[],
-        )
-    })
-    .map_err(|error| {
+    let source = source(view)?;
+    publication::create_missing(source, &wanted).map_err(|error| {
         error.with_context(&format!(
             "creating publications {wanted} of node \"{}\"",
             view.own.name
         ))
     })?;
-    sequences::take_over(view, source(view)?)
+    sequences::take_over(view, source)
 }
 
 /// Waits until the source has all that the others had committed when their slots for this node were

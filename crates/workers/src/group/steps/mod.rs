@@ -23,8 +23,9 @@ mod keep;
 mod leave;
 mod members;
 mod peer;
+pub mod publication;
 mod recover;
-mod schema;
+pub mod schema;
 mod sequences;
 mod take_over;
 

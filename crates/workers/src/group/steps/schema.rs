@@ -18,6 +18,8 @@ use braid_postgres::{catalog, latch, libpq, process};
 
 use super::peer::Peer;
 
+const INSTALL: &str = "Install PostgreSQL's client programs on this server, or make the schema by hand and join with mode => 'schema'.";
+const HINT: &str = "pg_dump reads servers of its own version and older: join newer nodes first, or make the schema by hand and join with mode => 'schema'.";
 /// How often pg_dump is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -103,7 +105,7 @@ pub(super) fn make(
 pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
     let files = Files::new()?;
     write_service(&files.service, &source.dsn)?;
-    let program = Path::new(&bindir()?).join("pg_dump");
+    let program = error::transaction(program)?;
     let child = Command::new(&program)
         .args([
             "--schema-only",
@@ -113,25 +115,17 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
         ])
         .args(["--dbname", "service=braid"])
         .env_clear()
-        .env("PGSERVICEFILE", fs::canonicalize(&files.service).map_err(|error| of_file(&error))?)
+        .env(
+            "PGSERVICEFILE",
+            fs::canonicalize(&files.service).map_err(|error| of_file(&error))?,
+        )
         .env("PGCLIENTENCODING", "UTF8")
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .stdout(private(&files.output)?)
         .stderr(private(&files.messages)?)
         .spawn()
-        .map_err(|error| {
-            let sqlstate = match SqlState::of_io(&error) {
-                // There is no such program, or it is not to be run.
-                SqlState::UndefinedFile | SqlState::InsufficientPrivilege => {
-                    SqlState::ObjectNotInPrerequisiteState
-                }
-                sqlstate => sqlstate,
-            };
-            PgError::new(sqlstate, format!("could not run pg_dump: {error}"))
-                .with_detail(format!("It is looked for as {}.", program.display()))
-                .with_hint("Install PostgreSQL's client programs on this server, or make the schema by hand and join with mode => 'schema'.")
-        })?;
+        .map_err(|error| not_run(&program, &error))?;
     let mut running = Running(child);
     let status = loop {
         match running.0.try_wait().map_err(|error| of_file(&error))? {
@@ -143,10 +137,13 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
         let said = fs::read_to_string(&files.messages).unwrap_or_default();
         return Err(PgError::new(
             SqlState::ObjectNotInPrerequisiteState,
-            format!("pg_dump could not read the schema of node \"{}\"", source.name),
+            format!(
+                "pg_dump could not read the schema of node \"{}\"",
+                source.name
+            ),
         )
         .with_detail(said.trim().to_owned())
-        .with_hint("pg_dump reads servers of its own version and older: join newer nodes first, or make the schema by hand and join with mode => 'schema'."));
+        .with_hint(HINT));
     }
     let text = fs::read_to_string(&files.output).map_err(|error| of_file(&error))?;
     Ok(without_meta_commands(&text))
@@ -179,12 +176,66 @@ fn write_service(path: &Path, dsn: &str) -> Result<(), PgError> {
         .map_err(|error| of_file(&error))
 }
 
-fn bindir() -> Result<String, PgError> {
-    let found =
-        error::transaction(|| rows("select setting from pg_config where name = 'BINDIR'", &[]))?;
+/// Checks that this server has a pg_dump which reads a server of this major version. In a
+/// transaction.
+///
+/// # Errors
+/// 55000 if there is none, or an older one.
+pub fn check_program(source_major: u16) -> Result<(), PgError> {
+    let program = program()?;
+    let said = Command::new(&program)
+        .arg("--version")
+        .env_clear()
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|error| not_run(&program, &error))?;
+    let words = String::from_utf8_lossy(&said.stdout);
+    match major_of(&words) {
+        Some(major) if major >= source_major => Ok(()),
+        Some(major) => Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            format!("pg_dump {major} can't read the schema of PostgreSQL {source_major}"),
+        )
+        .with_detail(format!("It is {}.", program.display()))
+        .with_hint(HINT)),
+        None => Err(PgError::new(
+            SqlState::ObjectNotInPrerequisiteState,
+            "pg_dump does not tell its version",
+        )
+        .with_detail(format!("It is {}.", program.display()))
+        .with_hint(INSTALL)),
+    }
+}
+
+/// The major version in what `pg_dump --version` says: `pg_dump (PostgreSQL) 18.6 (Debian ...)`.
+fn major_of(words: &str) -> Option<u16> {
+    let version = words.split(')').nth(1)?.trim_start();
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+fn not_run(program: &Path, error: &std::io::Error) -> PgError {
+    let sqlstate = match SqlState::of_io(error) {
+        // There is no such program, or it is not to be run.
+        SqlState::UndefinedFile | SqlState::InsufficientPrivilege => {
+            SqlState::ObjectNotInPrerequisiteState
+        }
+        sqlstate => sqlstate,
+    };
+    PgError::new(sqlstate, format!("could not run pg_dump: {error}"))
+        .with_detail(format!("It is looked for as {}.", program.display()))
+        .with_hint(INSTALL)
+}
+
+/// Where this server's own pg_dump is.
+fn program() -> Result<PathBuf, PgError> {
+    let found = rows("select setting from pg_config where name = 'BINDIR'", &[])?;
     found
         .into_iter()
         .next()
         .and_then(|row| row.into_iter().next()?)
+        .map(|directory| Path::new(&directory).join("pg_dump"))
         .ok_or_else(|| PgError::new(SqlState::InternalError, "no directory of programs is known"))
 }

@@ -1,0 +1,416 @@
+//! Checks of a database that joins against the member that it is to copy: what would make a step of
+//! the join fail for good is refused before the group hears of it.
+//!
+//! The member is asked over its own connection string, as the steps will ask it.
+//!
+//! Not for: what `braid.check` finds, which `join.rs` asks for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_bgworker::sql_text::quote_literal;
+use braid_bgworker::subscription_option::array_literal;
+use braid_postgres::catalog::query;
+use braid_postgres::libpq::{self, Connection, Mode};
+use braid_postgres::rows::Rows;
+use braid_workers::group::steps::{publication, schema};
+use pgrx::{PgSqlErrorCode, pg_sys};
+
+use super::super::failure::{Failure, Outcome, notice};
+use super::super::local;
+use super::super::provider::Provider;
+
+/// A server that does not answer for so long does not count as one that the string leads to.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Differences that an error names.
+const NAMED: usize = 5;
+
+/// Checks that a database can take the place of a member by this mode.
+pub(super) fn check(
+    contacts: &Rows,
+    source: &Provider,
+    mode: &str,
+    publications: &[String],
+    caller: pg_sys::Oid,
+) -> Outcome<()> {
+    check_subscriptions(contacts, mode)?;
+    let mut member = open(contacts, source, caller)?;
+    check_encoding(&mut member)?;
+    if mode == "empty" {
+        let major = member.server_version() / 10_000;
+        schema::check_program(u16::try_from(major).unwrap_or(u16::MAX))?;
+    }
+    check_publications(&mut member, mode, publications)?;
+    if mode != "adopt" {
+        member.published_tables(publications, false)?;
+        check_tables(&mut member, mode, publications)?;
+    }
+    if mode == "empty" {
+        check_roles(&mut member)?;
+    }
+    Ok(())
+}
+
+/// Asks which server and which database it is.
+const FACTS: &str = "select c.system_identifier::text, d.oid::text, d.datname::text \
+      from pg_catalog.pg_control_system() c cross join pg_catalog.pg_database d \
+     where d.datname = pg_catalog.current_database()";
+
+/// Checks that a connection string leads to this database, as far as this server can tell: other
+/// members may have a way here that it has not.
+pub(super) fn check_own(dsn: &str) -> Outcome<()> {
+    let there = match facts(dsn) {
+        Ok(there) => there,
+        Err(error) => {
+            notice(format!(
+                "this server could not connect by the node's own connection string, as other members will have to: {error}"
+            ));
+            return Ok(());
+        }
+    };
+    let here = query(FACTS, &[]);
+    let is_same = |column| there.get(0, column) == here.get(0, column);
+    if is_same(0) && is_same(1) {
+        return Ok(());
+    }
+    let database = there.get(0, 2).unwrap_or_default();
+    let whose = if is_same(0) { "this" } else { "another" };
+    Err(
+        Failure::parameter("the connection string in dsn does not lead to this database")
+            .detail(format!(
+                "It leads to database \"{database}\" of {whose} server."
+            ))
+            .hint("In dsn, give the connection string by which other members reach this database."),
+    )
+}
+
+/// Checks that the connection string of a member does not lead back to this database. An error of
+/// the connection is for whoever connects to stay.
+pub(super) fn check_elsewhere(member_dsn: &str) -> Outcome<()> {
+    let Ok(there) = facts(member_dsn) else {
+        return Ok(());
+    };
+    let here = query(FACTS, &[]);
+    if (0..2).any(|column| there.get(0, column) != here.get(0, column)) {
+        return Ok(());
+    }
+    Err(
+        Failure::parameter("the connection string in member_dsn leads back to this database")
+            .hint("In member_dsn, give the connection string of a member of the group."),
+    )
+}
+
+fn facts(dsn: &str) -> libpq::Result<Rows> {
+    Connection::open_within(dsn, "braid", Mode::Sql, PATIENCE)?.query(FACTS)
+}
+
+/// Checks that no subscription to a member is there, which the join would take for one of its own.
+fn check_subscriptions(contacts: &Rows, mode: &str) -> Outcome<()> {
+    let members: Vec<String> = contacts
+        .iter()
+        .filter_map(|row| row.get(6).cloned().flatten())
+        .collect();
+    let found = local::column(&query(
+        "select subscription_name from braid.subscription \
+          where $2::boolean and provider_id = any ($1::uuid[]) order by 1",
+        &[
+            Some(&array_literal(&members)),
+            Some(if mode == "adopt" { "false" } else { "true" }),
+        ],
+    ));
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(
+        Failure::state("this node has subscriptions to members of the group")
+            .detail(format!("Subscriptions: {}.", found.join(", ")))
+            .hint(
+                "Drop those of a former membership with braid.drop_subscription. Join with mode => 'adopt' to go on with those that were made by hand.",
+            ),
+    )
+}
+
+/// Connects to the member as the steps of the join will.
+fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Provider> {
+    let own = contacts
+        .iter()
+        .find(|row| row.get(13).and_then(Option::as_deref) == Some("t"));
+    let dsn = own.and_then(|row| row.get(9)?.clone()).ok_or_else(|| {
+        Failure::state(format!("node \"{}\" has no connection string", source.name))
+            .hint("Name another member in member_dsn.")
+    })?;
+    let mut member = Provider::open(&dsn, caller).map_err(|failure| {
+        let hint = failure.hint_words().unwrap_or_default();
+        Failure::state(format!(
+            "node \"{}\" can't be reached by the connection string that it has in the group",
+            source.name
+        ))
+        .detail(failure.words())
+        .hint(format!("{hint} Or name another member in member_dsn."))
+    })?;
+    if member.id != source.id {
+        return Err(Failure::state(format!(
+            "the connection string that node \"{}\" has in the group leads to node \"{}\"",
+            source.name, member.name
+        ))
+        .hint("Name another member in member_dsn."));
+    }
+    member.check_server(true)?;
+    Ok(member)
+}
+
+/// Checks that each text of the member can be stored here. That holds within one encoding, and for
+/// a database in UTF8.
+fn check_encoding(member: &mut Provider) -> Outcome<()> {
+    let there = member.ask("select pg_catalog.current_setting('server_encoding')")?;
+    let there = there.get(0, 0).unwrap_or_default().to_owned();
+    let found = query(
+        "select current_setting('server_encoding'), \
+                exists (select from pg_conversion c where c.condefault and c.conforencoding = pg_char_to_encoding($1) \
+                           and c.contoencoding = pg_char_to_encoding(current_setting('server_encoding')))",
+        &[Some(&there)],
+    );
+    let here = found.get(0, 0).unwrap_or_default();
+    if here == there {
+        return Ok(());
+    }
+    if here == "UTF8" && found.get(0, 1) == Some("t") {
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            format!("node \"{}\" has encoding {there}, this one {here}", member.name),
+        )
+        .detail(format!(
+            "A text that is written here and that {there} does not have stops the subscriptions of such nodes."
+        ))
+        .hint(format!("Write only texts that {there} has."))
+        .warn();
+        return Ok(());
+    }
+    Err(Failure::state(format!(
+        "rows of node \"{}\" can't be converted from encoding {there} to {here}",
+        member.name
+    ))
+    .detail(format!(
+        "Texts that {there} has and {here} does not would stop the copy, or the subscription later."
+    ))
+    .hint(format!(
+        "Create this database anew with encoding {there}, or with UTF8 if the member's is not SQL_ASCII."
+    )))
+}
+
+/// Checks that the group's publications are there and can be made here, and that those which are
+/// here already are the same.
+fn check_publications(member: &mut Provider, mode: &str, publications: &[String]) -> Outcome<()> {
+    let question = publication::question(&array_literal(publications));
+    let there = publication::read(member.ask(&question)?.iter());
+    let here = publication::read(query(&question, &[]).iter());
+    for name in publications {
+        let Some(theirs) = there.iter().find(|p| p.name == *name) else {
+            return Err(Failure::undefined(format!(
+                "node \"{}\" does not have publication \"{name}\" of the group",
+                member.name
+            ))
+            .hint("Create it there, as the other members have it, or name another member."));
+        };
+        let Some(ours) = here.iter().find(|p| p.name == *name) else {
+            if let Some(problem) = theirs.problem {
+                return Err(Failure::state(format!(
+                    "publication \"{name}\" of node \"{}\" can't be created here",
+                    member.name
+                ))
+                .detail(problem)
+                .hint("Create it here by hand with what is to be published, or change it there."));
+            }
+            continue;
+        };
+        if ours.statement == theirs.statement {
+            continue;
+        }
+        let failure = Failure::state(format!(
+            "publication \"{name}\" differs from that of node \"{}\"",
+            member.name
+        ))
+        .detail(format!(
+            "Here: {}. There: {}.",
+            ours.statement, theirs.statement
+        ))
+        .hint("Drop it here: the join creates it as it is there. Or change one of the two.");
+        if mode != "adopt" {
+            return Err(failure);
+        }
+        // Whoever set the nodes up by hand may have meant it.
+        failure
+            .into_warning(format!(
+                "publication \"{name}\" differs from that of node \"{}\"",
+                member.name
+            ))
+            .warn();
+    }
+    Ok(())
+}
+
+/// Checks that the copy may read each published table of the member, and that a table which is here
+/// already has the shape that it has there.
+fn check_tables(member: &mut Provider, mode: &str, publications: &[String]) -> Outcome<()> {
+    let shape = query("select braid.shape_query()", &[]);
+    let shape = shape.get(0, 0).unwrap_or_default();
+    let there = member.ask(&format!(
+        "select pg_catalog.format('%I.%I', n.nspname, c.relname), s.lines, current_user, \
+                has_schema_privilege(n.oid, 'USAGE') and has_any_column_privilege(c.oid, 'SELECT'), row_security_active(c.oid) \
+           from (select distinct g.relid from pg_publication p cross join lateral pg_get_publication_tables(p.pubname) g \
+                  where p.pubname = any ({}::name[])) t \
+           join pg_class c on c.oid = t.relid join pg_namespace n on n.oid = c.relnamespace \
+          cross join lateral ({shape}) s \
+          where n.nspname <> 'braid' order by 1",
+        quote_literal(&array_literal(publications))
+    ))?;
+    let mut shapes = BTreeMap::new();
+    let (mut unreadable, mut filtered) = (Vec::new(), Vec::new());
+    for row in there.iter() {
+        let cell = |place: usize| row.get(place).and_then(Option::as_deref);
+        let Some(table) = cell(0) else { continue };
+        if cell(3) != Some("t") {
+            unreadable.push(table.to_owned());
+        } else if cell(4) == Some("t") {
+            filtered.push(table.to_owned());
+        }
+        shapes.insert(table.to_owned(), cell(1).unwrap_or_default().to_owned());
+    }
+    let role = there.get(0, 2).unwrap_or_default();
+    let refused = |what: String, tables: &[String], hint: String| {
+        Err(
+            Failure::new(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, what)
+                .detail(format!("Tables: {}.", list(tables)))
+                .hint(hint),
+        )
+    };
+    if !unreadable.is_empty() {
+        return refused(
+            format!(
+                "role \"{role}\" may not copy tables of node \"{}\"",
+                member.name
+            ),
+            &unreadable,
+            format!(
+                "There, run grant pg_read_all_data to {role}, or grant it USAGE on the schemas and SELECT on the tables."
+            ),
+        );
+    }
+    if !filtered.is_empty() {
+        return refused(
+            format!(
+                "row-level security hides rows of node \"{}\" from role \"{role}\"",
+                member.name
+            ),
+            &filtered,
+            format!("There, run alter role {role} bypassrls."),
+        );
+    }
+    if mode == "schema" {
+        check_shapes(member, shape, &shapes)?;
+    }
+    Ok(())
+}
+
+fn check_shapes(member: &Provider, shape: &str, there: &BTreeMap<String, String>) -> Outcome<()> {
+    let names: Vec<String> = there.keys().cloned().collect();
+    let here = query(
+        &format!(
+            "select t.name, s.lines from unnest($1::text[]) as t (name) join pg_class c on c.oid = to_regclass(t.name) \
+              cross join lateral ({shape}) s"
+        ),
+        &[Some(&array_literal(&names))],
+    );
+    let here: BTreeMap<&str, &str> = here
+        .iter()
+        .filter_map(|row| Some((row.first()?.as_deref()?, row.get(1)?.as_deref()?)))
+        .collect();
+    let missing: Vec<String> = names
+        .iter()
+        .filter(|name| !here.contains_key(name.as_str()))
+        .cloned()
+        .collect();
+    if !missing.is_empty() {
+        return Err(Failure::state(format!(
+            "tables of node \"{}\" are not in this database",
+            member.name
+        ))
+        .detail(format!("Tables: {}.", list(&missing)))
+        .hint("Create them here, or join with mode => 'empty' and an empty database."));
+    }
+    let differing: Vec<String> = there
+        .iter()
+        .filter_map(|(table, theirs)| {
+            let ours = here.get(table.as_str())?;
+            let only = |one: &str, other: &str| {
+                let lines: Vec<&str> = one
+                    .lines()
+                    .filter(|line| !other.lines().any(|other| other == *line))
+                    .collect();
+                lines.join(", ")
+            };
+            (theirs != ours).then(|| {
+                format!(
+                    "Table {table} has here: {}; there: {}.",
+                    only(ours, theirs),
+                    only(theirs, ours)
+                )
+            })
+        })
+        .collect();
+    if differing.is_empty() {
+        return Ok(());
+    }
+    let more = match differing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" And {more} more."),
+    };
+    let first: Vec<String> = differing.into_iter().take(NAMED).collect();
+    Err(Failure::state(format!(
+        "tables differ from those of node \"{}\"",
+        member.name
+    ))
+    .detail(format!("{}{more}", first.join(" ")))
+    .hint("Change them here so that both are alike, or join with mode => 'empty' and an empty database."))
+}
+
+/// Some of these, and how many more there are.
+fn list(all: &[String]) -> String {
+    let mut words = all
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if let Some(more) = all.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        words.push_str(&format!(", and {more} more"));
+    }
+    words
+}
+
+/// Checks that the roles are here which own something in the member's schema, or have rights on it.
+fn check_roles(member: &mut Provider) -> Outcome<()> {
+    let named = member.ask(
+        "select distinct r.rolname from pg_shdepend d join pg_roles r on r.oid = d.refobjid \
+          where d.refclassid = 'pg_authid'::regclass and d.deptype in ('o', 'a') \
+            and d.dbid = (select b.oid from pg_database b where b.datname = current_database()) \
+            and d.classid in ('pg_class'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass, 'pg_namespace'::regclass) \
+            and not exists (select from pg_depend e where e.classid = d.classid and e.objid = d.objid and e.deptype = 'e') \
+          order by 1",
+    )?;
+    let missing = local::column(&query(
+        "select quote_ident(r) from unnest($1::text[]) r where not exists (select from pg_roles where rolname = r) order by 1",
+        &[Some(&array_literal(&local::column(&named)))],
+    ));
+    let Some(first) = missing.first() else {
+        return Ok(());
+    };
+    Err(Failure::undefined(format!(
+        "roles that the schema of node \"{}\" names are missing here",
+        member.name
+    ))
+    .detail(format!("Roles: {}.", list(&missing)))
+    .hint(format!(
+        "Create them, for example with create role {first}."
+    )))
+}
