@@ -127,6 +127,9 @@ create table braid.subscription (
     -- position in that node's WAL.
     only_origin name,
     only_after pg_lsn,
+    -- To a node of a group that this one is no member of any more: the group drops its slot, and may
+    -- have given the name to a new member's. So it is never enabled again, and leaves the slot alone.
+    former_member boolean not null default false,
     -- How fast it is read at most; null: no limit.
     rows_per_second bigint check (rows_per_second > 0),
     bytes_per_second bigint check (bytes_per_second > 0),
@@ -3444,8 +3447,10 @@ values
     select 'warning', s.name::text, format('subscription "%s" tries again after an error: %s', s.name, s.last_error), coalesce(s.error_hint, 'See braid.subscription_detail for the whole error.')
       from braid.subscription_status s where s.state in ('retrying', 'paused') or s.state <> 'error' and s.last_error is not null$$),
 ('subscription_disabled', false, 'a subscription is disabled', $$
-    select 'notice', s.name::text, format('subscription "%s" is disabled, and its provider keeps WAL for it', s.name), format('select braid.enable_subscription(%L);', s.name)
-      from braid.subscription_status s where s.state = 'disabled'$$),
+    select 'notice', s.name::text, format(case when u.former_member then 'subscription "%s" is one of a group that this node has forgotten'
+                else 'subscription "%s" is disabled, and its provider keeps WAL for it' end, s.name),
+           format(case when u.former_member then 'select braid.drop_subscription(%L);' else 'select braid.enable_subscription(%L);' end, s.name)
+      from braid.subscription_status s join braid.subscription u on u.subscription_name = s.name where s.state = 'disabled'$$),
 ('copy_error', false, 'a table can''t be copied', $$
     select 'error', t.relation::text, format('table %s of subscription "%s" is not copied: %s', t.relation, s.subscription_name, t.copy_error), coalesce(t.copy_error_hint, 'Mend the cause; the copy is tried again by itself.')
       from braid.subscription_table t join braid.subscription s using (subscription_id) where t.copy_error is not null and t.state <> 'ready'$$),
@@ -4076,7 +4081,7 @@ comment on function braid.start_without is 'has this node take part in its group
 create function braid.forget_group() returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'forget_group_wrapper';
-comment on function braid.forget_group is 'at a node that was removed or is not believed any more: forgets the group; subscriptions, tables and rows stay';
+comment on function braid.forget_group is 'at a node that was removed or is not believed any more: forgets the group; tables and rows stay, and subscriptions, disabled, until they are dropped';
 
 create function braid.wait_for_group(timeout interval default null) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp

@@ -113,7 +113,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
     let rows = query(
         &format!(
             "select s.subscription_id, s.subscription_name, {DSN}, s.provider_name, s.provider_id, s.error_lsn, s.subscription_owner::oid, \
-                s.phase, s.slot_attempted, {} \
+                s.phase, (s.phase <> 'slot' or s.slot_attempted) and not s.former_member, {} \
                from braid.subscription s where s.subscription_name = $1::name for update of s",
             subscription_option::select_list("s")
         ),
@@ -134,7 +134,7 @@ pub fn lock_subscription(name: &str) -> Outcome<Subscription> {
         provider_id: text(4),
         error_lsn: rows.get(0, 5).map(str::to_owned),
         owner: rows.get(0, 6).and_then(|oid| oid.parse().ok()).unwrap_or(0),
-        has_slot: rows.get(0, 7) != Some("slot") || rows.get(0, 8) == Some("t"),
+        has_slot: rows.get(0, 8) == Some("t"),
         awaits_slot: rows.get(0, 7) == Some("slot"),
         options,
     })

@@ -26,6 +26,7 @@ fn enable_subscription(subscription_name: Option<&CStr>, after_away: Option<bool
         server::check_for_subscription()?;
         let subscription =
             local::lock_subscription(&required_name(subscription_name, "subscription_name")?)?;
+        super::group::check_no_former_member(&subscription)?;
         let given_up = query(
             "select provider_name from braid.subscription where subscription_id = $1::integer and given_up_at is not null",
             &[Some(&subscription.id)],

@@ -287,9 +287,28 @@ fn forget_group() {
             ))
             .hint("Leave it with braid.leave_group(), or have another node remove it."));
         }
+        disable_subscriptions();
         query("select braid.forget_members()", &[]);
         connection_string::forget_unused();
         wake_manager();
         Ok(())
     });
+}
+
+/// Ends what this node receives from the members. They drop the slots for it, once nobody reads
+/// these; a new member that gets its name has slots of the same names. The subscriptions stay for
+/// `braid.compare`, which needs their connection strings.
+fn disable_subscriptions() {
+    let disabled = local::column(&query(
+        "update braid.subscription s set enabled = false, former_member = true \
+           from braid.group_member m \
+          where m.node_id = s.provider_id and not s.former_member returning s.subscription_name",
+        &[],
+    ));
+    if !disabled.is_empty() {
+        notice(format!(
+            "subscriptions to former fellow members are disabled: {}; drop them with braid.drop_subscription before this node joins again",
+            disabled.join(", ")
+        ));
+    }
 }

@@ -167,3 +167,21 @@ pub fn check_not_needed(subscription: &Subscription) -> Outcome<()> {
     .detail(format!("By it this node follows node \"{node}\"."))
     .hint("Leave the group with braid.leave_group(), or remove that node with braid.remove_node."))
 }
+
+/// That a subscription is none of those by which this node followed members of a group that it has
+/// forgotten.
+pub fn check_no_former_member(subscription: &Subscription) -> Outcome<()> {
+    let found = query(
+        "select 1 from braid.subscription where subscription_id = $1::integer and former_member",
+        &[Some(&subscription.id)],
+    );
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::state(format!(
+        "subscription \"{}\" is one of a group that this node has forgotten",
+        subscription.name
+    ))
+    .detail("The group drops the slot that it read, or gives its name to the slot of a new member.")
+    .hint("Drop it with braid.drop_subscription. To follow the node again, join its group, or create another subscription with a copy."))
+}

@@ -112,7 +112,7 @@ fn check_subscriptions(contacts: &Rows, mode: &str) -> Outcome<()> {
         .collect();
     let found = local::column(&query(
         "select subscription_name from braid.subscription \
-          where $2::boolean and provider_id = any ($1::uuid[]) order by 1",
+          where former_member or $2::boolean and provider_id = any ($1::uuid[]) order by 1",
         &[
             Some(&array_literal(&members)),
             Some(if mode == "adopt" { "false" } else { "true" }),
