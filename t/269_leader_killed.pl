@@ -1,0 +1,125 @@
+# The leader of a group is killed under streams of proposals from all members: its group worker, then its whole server. Another member leads.
+# No entry is lost whose proposer has had its answer, none counts twice, and all members have one order of all entries.
+
+use strict;
+use warnings;
+
+use Braid;
+use Group;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $most = 150;
+my $dir = PostgreSQL::Test::Utils::tempdir();
+my @nodes = group([qw(tokyo paris oslo)], qq[
+	create table item (id bigint primary key);
+	do \$\$ begin
+		for i in 1..$most loop
+			execute format('create sequence s_tokyo_%s', i);
+			execute format('create sequence s_paris_%s', i);
+			execute format('create sequence s_oslo_%s', i);
+		end loop;
+	end \$\$]);
+my %node = map { $_->name => $_ } @nodes;
+for my $node (@nodes)
+{
+	ok($node->poll_query_until('postgres', 'select count(*) = ' . 3 * $most . q[ from braid.sequence s join pg_class c on c.oid = s.relation where c.relname ~ '^s_']), $node->name . ' knows its sequences')
+	  or diag(sql($node, 'select count(*) from braid.sequence'));
+}
+
+# Each member proposes one entry after the other, each with a name of its own. A server that is down is waited for.
+sub stream
+{
+	my ($node) = @_;
+	my ($name, $connection) = ($node->name, $node->connstr('postgres'));
+	my $script = qq[
+		for i in \$(seq 1 $most); do
+			until pg_isready -q -d "$connection"; do [ -e $dir/stop ] && break; sleep 0.05; done
+			[ -e $dir/stop ] && break
+			psql -XqAt -d "$connection" -c "select braid.set_sequence('s_${name}_\$i', 'local')" >/dev/null 2>>$dir/$name.err && echo \$i >>$dir/$name.answered
+		done];
+	return IPC::Run::start([ 'bash', '-c', $script ], '<', \undef);
+}
+sub answered
+{
+	my ($name) = @_;
+	return -e "$dir/$name.answered" ? split /\n/, slurp_file("$dir/$name.answered") : ();
+}
+# So many more are answered to each of these.
+sub goes_on
+{
+	my ($more, @names) = @_;
+	my %before = map { my @all = answered($_); $_ => scalar @all } @names;
+	my $what = "the group answers to @names";
+	ok(wait_until(sub { !grep { my @all = answered($_); @all < $before{$_} + $more } @names }, 120), $what)
+	  or diag(map { "$_: " . scalar(answered($_)) . "\n" . (-e "$dir/$_.err" ? slurp_file("$dir/$_.err") : '') } @names);
+	return;
+}
+sub leader
+{
+	my (@of) = @_;
+	my $found;
+	wait_until(sub {
+			for my $node (@of)
+			{
+				$found = look($node, 'select name from braid.group_nodes where leads');
+				return 1 if $found && grep { $_->name eq $found } @of;
+			}
+			return 0;
+		}, 120);
+	return $found;
+}
+
+my @streams = map { stream($_) } @nodes;
+goes_on(5, sort keys %node);
+for my $round (1, 2)
+{
+	my $led = leader(@nodes);
+	my $pid = sql($node{$led}, q[select pid from pg_stat_activity where backend_type = 'braid group']);
+	ok(kill_process($node{$led}, $pid), "the group worker of $led, which leads, is killed");
+	goes_on(5, sort keys %node);
+
+	my $second = leader(@nodes);
+	my @others = grep { $_ ne $second } sort keys %node;
+	$node{$second}->kill9;
+	my $third = leader(map { $node{$_} } @others);
+	isnt($third, $second, "the server of $second, which leads, is killed: another one leads");
+	goes_on(5, @others);
+	restart_crashed($node{$second});
+	goes_on(3, sort keys %node);
+}
+append_to_file("$dir/stop", '');
+$_->finish for @streams;
+
+# Each has all entries, in one order.
+my $end = q[select coalesce(max(log_index), 0) from braid.group_log];
+sql($nodes[0], q[select braid.set_sequence_default('range')]);
+my ($last) = sort { $b <=> $a } map { sql($_, $end) } @nodes;
+ok($_->poll_query_until('postgres', "select ($end) >= $last"), $_->name . ' has the whole log') for @nodes;
+# A member begins with what was agreed before it joined, without those entries.
+my ($first) = sort { $b <=> $a } map { sql($_, 'select min(log_index) from braid.group_log') } @nodes;
+my $log = "select string_agg(concat_ws('|', log_index, term, proposed_by, kind, subject, result), chr(10) order by log_index) from braid.group_log where log_index between $first and $last";
+my ($one, @same) = map { sql($_, $log) } @nodes;
+is($same[$_], $one, 'in the order of tokyo: ' . $nodes[ $_ + 1 ]->name) for 0, 1;
+my (%times, %refused);
+for (split /\n/, $one)
+{
+	my (undef, undef, undef, $kind, $subject, $result) = split /\|/, $_, 6;
+	next unless $kind eq 'set option' && $subject =~ /(s_\w+?_\d+)\b/;
+	$times{$1}++;
+	$refused{$1}++ if $result ne 'done';
+}
+for my $name (sort keys %node)
+{
+	my @answered = map { "s_${name}_$_" } answered($name);
+	cmp_ok(scalar @answered, '>=', 20, "$name has had answers");
+	is(join(' ', grep { !$times{$_} } @answered), '', 'no entry is lost that was answered');
+}
+is(join(' ', grep { $times{$_} > 1 } sort keys %times), '', 'none counts twice');
+is(join(' ', sort keys %refused), '', 'none was refused');
+sql($nodes[0], 'insert into item values (1)');
+have_all(@nodes);
+same_tables(\@nodes, 'item');
+
+done_testing();
