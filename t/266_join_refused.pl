@@ -1,4 +1,4 @@
-# What can't join a group is told so by join_group, with a hint, before the group hears of it. Nothing is left behind on either side.
+# join_group refuses a database that can't join, with a hint, before the group hears of it. Nothing is left behind on either side.
 
 use strict;
 use warnings;

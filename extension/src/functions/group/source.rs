@@ -1,5 +1,5 @@
-//! Checks of a database that joins against the member that it is to copy: what would make a step of
-//! the join fail for good is refused before the group hears of it.
+//! Checks of a database that joins against the member that it is to copy. If a step of the join
+//! would fail for good, the call is refused before the group hears of it.
 //!
 //! The member is asked over its own connection string, as the steps will ask it.
 //!

@@ -1,9 +1,9 @@
-//! Publications of the group: a node that joins has those of the member that it is copied from, with
-//! their tables, schemas, columns, row filters and options.
+//! Publications of the group: a node that joins has those of the member that it is copied from,
+//! with their tables, schemas, columns, row filters and options.
 //!
-//! The member's own words say what they are: statements that its catalogs come to. The same question
-//! at the joining node tells whether one that is there already is the same. Objects are sorted by
-//! name, so two publications with the same objects have the same statement.
+//! A query on the member's catalogs returns the statements that create them. At the joining node
+//! the same query shows whether an existing publication differs. Objects are sorted by name, so two
+//! publications with the same objects have the same statement.
 //!
 //! Not for: publications that the group does not name.
 
