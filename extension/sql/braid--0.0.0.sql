@@ -2034,6 +2034,15 @@ $$;
 comment on procedure braid.repair is 'mends what the last comparison of a table has found; braid.repair_log shows what was done';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Routing
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.shard(shards integer, tenant "any", record "any", spread integer default 1) returns integer
+    language c immutable strict parallel safe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'shard_wrapper';
+comment on function braid.shard is 'the shard of a row, by the values of its tenant and record';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Activity of the workers
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -4630,6 +4639,11 @@ grant execute on function
     braid.snowflake_node,
     braid.snowflake53_time,
     braid.snowflake53_node
+    to public;
+
+-- Reads nothing but its arguments.
+grant execute on function
+    braid.shard
     to public;
 
 -- Of rows that the caller may read.

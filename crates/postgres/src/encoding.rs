@@ -275,6 +275,25 @@ pub fn text_from_server(text: &[u8]) -> Option<String> {
     std::str::from_utf8(converted).ok().map(str::to_owned)
 }
 
+/// Text of a value as UTF-8, without a copy where the bytes are UTF-8 already; `None` if they are
+/// not valid. What is converted is in the current memory context. PostgreSQL raises an error if
+/// there is no conversion, or a character has none.
+#[inline]
+#[must_use]
+pub fn checked_utf8(text: &[u8]) -> Option<&str> {
+    if let Ok(text) = std::str::from_utf8(text)
+        && (is_utf8() || text.is_ascii())
+    {
+        return Some(text);
+    }
+    if is_utf8() || is_sql_ascii() {
+        // Without a conversion the bytes count.
+        return std::str::from_utf8(text).ok();
+    }
+    let converted = server_to_any(text, UTF8).map_or(text, CStr::to_bytes);
+    std::str::from_utf8(converted).ok()
+}
+
 /// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What can't be had as UTF-8 raises 22021.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(pub String);

@@ -18,6 +18,7 @@ pub mod drop_command;
 pub mod encoding;
 pub mod error;
 pub mod ffi;
+pub mod function_call;
 pub mod heap_page;
 pub mod hook;
 pub mod index_end;

@@ -99,6 +99,7 @@ node_types! {
     DropStmt = T_DropStmt,
     EventTriggerData = T_EventTriggerData,
     ExplainStmt = T_ExplainStmt,
+    FuncExpr = T_FuncExpr,
     GrantRoleStmt = T_GrantRoleStmt,
     GrantStmt = T_GrantStmt,
     IndexStmt = T_IndexStmt,

@@ -197,6 +197,17 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The decimal digits of a numeric, as its type writes them, without a look-up; `None` for
+    /// another type. They are in the current memory context.
+    #[must_use]
+    pub fn digits(self) -> Option<&'a CStr> {
+        if self.of != pg_sys::NUMERICOID {
+            return None;
+        }
+        // SAFETY: a numeric, which the function writes as a text that ends with a zero byte.
+        unsafe { pgrx::direct_function_call(pg_sys::numeric_out, &[Some(self.datum)]) }
+    }
+
     /// The text that it is, in UTF-8; `None` for another type.
     #[must_use]
     pub fn text(self) -> Option<String> {

@@ -28,6 +28,7 @@ mod owner;
 mod parked;
 mod position;
 mod provider;
+mod routing;
 mod server;
 mod slot;
 mod subscription;
