@@ -88,6 +88,8 @@ sqlstates! {
     DeadlockDetected = b"40P01",
     /// insufficient_privilege
     InsufficientPrivilege = b"42501",
+    /// syntax_error
+    SyntaxError = b"42601",
     /// undefined_column
     UndefinedColumn = b"42703",
     /// undefined_object
@@ -106,6 +108,10 @@ sqlstates! {
     GeneratedAlways = b"428C9",
     /// undefined_table
     UndefinedTable = b"42P01",
+    /// invalid_object_definition
+    InvalidObjectDefinition = b"42P17",
+    /// indeterminate_collation
+    IndeterminateCollation = b"42P22",
     /// with_check_option_violation
     WithCheckOptionViolation = b"44000",
     /// insufficient_resources

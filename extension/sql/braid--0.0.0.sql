@@ -2042,6 +2042,16 @@ create function braid.shard(shards integer, tenant "any", record "any", spread i
     as 'MODULE_PATHNAME', 'shard_wrapper';
 comment on function braid.shard is 'the shard of a row, by the values of its tenant and record';
 
+create function braid.check_routable(relation regclass, tenant text, record text, created text) returns setof text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'check_routable_facts_wrapper';
+comment on function braid.check_routable is 'checks that a table can be routed by these expressions; returns what must be the same on all nodes';
+
+create function braid.is_routed(relation oid) returns boolean
+    language c stable strict parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'is_routed_wrapper';
+comment on function braid.is_routed is 'whether a table is routed, by its guard';
+
 ------------------------------------------------------------------------------------------------------------------------
 -- Activity of the workers
 ------------------------------------------------------------------------------------------------------------------------
@@ -4641,9 +4651,11 @@ grant execute on function
     braid.snowflake53_node
     to public;
 
--- Reads nothing but its arguments.
+-- Reads nothing but its arguments; the catalog; and, for the owner of a table, what the owner sees.
 grant execute on function
-    braid.shard
+    braid.shard,
+    braid.is_routed,
+    braid.check_routable
     to public;
 
 -- Of rows that the caller may read.

@@ -53,6 +53,10 @@ mod form {
         const CACHE: i32 = compat::cache_number(pg_sys::SysCacheIdentifier::COLLOID);
     }
 
+    impl Sealed for pg_sys::FormData_pg_constraint {
+        const CACHE: i32 = compat::cache_number(pg_sys::SysCacheIdentifier::CONSTROID);
+    }
+
     /// By the relation's OID and the attribute's number.
     impl Sealed for pg_sys::FormData_pg_attribute {
         const CACHE: i32 = compat::cache_number(pg_sys::SysCacheIdentifier::ATTNUM);
@@ -65,6 +69,7 @@ impl CatalogForm for pg_sys::FormData_pg_type {}
 impl CatalogForm for pg_sys::FormData_pg_index {}
 impl CatalogForm for pg_sys::FormData_pg_opclass {}
 impl CatalogForm for pg_sys::FormData_pg_collation {}
+impl CatalogForm for pg_sys::FormData_pg_constraint {}
 
 /// The forms above, but for that of pg_attribute, whose cache takes two keys.
 pub trait FoundByOid: CatalogForm {}
@@ -75,6 +80,7 @@ impl FoundByOid for pg_sys::FormData_pg_type {}
 impl FoundByOid for pg_sys::FormData_pg_index {}
 impl FoundByOid for pg_sys::FormData_pg_opclass {}
 impl FoundByOid for pg_sys::FormData_pg_collation {}
+impl FoundByOid for pg_sys::FormData_pg_constraint {}
 impl CatalogForm for pg_sys::FormData_pg_attribute {}
 
 /// A row of a catalog, held in the cache until this is dropped. If the process unwinds, the rollback
@@ -95,6 +101,8 @@ pub type TypeRow = CatalogRow<pg_sys::FormData_pg_type>;
 pub type OperatorClassRow = CatalogRow<pg_sys::FormData_pg_opclass>;
 /// A row of pg_collation.
 pub type CollationRow = CatalogRow<pg_sys::FormData_pg_collation>;
+/// A row of pg_constraint.
+pub type ConstraintRow = CatalogRow<pg_sys::FormData_pg_constraint>;
 /// A row of pg_attribute.
 pub type AttributeRow = CatalogRow<pg_sys::FormData_pg_attribute>;
 /// A row of pg_index.
@@ -177,6 +185,30 @@ impl TypeRow {
     #[must_use]
     pub fn raw_name(&self) -> &CStr {
         encoding::raw_name(&self.typname)
+    }
+}
+
+impl ConstraintRow {
+    /// The tree of a CHECK constraint's expression, as PostgreSQL writes trees down; `None` for
+    /// another constraint.
+    #[must_use]
+    pub fn expression(&self) -> Option<CString> {
+        let cache = <pg_sys::FormData_pg_constraint as form::Sealed>::CACHE;
+        let column = i16::try_from(pg_sys::Anum_pg_constraint_conbin).ok()?;
+        let mut is_null = true;
+        // SAFETY: the cache holds the tuple until this is dropped. The column is a text, whose copy
+        // ends with a zero byte.
+        unsafe {
+            let tuple = self.tuple.as_ptr();
+            let value = pg_sys::SysCacheGetAttr(cache, tuple, column, &raw mut is_null);
+            if is_null {
+                return None;
+            }
+            let text = pg_sys::text_to_cstring(value.cast_mut_ptr());
+            let copy = CStr::from_ptr(text).to_owned();
+            pg_sys::pfree(text.cast());
+            Some(copy)
+        }
     }
 }
 

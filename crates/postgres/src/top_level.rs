@@ -51,7 +51,7 @@ pub(crate) fn planned(text: &str) -> Result<(*mut pg_sys::PlannedStmt, &'static 
         let parsed = pg_sys::pg_parse_query(text.as_ptr());
         if parsed.is_null() || (*parsed).length != 1 {
             return Err(PgError::new(
-                SqlState::Other(*b"42601"),
+                SqlState::SyntaxError,
                 "this is not one statement",
             ));
         }
