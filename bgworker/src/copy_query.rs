@@ -22,6 +22,9 @@ pub struct Published {
     pub oid: u32,
     /// Rows that are not copied.
     pub own: Option<OwnRows>,
+    /// The table is routed: a condition for the rows that belong to this node, which alone are
+    /// copied.
+    pub routed: Option<String>,
     /// A generated column is among the columns.
     pub generated: bool,
     /// Rows, by an estimate.
@@ -46,7 +49,7 @@ impl Published {
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
         let columns = columns.join(", ");
         let encoding = quote_literal(encoding);
-        let plain = self.filters.is_empty() && self.own.is_none();
+        let plain = self.filters.is_empty() && self.own.is_none() && self.routed.is_none();
         if plain && !self.partitioned && !self.generated && !columns.is_empty() {
             return format!(
                 "copy {} ({columns}) to stdout (encoding {encoding})",
@@ -193,7 +196,9 @@ impl Published {
             .own
             .as_ref()
             .map(|own| own.condition(&self.qualified()));
-        let conditions: Vec<String> = published.into_iter().chain(foreign).chain(more).collect();
+        let routed = self.routed.as_ref().map(|here| format!("({here})"));
+        let conditions = published.into_iter().chain(routed).chain(foreign);
+        let conditions: Vec<String> = conditions.chain(more).collect();
         let condition = if conditions.is_empty() { "" } else { " where " };
         format!(
             "from {only}{}{condition}{}",
@@ -339,6 +344,7 @@ mod tests {
             partitioned: false,
             oid: 16384,
             own: None,
+            routed: None,
             generated: false,
             rows: None,
             bytes: None,
@@ -409,6 +415,34 @@ mod tests {
                 .later_query(&[], &[], "1:1:")
                 .contains("(false) and")
         );
+    }
+
+    #[test]
+    fn of_a_routed_table_only_the_rows_of_this_node_are_copied() {
+        let mut published = published();
+        let here = "braid.is_at('tokyo', 'public.orders'::regclass, a, b, c)";
+        published.routed = Some(here.to_owned());
+        assert_eq!(
+            published.command(&published.columns, "UTF8"),
+            format!(
+                r#"copy (select "a", "B" from only "public"."odd ""one""" where ({here})) to stdout (encoding 'UTF8')"#
+            )
+        );
+        // Whatever else is asked of the rows.
+        published.filters = vec!["a > 1".to_owned(), "a < 0".to_owned()];
+        published.own = Some(OwnRows {
+            node: "tokyo".to_owned(),
+            since: "2026-01-01 00:00:00+00".to_owned(),
+        });
+        let expected = format!("where ((a > 1) or (a < 0)) and ({here}) and not exists (");
+        let others = [
+            published.command(&published.columns, "UTF8"),
+            published.versions_command(7),
+            published.later_query(&[], &[], "1:1:"),
+        ];
+        for command in others {
+            assert!(command.contains(&expected), "{command}");
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub mod reader;
 pub mod remedy;
 pub mod resolution;
 pub mod resumption;
+pub mod routing_copy;
 pub mod running;
 pub mod scaling;
 pub mod sequence;

@@ -156,7 +156,20 @@ impl Table {
             namespace,
             name,
             None,
+            "",
         )?;
+        if there.routed.is_some() {
+            return Err(PgError::new(
+                SqlState::FeatureNotSupported,
+                format!(
+                    "cannot compare table \"{namespace}.{name}\", which is routed at the provider"
+                ),
+            )
+            .with_detail("Each node has other rows of a routed table.")
+            .with_hint(
+                "Unroute the table with braid.unroute_table, or compare what a query gives.",
+            ));
+        }
         let (columns, missing) = common_columns(&there, &oid);
         let key = common_key(connection, &columns, &oid, namespace, name)?;
         let orders = orders(connection, &key, &oid, namespace, name)?;

@@ -1,9 +1,9 @@
 //! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
 
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
-use braid_bgworker::provider_snapshot;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
+use braid_bgworker::{provider_snapshot, routing_copy};
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::subscription::{Subscription, publication_literals};
 use braid_postgres::error::PgError;
@@ -30,6 +30,15 @@ pub(super) const GONE: &str = "the provider has no such table any more";
 
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
+
+/// SQL for the guard of the provider's table `c`, if that is routed. A provider without the
+/// function has no routed tables. A guard that was copied with the table, by LIKE, depends on the
+/// other table.
+const GUARD: &str = "select pg_get_expr(k.conbin, k.conrelid) from pg_constraint k \
+      where k.conrelid = c.oid and k.contype = 'c' and k.conname = 'braid_routing' \
+        and exists (select from pg_proc f join pg_namespace s on s.oid = f.pronamespace where s.nspname = 'braid' and f.proname = 'is_at') \
+        and not exists (select from pg_depend d where d.classid = 'pg_constraint'::regclass and d.objid = k.oid \
+              and d.refclassid = 'pg_class'::regclass and d.refobjid <> k.conrelid)";
 
 const SETTINGS: &str = "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; \
      set search_path = pg_catalog; set row_security = off; set client_encoding = 'UTF8'";
@@ -93,7 +102,8 @@ impl Source {
         })
     }
 
-    /// What the subscription's publications publish of a table, without this node's own rows.
+    /// What the subscription's publications publish of a table, without this node's own rows; of a
+    /// routed table, the rows that belong to this node, `node`.
     ///
     /// # Errors
     /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
@@ -103,6 +113,7 @@ impl Source {
         namespace: &str,
         name: &str,
         own: Option<OwnRows>,
+        node: &str,
     ) -> Result<Published, PgError> {
         let as_owner = self.as_owner;
         published(
@@ -112,6 +123,7 @@ impl Source {
             namespace,
             name,
             own,
+            node,
         )
     }
 
@@ -188,7 +200,8 @@ fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgErro
     Ok(connection)
 }
 
-/// What publications publish of a table, without the rows that are `own`.
+/// What publications publish of a table, without the rows that are `own`; of a routed table, the
+/// rows that belong to a node.
 ///
 /// # Errors
 /// As [`Source::published`].
@@ -199,10 +212,11 @@ pub(crate) fn published(
     namespace: &str,
     name: &str,
     own: Option<OwnRows>,
+    node: &str,
 ) -> Result<Published, PgError> {
     let table = format!("{namespace}.{name}");
     let rows = connection.query(&format!(
-        "select c.oid, c.relkind, t.attnames::text, t.rowfilter \
+        "select c.oid, c.relkind, t.attnames::text, t.rowfilter, ({GUARD}) \
            from pg_publication_tables t \
            join pg_namespace n on n.nspname = t.schemaname \
            join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
@@ -231,6 +245,9 @@ pub(crate) fn published(
         ));
     }
     let filters = filters(&rows);
+    let routed = rows
+        .get(0, 4)
+        .and_then(|guard| routing_copy::condition(guard, node));
     let partitioned = rows.get(0, 1) == Some("p");
     let (oid, names) = (oid.to_owned(), names.to_owned());
     // Before 18, generated columns are listed in some cases but never sent.
@@ -266,6 +283,7 @@ pub(crate) fn published(
         partitioned,
         oid: oid.parse().unwrap_or(0),
         own,
+        routed,
         generated: columns.iter().any(|row| is_true(row, 1)),
         rows: None,
         bytes: None,

@@ -153,9 +153,10 @@ fn run(task: &Task) -> Result<(), PgError> {
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
     // Another attempt may meet rows of this node that keep the provider's out. The provider decides
     // which of two such rows leaves, once it has both.
+    let node = error::transaction(subscription::local_node)?;
     let has_own = task.failures > 0 && start.began_at.is_some() && start.first_lsn.is_some();
     if start.made_anew || has_own {
-        await_own(task, &start)?;
+        await_own(task, &start, node.as_deref().unwrap_or_default())?;
     }
     // One that is emptied is copied as it is once the provider has what was written here.
     let mut source = if start.truncate {
@@ -163,15 +164,11 @@ fn run(task: &Task) -> Result<(), PgError> {
     } else {
         Source::open(&start.subscription, &task.snapshot, task.lsn)?
     };
-    let since = match &start.began_at {
-        Some(began_at) => error::transaction(subscription::local_node)?.map(|node| OwnRows {
-            node,
-            since: began_at.clone(),
-        }),
-        None => None,
-    };
+    let since = node.clone().zip(start.began_at.clone());
+    let since = since.map(|(node, since)| OwnRows { node, since });
+    let node = node.unwrap_or_default();
     let publications = &start.subscription.options.publications;
-    let published = source.published(publications, &start.namespace, &start.name, since);
+    let published = source.published(publications, &start.namespace, &start.name, since, &node);
     let mut published = match published {
         // Nothing is there to be copied. Changes that were made before it was dropped come.
         Err(failure) if failure.message == GONE => {
@@ -256,10 +253,10 @@ fn snapshot_before(task: &Task) -> Result<Option<String>, PgError> {
 
 /// Wait until the provider has what this node wrote to the table, or to its predecessor: it is in the copy then. Where the provider waits for this node in turn, the
 /// copy goes on without.
-fn await_own(task: &Task, start: &Start) -> Result<(), PgError> {
+fn await_own(task: &Task, start: &Start, node: &str) -> Result<(), PgError> {
     let mut source = Source::look(&start.subscription)?;
     let publications = &start.subscription.options.publications;
-    let published = source.published(publications, &start.namespace, &start.name, None);
+    let published = source.published(publications, &start.namespace, &start.name, None, node);
     let Ok(published) = published else {
         // The copy itself says why.
         return Ok(());
