@@ -47,10 +47,10 @@ fn closing(text: &str) -> Option<usize> {
                     let (_, inside) = characters.next()?;
                     if escapes && inside == '\\' {
                         characters.next()?;
-                    } else if inside == character {
-                        if characters.next_if(|(_, next)| *next == character).is_none() {
-                            break;
-                        }
+                    } else if inside == character
+                        && characters.next_if(|(_, next)| *next == character).is_none()
+                    {
+                        break;
                     }
                 }
             }

@@ -2910,6 +2910,12 @@ begin
     end if;
     target := coalesce(pg_partition_root(conflict.relation), conflict.relation);
     relation := target;
+    if braid.is_routed(target) then
+        raise exception 'cannot restore a row of table %, which is routed', target using
+            errcode = 'feature_not_supported',
+            detail = 'The row can belong to another node by now.',
+            hint = format('Its row is in braid.conflict_history, column %s_row: write it by hand, at the node to which it belongs.', side);
+    end if;
     only_this := case when (select c.relkind from pg_class c where c.oid = target) = 'p' then '' else 'only ' end;
 
     -- The key by which the row was found, and an index on it now.

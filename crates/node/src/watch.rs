@@ -5,7 +5,7 @@ use braid_postgres::hook::{self, ObjectWatch, Utility, Watch};
 use pgrx::pg_sys::{self, ObjectAccessType};
 
 use crate::tombstone::drop_database;
-use crate::{clock, ddl, left_origin, read_only, rewrite};
+use crate::{clock, ddl, left_origin, read_only, rewrite, routing_guard};
 
 static WATCH: Watch = Watch {
     begins: read_only::statement_begins,
@@ -14,6 +14,7 @@ static WATCH: Watch = Watch {
             || clock::is_of_transaction(statement)
             || is_drop_database(statement)
             || rewrite::may_be(statement)
+            || routing_guard::may_be(statement)
     },
     before,
     after,
@@ -27,6 +28,26 @@ static WATCH: Watch = Watch {
             access: ObjectAccessType::OAT_POST_CREATE,
             class: pg_sys::RelationRelationId,
             handler: rewrite::relation_created,
+        },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_POST_CREATE,
+            class: pg_sys::RelationRelationId,
+            handler: routing_guard::relation_created,
+        },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_TRUNCATE,
+            class: pg_sys::RelationRelationId,
+            handler: routing_guard::truncated,
+        },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_DROP,
+            class: pg_sys::ConstraintRelationId,
+            handler: routing_guard::constraint_changed,
+        },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_POST_ALTER,
+            class: pg_sys::ConstraintRelationId,
+            handler: routing_guard::constraint_changed,
         },
         ObjectWatch {
             access: ObjectAccessType::OAT_DROP,
@@ -47,6 +68,8 @@ const CAPTURED: u8 = 1;
 const REWRITES: u8 = 2;
 /// It drops a database.
 const DROPS_DATABASE: u8 = 4;
+/// It drops the extension.
+const DROPS_EXTENSION: u8 = 8;
 
 fn is_drop_database(statement: Utility<'_>) -> bool {
     let node = statement.node();
@@ -59,12 +82,16 @@ pub fn install(rewrites: rewrite::Handler) {
     clock::install();
     ddl::install();
     rewrite::install(rewrites);
+    routing_guard::install();
     hook::install(&WATCH);
 }
 
 /// Returns what `after` is to do.
 fn before(statement: Utility<'_>) -> u8 {
     let mut followed = 0;
+    if routing_guard::may_be(statement) && routing_guard::before(statement) {
+        followed |= DROPS_EXTENSION;
+    }
     if ddl::may_capture(statement) && ddl::before(statement) {
         followed |= CAPTURED;
     }
@@ -81,6 +108,9 @@ fn before(statement: Utility<'_>) -> u8 {
 }
 
 fn after(followed: u8) {
+    if followed & DROPS_EXTENSION != 0 {
+        routing_guard::after();
+    }
     // What is captured reads the tables anew, by then with the versions of their rows.
     if followed & REWRITES != 0 {
         rewrite::after();

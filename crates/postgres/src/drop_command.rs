@@ -26,7 +26,20 @@ pub unsafe fn from_event_trigger(fcinfo: pg_sys::FunctionCallInfo) -> Option<Dro
     // tree of the command stays as it is while the trigger runs.
     let context: Node<'_> = unsafe { tree((*fcinfo).context) }?;
     let command = at!(context.cast::<pg_sys::EventTriggerData>()?, parsetree);
-    Some(command.and_then(look).unwrap_or(DropCommand::Other))
+    Some(command.map_or(DropCommand::Other, of_statement))
+}
+
+/// What a statement would drop. Looks roles up, in a transaction.
+#[must_use]
+pub fn of_statement(statement: Node<'_>) -> DropCommand {
+    look(statement).unwrap_or(DropCommand::Other)
+}
+
+/// Whether a statement is a DROP EXTENSION. Raises nothing.
+#[must_use]
+pub fn may_drop_extension(statement: Node<'_>) -> bool {
+    let dropped = statement.cast::<pg_sys::DropStmt>();
+    dropped.is_some_and(|dropped| dropped.removeType == pg_sys::ObjectType::OBJECT_EXTENSION)
 }
 
 fn look(command: Node<'_>) -> Option<DropCommand> {

@@ -25,12 +25,12 @@ pub struct Argument {
     pub collation: pg_sys::Oid,
 }
 
-impl<'c> FunctionCall<'c> {
+impl FunctionCall<'_> {
     /// A call.
     ///
     /// # Safety
-    /// `call` is the call that PostgreSQL made, of a function that is declared STRICT. It lasts for
-    /// `'c`.
+    /// `call` is the call that PostgreSQL made, of a function that is declared STRICT. It lasts as
+    /// long as this.
     #[must_use]
     pub unsafe fn new(call: pg_sys::FunctionCallInfo) -> Self {
         Self {

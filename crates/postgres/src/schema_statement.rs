@@ -265,6 +265,42 @@ pub fn look(node: Node<'_>) -> Option<SchemaStatement> {
     })
 }
 
+/// What a statement gives another name, or moves to another schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Renamed {
+    /// A relation gets another name.
+    Relation(RelationName),
+    /// A relation gets another schema.
+    Moved(RelationName),
+    /// A column, by its name, gets another one.
+    Column(RelationName, CString),
+    /// A schema gets another name.
+    Schema(CString),
+}
+
+/// Looks at a utility statement. `None` if it renames no table, column or schema.
+#[must_use]
+pub fn renamed(node: Node<'_>) -> Option<Renamed> {
+    if let Some(moved) = node.cast::<pg_sys::AlterObjectSchemaStmt>() {
+        return RelationName::of(at!(moved, relation)).map(Renamed::Moved);
+    }
+    let rename = node.cast::<pg_sys::RenameStmt>()?;
+    let relation = RelationName::of(at!(rename, relation));
+    let part = at!(rename, subname).map(CStr::to_owned);
+    match rename.renameType {
+        // PostgreSQL renames a table whatever kind of relation the statement says.
+        ObjectType::OBJECT_TABLE
+        | ObjectType::OBJECT_INDEX
+        | ObjectType::OBJECT_SEQUENCE
+        | ObjectType::OBJECT_VIEW
+        | ObjectType::OBJECT_MATVIEW
+        | ObjectType::OBJECT_FOREIGN_TABLE => relation.map(Renamed::Relation),
+        ObjectType::OBJECT_COLUMN => Some(Renamed::Column(relation?, part?)),
+        ObjectType::OBJECT_SCHEMA => part.map(Renamed::Schema),
+        _ => None,
+    }
+}
+
 /// The statement that EXPLAIN ANALYZE runs, if it creates a table or a view: nobody else is told
 /// of it.
 #[must_use]

@@ -12,7 +12,7 @@ use crate::error::PgError;
 use crate::lock::LockMode;
 use crate::plain;
 use crate::pointee;
-use crate::relation::{Relation, RelationRef};
+use crate::relation::{Described, Relation, RelationRef};
 use crate::scan_key;
 use crate::snapshot;
 use crate::tuple_desc::TupleDesc;
@@ -414,6 +414,61 @@ fn scan(
         }
     }
     relation.close(LockMode::AccessShare);
+}
+
+/// An index that the statement at hand creates, which the caches do not show yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewIndex {
+    /// Its table.
+    pub table: pg_sys::Oid,
+    /// It is unique, or stands for an exclusion constraint.
+    pub is_unique: bool,
+    /// It stands for an exclusion constraint, has some rows only, or expressions.
+    pub is_special: bool,
+    /// Numbers of its key columns in the table, 0 for an expression.
+    pub columns: Vec<i16>,
+}
+
+/// Whether a relation that the statement at hand creates is an index. In a transaction.
+#[must_use]
+pub fn is_new_index(relation: pg_sys::Oid) -> bool {
+    // Only this process has it in its cache of relations; the catalogs do not show it yet.
+    let found = Described::find(relation);
+    found.is_some_and(|found| found.view().kind() == pg_sys::RELKIND_INDEX)
+}
+
+/// The index with an OID, as it is stored; `None` if there is none. In a transaction.
+#[must_use]
+pub fn new_index(index: pg_sys::Oid) -> Option<NewIndex> {
+    let mut found = None;
+    let by = [Is::Oid(1, index)];
+    let key = pg_sys::Oid::from(pg_sys::IndexRelidIndexId);
+    scan(pg_sys::IndexRelationId, key, &by, Sees::Running, |stored| {
+        let tuple = std::ptr::from_ref(stored.tuple).cast_mut();
+        let columns = [
+            pg_sys::Anum_pg_index_indexprs,
+            pg_sys::Anum_pg_index_indpred,
+        ];
+        // SAFETY: a row of pg_index, whose columns have these numbers, and whose fixed part is
+        // this.
+        let (form, has_part) = unsafe {
+            let is_there = |column: &u32| {
+                !pg_sys::heap_attisnull(tuple, column.cast_signed(), std::ptr::null_mut())
+            };
+            (
+                &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_index>(),
+                columns.iter().any(is_there),
+            )
+        };
+        found = Some(NewIndex {
+            table: form.indrelid,
+            is_unique: form.indisunique || form.indisexclusion,
+            is_special: form.indisexclusion || has_part,
+            columns: pointee::key_columns(form).to_vec(),
+        });
+        ControlFlow::Break(())
+    });
+    found
 }
 
 /// Opens a table of this database, in a transaction.

@@ -14,7 +14,7 @@ use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode};
 use super::provider::Provider;
 use super::waiting::check_running;
-use super::{required, required_name, run, server, text};
+use super::{required, required_name, routing, run, server, text};
 
 /// The subscription of a call, this node, and the provider.
 struct Ends {
@@ -67,7 +67,10 @@ fn check_table(subscription: &local::Subscription, relation: u32) -> Outcome<()>
     );
     let shown = rows.get(0, 1).unwrap_or_default();
     match rows.get(0, 0) {
-        Some("ready") => Ok(()),
+        Some("ready") => {
+            let table = pg_sys::Oid::from(relation.parse::<u32>().unwrap_or(0));
+            routing::check_whole(table, "compare", shown)
+        }
         Some(state) => Err(Failure::state(format!("table {shown} is not copied yet"))
             .detail(format!("Its state is {state}."))
             .hint("Wait for it with braid.wait_for_subscription.")),

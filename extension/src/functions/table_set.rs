@@ -5,6 +5,7 @@ use std::ffi::CStr;
 
 use braid_apply::MISSING_COLUMN_RULE;
 use braid_bgworker::sql_text::quote_identifier;
+use braid_node::routing_guard;
 use braid_node::subscription::joins_with_rows;
 use braid_postgres::catalog::{Rights, glance, query};
 use pgrx::iter::TableIterator;
@@ -14,7 +15,7 @@ use super::failure::{Failure, Outcome, notice};
 use super::local::{self, Subscription};
 use super::provider::{Provider, PublishedColumn, PublishedTables};
 use super::subscription::prepared_for;
-use super::{required, required_name, run, wake_manager};
+use super::{required, required_name, routing, run, wake_manager};
 
 /// A local table that changes are to be applied to.
 pub struct Target {
@@ -113,6 +114,7 @@ fn resync(subscription: &Subscription, relation: &str, truncate_first: bool) -> 
         )
         .hint("Wait until it is ready, or disable the subscription first."));
     }
+    routing::check_whole(oid(relation), "copy", shown)?;
     // The copy would wait for it, and its end for the copy.
     if let Some(gid) = prepared_for(subscription).first() {
         return Err(Failure::new(
@@ -400,6 +402,21 @@ pub fn refresh(
         &[Some(&subscription.id)],
     );
     let mut changes = Vec::new();
+    // Each node has rows of its own of a routed table.
+    let (routed, new): (PublishedTables, PublishedTables) =
+        new.into_iter().partition(|(table, _)| is_routed(table));
+    let routed = find_targets(&routed, false, ignores)?;
+    for target in &routed {
+        if to_copy {
+            notice(format!(
+                "table \"{}\" is routed, and is not copied: each node has rows of its own",
+                target.shown
+            ));
+        }
+        if add(&subscription.id, target, false) {
+            changes.push((oid(&target.oid), "added"));
+        }
+    }
     for target in find_targets(&new, to_copy, ignores)? {
         if add(&subscription.id, &target, to_copy) {
             changes.push((oid(&target.oid), "added"));
@@ -415,6 +432,13 @@ pub fn refresh(
         &[Some(&subscription.id)],
     );
     Ok(changes)
+}
+
+fn is_routed((schema, table): &(String, String)) -> bool {
+    let found = resolve(schema, table);
+    found
+        .get(0, 0)
+        .is_some_and(|relation| routing_guard::is_routed(oid(relation)))
 }
 
 /// Take a table out of a subscription. What still comes for it is left out.

@@ -59,7 +59,7 @@ pub(crate) fn may_capture(statement: Utility<'_>) -> bool {
 
 /// Whether this session works for a user: it is none of Braid's workers, applies nothing that
 /// another node has sent, and is not inside of an extension's script.
-fn is_own_work() -> bool {
+pub(crate) fn is_own_work() -> bool {
     !worker::is_worker()
         && compat::session_origin() == 0
         && !plain::creating_extension()
@@ -68,7 +68,7 @@ fn is_own_work() -> bool {
 
 /// Whether this database is a member of a group. In a transaction with a snapshot. The catalog is
 /// read only if nobody has looked since the server started: that keeps a lock until the end.
-fn is_member() -> bool {
+pub(crate) fn is_member() -> bool {
     let known = registry::my_manager().map(|entry| entry.membership.load(Ordering::Acquire));
     match known {
         Some(registry::MEMBER | registry::READ_ONLY) => return true,

@@ -4,10 +4,25 @@ mod check;
 mod shard;
 
 use braid_node::routing_guard;
-use pgrx::{pg_extern, pg_sys};
+use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
+
+use super::failure::{Failure, Outcome};
 
 /// braid.is_routed(relation oid) returns boolean
 #[pg_extern(sql = false)]
 fn is_routed(relation: pg_sys::Oid) -> bool {
     routing_guard::is_routed(relation)
+}
+
+/// Refuses a routed table for work that takes the rows of two nodes for the same.
+pub fn check_whole(relation: pg_sys::Oid, work: &str, shown: &str) -> Outcome<()> {
+    if !routing_guard::is_routed(relation) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("cannot {work} table {shown}, which is routed"),
+    )
+    .detail("Each node has other rows of a routed table.")
+    .hint("Call braid.unroute_table for the table first."))
 }
