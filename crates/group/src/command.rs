@@ -177,10 +177,12 @@ pub enum Command {
         /// The grant.
         token: Token,
     },
+    /// Changes where rows live.
+    Route(braid_routing::Entry),
 }
 
 /// Tag, first version and name of every kind. Tags are never changed and never used again.
-const KINDS: [(u16, Version, &str); 14] = [
+const KINDS: [(u16, Version, &str); 15] = [
     (2, Version::new(0, 0, 0), "add member"),
     (3, Version::new(0, 0, 0), "activate member"),
     (4, Version::new(0, 0, 0), "set state"),
@@ -195,6 +197,7 @@ const KINDS: [(u16, Version, &str); 14] = [
     (40, Version::new(0, 0, 0), "grant lease"),
     (41, Version::new(0, 0, 0), "renew lease"),
     (42, Version::new(0, 0, 0), "release lease"),
+    (48, Version::new(0, 0, 0), "routing"),
 ];
 
 impl Command {
@@ -216,6 +219,7 @@ impl Command {
             Self::GrantLease { .. } => 40,
             Self::RenewLease { .. } => 41,
             Self::ReleaseLease { .. } => 42,
+            Self::Route(_) => 48,
         }
     }
 
@@ -318,6 +322,10 @@ impl Command {
                 token.write(w);
                 w.bool(*acting);
             }
+            // An entry above its limits has no bytes, and is refused by its proposer.
+            Self::Route(entry) => {
+                w.bytes(&entry.encode().unwrap_or_default());
+            }
         }
     }
 
@@ -389,6 +397,9 @@ impl Command {
                 name: key(&mut r)?,
                 token: Token::read(&mut r)?,
             },
+            48 => Self::Route(braid_routing::Entry::decode(
+                r.bytes(braid_routing::ENTRY_LIMIT)?,
+            )?),
             other => return Err(r.unknown(other)),
         };
         r.end()?;

@@ -107,6 +107,13 @@ pub enum Refusal {
         /// Its limit.
         limit: u64,
     },
+    /// An entry of routing has no effect.
+    Routing(braid_routing::Refusal),
+    /// The member alone has rows of a routed table.
+    HasShards {
+        /// The table.
+        table: String,
+    },
 }
 
 impl Refusal {
@@ -136,6 +143,10 @@ impl Refusal {
             Self::KindTooNew { .. } => "Update Braid on all nodes of the group first.",
             Self::Superseded | Self::Forgotten => "Look at what is in effect, and try again.",
             Self::Full { .. } => "Remove what is not needed any more.",
+            Self::Routing(refusal) => refusal.hint(),
+            Self::HasShards { .. } => {
+                "Move its shards away with braid.move_shard, or end the routing with braid.unroute_table."
+            }
         }
     }
 
@@ -172,6 +183,12 @@ impl Refusal {
             Self::Superseded => w.u8(16),
             Self::Forgotten => w.u8(17),
             Self::Full { limit } => w.u8(18).u64(*limit),
+            Self::Routing(refusal) => {
+                w.u8(19);
+                refusal.write(w);
+                w
+            }
+            Self::HasShards { table } => w.u8(20).text(table),
         };
     }
 
@@ -207,6 +224,10 @@ impl Refusal {
             16 => Self::Superseded,
             17 => Self::Forgotten,
             18 => Self::Full { limit: r.u64()? },
+            19 => Self::Routing(braid_routing::Refusal::read(r)?),
+            20 => Self::HasShards {
+                table: r.text(braid_routing::TABLE_LIMIT)?,
+            },
             other => return Err(r.unknown(other)),
         })
     }
@@ -254,6 +275,13 @@ impl fmt::Display for Refusal {
             Self::Superseded => f.write_str("the node has started anew since it asked for this"),
             Self::Forgotten => f.write_str("what became of the proposal is not known any more"),
             Self::Full { limit } => write!(f, "the group can't keep more than {limit} of these"),
+            Self::Routing(refusal) => refusal.fmt(f),
+            Self::HasShards { table } => {
+                write!(
+                    f,
+                    "no other node has this node's rows of routed table {table}"
+                )
+            }
         }
     }
 }

@@ -81,6 +81,41 @@ fn command() -> impl Strategy<Value = Command> {
             acting
         }),
         (key(), token()).prop_map(|(name, token)| Command::ReleaseLease { name, token }),
+        routing().prop_map(Command::Route),
+    ]
+}
+
+fn routing() -> impl Strategy<Value = braid_routing::Entry> {
+    use braid_routing::{Entry, Key, Shards, Spread, TableName, Tenant, Time};
+    let table = || "[ab]".prop_map(|name| TableName::new(name.as_bytes()).unwrap());
+    prop_oneof![
+        (table(), 1..9_u32, 1..4_u64).prop_map(|(table, shards, nodes)| Entry::Route {
+            table,
+            expressions: braid_routing::Expressions {
+                tenant: "t".to_owned(),
+                record: "r".to_owned(),
+                created: "c".to_owned(),
+            },
+            shards: Shards::new(shards).unwrap(),
+            sets: (1..=nodes)
+                .map(|node| braid_routing::NodeSet {
+                    id: braid_routing::SetId(u32::try_from(node).unwrap()),
+                    nodes: vec![braid_routing::NodeId(node)],
+                })
+                .collect(),
+        }),
+        table().prop_map(|table| Entry::Open { table }),
+        table().prop_map(|table| Entry::Shut { table }),
+        table().prop_map(|table| Entry::Unroute { table }),
+        (-9..9_i64).prop_map(|time| Entry::Close { time: Time(time) }),
+        (table(), -9..9_i64, 0..4_u32, 0..3_i64).prop_map(|(table, time, spread, tenant)| {
+            Entry::Rule {
+                table,
+                time: Time(time),
+                spread: Spread::new(1 << spread).unwrap(),
+                tenants: vec![Tenant::new(&Key::Integer(tenant)).unwrap()],
+            }
+        }),
     ]
 }
 
@@ -308,4 +343,63 @@ fn no_message_makes_a_member_fail() {
             cluster.boot_anew(letter.to, now);
         }
     }
+}
+
+#[test]
+fn a_member_that_alone_has_shards_does_not_leave() {
+    use braid_routing::{Entry, Expressions, NodeId, NodeSet, SetId, Shards, TableName};
+    let mut state = begin();
+    let mut index = 1;
+    let mut apply = |command| {
+        index += 1;
+        let proposal = Proposal {
+            id: ProposalId {
+                member: id(1),
+                boot: 1,
+                counter: index,
+            },
+            command,
+        };
+        state.apply(index, 1, &proposal)
+    };
+    apply(Command::AddMember(new_member(2))).unwrap();
+    apply(Command::Activate { member: id(2) }).unwrap();
+    let table = TableName::new(b"public.orders").unwrap();
+    let route = |sets: &[&[u64]]| {
+        Command::Route(Entry::Route {
+            table: TableName::new(b"public.orders").unwrap(),
+            expressions: Expressions {
+                tenant: "tenant_id".to_owned(),
+                record: "order_id".to_owned(),
+                created: "created_at".to_owned(),
+            },
+            shards: Shards::new(8).unwrap(),
+            sets: sets
+                .iter()
+                .zip(1..)
+                .map(|(nodes, id)| NodeSet {
+                    id: SetId(id),
+                    nodes: nodes.iter().map(|node| NodeId(*node)).collect(),
+                })
+                .collect(),
+        })
+    };
+    let leave = Command::SetState {
+        member: id(2),
+        state: MemberState::Leaving,
+    };
+    apply(route(&[&[1], &[2]])).unwrap();
+    let refused = apply(leave.clone()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "no other node has this node's rows of routed table public.orders"
+    );
+    let shut = Entry::Shut {
+        table: table.clone(),
+    };
+    apply(Command::Route(shut)).unwrap();
+    apply(Command::Route(Entry::Unroute { table })).unwrap();
+    // Each node of a set has all of its rows.
+    apply(route(&[&[1, 2]])).unwrap();
+    apply(leave).unwrap();
 }

@@ -21,8 +21,17 @@ use crate::member::{
 };
 use crate::outcome::{Outcome, Refusal, Value, read_outcome, write_outcome};
 use braid_codec::{Malformed, Reader, Writer};
+use braid_routing::{NodeId, Routing};
 
-const FORMAT: u8 = 1;
+/// Format 2 has sections behind the answers. It is written only if there is one, so that a Braid
+/// that does not know of sections reads the state as long as it has none.
+const FORMAT: u8 = 2;
+const WITHOUT_SECTIONS: u8 = 1;
+/// The longest section, in bytes, and how many there can be.
+const SECTION_LIMIT: usize = 1 << 30;
+const SECTIONS_LIMIT: usize = 64;
+/// The section of routing.
+const ROUTING: u16 = 48;
 /// How many answers are kept for each member; no member has more proposals under way.
 pub(crate) const ANSWERS: usize = 64;
 /// How many locks, leases, options and sequences a group can have, each.
@@ -79,6 +88,7 @@ pub struct State {
     options: BTreeMap<String, String>,
     leases: BTreeMap<Vec<u8>, Lease>,
     answers: BTreeMap<MemberId, Answers>,
+    routing: Routing,
 }
 
 impl State {
@@ -116,6 +126,7 @@ impl State {
             options: BTreeMap::new(),
             leases: BTreeMap::new(),
             answers: BTreeMap::new(),
+            routing: Routing::new(),
         })
     }
 
@@ -203,6 +214,12 @@ impl State {
         self.options
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// Where rows of routed tables live.
+    #[must_use]
+    pub const fn routing(&self) -> &Routing {
+        &self.routing
     }
 
     /// The newest grant of a lease.
@@ -353,6 +370,9 @@ impl State {
                 if !from.votes() || !state.votes() {
                     return Err(Refusal::State { from, to: *state });
                 }
+                if *state == MemberState::Leaving {
+                    self.check_no_home(*member)?;
+                }
                 self.change(*member, |m| m.state = *state)
             }
             Command::SetReadOnly { member, read_only } => {
@@ -400,6 +420,7 @@ impl State {
                 duration,
                 instead_of,
             } => self.grant(name, *holder, *duration, *instead_of, token),
+            Command::Route(entry) => self.route(entry),
             Command::RenewLease {
                 name,
                 token,
@@ -418,6 +439,23 @@ impl State {
                 lease.duration = 0;
                 Ok(Value::Done)
             }
+        }
+    }
+
+    fn route(&mut self, entry: &braid_routing::Entry) -> Outcome {
+        match self.routing.apply(entry) {
+            Ok(_) => Ok(Value::Done),
+            Err(refusal) => Err(Refusal::Routing(refusal)),
+        }
+    }
+
+    /// That no rows are on this member alone.
+    fn check_no_home(&self, id: MemberId) -> Result<(), Refusal> {
+        match self.routing.only_home(NodeId(id.get())) {
+            None => Ok(()),
+            Some(table) => Err(Refusal::HasShards {
+                table: table.to_string(),
+            }),
         }
     }
 
@@ -576,7 +614,13 @@ impl State {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u8(FORMAT).raw(&self.id.0).text(&self.name);
+        let sections = self.sections();
+        let format = if sections.is_empty() {
+            WITHOUT_SECTIONS
+        } else {
+            FORMAT
+        };
+        w.u8(format).raw(&self.id.0).text(&self.name);
         w.u64(self.index).u64(self.term);
         self.needs.write(&mut w);
         w.u64(self.next_member.get()).u16(self.next_number);
@@ -613,7 +657,32 @@ impl State {
                 write_outcome(outcome, &mut w);
             }
         }
+        if format == FORMAT {
+            w.count(sections.len());
+            for (tag, bytes) in sections {
+                w.u16(tag).bytes(&bytes);
+            }
+        }
         w.done()
+    }
+
+    /// What only some groups have, each part with its tag.
+    fn sections(&self) -> Vec<(u16, Vec<u8>)> {
+        let mut sections = Vec::new();
+        if self.routing != Routing::new() {
+            sections.push((ROUTING, self.routing.encode()));
+        }
+        sections
+    }
+
+    fn read_section(&mut self, r: &mut Reader<'_>) -> Result<(), Malformed> {
+        let tag = r.u16()?;
+        let bytes = r.bytes(SECTION_LIMIT)?;
+        match tag {
+            ROUTING => self.routing = Routing::decode(bytes)?,
+            other => return Err(r.unknown(other)),
+        }
+        Ok(())
     }
 
     /// The state of these bytes.
@@ -622,6 +691,8 @@ impl State {
     /// [`Malformed::UnknownVersion`] if a newer Braid wrote them; others for bad bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::versioned(bytes, "snapshot of the group", FORMAT)?;
+        // `versioned` has read it.
+        let format = bytes.first().copied().unwrap_or(FORMAT);
         let mut state = Self {
             id: GroupId(r.array()?),
             name: r.text(NAME_LIMIT)?,
@@ -636,6 +707,7 @@ impl State {
             options: BTreeMap::new(),
             leases: BTreeMap::new(),
             answers: BTreeMap::new(),
+            routing: Routing::new(),
         };
         for _ in 0..r.count(NodeNumber::LAST.into())? {
             let member = Member::read(&mut r)?;
@@ -682,6 +754,11 @@ impl State {
                 answers.kept.insert(r.u64()?, read_outcome(&mut r)?);
             }
             state.answers.insert(member, answers);
+        }
+        if format == FORMAT {
+            for _ in 0..r.count(SECTIONS_LIMIT)? {
+                state.read_section(&mut r)?;
+            }
         }
         r.end()?;
         Ok(state)

@@ -7,6 +7,7 @@ use crate::command::Command;
 use crate::member::{MemberId, Role};
 use crate::outcome::{Outcome, Value};
 use crate::state::State;
+use braid_routing::{Entry, MoveStep};
 
 /// Says what an entry is about: a member, a lock, a sequence, an option or a lease.
 ///
@@ -52,6 +53,48 @@ pub fn subject(command: &Command, state: &State) -> String {
             format!("{}, for {}", text(lease), name(holder))
         }
         Command::RenewLease { name, .. } | Command::ReleaseLease { name, .. } => text(name),
+        Command::Route(entry) => routing(entry),
+    }
+}
+
+fn routing(entry: &Entry) -> String {
+    match entry {
+        Entry::Route {
+            table,
+            shards,
+            sets,
+            ..
+        } => format!(
+            "route {table}: {} shards on {} node sets",
+            shards.get(),
+            sets.len()
+        ),
+        Entry::Open { table } => format!("open {table}"),
+        Entry::Shut { table } => format!("shut {table}"),
+        Entry::AddSet { table, set } => {
+            format!("{table}: node set {}, {} nodes", set.id.0, set.nodes.len())
+        }
+        Entry::Move { table, shard, step } => {
+            let step = match step {
+                MoveStep::Begin(to) => format!("begins to move to node set {}", to.0),
+                MoveStep::Switch => "is at its new node set".to_owned(),
+                MoveStep::Finish => "has moved".to_owned(),
+                MoveStep::Cancel => "stays".to_owned(),
+            };
+            format!("{table}: shard {shard} {step}")
+        }
+        Entry::Unroute { table } => format!("unroute {table}"),
+        Entry::Close { .. } => "close".to_owned(),
+        Entry::Rule {
+            table,
+            spread,
+            tenants,
+            ..
+        } => format!(
+            "rule for {table}: spread {}, {} tenants",
+            spread.get(),
+            tenants.len()
+        ),
     }
 }
 

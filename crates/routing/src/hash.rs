@@ -50,6 +50,14 @@ impl Sink for Fnv {
 pub struct TenantHash(pub u64);
 
 impl TenantHash {
+    /// The hash of canonical bytes.
+    #[must_use]
+    pub fn of_canonical(bytes: &[u8]) -> Self {
+        let mut fnv = Fnv::new(b'T');
+        fnv.put(bytes);
+        Self(fnv.finish())
+    }
+
     /// The hash of a value of the tenant expression.
     #[must_use]
     pub fn of(tenant: &Key<'_>) -> Self {
@@ -64,6 +72,14 @@ impl TenantHash {
 pub struct RecordHash(pub u64);
 
 impl RecordHash {
+    /// The hash of canonical bytes.
+    #[must_use]
+    pub fn of_canonical(bytes: &[u8]) -> Self {
+        let mut fnv = Fnv::new(b'R');
+        fnv.put(bytes);
+        Self(fnv.finish())
+    }
+
     /// The hash of a value of the record expression.
     #[must_use]
     pub fn of(record: &Key<'_>) -> Self {
@@ -107,14 +123,67 @@ impl Tenant {
     /// The tenant's hash.
     #[must_use]
     pub fn tenant_hash(&self) -> TenantHash {
-        let mut fnv = Fnv::new(b'T');
-        fnv.put(&self.0);
-        TenantHash(fnv.finish())
+        TenantHash::of_canonical(&self.0)
+    }
+}
+
+/// As a user writes the tenant: without the class, a uuid and bytes in hexadecimal digits.
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((class, value)) = self.0.split_first() else {
+            return Ok(());
+        };
+        match class {
+            b'u' => {
+                for (place, byte) in value.iter().enumerate() {
+                    if [4, 6, 8, 10].contains(&place) {
+                        f.write_str("-")?;
+                    }
+                    write!(f, "{byte:02x}")?;
+                }
+                Ok(())
+            }
+            b'x' => {
+                f.write_str("\\x")?;
+                value.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+            _ => f.write_str(&String::from_utf8_lossy(value)),
+        }
     }
 }
 
 impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tenant(\"{}\")", self.0.escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecordHash, Tenant, TenantHash};
+    use crate::key::Key;
+
+    #[test]
+    fn tenants_are_shown_as_users_write_them() {
+        let shown = |key: Key<'_>| Tenant::new(&key).unwrap().to_string();
+        assert_eq!(shown(Key::Integer(-42)), "-42");
+        assert_eq!(shown(Key::Text("acme ltd")), "acme ltd");
+        assert_eq!(shown(Key::Bytes(&[0, 255])), "\\x00ff");
+        assert_eq!(shown(Key::Bool(true)), "t");
+        assert_eq!(
+            shown(Key::Uuid([
+                0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 1, 2, 3, 4, 5, 6, 7, 8
+            ])),
+            "01234567-89ab-cdef-0102-030405060708"
+        );
+    }
+
+    #[test]
+    fn canonical_bytes_have_the_hash_of_their_value() {
+        for key in [Key::Integer(7), Key::Text("seven")] {
+            let bytes = key.canonical();
+            assert_eq!(TenantHash::of_canonical(&bytes), TenantHash::of(&key));
+            assert_eq!(RecordHash::of_canonical(&bytes), RecordHash::of(&key));
+        }
     }
 }

@@ -49,6 +49,7 @@
 //! | `map` | node sets, the home of each shard, moves |
 //! | `window` | what a node may create and rely on; when the leader closes |
 //! | `routing` | what the log has made of all of this |
+//! | `dsn` | connection strings for clients |
 //! | `entry`, `snapshot` | entries of the log, the whole state, and their bytes |
 //!
 //! Tests: `properties` over random values, rules, moves and bytes; `simulation` over nodes that
@@ -56,6 +57,7 @@
 //! `vectors` for the hash, its page and its example in Python.
 #![forbid(unsafe_code)]
 
+pub mod dsn;
 mod entry;
 mod hash;
 mod key;
@@ -74,7 +76,9 @@ mod vectors;
 mod window;
 
 pub use braid_codec::Malformed;
-pub use entry::{ENTRY_LIMIT, Entry, TABLE_LIMIT, TableName};
+pub use entry::{
+    ENTRY_LIMIT, EXPRESSION_LIMIT, Entry, Expressions, MoveStep, TABLE_LIMIT, TableName,
+};
 pub use hash::{HASH_VERSION, RecordHash, TENANT_LIMIT, Tenant, TenantHash};
 pub use key::{HashError, Key, KeyType, Number};
 pub use map::{

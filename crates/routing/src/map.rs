@@ -313,6 +313,37 @@ impl ShardMap {
     }
 
     /// Writes sets and homes; the reader knows the number of shards.
+    /// Whether a shard is being moved.
+    #[must_use]
+    pub fn has_moves(&self) -> bool {
+        self.homes.iter().any(|home| home.moving.is_some())
+    }
+
+    /// The set from which a shard is moved, or that has it.
+    #[must_use]
+    pub fn source(&self, shard: Shard) -> Option<SetId> {
+        self.home(shard).map(|home| home.set)
+    }
+
+    /// Adds a set without shards.
+    ///
+    /// # Errors
+    /// [`Invalid::Sets`]; then nothing has changed.
+    pub fn add_set(&mut self, set: NodeSet) -> Result<(), Invalid> {
+        let mut sets = self.sets.clone();
+        sets.push(set);
+        check(&sets)?;
+        self.sets = sets;
+        Ok(())
+    }
+
+    /// Whether this node has shards that no other node has.
+    #[must_use]
+    pub fn is_only_home(&self, node: NodeId) -> bool {
+        let alone = self.set_of(node).filter(|set| self.nodes(*set).len() == 1);
+        alone.is_some_and(|set| self.homes.iter().any(|home| home.answering() == set))
+    }
+
     pub(crate) fn write(&self, w: &mut Writer) {
         write_sets(&self.sets, w);
         for home in &self.homes {

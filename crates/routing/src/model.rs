@@ -21,8 +21,8 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use crate::{
-    Admission, Entry, Key, NodeId, NodeSet, ReadBound, RecordHash, RoutedTable, Routing, SetId,
-    Shard, Shards, Spread, TableName, Tenant, TenantHash, Time, Window,
+    Admission, Entry, Expressions, Key, NodeId, NodeSet, ReadBound, RecordHash, RoutedTable,
+    Routing, SetId, Shard, Shards, Spread, TableName, Tenant, TenantHash, Time, Window,
 };
 
 // A rule counts a tick after the `Close` before it, and a row that follows it is a tick later. So a
@@ -148,6 +148,7 @@ impl Case {
         }];
         let route = Entry::Route {
             table: name(),
+            expressions: Expressions::of_orders(),
             shards: Shards::new(8).unwrap(),
             sets,
         };

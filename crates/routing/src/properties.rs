@@ -8,9 +8,9 @@ use proptest::option;
 use proptest::prelude::*;
 
 use crate::{
-    Admission, Entry, Key, Malformed, NodeId, NodeSet, Number, Phase, ReadBound, RecordHash,
-    Refusal, Routing, Rule, RuleList, SetId, Shard, ShardMap, Shards, Spread, TableName, Tenant,
-    TenantHash, Time, Window,
+    Admission, Entry, Expressions, Key, Malformed, MoveStep, NodeId, NodeSet, Number, Phase,
+    ReadBound, RecordHash, Refusal, Routing, Rule, RuleList, SetId, Shard, ShardMap, Shards,
+    Spread, TableName, Tenant, TenantHash, Time, Window,
 };
 
 /// A value of PostgreSQL, owned, and what it is equal to.
@@ -171,10 +171,26 @@ fn entry() -> impl Strategy<Value = Entry> {
     prop_oneof![
         1 => (name.clone(), 1..40_u32, 1..5_u32).prop_map(|(table, shards, sets)| Entry::Route {
             table,
+            expressions: Expressions::of_orders(),
             shards: Shards::new(shards).unwrap(),
             sets: one_node_sets(sets),
         }),
         1 => name.clone().prop_map(|table| Entry::Open { table }),
+        2 => (name.clone(), 0..6_u32, 0..4_u8, 0..8_u32).prop_map(|(table, shard, step, to)| Entry::Move {
+            table,
+            shard: Shard(shard),
+            step: match step {
+                0 => MoveStep::Begin(SetId(to)),
+                1 => MoveStep::Switch,
+                2 => MoveStep::Finish,
+                _ => MoveStep::Cancel,
+            },
+        }),
+        1 => (name.clone(), 0..8_u32).prop_map(|(table, set)| Entry::AddSet {
+            table,
+            set: NodeSet { id: SetId(set), nodes: vec![NodeId(u64::from(set) + 100)] },
+        }),
+        1 => name.clone().prop_map(|table| Entry::Shut { table }),
         1 => name.clone().prop_map(|table| Entry::Unroute { table }),
         3 => (-20..20_i64).prop_map(|time| Entry::Close { time: Time(time) }),
         6 => (name, -20..20_i64, spread(), tenants).prop_map(|(table, time, spread, tenants)| {
@@ -299,6 +315,7 @@ proptest! {
         let begin = [
             Entry::Route {
                 table: table(b'a'),
+                expressions: Expressions::of_orders(),
                 shards: Shards::new(37).unwrap(),
                 sets: one_node_sets(3),
             },
@@ -623,4 +640,19 @@ fn sets_that_do_not_fit_together_are_refused() {
         );
     }
     assert!(ShardMap::distribute(shards, vec![set(1, &[1, 2]), set(2, &[3])]).is_ok());
+}
+
+#[test]
+fn a_time_is_due_once_nobody_has_closed_one_for_a_period() {
+    let window = Window::default();
+    let closed = Time(1_000_000_000);
+    // It was closed two seconds ahead.
+    let at = |after: i64| Time(closed.0 - 2_000_000 + after);
+    let leader = std::time::Duration::ZERO;
+    let other = std::time::Duration::from_millis(150);
+    assert!(!window.is_due(at(499_999), closed, leader));
+    assert!(window.is_due(at(500_000), closed, leader));
+    assert!(!window.is_due(at(649_999), closed, other));
+    assert!(window.is_due(at(650_000), closed, other));
+    assert!(window.is_due(Time(0), Time::MIN, other));
 }

@@ -2,12 +2,14 @@
 //! map. Every node applies the same entries in the same order to this state.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use braid_codec::{Malformed, Reader, Writer};
 use thiserror::Error;
 
-use crate::entry::{Entry, TableName};
+use crate::entry::{self, Entry, Expressions, MoveStep, TableName};
 use crate::hash::{RecordHash, Tenant, TenantHash};
-use crate::map::ShardMap;
+use crate::map::{MoveError, NodeId, SetId, ShardMap};
 use crate::rules::{Invalid, Rule, RuleList, Run, Shard, Spread, Time};
 use crate::window::{Admission, ReadBound, Window};
 
@@ -26,6 +28,9 @@ pub enum Refusal {
     /// The table is open already.
     #[error("routed table takes rows already")]
     OpenAlready,
+    /// The table takes rows still.
+    #[error("routed table takes rows")]
+    TakesRows,
     /// Too many tables are routed.
     #[error("too many tables are routed")]
     TooManyTables,
@@ -41,6 +46,9 @@ pub enum Refusal {
     /// A value is not valid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    /// A step of a move is not possible.
+    #[error("{0}")]
+    Move(MoveError, Shard),
 }
 
 impl Refusal {
@@ -52,10 +60,75 @@ impl Refusal {
             Self::RoutedAlready | Self::OpenAlready => {
                 "Look at the table's shards in braid.shards."
             }
+            Self::TakesRows => "End the routing with braid.unroute_table.",
             Self::TooManyTables => "At most 1024 tables can be routed.",
             Self::Closed { .. } | Self::ClosedLater => "Try again: the next time is chosen anew.",
             Self::Invalid(invalid) => invalid.hint(),
+            Self::Move(error, _) => error.hint(),
         }
+    }
+}
+
+impl Refusal {
+    /// Writes the refusal's bytes.
+    pub fn write(&self, w: &mut Writer) {
+        match self {
+            Self::NotRouted => w.u8(1),
+            Self::RoutedAlready => w.u8(2),
+            Self::OpenAlready => w.u8(3),
+            Self::TooManyTables => w.u8(4),
+            Self::Closed { next } => w.u8(5).i64(next.0),
+            Self::ClosedLater => w.u8(6),
+            Self::TakesRows => w.u8(8),
+            Self::Move(error, shard) => {
+                let (number, set) = match error {
+                    MoveError::NoShard(_) => (1, 0),
+                    MoveError::NoSet(set) => (2, set.0),
+                    MoveError::AtHome { set, .. } => (3, set.0),
+                    MoveError::Moving(_) => (4, 0),
+                    MoveError::OtherPhase(_) => (5, 0),
+                };
+                w.u8(9).u8(number).u32(shard.0).u32(set)
+            }
+            Self::Invalid(invalid) => {
+                w.u8(7);
+                invalid.write(w);
+                w
+            }
+        };
+    }
+
+    /// Reads a refusal.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(match r.u8()? {
+            1 => Self::NotRouted,
+            2 => Self::RoutedAlready,
+            3 => Self::OpenAlready,
+            4 => Self::TooManyTables,
+            5 => Self::Closed {
+                next: entry::time(r)?,
+            },
+            6 => Self::ClosedLater,
+            7 => Self::Invalid(Invalid::read(r)?),
+            8 => Self::TakesRows,
+            9 => {
+                let number = r.u8()?;
+                let (shard, set) = (Shard(r.u32()?), SetId(r.u32()?));
+                let error = match number {
+                    1 => MoveError::NoShard(shard),
+                    2 => MoveError::NoSet(set),
+                    3 => MoveError::AtHome { shard, set },
+                    4 => MoveError::Moving(shard),
+                    5 => MoveError::OtherPhase(shard),
+                    other => return Err(r.unknown(other)),
+                };
+                Self::Move(error, shard)
+            }
+            other => return Err(r.unknown(other)),
+        })
     }
 }
 
@@ -66,8 +139,12 @@ pub enum Applied {
     Routed,
     /// A table takes rows.
     Opened,
+    /// A table takes no rows any more.
+    Shut,
     /// A table is not routed any more.
     Unrouted,
+    /// A set was added, or a shard's move has come a step further.
+    Moved,
     /// Times up to this one are closed.
     Closed(Time),
     /// A rule was added.
@@ -80,14 +157,18 @@ pub enum Applied {
 /// A routed table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutedTable {
-    open: bool,
-    closed: Time,
-    rules: RuleList,
-    map: ShardMap,
+    pub(crate) expressions: Expressions,
+    pub(crate) open: bool,
+    pub(crate) closed: Time,
+    pub(crate) rules: RuleList,
+    /// The tenants that rules list.
+    pub(crate) tenants: BTreeMap<TenantHash, Tenant>,
+    pub(crate) map: ShardMap,
 }
 
 impl RoutedTable {
-    /// Whether the table takes rows. Before that its first rules are added, from any time on.
+    /// Whether the table takes rows. Before that its first rules are added, from any time on; after
+    /// [`Entry::Shut`] from the last time on that was closed while it took rows.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         self.open
@@ -104,6 +185,18 @@ impl RoutedTable {
     #[must_use]
     pub const fn rules(&self) -> &RuleList {
         &self.rules
+    }
+
+    /// The table's tenant, record and creation.
+    #[must_use]
+    pub const fn expressions(&self) -> &Expressions {
+        &self.expressions
+    }
+
+    /// A tenant that a rule lists, by its hash.
+    #[must_use]
+    pub fn tenant(&self, hash: TenantHash) -> Option<&Tenant> {
+        self.tenants.get(&hash)
     }
 
     /// The table's map.
@@ -170,15 +263,6 @@ impl RoutedTable {
         }
     }
 
-    pub(crate) const fn stored(open: bool, closed: Time, rules: RuleList, map: ShardMap) -> Self {
-        Self {
-            open,
-            closed,
-            rules,
-            map,
-        }
-    }
-
     fn add_rule(
         &mut self,
         time: Time,
@@ -196,6 +280,15 @@ impl RoutedTable {
             spread,
             tenants: tenants.iter().map(Tenant::tenant_hash).collect(),
         })?;
+        if widened > 0 {
+            for tenant in tenants {
+                let hash = tenant.tenant_hash();
+                // An earlier rule with a larger spread may count for this one.
+                if self.rules.largest_spread(hash) > Spread::ONE {
+                    self.tenants.entry(hash).or_insert_with(|| tenant.clone());
+                }
+            }
+        }
         Ok(Applied::Rule { widened })
     }
 }
@@ -204,7 +297,8 @@ impl RoutedTable {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routing {
     closed: Time,
-    tables: BTreeMap<TableName, RoutedTable>,
+    /// Shared with copies of the state, which are made often.
+    tables: BTreeMap<TableName, Arc<RoutedTable>>,
 }
 
 impl Default for Routing {
@@ -232,17 +326,27 @@ impl Routing {
     /// A routed table.
     #[must_use]
     pub fn table(&self, name: &TableName) -> Option<&RoutedTable> {
-        self.tables.get(name)
+        self.tables.get(name).map(Arc::as_ref)
     }
 
     /// A routed table, for moves of its map.
     pub fn table_mut(&mut self, name: &TableName) -> Option<&mut RoutedTable> {
-        self.tables.get_mut(name)
+        self.tables.get_mut(name).map(Arc::make_mut)
     }
 
     /// All routed tables.
     pub fn tables(&self) -> impl Iterator<Item = (&TableName, &RoutedTable)> {
-        self.tables.iter()
+        let tables = self.tables.iter();
+        tables.map(|(name, table)| (name, table.as_ref()))
+    }
+
+    /// The first routed table of which this node alone has shards.
+    #[must_use]
+    pub fn only_home(&self, node: NodeId) -> Option<&TableName> {
+        let found = self
+            .tables()
+            .find(|(_, table)| table.map.is_only_home(node));
+        found.map(|(name, _)| name)
     }
 
     /// Applies an entry of the log.
@@ -253,6 +357,7 @@ impl Routing {
         match entry {
             Entry::Route {
                 table,
+                expressions,
                 shards,
                 sets,
             } => {
@@ -263,12 +368,14 @@ impl Routing {
                     return Err(Refusal::TooManyTables);
                 }
                 let routed = RoutedTable {
+                    expressions: expressions.clone(),
                     open: false,
                     closed: Time::MIN,
                     rules: RuleList::new(),
+                    tenants: BTreeMap::new(),
                     map: ShardMap::distribute(*shards, sets.clone())?,
                 };
-                self.tables.insert(table.clone(), routed);
+                self.tables.insert(table.clone(), Arc::new(routed));
                 Ok(Applied::Routed)
             }
             Entry::Open { table } => {
@@ -281,10 +388,32 @@ impl Routing {
                 table.closed = closed;
                 Ok(Applied::Opened)
             }
-            Entry::Unroute { table } => match self.tables.remove(table) {
-                Some(_) => Ok(Applied::Unrouted),
-                None => Err(Refusal::NotRouted),
-            },
+            Entry::Shut { table } => {
+                self.routed(table)?.open = false;
+                Ok(Applied::Shut)
+            }
+            Entry::Unroute { table } => {
+                if self.routed(table)?.open {
+                    return Err(Refusal::TakesRows);
+                }
+                self.tables.remove(table);
+                Ok(Applied::Unrouted)
+            }
+            Entry::AddSet { table, set } => {
+                self.routed(table)?.map.add_set(set.clone())?;
+                Ok(Applied::Moved)
+            }
+            Entry::Move { table, shard, step } => {
+                let map = &mut self.routed(table)?.map;
+                match step {
+                    MoveStep::Begin(to) => map.begin_move(*shard, *to),
+                    MoveStep::Switch => map.switch(*shard),
+                    MoveStep::Finish => map.finish_move(*shard),
+                    MoveStep::Cancel => map.cancel_move(*shard),
+                }
+                .map_err(|error| Refusal::Move(error, *shard))?;
+                Ok(Applied::Moved)
+            }
             Entry::Close { time } => self.close(*time),
             Entry::Rule {
                 table,
@@ -303,7 +432,7 @@ impl Routing {
     }
 
     pub(crate) fn put(&mut self, name: TableName, table: RoutedTable) {
-        self.tables.insert(name, table);
+        self.tables.insert(name, Arc::new(table));
     }
 
     fn close(&mut self, time: Time) -> Result<Applied, Refusal> {
@@ -315,12 +444,12 @@ impl Routing {
         }
         self.closed = time;
         for table in self.tables.values_mut().filter(|table| table.open) {
-            table.closed = time;
+            Arc::make_mut(table).closed = time;
         }
         Ok(Applied::Closed(time))
     }
 
     fn routed(&mut self, table: &TableName) -> Result<&mut RoutedTable, Refusal> {
-        self.tables.get_mut(table).ok_or(Refusal::NotRouted)
+        self.table_mut(table).ok_or(Refusal::NotRouted)
     }
 }

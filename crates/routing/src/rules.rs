@@ -11,6 +11,7 @@
 
 use std::fmt;
 
+use braid_codec::{Malformed, Reader, Writer};
 use thiserror::Error;
 
 use crate::hash::{RecordHash, TenantHash};
@@ -55,7 +56,54 @@ pub enum Invalid {
     Window,
 }
 
+/// What can be wrong with sets, in the order of their numbers in bytes. Only added to.
+const SETS: [&str; 6] = [
+    "no set",
+    "too many sets",
+    "a set without a node",
+    "too many nodes in a set",
+    "a set comes twice",
+    "a node comes twice",
+];
+
 impl Invalid {
+    pub(crate) fn write(&self, w: &mut Writer) {
+        match self {
+            Self::ShardCount(count) => w.u8(1).u32(*count),
+            Self::SpreadNotPowerOfTwo(spread) => w.u8(2).u32(*spread),
+            Self::SpreadTooLarge { spread, shards } => w.u8(3).u32(*spread).u32(*shards),
+            Self::NoTenants => w.u8(4),
+            Self::InfiniteTime => w.u8(5),
+            Self::TooManySteps => w.u8(6),
+            Self::Sets(what) => {
+                let number = SETS.iter().position(|known| known == what);
+                w.u8(7)
+                    .u8(number.and_then(|n| n.try_into().ok()).unwrap_or(u8::MAX))
+            }
+            Self::Window => w.u8(8),
+        };
+    }
+
+    pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(match r.u8()? {
+            1 => Self::ShardCount(r.u32()?),
+            2 => Self::SpreadNotPowerOfTwo(r.u32()?),
+            3 => Self::SpreadTooLarge {
+                spread: r.u32()?,
+                shards: r.u32()?,
+            },
+            4 => Self::NoTenants,
+            5 => Self::InfiniteTime,
+            6 => Self::TooManySteps,
+            7 => {
+                let what = SETS.get(usize::from(r.u8()?));
+                Self::Sets(what.ok_or(Malformed::Invalid("node sets"))?)
+            }
+            8 => Self::Window,
+            other => return Err(r.unknown(other)),
+        })
+    }
+
     /// The hint for the user: a sentence.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
@@ -278,7 +326,7 @@ struct Step {
 ///
 /// Kept as one sorted array of steps with 24 bytes each, a step for each tenant of each rule that
 /// widens the tenant's spread. So 100,000 tenants with a rule take 2.4 MB, and finding a row's
-/// spread is one binary search. Names of tenants are not kept: a table of the node has them.
+/// spread is one binary search. Names of tenants are not kept here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleList {
     /// By tenant, then time; the spread grows from step to step of a tenant.

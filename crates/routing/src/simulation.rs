@@ -11,9 +11,9 @@ use std::time::Duration;
 use braid_testing::Random;
 
 use crate::{
-    Admission, Applied, Entry, Key, NodeId, NodeSet, Pacer, ReadBound, RecordHash, Refusal,
-    RoutedTable, Routing, SetId, Shard, Shards, Spread, TableName, Tenant, TenantHash, Time,
-    Window,
+    Admission, Applied, Entry, Expressions, Key, NodeId, NodeSet, Pacer, ReadBound, RecordHash,
+    Refusal, RoutedTable, Routing, SetId, Shard, Shards, Spread, TableName, Tenant, TenantHash,
+    Time, Window,
 };
 
 const NODES: usize = 4;
@@ -86,6 +86,7 @@ impl Cluster {
         let log = vec![
             Entry::Route {
                 table: name(),
+                expressions: Expressions::of_orders(),
                 shards,
                 sets,
             },

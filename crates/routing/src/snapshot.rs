@@ -1,10 +1,13 @@
 //! Bytes of the whole state, for nodes that get it in place of the entries that made it.
 //!
 //! The bytes: format (u8, 1), last `Close` (i64), number of tables (u32). For each table: name,
-//! whether it is open (u8), its last `Close` (i64), version of the hash (u8), number of shards
-//! (u32), sets, home of each shard, rules by time and spread with the hashes of their tenants.
+//! expressions, whether it is open (u8), its last `Close` (i64), version of the hash (u8), number
+//! of shards (u32), sets, home of each shard, tenants of rules, rules by time and spread with the
+//! hashes of their tenants.
 
-use crate::entry;
+use std::collections::BTreeMap;
+
+use crate::entry::{self, Expressions};
 use crate::hash::{HASH_VERSION, TenantHash};
 use crate::map::ShardMap;
 use crate::routing::{RoutedTable, Routing, TABLES_LIMIT};
@@ -24,12 +27,17 @@ impl Routing {
             .i64(self.closed().0)
             .count(self.tables().count());
         for (name, table) in self.tables() {
-            w.bytes(name.as_bytes())
-                .u8(u8::from(table.is_open()))
+            w.bytes(name.as_bytes());
+            table.expressions.write(&mut w);
+            w.u8(u8::from(table.is_open()))
                 .i64(table.closed().0)
                 .u8(HASH_VERSION)
                 .u32(table.map().shards().get());
             table.map().write(&mut w);
+            w.count(table.tenants.len());
+            for tenant in table.tenants.values() {
+                w.bytes(tenant.canonical());
+            }
             let rules = table.rules().rules();
             w.count(rules.len());
             for rule in rules {
@@ -53,12 +61,26 @@ impl Routing {
         let mut routing = Self::closed_at(Time(r.i64()?));
         for _ in 0..r.count(TABLES_LIMIT)? {
             let name = entry::table(&mut r)?;
+            let expressions = Expressions::read(&mut r)?;
             let open = r.bool()?;
             let closed = Time(r.i64()?);
             let shards = entry::shards(&mut r)?;
             let map = ShardMap::read(shards, &mut r)?;
+            let mut tenants = BTreeMap::new();
+            for _ in 0..r.count(STEPS_LIMIT)? {
+                let tenant = entry::tenant(&mut r)?;
+                tenants.insert(tenant.tenant_hash(), tenant);
+            }
             let rules = rules(&mut r)?;
-            routing.put(name, RoutedTable::stored(open, closed, rules, map));
+            let table = RoutedTable {
+                expressions,
+                open,
+                closed,
+                rules,
+                tenants,
+                map,
+            };
+            routing.put(name, table);
         }
         r.end()?;
         // Order, repeats and what follows from other values: there is one form of a state.

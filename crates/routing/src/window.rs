@@ -100,6 +100,14 @@ impl Window {
         }
     }
 
+    /// Whether nobody has closed a time for one period, and `patience`.
+    #[must_use]
+    pub fn is_due(&self, now: Time, closed: Time, patience: Duration) -> bool {
+        let patience = i64::try_from(patience.as_micros()).unwrap_or(i64::MAX);
+        let wait = self.period.saturating_add(patience);
+        now.plus(self.ahead).0.saturating_sub(closed.0) >= wait
+    }
+
     /// What a read may rely on at a node whose clock shows `now` and which has applied
     /// `Close(closed)`. `upto`: the read asks only for rows created at or before it.
     #[must_use]
