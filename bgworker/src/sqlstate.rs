@@ -146,6 +146,8 @@ sqlstates! {
     UndefinedFile = b"58P01",
     /// raise_exception
     RaiseException = b"P0001",
+    /// A row of a routed table that belongs to another node: a class of Braid's own
+    RowOfAnotherNode = b"RT001",
     /// internal_error
     InternalError = b"XX000",
     /// data_corrupted

@@ -28,6 +28,7 @@ pub mod read_only;
 pub mod readers;
 pub mod registry;
 pub mod rewrite;
+pub mod routing;
 pub mod routing_guard;
 pub mod routing_key;
 pub mod secrecy;

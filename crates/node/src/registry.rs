@@ -35,8 +35,8 @@ pub use last_failure::RecordedFailure;
 pub(crate) use lock::locked;
 pub(crate) use managers::poke;
 pub use managers::{
-    MAX_DATABASES, MEMBER, ManagerEntry, NO_MEMBER, READ_ONLY, find_manager, manager, my_manager,
-    release_manager, wake_manager, wake_sequences,
+    MAX_DATABASES, MEMBER, ManagerEntry, NO_MEMBER, READ_ONLY, find_manager, is_no_member, manager,
+    my_manager, release_manager, wake_manager, wake_sequences,
 };
 pub(crate) use memory::readers;
 use memory::shared;

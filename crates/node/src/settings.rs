@@ -82,6 +82,7 @@ static MAX_CLOCK_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
 static CLOCK_BEHIND_ACTION: GucSetting<BehindAction> =
     GucSetting::<BehindAction>::new(BehindAction::Warning);
 static CLOCK_SKEW_WARNING_MS: GucSetting<i32> = GucSetting::<i32>::new(500);
+static ROUTING_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CLOCK_SKEW_LIMIT_MS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static CLOCK_SKEW_ACTION: GucSetting<SkewAction> =
     GucSetting::<SkewAction>::new(SkewAction::Warning);
@@ -228,9 +229,18 @@ fn of_conflicts() -> [Int; 6] {
     ]
 }
 
-/// How far apart clocks may be.
-fn of_clocks() -> [Int; 2] {
+/// How far apart clocks may be, and how long rows wait for the group.
+fn of_clocks() -> [Int; 3] {
     [
+        Int {
+            name: c"braid.routing_wait",
+            short: c"Longest time that a row of a routed table waits until its group has agreed up to the time of its creation.",
+            long: c"Rows wait after a pause in which no routed table was written, and without a majority. Then the row is refused.",
+            setting: &ROUTING_WAIT_MS,
+            range: (0, i32::MAX),
+            context: GucContext::Userset,
+            flags: GucFlags::UNIT_MS,
+        },
         Int {
             name: c"braid.clock_skew_warning",
             short: c"The server's log has a warning when a provider's clock is apart from this node's by more than this.",
@@ -604,6 +614,12 @@ pub fn conflict_function_timeout_ms() -> Option<i32> {
 #[must_use]
 pub fn querier_timeout() -> Duration {
     milliseconds(QUERIER_TIMEOUT_MS.get())
+}
+
+/// `braid.routing_wait`.
+#[must_use]
+pub(crate) fn routing_wait() -> Duration {
+    milliseconds(ROUTING_WAIT_MS.get())
 }
 
 /// `braid.peer_away_limit` in seconds; `None` for no limit.

@@ -281,6 +281,23 @@ impl<'a> RelationRef<'a> {
         })
     }
 
+    /// The expression of its CHECK constraint of this name, as it is stored (`pg_node_tree`).
+    /// Evaluates nothing of it.
+    #[must_use]
+    pub fn check_constraint(self, name: &CStr) -> Option<CString> {
+        // SAFETY: the descriptor's constraints are null or there as long as the relation is open;
+        // it has as many checks as it says, each with a name and an expression.
+        unsafe {
+            let constraints = (*self.descriptor().as_ptr()).constr.as_ref()?;
+            let checks = (0..usize::from(constraints.num_check))
+                .filter_map(|place| constraints.check.add(place).as_ref());
+            let found = checks
+                .filter(|check| !check.ccname.is_null() && !check.ccbin.is_null())
+                .find(|check| CStr::from_ptr(check.ccname) == name)?;
+            Some(CStr::from_ptr(found.ccbin).to_owned())
+        }
+    }
+
     /// Whether a user's table may be read under a historic snapshot:
     /// `RelationIsUsedAsCatalogTable` of src/include/utils/rel.h, 15 to 18.
     #[must_use]

@@ -36,9 +36,11 @@ pub enum Wait {
     Querier = 11,
     /// The leader: for this node's clock to come near the time of a transaction.
     Ahead = 12,
+    /// Any session: for the group to agree up to the time of a routed table's row.
+    Routing = 13,
 }
 
-const ALL: [Wait; 12] = [
+const ALL: [Wait; 13] = [
     Wait::Provider,
     Wait::Appliers,
     Wait::Tables,
@@ -51,6 +53,7 @@ const ALL: [Wait; 12] = [
     Wait::Clock,
     Wait::Querier,
     Wait::Ahead,
+    Wait::Routing,
 ];
 
 static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()];
@@ -74,6 +77,7 @@ impl Wait {
             Self::Clock => c"BraidClock",
             Self::Querier => c"BraidApplierQuerier",
             Self::Ahead => c"BraidLeaderClock",
+            Self::Routing => c"BraidRouting",
         }
     }
 

@@ -10,6 +10,7 @@ use braid_postgres::process::{my_database, set_latch};
 use super::lock::locked;
 use super::memory::shared;
 use super::wake_supervisor;
+use crate::routing::RoutingEntry;
 
 /// Databases of one server that can have the extension.
 pub const MAX_DATABASES: usize = 128;
@@ -91,6 +92,8 @@ pub struct ManagerEntry {
     /// The first transaction of the node's life, by its full id: origins in older commits may stand
     /// for other nodes than these origins do now. 0: all commits are of its life. Set by the manager.
     pub first_xid: AtomicU64,
+    /// Where rows of routed tables live: `crate::routing`.
+    pub routing: RoutingEntry,
 }
 
 /// `ManagerEntry::membership` of a database in no group.
@@ -148,6 +151,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         }
         free.membership.store(0, Ordering::SeqCst);
         free.first_xid.store(0, Ordering::SeqCst);
+        free.routing.clear();
         free.database.store(database, Ordering::Release);
         managers_changed();
         Some(free)
@@ -159,6 +163,13 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
 pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
     shared()?;
     find_manager(database).or_else(|| locked(|| find_or_take_manager(database)))
+}
+
+/// Whether this process's database is known to be in no group. False also if nobody has looked since
+/// the server started.
+#[must_use]
+pub fn is_no_member() -> bool {
+    my_manager().is_some_and(|entry| entry.membership.load(Ordering::Acquire) == NO_MEMBER)
 }
 
 /// Give back the entry of a database without a manager, unless somebody wants one.

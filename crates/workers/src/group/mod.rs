@@ -10,6 +10,7 @@
 //! | `links` | connections to other members |
 //! | `request` | questions of sessions, and answers |
 //! | `marker` | whether the files are those that it wrote |
+//! | `places` | what it shows of routed tables, and when it has times closed |
 //! | `steps` | another process: joining and leaving, and subscriptions of the group |
 //! | `sequences` | another process: blocks of sequences |
 //!
@@ -17,6 +18,7 @@
 
 mod links;
 mod marker;
+mod places;
 pub mod request;
 pub mod sequences;
 pub mod steps;
@@ -39,6 +41,7 @@ use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
 use links::Links;
+use places::Places;
 use request::Question;
 
 /// The mode in which a node joins that only votes.
@@ -113,9 +116,15 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         letters_until: None,
         reached: BTreeMap::new(),
         complained: None,
+        places: Places::new(entry),
+        shown_index: loaded.shown,
     };
-    if let Some(state) = member.agreement.state().cloned() {
+    // The log behind the snapshot is applied in the first turn.
+    if let Some(state) = member.agreement.state().cloned()
+        && state.index() >= loaded.shown
+    {
         member.write(|| store::show(&state))?;
+        member.places.show(&state, member.agreement.me())?;
         member.shown = Some(state);
     }
     member.note_version()?;
@@ -193,6 +202,10 @@ struct Member {
     reached: BTreeMap<MemberId, i64>,
     /// The last message of another member that was refused, and when.
     complained: Option<(String, Instant)>,
+    places: Places,
+    /// The index of the newest entry that is shown. An older state is never shown after it: rows
+    /// are placed by what it says.
+    shown_index: u64,
 }
 
 impl Member {
@@ -209,6 +222,7 @@ impl Member {
         if Instant::now() >= self.next_tick {
             let now = self.now();
             self.pass(|agreement| agreement.tick(now))?;
+            self.close_times()?;
             self.next_tick = Instant::now() + self.tick;
             self.tell_waiting();
         }
@@ -319,6 +333,25 @@ impl Member {
         )
     }
 
+    /// Has the next time closed, if routed tables are used.
+    fn close_times(&mut self) -> Result<(), PgError> {
+        let Some(state) = self.agreement.state() else {
+            return Ok(());
+        };
+        let (closed, now) = (state.routing().closed(), self.now());
+        let leads = self.agreement.leads();
+        let step = self.places.tick(closed, leads);
+        if let Some(before) = step.withdraw {
+            self.agreement.withdraw(before);
+        }
+        if let Some(entry) = step.propose {
+            let command = braid_group::Command::Route(entry);
+            let proposed = self.pass(|agreement| agreement.propose(command, now))?;
+            self.places.proposed(proposed);
+        }
+        Ok(())
+    }
+
     /// Answers those that have waited for long: nobody waits for a majority without knowing.
     fn tell_waiting(&mut self) {
         let late = |asked: &Asked| asked.since.elapsed() > PATIENCE;
@@ -366,8 +399,23 @@ impl Member {
     }
 
     fn let_out(&mut self, effects: Effects) -> Result<(), PgError> {
-        let changed = effects.replaced || !effects.applied.is_empty();
-        if changed && let Some(state) = self.agreement.state().cloned() {
+        // An entry that only closes a time comes twice a second, and changes no table.
+        let is_first = !self.places.is_shown();
+        let changed =
+            is_first || effects.replaced || !effects.applied.iter().all(places::only_closes);
+        let index = self.agreement.state().map_or(0, State::index);
+        let is_newer = index >= self.shown_index;
+        if is_newer
+            && !changed
+            && let Some(state) = self.agreement.state()
+        {
+            self.places.show_close(state.routing().closed());
+        }
+        if is_newer
+            && changed
+            && let Some(state) = self.agreement.state().cloned()
+        {
+            self.shown_index = index;
             let shown = self.shown.take();
             let mut members_changed = false;
             self.write(|| {
@@ -376,6 +424,12 @@ impl Member {
                 members_changed = store::show_since(shown.as_ref(), &state)?;
                 store::log(&effects.applied, &state)
             })?;
+            if is_first || effects.replaced || effects.applied.iter().any(places::concerns_routing)
+            {
+                self.places.show(&state, self.agreement.me())?;
+            } else {
+                self.places.show_close(state.routing().closed());
+            }
             let own = state.member(self.agreement.me());
             if own.is_some_and(|own| own.read_only)
                 && let Some(entry) = registry::my_manager()
@@ -396,6 +450,7 @@ impl Member {
             self.links.send(to, message);
         }
         for (id, outcome) in effects.answered {
+            self.places.answered(id);
             if let Some(asked) = self.asked.remove(&id) {
                 self.mailbox
                     .answer(asked.ticket, &request::answer(&outcome));
@@ -440,6 +495,7 @@ impl Member {
         let hint = failure.hint.clone().unwrap_or_default();
         self.write(|| store::stop(why, &hint))?;
         failure.log("braid group");
+        self.places.hide();
         let answer = request::failure(&failure);
         for asked in std::mem::take(&mut self.asked).into_values() {
             self.mailbox.answer(asked.ticket, &answer);

@@ -17,12 +17,14 @@ use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, Cell};
 
-use super::marker;
+use super::{marker, places};
 
 /// A member as it is stored here.
 pub(super) struct Loaded {
     pub(super) stored: Stored,
     pub(super) continuity: Continuity,
+    /// The index of the newest entry that was shown before.
+    pub(super) shown: u64,
 }
 
 fn damaged() -> PgError {
@@ -63,7 +65,7 @@ fn signed(number: u64) -> i64 {
 /// files these are.
 pub(super) fn load() -> Result<Option<Loaded>, PgError> {
     let found = rows(
-        "select encode(group_id, 'hex'), member_id::text, encode(core, 'hex'), files from braid.group_self",
+        "select encode(group_id, 'hex'), member_id::text, encode(core, 'hex'), files, applied_index::text from braid.group_self",
         &[],
     )?;
     let Some(own) = found.first() else {
@@ -73,6 +75,7 @@ pub(super) fn load() -> Result<Option<Loaded>, PgError> {
     let me = MemberId::new(number(own, 1)?).ok_or_else(damaged)?;
     let core = own.get(2).cloned().flatten();
     let (continuity, files) = marker::compare(own.get(3).cloned().flatten().as_deref())?;
+    let shown = number(own, 4)?;
     execute(
         "update braid.group_self set files = $1 where files is distinct from $1",
         &[files.as_str().into()],
@@ -109,7 +112,11 @@ pub(super) fn load() -> Result<Option<Loaded>, PgError> {
             })
             .collect::<Result<_, PgError>>()?,
     };
-    Ok(Some(Loaded { stored, continuity }))
+    Ok(Some(Loaded {
+        stored,
+        continuity,
+        shown,
+    }))
 }
 
 /// Locks the membership that this process acts for until its transaction ends: whoever deletes it
@@ -242,7 +249,7 @@ pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, 
 const LOGGED: u64 = 10_000;
 
 /// Notes entries for `braid.group_log`. After a restart some come again, and count once. Renewals
-/// of leases say nothing to people, and are left out.
+/// of leases and closed times say nothing to people, and are left out.
 ///
 /// # Errors
 /// [`PgError`] if the table is not there.
@@ -254,7 +261,7 @@ pub(super) fn log(applied: &[Applied], state: &State) -> Result<(), PgError> {
             proposal,
             outcome,
         } = entry;
-        if matches!(proposal.command, Command::RenewLease { .. }) {
+        if matches!(proposal.command, Command::RenewLease { .. }) || places::only_closes(entry) {
             continue;
         }
         execute(
