@@ -9,6 +9,7 @@
 
 mod calendar;
 mod error;
+mod guard;
 mod hash;
 mod numeric;
 mod options;
@@ -24,6 +25,7 @@ mod writeset;
 
 pub use calendar::{date_to_datetime, timestamp_to_datetime, timestamptz_to_value, to_unix_micros};
 pub use error::{Error, Result};
+pub use guard::{guard_function, is_plain_guard};
 pub use hash::KeyHasher;
 pub use numeric::Numeric;
 pub use options::{OptionText, Options};

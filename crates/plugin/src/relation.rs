@@ -18,6 +18,7 @@ use super::marks;
 use super::publications::Catalogs;
 use super::relation_cache::Compilation;
 use super::report;
+use super::routed::Routed;
 use super::row_filter::RowFilters;
 use super::running::Unwatched;
 use super::scratch::{PartMemory, StreamMemory};
@@ -50,6 +51,8 @@ pub(super) struct Compiled {
     pub(super) key_columns: Vec<KeyColumn>,
     pub(super) keys: KeyPlan,
     pub(super) filters: Option<RowFilters>,
+    /// Which rows of a routed table the subscriber gets.
+    pub(super) routed: Option<Routed>,
     /// Some column's bytes depend on the client's encoding.
     pub(super) sends_text: bool,
     /// Attribute numbers of the columns in the relation under whose name they are sent.
@@ -65,10 +68,12 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    /// Compile `relation`, for [`Encoder::new`] with `text`. `None` if nothing of it is published.
+    /// Compile `relation`, for [`Encoder::new`] with `text`, and for a subscriber that is the node
+    /// `member`. `None` if nothing of it is published.
     pub(super) fn new(
         relation: RelationRef<'_>,
         publications: &[Publication],
+        member: Option<&str>,
         text: bool,
         parent: StreamMemory,
     ) -> Option<Self> {
@@ -78,13 +83,16 @@ impl Compiled {
             return None;
         }
         if decision.publish_as == facts.oid {
-            return Some(Self::compile(relation, relation, &decision, text, parent));
+            return Some(Self::compile(
+                relation, relation, &decision, member, text, parent,
+            ));
         }
         let ancestor = open_ancestor(decision.publish_as);
         Some(Self::compile(
             relation,
             ancestor.view(),
             &decision,
+            member,
             text,
             parent,
         ))
@@ -94,6 +102,7 @@ impl Compiled {
         relation: RelationRef<'_>,
         ancestor: RelationRef<'_>,
         decision: &Publishing,
+        member: Option<&str>,
         text: bool,
         parent: StreamMemory,
     ) -> Self {
@@ -118,6 +127,7 @@ impl Compiled {
             key_columns: Vec::new(),
             keys: KeyPlan::default(),
             filters: None,
+            routed: None,
             sends_text: false,
             text,
             context,
@@ -135,8 +145,15 @@ impl Compiled {
             RowFilters::new(decision, ancestor, || map.sources())
         });
 
+        compiled.routed = member.and_then(|member| {
+            compiled.context.get().run(|| {
+                let _unwatched = Unwatched::enter();
+                Routed::new(relation, member)
+            })
+        });
+
         let mut attributes = attributes(relation);
-        if compiled.filters.is_none() {
+        if compiled.filters.is_none() && compiled.routed.is_none() {
             let sent = compiled.columns.iter().map(|column| column.attribute);
             let keys = compiled.key_columns.iter().map(|key| key.attribute);
             attributes.truncate(sent.chain(keys).max().map_or(0, |last| last + 1));

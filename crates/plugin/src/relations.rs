@@ -111,8 +111,14 @@ impl Relations {
                 return None;
             }
             let publications = self.cache.publications(&options.publications);
-            let mut compiled =
-                Compiled::new(relation, publications, self.text_forms, self.context)?;
+            let member = options.node.as_deref();
+            let mut compiled = Compiled::new(
+                relation,
+                publications,
+                member,
+                self.text_forms,
+                self.context,
+            )?;
             if options.ddl {
                 compiled.add_marks();
             }

@@ -25,9 +25,13 @@ impl RowChange<'_> {
     /// As which operation the change passes the row filters, if it does.
     #[inline]
     pub fn passes(&self) -> Option<Operation> {
-        match &self.compiled.filters {
+        let passed = match &self.compiled.filters {
             Some(filters) => passes(filters, self.operation, self.old, self.new),
             None => Some(self.operation),
+        };
+        match &self.compiled.routed {
+            Some(routed) => routed.passes(passed?, self.old, self.new),
+            None => passed,
         }
     }
 
