@@ -3424,6 +3424,11 @@ values
     select 'error', format('%s.%I', r.relation, r.column_name), format('the rule of column %I of %s can''t be followed: %s', r.column_name, r.relation, r.problem),
            format('select braid.set_column_rule(%L, %L, null);  -- or mend the column', r.relation, r.column_name)
       from braid.column_rules r where r.problem is not null$$),
+('routing_guard', false, 'a table is routed by the group, and this node takes rows of other nodes', $$
+    select 'error', r.relation, format('table %s is routed by the group, and lacks the constraint braid_routing on this node', r.relation),
+           format('select braid.group_route_guard(%L);', r.relation)
+      from braid.routed_table_rows() r
+     where to_regclass(r.relation) is not null and not exists (select from pg_constraint c where c.conrelid = to_regclass(r.relation) and c.conname = 'braid_routing')$$),
 -- Peers that read from here
 ('slot_lost', false, 'the WAL that a slot needs is gone', $$
     select 'error', s.slot_name::text, format('slot "%s" has lost WAL that its reader needs', s.slot_name),
@@ -4313,6 +4318,169 @@ create view braid.group_nodes as
 select * from braid.group_node_rows();
 comment on view braid.group_nodes is 'the members of the group, how they look from here, and the lag from and to each';
 
+-- Where rows live. The guard of a routed table calls is_here for each row, so it has no settings of its own.
+create function braid.is_here(relation regclass, tenant "any", record "any", created timestamptz) returns boolean
+    language c stable parallel safe
+    as 'MODULE_PATHNAME', 'is_here_wrapper';
+comment on function braid.is_here is 'the guard of a routed table: true, or an error for a row that belongs to another node';
+
+create function braid.is_at(node text, relation regclass, tenant "any", record "any", created timestamptz) returns boolean
+    language c stable parallel safe
+    as 'MODULE_PATHNAME', 'is_at_wrapper';
+comment on function braid.is_at is 'whether a node has a row of a routed table';
+
+create function braid.routing_key(value "any") returns bytea
+    language c immutable strict parallel safe
+    as 'MODULE_PATHNAME', 'routing_key_wrapper';
+comment on function braid.routing_key is 'the bytes of a tenant or record that are hashed';
+
+create function braid.route_table(
+    relation regclass, tenant text, record text, created text, shards integer default 64, copies integer default 1, existing text default 'refuse'
+) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'route_table_wrapper';
+comment on function braid.route_table is 'distributes the rows of a table over the nodes of the group, by tenant';
+
+create function braid.unroute_table(relation regclass, rows text default 'refuse') returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'unroute_table_wrapper';
+comment on function braid.unroute_table is 'ends the routing of a table: new rows go to all nodes again';
+
+create function braid.add_routing_rule(relation regclass, spread integer, tenants text) returns timestamptz
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'add_routing_rule_wrapper';
+comment on function braid.add_routing_rule is 'spreads the new rows of tenants over so many shards; returns the time after which rows are created by the rule';
+
+create function braid.route(
+    relation regclass, tenant text, record text, created timestamptz default null,
+    out shard integer, out node_set integer, out nodes text[], out dsn text
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'route_wrapper';
+comment on function braid.route is 'the shard of a row, and the nodes that have it';
+
+create function braid.route_query(
+    relation regclass, tenant text, upto timestamptz default null,
+    out node_set integer, out nodes text[], out dsn text, out shards integer[]
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'route_query_wrapper';
+comment on function braid.route_query is 'the nodes that can have rows of a tenant, and for which shards each is asked';
+
+create function braid.routed_table_rows(
+    out relation text, out tenant text, out record text, out created text, out shards integer, out node_sets integer, out state text
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'routed_table_rows_wrapper';
+comment on function braid.routed_table_rows is 'the rows of braid.routed_tables';
+
+create function braid.shard_rows(
+    out relation text, out shard integer, out node_set integer, out nodes text[], out moves_to integer, out phase text
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'shard_rows_wrapper';
+comment on function braid.shard_rows is 'the rows of braid.shards';
+
+create function braid.routing_rule_rows(out relation text, out counts_after timestamptz, out spread integer, out tenants text[]) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'routing_rule_rows_wrapper';
+comment on function braid.routing_rule_rows is 'the rows of braid.routing_rules';
+
+create function braid.routing_activity_rows(
+    out closed_upto timestamptz, out waits bigint, out longest_wait_ms double precision, out longest_agreement_ms double precision
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'routing_activity_wrapper';
+comment on function braid.routing_activity_rows is 'the row of braid.routing_activity';
+
+-- Called by route_table and unroute_table at each member, under the role of the connection string.
+create function braid.group_route_check(relation text, tenant text, record text, created text) returns text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_check_wrapper';
+comment on function braid.group_route_check is 'a part of route_table: whether this node''s table has rows, and the facts that must be the same on all nodes';
+
+create function braid.group_route_guard(relation text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_guard_wrapper';
+comment on function braid.group_route_guard is 'a part of route_table: has this node refuse rows of other nodes';
+
+create function braid.group_route_clear(relation text) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_clear_wrapper';
+comment on function braid.group_route_clear is 'a part of route_table: deletes the rows of other nodes here; returns how many';
+
+create function braid.shard_of(relation regclass, tenant "any", record "any", created timestamptz) returns integer
+    language c stable parallel safe
+    as 'MODULE_PATHNAME', 'shard_of_wrapper';
+comment on function braid.shard_of is 'the shard of a row of a routed table';
+
+create function braid.move_shard(relation regclass, shard integer, node_set integer) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'move_shard_wrapper';
+comment on function braid.move_shard is 'moves a shard of a routed table, with its rows, to another set of nodes';
+
+create function braid.add_node_set(relation regclass, nodes text[]) returns integer
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'add_node_set_wrapper';
+comment on function braid.add_node_set is 'adds a set of nodes, without shards yet, to a routed table; returns its number';
+
+-- Called by move_shard at each member, under the role of the connection string.
+create function braid.group_route_moved(relation text, shard integer, phase text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_moved_wrapper';
+comment on function braid.group_route_moved is 'a part of move_shard: waits until this node knows how far a move is';
+
+create function braid.group_route_blocks(relation text) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_blocks_wrapper';
+comment on function braid.group_route_blocks is 'a part of move_shard: how many blocks this node''s table has';
+
+create function braid.group_route_touch(relation text, shard integer, from_block bigint, to_block bigint) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_touch_wrapper';
+comment on function braid.group_route_touch is 'a part of move_shard: sends the rows of a shard in some blocks; returns how many';
+
+create function braid.group_route_drop(relation text, shard integer, from_block bigint, to_block bigint) returns bigint
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_drop_wrapper';
+comment on function braid.group_route_drop is 'a part of move_shard: deletes the rows of a shard that has moved, in some blocks, here alone; returns how many';
+
+create function braid.group_route_digest(relation text) returns text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_digest_wrapper';
+comment on function braid.group_route_digest is 'a part of route_table: what must be the same on all nodes before rows are deleted';
+
+create function braid.group_route_wait(relation text, state text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_wait_wrapper';
+comment on function braid.group_route_wait is 'a part of route_table: waits until this node knows how it stands with a table';
+
+create function braid.group_route_rows(relation text) returns boolean
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_rows_wrapper';
+comment on function braid.group_route_rows is 'a part of unroute_table: whether this node''s table has rows';
+
+create function braid.group_route_unguard(relation text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_unguard_wrapper';
+comment on function braid.group_route_unguard is 'a part of unroute_table: has this node take all rows again';
+
+create view braid.routed_tables as
+select relation, state, shards, node_sets, tenant, record, created from braid.routed_table_rows() order by relation;
+comment on view braid.routed_tables is 'the tables whose rows are distributed over the nodes of the group';
+
+create view braid.shards as
+select relation, shard, node_set, nodes, moves_to, phase from braid.shard_rows() order by relation, shard;
+comment on view braid.shards is 'the shards of routed tables, and the nodes that have them';
+
+create view braid.routing_rules as
+select relation, counts_after, spread, tenants from braid.routing_rule_rows() order by relation, counts_after, spread;
+comment on view braid.routing_rules is 'the rules by which rows of large tenants are spread over more shards';
+
+create view braid.routing_activity as
+select closed_upto, waits, longest_wait_ms, longest_agreement_ms from braid.routing_activity_rows();
+comment on view braid.routing_activity is 'up to which time the places of rows are agreed, and how rows of routed tables have waited for that on this node';
+
 create view braid.group_log as
 select l.log_index,
        l.term,
@@ -4730,7 +4898,12 @@ grant execute on function
     braid.start_without,
     braid.forget_group,
     braid.set_sequence,
-    braid.set_sequence_default
+    braid.set_sequence_default,
+    braid.route_table,
+    braid.unroute_table,
+    braid.add_routing_rule,
+    braid.move_shard,
+    braid.add_node_set
     to braid_admin;
 grant execute on procedure
     braid.prepare_upgrade,
@@ -4752,6 +4925,21 @@ grant execute on function
     braid.group_survivor,
     braid.group_take_over,
     braid.group_taken_over,
+    braid.group_route_check,
+    braid.group_route_guard,
+    braid.group_route_clear,
+    braid.group_route_rows,
+    braid.group_route_unguard,
+    braid.group_route_wait,
+    braid.group_route_digest,
+    braid.group_route_moved,
+    braid.group_route_blocks,
+    braid.group_route_touch,
+    braid.group_route_drop,
+    braid.routed_table_rows,
+    braid.shard_rows,
+    braid.routing_rule_rows,
+    braid.routing_activity_rows,
     braid.group_activity,
     braid.group_node_rows,
     braid.sequence_rows,
@@ -4840,5 +5028,19 @@ grant select on
     braid.kept_changes,
     braid.join_progress,
     braid.sequences,
+    braid.routed_tables,
+    braid.shards,
+    braid.routing_rules,
+    braid.routing_activity,
     braid.metrics
     to braid_admin, braid_monitor;
+
+-- Called by the guard of a routed table, as whoever writes, and by copies of it; and what a client needs that goes to a row's node.
+grant execute on function
+    braid.is_here,
+    braid.is_at,
+    braid.shard_of,
+    braid.routing_key,
+    braid.route,
+    braid.route_query
+    to public;

@@ -16,7 +16,7 @@
 mod create;
 mod join;
 mod leave;
-mod peer;
+pub mod peer;
 mod progress;
 mod sequence;
 mod source;
@@ -40,7 +40,7 @@ use super::local::Subscription;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// That the caller may create, join and leave groups.
-fn check_rights(caller: pg_sys::Oid) -> Outcome<()> {
+pub fn check_rights(caller: pg_sys::Oid) -> Outcome<()> {
     if is_superuser(caller) {
         return Ok(());
     }
@@ -63,7 +63,7 @@ fn find_own() -> Option<(MemberId, String)> {
     Some((id, found.get(0, 1)?.to_owned()))
 }
 
-fn require_own() -> Outcome<(MemberId, String)> {
+pub fn require_own() -> Outcome<(MemberId, String)> {
     find_own().ok_or_else(|| {
         Failure::state("this database is not a member of a group")
             .hint("Create one with braid.create_group, or join one with braid.join_group.")
@@ -123,12 +123,12 @@ fn insert_self(
     }
 }
 
-fn ask(command: Command) -> Outcome<Vec<u64>> {
+pub fn ask(command: Command) -> Outcome<Vec<u64>> {
     Ok(request::ask(command, PATIENCE)?)
 }
 
 /// That this member still takes part, and has joined.
-fn check_goes_on() -> Outcome<()> {
+pub fn check_goes_on() -> Outcome<()> {
     let found = query(
         "select s.stopped, s.stopped_hint, exists (select from braid.join_step where done_at is null) from braid.group_self s",
         &[],

@@ -47,7 +47,7 @@ fn group_receive(messages: Option<pgrx::Array<'_, &[u8]>>) {
 }
 
 /// That the caller is a role by which nodes connect.
-fn check_peer(caller: pg_sys::Oid) -> Outcome<()> {
+pub fn check_peer(caller: pg_sys::Oid) -> Outcome<()> {
     let role = caller.to_u32().to_string();
     let may = query(
         "select 1 from pg_roles where oid = $1::oid and (rolsuper or rolreplication)",

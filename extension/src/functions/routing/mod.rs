@@ -1,7 +1,22 @@
 //! Routing: which nodes of a group have a row. Run in the session that calls the functions.
+//!
+//! | file | functions |
+//! |---|---|
+//! | `check.rs` | whether a table can be routed |
+//! | `guard.rs` | that are called for each row |
+//! | `look.rs` | that say where rows are, and the rows of views |
+//! | `members.rs` | that each member carries out |
+//! | `moves.rs` | that move shards |
+//! | `shard.rs` | the shard of a row, by numbers alone |
+//! | `table.rs` | that route a table, and add rules |
 
 mod check;
+mod guard;
+mod look;
+mod members;
+mod moves;
 mod shard;
+mod table;
 
 use braid_node::routing_guard;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};

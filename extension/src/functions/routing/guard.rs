@@ -1,0 +1,184 @@
+//! The guard of routed tables, which is called for each row that is inserted or updated, and what
+//! tells a copy which rows a member gets.
+//!
+//! No user code runs here. PostgreSQL evaluates the arguments before the call, as the role that
+//! writes.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use braid_bgworker::sqlstate::SqlState;
+use braid_node::routing::{self, RowKeys};
+use braid_node::routing_key::with_key;
+use braid_postgres::error::PgError;
+use braid_postgres::syscache;
+use braid_routing::{RecordHash, TableName, TenantHash, Time};
+use pgrx::{pg_extern, pg_sys};
+
+thread_local! {
+    /// The name of the table that was last asked for, and in which transaction.
+    static NAME: RefCell<Option<(pg_sys::Oid, i64, Rc<TableName>)>> = const { RefCell::new(None) };
+}
+
+/// The name of a table in the group's log. Names of routed tables do not change, so one look-up for
+/// each transaction is enough.
+fn name_of(table: pg_sys::Oid) -> Result<Rc<TableName>, PgError> {
+    // SAFETY: reads a variable.
+    let transaction = unsafe { pg_sys::GetCurrentTransactionStartTimestamp() };
+    let known = NAME.with_borrow(|known| match known {
+        Some((oid, when, name)) if (*oid, *when) == (table, transaction) => Some(Rc::clone(name)),
+        _ => None,
+    });
+    if let Some(name) = known {
+        return Ok(name);
+    }
+    let (schema, name) = syscache::relation_name(table);
+    if name.is_empty() {
+        return Err(PgError::new(
+            SqlState::UndefinedTable,
+            format!("relation with OID {} does not exist", table.to_u32()),
+        ));
+    }
+    let name = Rc::new(routing::table_name(&schema, &name)?);
+    NAME.set(Some((table, transaction, Rc::clone(&name))));
+    Ok(name)
+}
+
+/// The arguments of a call, from a position on: table, tenant, record and creation.
+struct Call {
+    table: pg_sys::Oid,
+    keys: RowKeys,
+}
+
+impl Call {
+    /// # Safety
+    /// PostgreSQL's own call of a function with these arguments.
+    unsafe fn read(fcinfo: pg_sys::FunctionCallInfo, from: usize) -> Result<Self, PgError> {
+        // SAFETY: as promised.
+        let (given, collation) = unsafe {
+            let count = usize::try_from((*fcinfo).nargs).unwrap_or(0);
+            ((*fcinfo).args.as_slice(count), (*fcinfo).fncollation)
+        };
+        let value = |place: usize, what: &str| {
+            let found = given.get(from + place).filter(|value| !value.isnull);
+            found.map(|value| value.value).ok_or_else(|| {
+                PgError::new(
+                    SqlState::NotNullViolation,
+                    format!("{what} of a routed table's row is null"),
+                )
+                .with_hint("A row without it has no place. See the table's expressions in braid.routed_tables.")
+            })
+        };
+        // SAFETY: the call has its expression, so PostgreSQL knows the types.
+        let type_of = |place: usize| unsafe {
+            let place = i32::try_from(from + place).unwrap_or(0);
+            pg_sys::get_fn_expr_argtype((*fcinfo).flinfo, place)
+        };
+        let table = value(0, "the relation")?;
+        let tenant = with_key(value(1, "tenant")?, type_of(1), collation, TenantHash::of)?;
+        let record = with_key(value(2, "record")?, type_of(2), collation, RecordHash::of)?;
+        let created = value(3, "creation")?;
+        Ok(Self {
+            table: pg_sys::Oid::from(u32::try_from(table.value() & 0xffff_ffff).unwrap_or(0)),
+            keys: RowKeys {
+                tenant,
+                record,
+                created: Time(created.value().cast_signed() as i64),
+            },
+        })
+    }
+}
+
+/// braid.is_here(relation regclass, tenant "any", record "any", created timestamptz)
+///
+/// True, or an error. The name of the table is looked up once for each transaction.
+#[pg_extern(sql = false)]
+fn is_here(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: PostgreSQL's own call, passed on as it came.
+    let checked = unsafe { Call::read(fcinfo, 0) }
+        .and_then(|call| routing::check_here(name_of(call.table)?.as_ref(), &call.keys));
+    match checked {
+        Ok(()) => true,
+        Err(error) => error.raise(),
+    }
+}
+
+/// braid.is_at(node text, relation regclass, tenant "any", record "any", created timestamptz)
+#[pg_extern(sql = false)]
+fn is_at(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: as above.
+    match unsafe { holds(fcinfo) } {
+        Ok(holds) => holds,
+        Err(error) => error.raise(),
+    }
+}
+
+/// # Safety
+/// PostgreSQL's own call of `braid.is_at`.
+unsafe fn holds(fcinfo: pg_sys::FunctionCallInfo) -> Result<bool, PgError> {
+    // SAFETY: as promised; the first argument is of type text.
+    let (node, call) = unsafe {
+        let first = (*fcinfo).args.as_slice(1);
+        let node = first
+            .first()
+            .filter(|value| !value.isnull)
+            .and_then(|value| <String as pgrx::FromDatum>::from_datum(value.value, false));
+        (node.unwrap_or_default(), Call::read(fcinfo, 1)?)
+    };
+    let known = routing::known().ok_or_else(nothing_known)?;
+    let name = name_of(call.table)?;
+    let (Some(table), Some(member)) = (known.table(&name), known.agreed.member_named(&node)) else {
+        // A table that is not routed any more, or a node outside of the group: all rows.
+        return Ok(true);
+    };
+    Ok(routing::holds(
+        table,
+        member,
+        routing::shard_of(table, &call.keys),
+    ))
+}
+
+/// braid.shard_of(relation regclass, tenant "any", record "any", created timestamptz)
+#[pg_extern(sql = false)]
+fn shard_of(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
+    // SAFETY: as above.
+    let shard = unsafe { Call::read(fcinfo, 0) }.and_then(|call| {
+        let known = routing::known().ok_or_else(nothing_known)?;
+        let name = name_of(call.table)?;
+        let table = known
+            .table(&name)
+            .ok_or_else(|| routing::not_routed(&name))?;
+        Ok(routing::shard_of(table, &call.keys))
+    });
+    match shard {
+        Ok(shard) => i32::try_from(shard.0).unwrap_or(i32::MAX),
+        Err(error) => error.raise(),
+    }
+}
+
+fn nothing_known() -> PgError {
+    PgError::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        "this node knows nothing of its group's routing",
+    )
+    .with_hint("See in braid.group_nodes whether the node takes part in its group.")
+}
+
+/// braid.routing_key(value "any")
+///
+/// The canonical bytes of a tenant or record.
+#[pg_extern(sql = false)]
+fn routing_key(fcinfo: pg_sys::FunctionCallInfo) -> Vec<u8> {
+    // SAFETY: PostgreSQL's own call of a strict function with one argument.
+    let bytes = unsafe {
+        let value = (*fcinfo).args.as_slice(1).first().map(|value| value.value);
+        let type_oid = pg_sys::get_fn_expr_argtype((*fcinfo).flinfo, 0);
+        let collation = (*fcinfo).fncollation;
+        value.map(|value| with_key(value, type_oid, collation, |key| key.canonical()))
+    };
+    match bytes {
+        Some(Ok(bytes)) => bytes,
+        Some(Err(error)) => error.raise(),
+        None => Vec::new(),
+    }
+}
