@@ -99,7 +99,10 @@ mod tests {
         let b = settings(&[("host", "b"), ("port", "5433"), ("dbname", "shop")]);
         let other = settings(&[("host", "c"), ("dbname", "store")]);
         assert_eq!(joined(&[]), None);
-        assert_eq!(joined(&[a.clone()]).as_deref(), Some("host=a dbname=shop"));
+        assert_eq!(
+            joined(std::slice::from_ref(&a)).as_deref(),
+            Some("host=a dbname=shop")
+        );
         assert_eq!(
             joined(&[a.clone(), b]).as_deref(),
             Some("host=a,b port=,5433 dbname=shop")
