@@ -1,7 +1,7 @@
 -- braid.check_routable: the facts about a table that can be routed, and every reason why one can't.
 \a
 \t
-create database braid_routable;
+create database braid_routable template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C';
 \c braid_routable
 set client_min_messages = warning;
 create extension braid;
