@@ -23,6 +23,7 @@ pub mod origin;
 pub mod owners;
 pub mod parked;
 pub mod prepared;
+pub mod published;
 pub mod rate_limit;
 pub mod read_only;
 pub mod readers;

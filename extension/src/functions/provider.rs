@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_node::connection_string;
-use braid_node::subscription::{is_not_sent_as_root, publication_literals};
+use braid_node::published::is_not_sent_as_root;
+use braid_node::subscription::publication_literals;
 use braid_postgres::catalog::is_superuser;
 use braid_postgres::latch;
 use braid_postgres::libpq::{Connection, Error, Mode, has_password};
@@ -319,7 +320,7 @@ impl Provider {
               where t.pubname in ({}) and {} group by 1, 2 \
              having count(distinct coalesce(t.attnames, '{{}}')) > 1 order by 1, 2 limit 1",
             publication_literals(publications),
-            is_not_sent_as_root("c.oid", publications)
+            is_not_sent_as_root(publications)
         ))?;
         let (Some(schema), Some(table)) = (differing.get(0, 0), differing.get(0, 1)) else {
             return Ok(());
@@ -354,7 +355,7 @@ impl Provider {
                 and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
               where t.pubname in ({}) and {} group by 1, 2 order by 1, 2 limit 1",
             publication_literals(publications),
-            is_not_sent_as_root("c.oid", publications)
+            is_not_sent_as_root(publications)
         ))?;
         let (Some(schema), Some(table)) = (found.get(0, 0), found.get(0, 1)) else {
             return Ok(());
@@ -401,7 +402,7 @@ impl Provider {
                     and d.refobjid = e.oid and e.extname = 'braid') \
               order by 1, 2, 4",
             publication_literals(publications),
-            is_not_sent_as_root("c.oid", publications)
+            is_not_sent_as_root(publications)
         ))?;
         let mut tables = PublishedTables::new();
         for row in rows.iter() {

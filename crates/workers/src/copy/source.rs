@@ -5,6 +5,7 @@ use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::{provider_snapshot, routing_copy};
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::published;
 use braid_node::subscription::{Subscription, publication_literals};
 use braid_postgres::error::PgError;
 use braid_postgres::libpq::{self, Connection, Mode};
@@ -215,17 +216,19 @@ pub(crate) fn published(
     node: &str,
 ) -> Result<Published, PgError> {
     let table = format!("{namespace}.{name}");
+    let quoted = format!("{}.{}", quote_identifier(namespace), quote_identifier(name));
+    // A table of the snapshot that is another one by now is not the one that would be read.
     let rows = connection.query(&format!(
-        "select c.oid, c.relkind, t.attnames::text, t.rowfilter, ({GUARD}) \
-           from pg_publication_tables t \
-           join pg_namespace n on n.nspname = t.schemaname \
-           join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename \
-          where t.pubname in ({}) and t.schemaname = {} and t.tablename = {} order by t.pubname",
-        publication_literals(publications),
+        "select c.oid, c.relkind, {}::text, pg_get_expr(g.qual, c.oid), ({GUARD}) \
+           from pg_class c join pg_namespace n on n.oid = c.relnamespace, lateral {} g \
+          where n.nspname = {} and c.relname = {} and c.oid = to_regclass({}) order by g.pubname",
+        published::column_names(connection.server_version()),
+        published::of_table(publications),
         quote_literal(namespace),
-        quote_literal(name)
+        quote_literal(name),
+        quote_literal(&quoted)
     ))?;
-    // The view has no names, and not an empty list of them, for a table without columns.
+    // A table without columns has no names, and not an empty list of them.
     let no_names = "{}";
     let (Some(oid), names) = (rows.get(0, 0), rows.get(0, 2).unwrap_or(no_names)) else {
         return Err(unpublished(connection, publications, namespace, name)?);
@@ -245,9 +248,18 @@ pub(crate) fn published(
         ));
     }
     let filters = filters(&rows);
-    let routed = rows
-        .get(0, 4)
-        .and_then(|guard| routing_copy::condition(guard, node));
+    let routed = match rows.get(0, 4) {
+        None => None,
+        Some(guard) => Some(routing_copy::condition(guard, node).ok_or_else(|| {
+            // Without it all rows would come, and some belong to other nodes.
+            PgError::new(
+                SqlState::FeatureNotSupported,
+                format!("the constraint braid_routing of table \"{table}\" can't be read"),
+            )
+            .with_detail(format!("At the provider it is: {guard}."))
+            .with_hint("Drop the constraint there, and route the table with braid.route_table.")
+        })?),
+    };
     let partitioned = rows.get(0, 1) == Some("p");
     let (oid, names) = (oid.to_owned(), names.to_owned());
     // Before 18, generated columns are listed in some cases but never sent.

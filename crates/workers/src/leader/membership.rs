@@ -13,6 +13,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::array_literal;
 use braid_gir::lsn_text;
 use braid_node::ddl;
+use braid_node::published;
 use braid_node::subscription::{self, InitialCopy, execute, execute_counting, rows};
 use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
@@ -358,10 +359,9 @@ fn comes_renamed(
 fn ask(reception: &Reception, relation: &Relation) -> Result<There, End> {
     let subscription = &reception.subscription;
     let mut connection = open_beside(&reception.connection, subscription)?;
-    let publications = subscription::publication_literals(&subscription.options.publications);
+    let publishes = published::of_table(&subscription.options.publications);
     let found = connection.query(&format!(
-        "SELECT n.nspname, c.relname, EXISTS (SELECT FROM pg_catalog.pg_publication_tables p \
-           WHERE p.pubname IN ({publications}) AND p.schemaname = n.nspname AND p.tablename = c.relname) \
+        "SELECT n.nspname, c.relname, EXISTS {publishes} \
          FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {}",
         relation.number
     ))?;

@@ -4,6 +4,7 @@ use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
+use braid_node::published;
 use braid_node::subscription::{self, Subscription};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection, Mode};
@@ -115,13 +116,12 @@ pub(super) fn published_tables(
     connection: &mut Connection,
     subscription: &Subscription,
 ) -> Result<Vec<(String, String)>, End> {
-    let names = subscription::publication_literals(&subscription.options.publications);
+    let publications = &subscription.options.publications;
     let rows = connection.query(&format!(
-        "SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t \
-           JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname \
-           JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename \
-         WHERE t.pubname IN ({names}) AND t.schemaname <> 'braid' AND {}",
-        subscription::is_not_sent_as_root("c.oid", &subscription.options.publications)
+        "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE EXISTS {} AND n.nspname <> 'braid' AND {}",
+        published::of_table(publications),
+        published::is_not_sent_as_root(publications)
     ))?;
     Ok((0..rows.len())
         .filter_map(|row| Some((rows.get(row, 0)?.to_owned(), rows.get(row, 1)?.to_owned())))
@@ -147,10 +147,9 @@ pub(super) fn rules_for_all_nodes(
         .warn();
         return Ok(Vec::new());
     }
-    let names = subscription::publication_literals(&subscription.options.publications);
+    let publishes = published::of_table(&subscription.options.publications);
     let rows = connection.query(&format!(
-        "SELECT r.content, EXISTS (SELECT FROM pg_catalog.pg_class c, pg_catalog.pg_namespace n, pg_catalog.pg_publication_tables p \
-           WHERE c.oid = r.relation AND n.oid = c.relnamespace AND p.schemaname = n.nspname AND p.tablename = c.relname AND p.pubname IN ({names})) \
+        "SELECT r.content, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.relation AND EXISTS {publishes}) \
          FROM braid.rules_for_all_nodes() WITH ORDINALITY r (relation, kind, column_name, content, place) ORDER BY r.place"
     ))?;
     Ok((0..rows.len())
