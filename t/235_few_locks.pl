@@ -86,6 +86,7 @@ same_locks($paris, 'braid.orphans', [q[select count(*) from braid.orphans('few_2
 cmp_ok(locks($tokyo, 'select count(*) from braid.check()'), '<=', 130, 'braid.check holds few locks');
 # It asks the other node in parts; 20 findings of a kind are listed.
 my $here = $paris->connstr('postgres');
+cmp_ok(locks($tokyo, "select count(*) from braid.check(\$dsn\$$here\$dsn\$)"), '<=', 130, 'braid.check with another node holds few locks');
 is($tokyo->safe_psql('postgres', "select finding from braid.check(\$dsn\$$here\$dsn\$) where code = 'peer_sequence' and subject = 'further'"),
 	($tables / 4 - 20) . ' more findings of this kind are not listed', 'braid.check asks the other node about all tables');
 

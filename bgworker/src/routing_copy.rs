@@ -14,6 +14,12 @@ use crate::sql_text::quote_literal;
 /// How a guard's text begins.
 const CALL: &str = "braid.is_here(";
 
+/// Whether the expression of a constraint begins as a guard does.
+#[must_use]
+pub fn is_guard(expression: &str) -> bool {
+    expression.trim_start().starts_with(CALL)
+}
+
 /// The condition for the rows of a table that belong to a node, by the expression of the table's
 /// constraint. `None` if the expression is not one call of `braid.is_here`, so no guard.
 #[must_use]

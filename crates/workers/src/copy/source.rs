@@ -248,18 +248,23 @@ pub(crate) fn published(
         ));
     }
     let filters = filters(&rows);
-    let routed = match rows.get(0, 4) {
-        None => None,
-        Some(guard) => Some(routing_copy::condition(guard, node).ok_or_else(|| {
-            // Without it all rows would come, and some belong to other nodes.
-            PgError::new(
-                SqlState::FeatureNotSupported,
-                format!("the constraint braid_routing of table \"{table}\" can't be read"),
-            )
-            .with_detail(format!("At the provider it is: {guard}."))
-            .with_hint("Drop the constraint there, and route the table with braid.route_table.")
-        })?),
-    };
+    // A constraint of that name that is no guard leaves the table what it is.
+    let guard = rows
+        .get(0, 4)
+        .filter(|guard| routing_copy::is_guard(guard));
+    let routed = guard
+        .map(|guard| {
+            routing_copy::condition(guard, node).ok_or_else(|| {
+                // Without it all rows would come, and some belong to other nodes.
+                PgError::new(
+                    SqlState::FeatureNotSupported,
+                    format!("the constraint braid_routing of table \"{table}\" can't be read"),
+                )
+                .with_detail(format!("At the provider it is: {guard}."))
+                .with_hint("Drop the constraint there, and route the table with braid.route_table.")
+            })
+        })
+        .transpose()?;
     let partitioned = rows.get(0, 1) == Some("p");
     let (oid, names) = (oid.to_owned(), names.to_owned());
     // Before 18, generated columns are listed in some cases but never sent.
