@@ -14,12 +14,13 @@
 //! column is gone.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use braid_bgworker::key_columns::{self, KeyColumn};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
+use braid_node::subscription;
 use braid_postgres::encoding;
 use braid_postgres::error::{PeerLock, PgError};
 use braid_postgres::libpq::{Cells, Connection, Mode};
@@ -204,9 +205,11 @@ impl Peer {
             return error;
         }
         let name = CString::new(source.name.as_str()).unwrap_or_default();
+        let condition = subscription::commits_wait_for("$1");
+        let is_synchronous = CString::new(format!("select {condition}")).unwrap_or_default();
         let asked = self
             .connection
-            .ask(IS_SYNCHRONOUS, &[name], deadline, Wait::Querier);
+            .ask(&is_synchronous, &[name], deadline, Wait::Querier);
         error.peer_lock = asked.ok().map(|cells| match cells.get(0, 0) {
             Some(&[0]) => PeerLock::Held,
             _ => PeerLock::ByCommit,
@@ -303,11 +306,6 @@ impl Peer {
         Ok((0..cells.len()).filter_map(read).collect())
     }
 }
-
-/// Whether commits at the peer wait for the subscription `$1` to confirm them. It takes no lock on
-/// a user's table. A role that must not see the standbys gets true wherever there can be some.
-const IS_SYNCHRONOUS: &CStr = c"select current_setting('synchronous_standby_names') <> '' and \
-    coalesce((select bool_or(sync_state <> 'async') from pg_stat_replication where application_name = $1), true)";
 
 /// How the row is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

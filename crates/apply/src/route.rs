@@ -37,6 +37,10 @@ const COPY_SNAPSHOT: usize = 6;
 const COPIED_RELATION: usize = 22;
 const COPIED_LSN: usize = 23;
 
+/// Instead of the position from which a table's changes are applied: the table is still to be
+/// copied.
+const NOT_COPIED: u64 = u64::MAX;
+
 /// The message of a table that the leader has to look at again.
 pub const NOT_KNOWN: &str = "a table was made anew while its changes were applied";
 
@@ -115,6 +119,11 @@ impl Route {
         }
     }
 
+    /// Whether the table is still to be copied.
+    pub(super) fn waits_for_copy(&self) -> bool {
+        self.from_lsn == Some(NOT_COPIED)
+    }
+
     /// Whether nothing was invalidated since the route was found.
     pub(super) fn is_current(&self) -> bool {
         generation::is_current(self.generation)
@@ -132,7 +141,7 @@ impl Route {
         self.from_lsn.is_some_and(|from| {
             current.commit_lsn >= from
                 || (current.unsettled
-                    && from != u64::MAX
+                    && from != NOT_COPIED
                     && self
                         .snapshot
                         .as_ref()
@@ -320,7 +329,7 @@ fn membership(
         let [namespace, name] = &names;
         member = Some(Membership {
             from_lsn: match row.value(COPY_LSN) {
-                _ if !is_ready => u64::MAX,
+                _ if !is_ready => NOT_COPIED,
                 Some(position) => position.value() as u64,
                 None => 0,
             },

@@ -86,6 +86,8 @@ pub struct Session {
     pub(super) window: Window,
     /// Questions to other nodes about rows.
     pub(super) querier: Querier,
+    /// What is applied is parked: it waits for copies of the tables that it changes.
+    pub(super) is_parked: bool,
     pub(super) reported_unsubscribed: HashSet<u32>,
     /// Tables here whose persistence was reported.
     pub(super) reported_unlogged: HashSet<u32>,
@@ -119,6 +121,7 @@ impl Session {
             statement_in_hand: None,
             window: Window::default(),
             querier: Querier::default(),
+            is_parked: false,
             reported_unsubscribed: HashSet::new(),
             reported_unlogged: HashSet::new(),
         }
@@ -136,6 +139,12 @@ impl Session {
             time,
         });
         self.look_for_rows_in_the_way(true);
+    }
+
+    /// Has transactions fail with 55P03 where a table that they change is still to be copied, as
+    /// they are parked.
+    pub fn apply_parked(&mut self) {
+        self.is_parked = true;
     }
 
     /// Learn a schema of the stream.

@@ -13,13 +13,14 @@ use braid_decoder::KeyHasher;
 use braid_gir::{DDL_PREFIX, Message, Statement, StatementTable, TableState};
 use braid_node::ddl::{self, ColumnNames, Entry, intent, roles};
 use braid_node::sequence;
-use braid_node::subscription::{Subscription, rows};
+use braid_node::subscription::{self as catalog_subscription, Subscription, rows};
 use braid_postgres::error::PgError;
 use braid_postgres::{catalog, schema_statement, snapshot, transaction};
 use pgrx::pg_sys;
 
 use super::Session;
 use super::doing::Step;
+use super::target::to_be_copied;
 
 /// Characters of a statement that an error shows.
 const SHOWN: usize = 500;
@@ -264,6 +265,23 @@ impl Session {
         transaction::next_command();
         if ddl::is_known(&statement) {
             return Ok(());
+        }
+        if self.parks_for_copies() {
+            // The worker that copies the table may have locked it.
+            for state in statement
+                .tables
+                .iter()
+                .filter_map(|table| table.before.as_ref())
+            {
+                if catalog_subscription::is_to_be_copied(
+                    subscription.id,
+                    &state.namespace,
+                    &state.name,
+                )? {
+                    let name = format!("{}.{}", state.namespace, state.name);
+                    return Err(to_be_copied(&name));
+                }
+            }
         }
         // Readers of this node's publications that have its tables, before it or after it, get it
         // too.

@@ -6,8 +6,8 @@
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::crash;
-use braid_node::registry::TableEntry;
-use braid_postgres::error::PgError;
+use braid_node::registry::{self, TableEntry};
+use braid_postgres::error::{PeerLock, PgError};
 use braid_postgres::relation::RelationRef;
 use pgrx::pg_sys;
 
@@ -270,21 +270,47 @@ impl Tables {
     }
 }
 
+/// The error of a transaction that is parked until a table is copied.
+pub(super) fn to_be_copied(table: &str) -> PgError {
+    let mut error = PgError::new(
+        SqlState::LockNotAvailable,
+        format!("table \"{table}\" is still to be copied"),
+    )
+    .with_detail(
+        "The copy waits for a transaction at the provider, whose commit may wait for this subscription.",
+    )
+    .with_hint("The transaction is applied by itself once the table is copied.");
+    error.peer_lock = Some(PeerLock::ByCommit);
+    error
+}
+
 impl Session {
     /// Whether changes of the transaction in hand that have this effect go there.
     ///
     /// # Errors
-    /// 40001 where only its commit says that: it is applied then.
+    /// 40001 where only its commit says that: it is applied then. 55P03 where the table is still to
+    /// be copied, and the transaction is to be parked until it is.
     pub(super) fn takes(
         &mut self,
         route: &Route,
+        remote: &RemoteRelation,
         current: &Current,
         effect: Effect,
     ) -> Result<bool, PgError> {
+        if route.waits_for_copy() && (self.is_parked || self.parks_for_copies()) {
+            return Err(to_be_copied(&remote.qualified_name()));
+        }
         route.decides(current, effect).ok_or_else(|| {
             self.hints
                 .wait_for_commit("Its commit says whether it is in a copy.")
         })
+    }
+
+    /// Whether transactions that change tables which are still to be copied are parked. If not, such
+    /// changes are left out: the leader hands out only what is older than the copy will be.
+    pub(super) fn parks_for_copies(&self) -> bool {
+        registry::subscription(self.identity.subscription_id)
+            .is_some_and(registry::SubscriptionEntry::parks_for_copies)
     }
 
     /// Makes sure that a table is open under the current plan. If it was to be set up, this process

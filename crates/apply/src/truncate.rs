@@ -70,7 +70,7 @@ impl Session {
             for schema in truncate.schemas() {
                 let remote = self.remote(schema.0)?;
                 let route = self.route(schema.0, &remote)?;
-                if self.takes(&route, &current, Effect::Remove)? {
+                if self.takes(&route, &remote, &current, Effect::Remove)? {
                     roots.push((schema.0, route.oid.to_u32()));
                     routes.push(route);
                 }

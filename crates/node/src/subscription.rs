@@ -251,6 +251,19 @@ pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> 
     Ok(!found.is_empty())
 }
 
+/// Whether a table of the subscription is still to be copied.
+///
+/// # Errors
+/// Whatever PostgreSQL raises.
+pub fn is_to_be_copied(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
+    let found = kept_plan::rows(
+        "select 1::text from braid.subscription_table t \
+         where t.subscription_id = $1 and t.schema_name = $2 and t.table_name = $3 and t.state <> 'ready'",
+        &[i64::from(id).into(), namespace.into(), name.into()],
+    )?;
+    Ok(!found.is_empty())
+}
+
 /// Whether a table of this database has no rows; false when it is not here.
 ///
 /// # Errors
@@ -421,16 +434,14 @@ pub fn publication_list(names: &[String]) -> String {
     quote_option(&quoted.join(","))
 }
 
-/// An SQL condition for the provider: the table with this OID does not come under the name of an
-/// ancestor. One publication may publish a partition and another one its root with
-/// `publish_via_partition_root`; the changes come as the root's then, and so does the copy.
+/// Returns a condition for a query at the provider: commits there wait for the subscription to
+/// confirm them. `name` is an SQL expression. The condition takes no lock on a user's table. For a
+/// role that must not see the standbys it is true wherever there can be some.
 #[must_use]
-pub fn is_not_sent_as_root(oid: &str, publications: &[String]) -> String {
-    let names = publication_literals(publications);
+pub fn commits_wait_for(name: &str) -> String {
     format!(
-        "{oid} not in (select d.oid from pg_catalog.pg_class d, lateral pg_catalog.pg_partition_ancestors(d.oid) a \
-           where d.relispartition and a.relid <> d.oid and a.relid in (select g.relid from pg_catalog.pg_publication p, \
-             lateral pg_catalog.pg_get_publication_tables(p.pubname::text) g where p.pubviaroot and p.pubname in ({names})))"
+        "pg_catalog.current_setting('synchronous_standby_names') <> '' and \
+         coalesce((select bool_or(sync_state <> 'async') from pg_catalog.pg_stat_replication where application_name = {name}), true)"
     )
 }
 

@@ -308,11 +308,65 @@ impl Backend {
     }
 }
 
+/// What is done while the peer is silent where it should answer.
+struct Watch {
+    /// The first look after this time.
+    first: Duration,
+    /// Further looks after this time each.
+    every: Duration,
+    /// The next look; `None`: the peer is not silent.
+    due: Option<Instant>,
+    has_looked: bool,
+    look: Box<dyn FnMut(Watched)>,
+}
+
+/// What a watch has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// The peer has been silent for a while.
+    Silent,
+    /// The peer has said something, after it was silent.
+    Heard,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Watch({:?})", self.due)
+    }
+}
+
+impl Watch {
+    /// Time until the next look.
+    fn left(&mut self) -> Duration {
+        let first = self.first;
+        let due = self.due.get_or_insert_with(|| Instant::now() + first);
+        due.saturating_duration_since(Instant::now())
+    }
+
+    /// Nothing has come so far.
+    fn is_silent(&mut self) {
+        if self.due.is_some_and(|due| due <= Instant::now()) {
+            self.has_looked = true;
+            (self.look)(Watched::Silent);
+            self.due = Some(Instant::now() + self.every);
+        }
+    }
+
+    /// Something has come.
+    fn is_heard(&mut self) {
+        self.due = None;
+        if std::mem::take(&mut self.has_looked) {
+            (self.look)(Watched::Heard);
+        }
+    }
+}
+
 /// A connection to another server.
 #[derive(Debug)]
 pub struct Connection {
     raw: NonNull<PGconn>,
     silence: Silence,
+    watch: Option<Watch>,
 }
 
 impl Drop for Connection {
@@ -589,6 +643,7 @@ impl Connection {
         Ok(Self {
             raw,
             silence: Silence::Borne,
+            watch: None,
         })
     }
 
@@ -618,6 +673,23 @@ impl Connection {
         Ok(())
     }
 
+    /// From now on calls `look` whenever the peer has been silent for `first`, and `every` so often
+    /// from then on, where it should answer; and once it has answered.
+    pub fn watch_silence(
+        &mut self,
+        first: Duration,
+        every: Duration,
+        look: impl FnMut(Watched) + 'static,
+    ) {
+        self.watch = Some(Watch {
+            first,
+            every,
+            due: None,
+            has_looked: false,
+            look: Box::new(look),
+        });
+    }
+
     /// Wait for the peer, which has been silent since then, and take in what it says.
     fn await_peer(&mut self, interest: Interest, since: &mut Instant) -> Result<()> {
         let limit = match self.silence {
@@ -636,11 +708,18 @@ impl Connection {
             }
             true
         } else {
-            self.wait(interest, left).socket
+            let until_look = self.watch.as_mut().map(Watch::left);
+            let step = [left, until_look].into_iter().flatten().min();
+            self.wait(interest, step).socket
         };
         if heard {
             *since = Instant::now();
             self.consume()?;
+        }
+        match &mut self.watch {
+            Some(watch) if heard => watch.is_heard(),
+            Some(watch) => watch.is_silent(),
+            None => {}
         }
         Ok(())
     }

@@ -185,7 +185,7 @@ fn failure_activity() -> TableIterator<
     };
     let rows = subscriptions(|id, entry| {
         let failure = entry.failure();
-        let held_up = entry.held_up();
+        let held_up = entry.held_up().or_else(|| entry.copy_held_up());
         let error = held_up.as_ref().map(|failure| failure.error.clone());
         (
             id,
@@ -193,7 +193,9 @@ fn failure_activity() -> TableIterator<
             error.as_ref().map(|error| Text(error.message.clone())),
             error.and_then(|error| error.hint).map(Text),
             held_up.as_ref().and_then(context_of),
-            held_up.map(|failure| failure.lsn.cast_signed()),
+            held_up
+                .map(|failure| failure.lsn.cast_signed())
+                .filter(|lsn| *lsn != 0),
         )
     });
     TableIterator::new(rows)

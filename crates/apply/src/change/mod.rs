@@ -120,7 +120,7 @@ impl Session {
         };
         let key = loop {
             let route = self.route(schema, &remote)?;
-            if !self.takes(&route, &current, effect)? {
+            if !self.takes(&route, &remote, &current, effect)? {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;

@@ -201,6 +201,12 @@ pub struct SubscriptionEntry {
     to_park: ToPark,
     /// Why the transaction whose turn it is does not go on, while it is tried again and again.
     held_up: LastFailure,
+    /// Why the copy of a table does not go on, which waits for a transaction at the provider.
+    copy_held_up: LastFailure,
+    /// Such a transaction may wait for this subscription: 1. Transactions that change tables which
+    /// are still to be copied are parked then. Set by copy workers; cleared by the leader when it
+    /// starts, and when all tables are copied and nothing is in flight.
+    parks_for_copies: AtomicU32,
     /// Over the last seconds.
     pub per_second: PerSecond,
     /// Failures in a row of its workers.
@@ -446,6 +452,8 @@ impl SubscriptionEntry {
             first_applier_latch,
             to_park,
             held_up,
+            copy_held_up,
+            parks_for_copies,
             per_second,
             failures,
             at_once,
@@ -477,6 +485,7 @@ impl SubscriptionEntry {
             altered,
             heeded,
             starts,
+            parks_for_copies,
         ] {
             small.store(0, Ordering::Relaxed);
         }
@@ -513,6 +522,7 @@ impl SubscriptionEntry {
         retry.reset();
         to_park.clear();
         held_up.clear();
+        copy_held_up.clear();
         first_applier_latch.store(0, Ordering::Relaxed);
         leader_pid.store(0, Ordering::Relaxed);
         leader_latch.store(0, Ordering::Relaxed);
@@ -541,6 +551,40 @@ impl SubscriptionEntry {
     #[must_use]
     pub fn held_up(&self) -> Option<RecordedFailure> {
         self.held_up.get()
+    }
+
+    /// The copy of a table waits for a transaction at the provider. `by_commit`: commits there wait
+    /// for this subscription, or may do so.
+    pub fn hold_up_copy(&self, error: &PgError, by_commit: bool) {
+        self.copy_held_up.record(error, 0);
+        if by_commit {
+            self.parks_for_copies.store(1, Ordering::Release);
+        }
+    }
+
+    /// No copy is known to wait for a transaction at the provider.
+    pub fn copy_goes_on(&self) {
+        if self.copy_held_up.is_there() {
+            self.copy_held_up.clear();
+        }
+    }
+
+    /// All tables are copied, or nothing is known of copies yet.
+    pub fn no_copy_waits(&self) {
+        self.copy_goes_on();
+        self.parks_for_copies.store(0, Ordering::Release);
+    }
+
+    /// What the copy of a table waits for at the provider, if one does.
+    #[must_use]
+    pub fn copy_held_up(&self) -> Option<RecordedFailure> {
+        self.copy_held_up.get()
+    }
+
+    /// Whether transactions that change tables which are still to be copied are parked.
+    #[must_use]
+    pub fn parks_for_copies(&self) -> bool {
+        self.parks_for_copies.load(Ordering::Acquire) != 0
     }
 
     /// The transaction that commits at `commit_lsn` is to be parked when it comes again: it failed,

@@ -160,7 +160,7 @@ impl Applier {
             None if is_in_the_way(error.sqlstate) => "It meets another row under a unique key.",
             // The transaction itself may hold the lock until it has committed.
             None if error.peer_lock.is_some() => {
-                "A large value is to be asked for, of a table that is locked at the node that has it."
+                "It waits for a table that is locked at the provider, or that is still to be copied."
             }
             // It, and what depends on it, is set aside by its commit.
             None if is_parked => "It can't be applied.",

@@ -210,6 +210,9 @@ fn explained(error: PgError) -> PgError {
             "At the provider, grant the connecting role USAGE on the schema, SELECT on the table, and BYPASSRLS if the \
              table has row-level security.",
         ),
+        SqlState::LockNotAvailable => error.with_hint(
+            "A transaction at the provider may have locked the table. Start again once it has ended: pg_locks shows it there.",
+        ),
         _ => error,
     }
 }

@@ -109,9 +109,13 @@ pub fn array(elements: &[Option<String>]) -> String {
     format!("{{{}}}", quoted.join(","))
 }
 
+/// A question waits for a lock at the provider for so long. The commit of a transaction that has the
+/// lock may wait for a subscription of this node, which may wait for a row that a repair has locked.
+const LOCK_TIMEOUT: &str = "10s";
+
 /// The provider is asked under the same settings, and finds names in the same schemas.
 fn prepare(connection: &mut Connection, search_path: &str) -> Result<(), PgError> {
-    let mut sql = String::from("set statement_timeout = 0; set lock_timeout = 0; ");
+    let mut sql = format!("set statement_timeout = 0; set lock_timeout = '{LOCK_TIMEOUT}'; ");
     for (name, value) in SETTINGS {
         sql.push_str(&format!("set {name} = {}; ", quote_literal(value)));
     }

@@ -30,6 +30,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::latch;
 use braid_postgres::libpq::{Connection, Mode};
 
+use super::blocked;
 use super::load::Target;
 use super::source::Source;
 use super::versions;
@@ -183,6 +184,7 @@ pub fn await_provider(
     let application_name = format!("{} copy", subscription.name);
     let mut connection = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
     connection.look_into_silence(&subscription.dsn)?;
+    blocked::watch(&mut connection, subscription)?;
     connection.query("set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set search_path = pg_catalog")?;
     let here = applied_here(task)?;
     let me = my_id()?;
@@ -197,6 +199,7 @@ pub fn await_provider(
     braid_postgres::catalog::flush_wal(mine);
 
     let deadline = Instant::now() + patience;
+    let mut look_at = Some(Instant::now() + blocked::FIRST_LOOK);
     while let Some(late) = late(&mut connection, there, &here, (&me, mine))? {
         if late.is_stopped || Instant::now() > deadline {
             return Err(PgError::new(
@@ -207,6 +210,10 @@ pub fn await_provider(
                 ),
             )
             .with_hint("Its view braid.subscription_status says how far it is, and why. The table is copied again by itself."));
+        }
+        if look_at.is_some_and(|at| Instant::now() > at) {
+            blocked::look(&mut connection, subscription)?;
+            look_at = None;
         }
         latch::wait(Some(PAUSE));
     }

@@ -12,6 +12,7 @@
 //! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's position, and holds back those
 //! that come while it is not ready.
 
+mod blocked;
 mod coordinator;
 mod feed;
 mod held;

@@ -12,6 +12,7 @@ use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
 use braid_postgres::server;
 
+use super::blocked;
 use crate::as_owner::AsOwner;
 
 /// A connection to the provider in a transaction that sees the database as it was at `lsn`.
@@ -193,6 +194,7 @@ fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgErro
     let application_name = format!("{} copy", subscription.name);
     let mut connection = Connection::open(&subscription.dsn, &application_name, mode)?;
     connection.look_into_silence(&subscription.dsn)?;
+    blocked::watch(&mut connection, subscription)?;
     connection.query(SETTINGS)?;
     if connection.server_version() >= 170_000 {
         connection.query("set transaction_timeout = 0")?;

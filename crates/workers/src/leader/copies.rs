@@ -91,6 +91,9 @@ impl Copies {
     pub(super) fn poll(&mut self, entry: &SubscriptionEntry) -> Result<(), End> {
         let copy = self.coordinator.poll().map_err(End::Copy)?;
         self.outstanding = copy.waiting + copy.copying;
+        if copy.copying == 0 {
+            entry.copy_goes_on();
+        }
         if copy.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }

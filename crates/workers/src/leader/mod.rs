@@ -278,6 +278,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         return Err(End::Transient(error, 0));
     }
     wait_for_old_appliers(entry)?;
+    entry.no_copy_waits();
     let loaded = error::transaction(|| {
         if standing::refusal()?.is_some() {
             return Ok(None);
@@ -392,7 +393,8 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
     }
 }
 
-/// Has every table that waits copied, before anything is streamed. Returns the `catalog_version` that the coordinator's knowledge is as of.
+/// Has every table that waits copied, before anything is streamed; unless a copy waits for a commit
+/// that waits for the stream. Returns the `catalog_version` that the coordinator's knowledge is as of.
 fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<u32, End> {
     let mut seen = entry.catalog_version.load(Ordering::Acquire);
     loop {
@@ -405,7 +407,8 @@ fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Resu
         if progress.changed {
             entry.tables_version.fetch_add(1, Ordering::AcqRel);
         }
-        if progress.waiting == 0 && progress.copying == 0 {
+        let is_done = progress.waiting == 0 && progress.copying == 0;
+        if is_done || entry.parks_for_copies() {
             return Ok(seen);
         }
         entry.set_activity(Activity::Copying);

@@ -456,9 +456,11 @@ impl Reception {
         Ok(())
     }
 
-    /// Hold the stream until the tables that the transaction in hand touches are copied.
+    /// Hold the stream until the tables that the transaction in hand touches are copied. If a copy
+    /// waits for a transaction at the provider, whose commit may wait for this subscription, the
+    /// stream goes on: an applier parks the transaction (`copy/blocked.rs`).
     pub(super) fn wait_for_tables(&mut self) -> Result<(), End> {
-        while self.is_blocked() {
+        while self.is_blocked() && !self.entry.parks_for_copies() {
             self.tend()?;
             // Where the states of tables had only to be read again, there is nothing to wait for.
             if self.is_blocked() {

@@ -397,6 +397,7 @@ impl Reception {
         self.collect();
         self.copies.follow_catalog(self.entry);
         self.copies.poll(self.entry)?;
+        self.end_parking_for_copies();
         self.confirm()?;
         self.check_silence()?;
         self.ask_for_end();
@@ -406,6 +407,19 @@ impl Reception {
         self.measure();
         self.publish_schedule(false);
         Ok(())
+    }
+
+    /// Once all tables are copied, no transaction is parked for a copy any more. An applier that began
+    /// before may not know that a table is ready, and would leave out its changes: so not before all
+    /// that was handed out is applied.
+    fn end_parking_for_copies(&self) {
+        if self.entry.parks_for_copies()
+            && self.copies.are_done()
+            && !self.producer.is_open()
+            && self.confirmation.collected() >= self.producer.completed()
+        {
+            self.entry.no_copy_waits();
+        }
     }
 
     /// Publish what was counted of scheduling, if it is time to, or `now`.

@@ -256,7 +256,8 @@ impl Applier {
         while let Some(record) = reader.next_record()? {
             match (record, session.as_mut()) {
                 (Record::StreamHeader(header), None) => {
-                    session = Some(new_session(&self.subscription, &self.local_node, &header)?);
+                    let made = new_session(&self.subscription, &self.local_node, &header)?;
+                    session.insert(made).apply_parked();
                 }
                 (Record::Schema(schema), Some(session)) => session.learn(&schema),
                 _ => {}
