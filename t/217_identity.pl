@@ -9,7 +9,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # The process, and what its session calls itself.
-my $conf = "max_worker_processes = 32\nlog_line_prefix = '%b|%a|'\nbraid.orphan_check_interval = 200ms\nbraid.querier_timeout = 5s\nlogical_decoding_work_mem = 64kB\n";
+my $conf = "max_worker_processes = 32\nmax_prepared_transactions = 5\nlog_line_prefix = '%b|%a|'\nbraid.orphan_check_interval = 200ms\nbraid.querier_timeout = 5s\nlogical_decoding_work_mem = 64kB\n";
 my @nodes = my ($tokyo, $paris) = map { new_node($_, conf => $conf) } qw(tokyo paris);
 
 my $schema = q[
@@ -156,6 +156,34 @@ for my $mode (qw(serial parallel batch aggregate))
 own($tokyo, 'truncate app.part');
 caught_up($paris, $tokyo);
 ran_as_owner('truncate');
+
+# Large transactions in each way, and the pieces of one.
+for my $options (map { my $way = $_; map { "streaming => '$way', split_transactions_above => $_" } 0, 40 } qw(off on parallel))
+{
+	alter_running($paris, 'paris_from_tokyo', $options) or fail("$options: altered");
+	own($tokyo, 'begin; ' . sprintf($rows, 3000 + $next, 3090 + $next) . "; update app.t set n = n + 1, v = 'x' where id < 10; insert into app.part values ($next, 'new'); commit");
+	caught_up($paris, $tokyo);
+	ran_as_owner($options, qw(index predicate check domain trigger when default generated partition));
+	$next += 100;
+}
+
+# Prepared transactions, over the connection of a role that is no superuser. It copies a table, too.
+$paris->safe_psql('postgres', q[select braid.drop_subscription('paris_from_tokyo')]);
+$tokyo->safe_psql('postgres', q[create role reader login replication bypassrls; grant braid_monitor to reader; grant usage on schema app to reader; grant select on all tables in schema app to reader]);
+subscribe($paris, $tokyo, dsn => dsn($tokyo) . ' user=reader', copy_data => 'false', two_phase => 'true', on_missing_column => q['ignore'], replicate_ddl => 'true');
+for my $end ('commit', 'rollback')
+{
+	own($tokyo, 'begin; ' . sprintf($rows, 3000 + $next, 3090 + $next) . "; update app.t set n = n + 1, v = 'y' where id < 10; insert into app.part values ($next, 'new'); prepare transaction '$end'");
+	ok(wait_until(sub { $paris->safe_psql('postgres', 'select count(*) from pg_prepared_xacts') eq '1' }, 30), 'it is prepared');
+	own($tokyo, "$end prepared '$end'");
+	caught_up($paris, $tokyo);
+	ran_as_owner("a prepared transaction, $end", qw(index predicate check domain trigger when default generated partition));
+	$next += 100;
+}
+call($paris, 'resync', q[select braid.resync_table('paris_from_tokyo', 'app.t')]);
+$paris->safe_psql('postgres', q[select braid.wait_for_subscription('paris_from_tokyo')]);
+call($paris, 'compare', q[call braid.compare('paris_from_tokyo', 'app.t')]);
+ran_as_owner('a role that is no superuser', qw(index));
 
 # Conflicts: what is recorded of rows, a function that decides, large values that are asked for.
 subscribe($tokyo, $paris, copy_data => 'false', on_missing_column => q['ignore'], replicate_ddl => 'true');
