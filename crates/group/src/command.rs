@@ -16,7 +16,9 @@
 use std::fmt;
 
 use crate::member::{ConnectionString, MemberId, MemberState, NewMember, Version};
+use crate::versioned::{read_name, write_name};
 use braid_codec::{Malformed, Reader, Writer};
+use braid_versions::{TableName, TableNumber};
 
 /// The longest key of a lock, name of a sequence or name of a lease, in bytes.
 pub const KEY_LIMIT: usize = 512;
@@ -179,10 +181,20 @@ pub enum Command {
     },
     /// Changes where rows live.
     Route(braid_routing::Entry),
+    /// Has a table be written in the order of versions, on all nodes.
+    VersionTable {
+        /// The table, with its schema.
+        table: TableName,
+    },
+    /// Ends that.
+    UnversionTable {
+        /// The table's number.
+        table: TableNumber,
+    },
 }
 
 /// Tag, first version and name of every kind. Tags are never changed and never used again.
-const KINDS: [(u16, Version, &str); 15] = [
+const KINDS: [(u16, Version, &str); 17] = [
     (2, Version::new(0, 0, 0), "add member"),
     (3, Version::new(0, 0, 0), "activate member"),
     (4, Version::new(0, 0, 0), "set state"),
@@ -198,6 +210,8 @@ const KINDS: [(u16, Version, &str); 15] = [
     (41, Version::new(0, 0, 0), "renew lease"),
     (42, Version::new(0, 0, 0), "release lease"),
     (48, Version::new(0, 0, 0), "routing"),
+    (56, Version::new(0, 0, 0), "version table"),
+    (57, Version::new(0, 0, 0), "unversion table"),
 ];
 
 impl Command {
@@ -220,6 +234,8 @@ impl Command {
             Self::RenewLease { .. } => 41,
             Self::ReleaseLease { .. } => 42,
             Self::Route(_) => 48,
+            Self::VersionTable { .. } => 56,
+            Self::UnversionTable { .. } => 57,
         }
     }
 
@@ -326,6 +342,10 @@ impl Command {
             Self::Route(entry) => {
                 w.bytes(&entry.encode().unwrap_or_default());
             }
+            Self::VersionTable { table } => write_name(table, w),
+            Self::UnversionTable { table } => {
+                w.u32(table.0);
+            }
         }
     }
 
@@ -400,6 +420,12 @@ impl Command {
             48 => Self::Route(braid_routing::Entry::decode(
                 r.bytes(braid_routing::ENTRY_LIMIT)?,
             )?),
+            56 => Self::VersionTable {
+                table: read_name(&mut r)?,
+            },
+            57 => Self::UnversionTable {
+                table: TableNumber(r.u32()?),
+            },
             other => return Err(r.unknown(other)),
         };
         r.end()?;

@@ -31,6 +31,7 @@
 //! | `state` | what all entries have made of the group |
 //! | `stored` | what a member stores and is told to write |
 //! | `agreement` | one member: the algorithm, proposals, membership |
+//! | `versioned` | the tables that are written in the order of versions |
 //! | `boot` | starts of a member; which restored ones are found out, and which not |
 //! | `lease` | who may act alone, by monotonic clocks |
 //! | `diagnosis` | what users are told of the members |
@@ -60,11 +61,13 @@ mod properties;
 mod simulation;
 mod state;
 mod stored;
+mod versioned;
 pub mod wording;
 
 pub use agreement::{Agreement, Applied, Effects, PROPOSALS_LIMIT, Settings};
 pub use boot::{Boot, Continuity, Distrust, Start};
 pub use braid_codec::Malformed;
+pub use braid_versions::{TableName, TableNumber};
 pub use command::{
     Command, ENTRY_LIMIT, KEY_LIMIT, LEASE_LIMIT, Proposal, ProposalId, Token, VALUE_LIMIT,
 };

@@ -102,6 +102,14 @@ pub enum Refusal {
     Superseded,
     /// The proposal is too old for its answer to be known.
     Forgotten,
+    /// The table is versioned.
+    AlreadyVersioned(String),
+    /// No versioned table has this number.
+    NotVersioned(u32),
+    /// A table can't be versioned in a group of several nodes with data.
+    SeveralNodes,
+    /// A node with data can't join a group that has versioned tables.
+    HasVersionedTables,
     /// A table of the state is full.
     Full {
         /// Its limit.
@@ -141,6 +149,15 @@ impl Refusal {
             Self::LeaseDuration => "Choose a duration between 1 microsecond and an hour.",
             Self::TooOld { .. } => "Update Braid on that node first.",
             Self::KindTooNew { .. } => "Update Braid on all nodes of the group first.",
+            Self::AlreadyVersioned(_) | Self::NotVersioned(_) => {
+                "The view braid.table_versions lists the versioned tables."
+            }
+            Self::SeveralNodes => {
+                "Versions are not shipped to other nodes yet: version tables only in a group of one node and witnesses."
+            }
+            Self::HasVersionedTables => {
+                "Versions are not shipped to other nodes yet: call braid.unversion_table for each table of braid.table_versions first."
+            }
             Self::Superseded | Self::Forgotten => "Look at what is in effect, and try again.",
             Self::Full { .. } => "Remove what is not needed any more.",
             Self::Routing(refusal) => refusal.hint(),
@@ -189,6 +206,10 @@ impl Refusal {
                 w
             }
             Self::HasShards { table } => w.u8(20).text(table),
+            Self::AlreadyVersioned(name) => w.u8(56).text(name),
+            Self::NotVersioned(number) => w.u8(57).u32(*number),
+            Self::SeveralNodes => w.u8(58),
+            Self::HasVersionedTables => w.u8(59),
         };
     }
 
@@ -228,6 +249,10 @@ impl Refusal {
             20 => Self::HasShards {
                 table: r.text(braid_routing::TABLE_LIMIT)?,
             },
+            56 => Self::AlreadyVersioned(r.text(3 * KEY_LIMIT)?),
+            57 => Self::NotVersioned(r.u32()?),
+            58 => Self::SeveralNodes,
+            59 => Self::HasVersionedTables,
             other => return Err(r.unknown(other)),
         })
     }
@@ -274,6 +299,14 @@ impl fmt::Display for Refusal {
             }
             Self::Superseded => f.write_str("the node has started anew since it asked for this"),
             Self::Forgotten => f.write_str("what became of the proposal is not known any more"),
+            Self::AlreadyVersioned(name) => write!(f, "table {name} is versioned already"),
+            Self::NotVersioned(number) => write!(f, "the group has no versioned table {number}"),
+            Self::SeveralNodes => f.write_str(
+                "versioned tables are not supported yet in a group of several nodes with data",
+            ),
+            Self::HasVersionedTables => {
+                f.write_str("a node with data can't join yet, as the group has versioned tables")
+            }
             Self::Full { limit } => write!(f, "the group can't keep more than {limit} of these"),
             Self::Routing(refusal) => refusal.fmt(f),
             Self::HasShards { table } => {

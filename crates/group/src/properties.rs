@@ -12,7 +12,7 @@ use crate::envelope::{Body, Envelope};
 use crate::stored::Core;
 use crate::{
     Command, ConnectionString, Distrust, Malformed, MemberId, MemberState, Monotonic, Outcome,
-    Proposal, ProposalId, State, Token, Value, Version,
+    Proposal, ProposalId, State, TableName, TableNumber, Token, Value, Version,
 };
 
 fn member() -> impl Strategy<Value = MemberId> {
@@ -81,6 +81,15 @@ fn command() -> impl Strategy<Value = Command> {
             acting
         }),
         (key(), token()).prop_map(|(name, token)| Command::ReleaseLease { name, token }),
+        ("[ab]{0,1}", "[ab]").prop_map(|(schema, table)| Command::VersionTable {
+            table: TableName {
+                schema: (!schema.is_empty()).then_some(schema),
+                table,
+            },
+        }),
+        (0..4_u32).prop_map(|table| Command::UnversionTable {
+            table: TableNumber(table),
+        }),
         routing().prop_map(Command::Route),
     ]
 }

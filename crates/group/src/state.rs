@@ -17,11 +17,13 @@ use crate::command::{
     Command, KEY_LIMIT, LEASE_LIMIT, Proposal, ProposalId, Token, VALUE_LIMIT, key,
 };
 use crate::member::{
-    GroupId, Member, MemberId, MemberState, NAME_LIMIT, NewMember, NodeNumber, Version,
+    GroupId, Member, MemberId, MemberState, NAME_LIMIT, NewMember, NodeNumber, Role, Version,
 };
 use crate::outcome::{Outcome, Refusal, Value, read_outcome, write_outcome};
+use crate::versioned::Versioned;
 use braid_codec::{Malformed, Reader, Writer};
 use braid_routing::{NodeId, Routing};
+use braid_versions::{TableName, TableNumber};
 
 /// Format 2 has sections behind the answers. It is written only if there is one, so that a Braid
 /// that does not know of sections reads the state as long as it has none.
@@ -32,6 +34,8 @@ const SECTION_LIMIT: usize = 1 << 30;
 const SECTIONS_LIMIT: usize = 64;
 /// The section of routing.
 const ROUTING: u16 = 48;
+/// The section of versioned tables.
+const VERSIONED: u16 = 56;
 /// How many answers are kept for each member; no member has more proposals under way.
 pub(crate) const ANSWERS: usize = 64;
 /// How many locks, leases, options and sequences a group can have, each.
@@ -89,6 +93,7 @@ pub struct State {
     leases: BTreeMap<Vec<u8>, Lease>,
     answers: BTreeMap<MemberId, Answers>,
     routing: Routing,
+    versioned: Versioned,
 }
 
 impl State {
@@ -127,6 +132,7 @@ impl State {
             leases: BTreeMap::new(),
             answers: BTreeMap::new(),
             routing: Routing::new(),
+            versioned: Versioned::default(),
         })
     }
 
@@ -233,6 +239,11 @@ impl State {
         self.leases
             .iter()
             .map(|(name, lease)| (name.as_slice(), lease))
+    }
+
+    /// The versioned tables, by number.
+    pub fn versioned_tables(&self) -> impl Iterator<Item = (TableNumber, &TableName)> {
+        self.versioned.tables()
     }
 
     /// The members with a vote, and those that only receive the log; by number.
@@ -439,6 +450,15 @@ impl State {
                 lease.duration = 0;
                 Ok(Value::Done)
             }
+            Command::VersionTable { table } => {
+                if self.nodes_with_data() > 1 {
+                    return Err(Refusal::SeveralNodes);
+                }
+                self.versioned.add(table).map(|()| Value::Done)
+            }
+            Command::UnversionTable { table } => {
+                self.versioned.remove(*table).map(|()| Value::Done)
+            }
         }
     }
 
@@ -457,6 +477,11 @@ impl State {
                 table: table.to_string(),
             }),
         }
+    }
+
+    fn nodes_with_data(&self) -> usize {
+        let with_data = |member: &&Member| member.about.role == Role::Data;
+        self.present().filter(with_data).count()
     }
 
     fn present_member(&self, id: MemberId) -> Result<&Member, Refusal> {
@@ -489,6 +514,10 @@ impl State {
 
     fn add(&mut self, new: &NewMember, index: u64) -> Outcome {
         self.old_enough(new.braid)?;
+        // A group's only node with data may have been removed.
+        if new.role == Role::Data && !self.versioned.is_empty() && self.nodes_with_data() > 0 {
+            return Err(Refusal::HasVersionedTables);
+        }
         for member in self.present() {
             if member.about.name == new.name {
                 return Err(Refusal::NameTaken(new.name.clone()));
@@ -672,6 +701,11 @@ impl State {
         if self.routing != Routing::new() {
             sections.push((ROUTING, self.routing.encode()));
         }
+        if self.versioned != Versioned::default() {
+            let mut w = Writer::new();
+            self.versioned.write(&mut w);
+            sections.push((VERSIONED, w.done()));
+        }
         sections
     }
 
@@ -680,6 +714,11 @@ impl State {
         let bytes = r.bytes(SECTION_LIMIT)?;
         match tag {
             ROUTING => self.routing = Routing::decode(bytes)?,
+            VERSIONED => {
+                let mut section = Reader::new(bytes, "versioned tables");
+                self.versioned = Versioned::read(&mut section)?;
+                section.end()?;
+            }
             other => return Err(r.unknown(other)),
         }
         Ok(())
@@ -708,6 +747,7 @@ impl State {
             leases: BTreeMap::new(),
             answers: BTreeMap::new(),
             routing: Routing::new(),
+            versioned: Versioned::default(),
         };
         for _ in 0..r.count(NodeNumber::LAST.into())? {
             let member = Member::read(&mut r)?;

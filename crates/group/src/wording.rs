@@ -53,6 +53,8 @@ pub fn subject(command: &Command, state: &State) -> String {
             format!("{}, for {}", text(lease), name(holder))
         }
         Command::RenewLease { name, .. } | Command::ReleaseLease { name, .. } => text(name),
+        Command::VersionTable { table } => table.to_string(),
+        Command::UnversionTable { table } => format!("versioned table {table}"),
         Command::Route(entry) => routing(entry),
     }
 }

@@ -251,9 +251,7 @@ pub(crate) fn published(
     }
     let filters = filters(&rows);
     // A constraint of that name that is no guard leaves the table what it is.
-    let guard = rows
-        .get(0, 4)
-        .filter(|guard| routing_copy::is_guard(guard));
+    let guard = rows.get(0, 4).filter(|guard| routing_copy::is_guard(guard));
     let routed = guard
         .map(|guard| {
             routing_copy::condition(guard, node).ok_or_else(|| {
