@@ -115,6 +115,39 @@ fn add(tables: &mut BTreeMap<TableName, Access>, name: TableName, access: Access
     *known = access.max(*known);
 }
 
+impl TableName {
+    /// Reads names with commas between: the text of `braid.release`.
+    ///
+    /// # Errors
+    ///
+    /// [`DeclarationError`].
+    pub fn list(text: &str) -> Result<Vec<Self>, DeclarationError> {
+        let mut parser = Parser {
+            rest: text,
+            position: 1,
+        };
+        if text.len() > TEXT_LIMIT {
+            return parser.error(Problem::TextTooLong);
+        }
+        let mut names = Vec::new();
+        parser.skip_space();
+        loop {
+            if names.len() >= TABLES_LIMIT {
+                return parser.error(Problem::TooManyTables);
+            }
+            names.push(parser.name()?);
+            match parser.next_char() {
+                None => return Ok(names),
+                Some(',') => {
+                    parser.take();
+                    parser.skip_space();
+                }
+                Some(_) => return parser.error(Problem::ExpectedComma),
+            }
+        }
+    }
+}
+
 impl FromStr for Declaration {
     type Err = DeclarationError;
 
@@ -377,6 +410,24 @@ mod tests {
         assert_eq!(canonical("read a, write A, read a"), "write a");
         assert_eq!(canonical("read a, read a"), "read a");
         assert_eq!(canonical("read s.a, write a"), "write a, read s.a");
+    }
+
+    #[test]
+    fn lists_of_names_are_read_as_declarations_are() {
+        let names = |text: &str| {
+            let names = TableName::list(text).map_err(|e| (e.position, e.problem))?;
+            let names: Vec<_> = names.iter().map(TableName::to_string).collect();
+            Ok(names.join(", "))
+        };
+        assert_eq!(
+            names(" Accounts, shop . \"S\" "),
+            Ok("accounts, shop.\"S\"".to_owned())
+        );
+        assert_eq!(names(""), Err((1, Problem::ExpectedName)));
+        assert_eq!(names("a,"), Err((3, Problem::ExpectedName)));
+        assert_eq!(names("read a"), Err((6, Problem::ExpectedComma)));
+        let many = vec!["a"; TABLES_LIMIT + 1].join(",");
+        assert_eq!(names(&many).map_err(|e| e.1), Err(Problem::TooManyTables));
     }
 
     #[test]
