@@ -1017,6 +1017,16 @@ create table braid.group_option (
 );
 comment on table braid.group_option is 'options of the group, as agreed';
 
+-- Written by the group's worker, as the group has agreed. Names are those of the moment when the table was versioned.
+create table braid.versioned_table (
+    table_number integer primary key,
+    schema_name name not null,
+    table_name name not null,
+    -- Null: this node does not have the table.
+    relation oid
+);
+comment on table braid.versioned_table is 'tables that are written in the order of versions, as agreed';
+
 -- The sequences of this database, in a group: numbers count from 1, which stands for the sequence's own START value.
 create table braid.sequence (
     relation oid primary key,
@@ -1154,7 +1164,7 @@ revoke all on braid.applied, braid.connection, braid.comparison, braid.differenc
     braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.ddl_message, braid.ddl_entry, braid.ddl_intent, braid.former_column, braid.own_value, braid.former_table, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.rewrite, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared, braid.group_self, braid.group_snapshot, braid.group_entry, braid.group_letter, braid.group_known,
-    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
+    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.versioned_table, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -3156,6 +3166,7 @@ as $$
     select 'worker processes', 'max_worker_processes', current_setting('max_worker_processes')::integer,
            (current_setting('max_logical_replication_workers')::integer > 0)::integer + 2 + a.elsewhere
                + case when exists (select from braid.group_self) then 3 else 0 end
+               + case when exists (select from braid.versioned_table) then 1 else 0 end
                + (s.subscriptions + s.others > 1)::integer + s.parallel * (1 + a.appliers) + s.serial * 2,
            2 + a.appliers + (s.subscriptions + s.others <= 1)::integer
       from s, a
@@ -4226,6 +4237,7 @@ begin
     -- First of all that the group worker writes: it locks this row before it writes anything else.
     delete from braid.group_self;
     delete from braid.group_option;
+    delete from braid.versioned_table;
     delete from braid.group_logged;
     perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
       where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database()) and not l.active;
@@ -4834,6 +4846,59 @@ $$;
 comment on function braid.sequence_facts is 'the sequences of a member, for another one';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Versioned tables
+------------------------------------------------------------------------------------------------------------------------
+
+create function braid.version_table(relation regclass) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'version_table_wrapper';
+comment on function braid.version_table is 'has a table be written in versioned transactions only; takes effect at once';
+
+create function braid.unversion_table(relation regclass) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'unversion_table_wrapper';
+comment on function braid.unversion_table is 'has a table be written in any transaction again; takes effect at once';
+
+-- Plans what it is given as its caller would: so its search_path is the caller's.
+create function braid.declare(query text) returns text
+    language c volatile strict parallel unsafe
+    as 'MODULE_PATHNAME', 'declare_wrapper';
+comment on function braid.declare is 'the versioned tables that a query reads and writes, as braid.versions takes them';
+
+create procedure braid.read_current(relation regclass)
+    language c
+    as 'MODULE_PATHNAME', 'read_current_wrapper';
+comment on procedure braid.read_current is 'waits for the writes of a versioned table that are known at this moment';
+
+create function braid.version_activity(
+    out table_number integer, out last_assigned bigint, out reached bigint, out waiting_pid integer,
+    out waits_for bigint, out waits_for_pid integer, out waiting_since timestamptz, out waiting_until timestamptz
+) returns setof record
+    language c volatile parallel restricted set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'version_activity_wrapper';
+comment on function braid.version_activity is 'numbers of versioned tables, and the transactions that wait';
+
+create function braid.table_version_rows(
+    out relation regclass, out table_number integer, out last_assigned bigint, out reached bigint,
+    out waiting_pid integer, out waits_for bigint, out waits_for_pid integer, out waiting_since timestamptz, out waiting_until timestamptz
+) returns setof record
+    language sql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp
+as $$
+    with a as materialized (select * from braid.version_activity())
+    select v.relation::regclass, v.table_number, coalesce(n.last_assigned, 0), coalesce(n.reached, 0),
+           w.waiting_pid, w.waits_for, w.waits_for_pid, w.waiting_since, w.waiting_until
+      from braid.versioned_table v
+      left join a n on n.table_number = v.table_number and n.last_assigned is not null
+      left join a w on w.table_number = v.table_number and w.waiting_pid is not null
+     order by v.table_number, w.waiting_since
+$$;
+comment on function braid.table_version_rows is 'the rows of braid.table_versions';
+
+create view braid.table_versions as
+select * from braid.table_version_rows();
+comment on view braid.table_versions is 'versioned tables: the last number given, how far this node is, and a row for each transaction that waits';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Privileges
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -4854,6 +4919,14 @@ grant execute on function
     braid.shard,
     braid.is_routed,
     braid.check_routable
+    to public;
+
+-- Of tables that the caller may read or write.
+grant execute on function
+    braid.declare
+    to public;
+grant execute on procedure
+    braid.read_current
     to public;
 
 -- Of rows that the caller may read.
@@ -4927,7 +5000,9 @@ grant execute on function
     braid.unroute_table,
     braid.add_routing_rule,
     braid.move_shard,
-    braid.add_node_set
+    braid.add_node_set,
+    braid.version_table,
+    braid.unversion_table
     to braid_admin;
 grant execute on procedure
     braid.prepare_upgrade,
@@ -4967,6 +5042,8 @@ grant execute on function
     braid.group_activity,
     braid.group_node_rows,
     braid.sequence_rows,
+    braid.version_activity,
+    braid.table_version_rows,
     braid.sequence_facts,
     braid.node_info,
     braid.node_standing,
@@ -5056,6 +5133,7 @@ grant select on
     braid.shards,
     braid.routing_rules,
     braid.routing_activity,
+    braid.table_versions,
     braid.metrics
     to braid_admin, braid_monitor;
 

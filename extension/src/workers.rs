@@ -93,6 +93,13 @@ pub extern "C-unwind" fn braid_group_steps_main(argument: pg_sys::Datum) {
     braid_workers::group::steps::main(argument);
 }
 
+/// One for each database that has versioned tables; started by the manager.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn braid_versions_main(argument: pg_sys::Datum) {
+    braid_workers::versions::main(argument);
+}
+
 /// One for each database that is a member of a group; started by the manager.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]

@@ -292,9 +292,23 @@ sub message
 sub query
 {
 	my ($session, $text, $line) = @_;
+	ask($session, $text);
+	return answer($session, $text, $line);
+}
+
+# Sends a statement and does not wait for it.
+sub ask
+{
+	my ($session, $text) = @_;
+	return put($session, 'Q' . pack('N', 5 + length $text) . "$text\0");
+}
+
+# Waits for what a statement that was sent has come to: as of query.
+sub answer
+{
+	my ($session, $text, $line) = @_;
 	my ($failed, $out, $err) = (0, '', '');
 	my $prefix = "psql:<stdin>:$line: ";
-	my $there = put($session, 'Q' . pack('N', 5 + length $text) . "$text\0");
 	while (1)
 	{
 		my ($type, $data) = message($session);

@@ -8,6 +8,7 @@ use braid_bgworker::table_order::HashedKey;
 use braid_gir::{Image, ReplicaIdentity, Schema, Value};
 use braid_node::ddl::{self, ColumnPlace};
 use braid_node::table_order;
+use braid_node::versions::tables;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
 use braid_postgres::memory::Scratch;
@@ -285,7 +286,7 @@ pub(super) fn dropped() -> PgError {
 pub fn check_kind(relation: RelationRef<'_>) -> Result<(), PgError> {
     let kind = relation.kind();
     if kind == b'r' || kind == b'p' {
-        return Ok(());
+        return check_unversioned(relation);
     }
     let (schema, name) = relation.qualified_name();
     if kind == b'f' && relation.is_partition() {
@@ -305,6 +306,20 @@ pub fn check_kind(relation: RelationRef<'_>) -> Result<(), PgError> {
                  braid.enable_subscription.",
             ),
     )
+}
+
+/// Checks that a table is not versioned: changes are not applied in the order of versions yet.
+fn check_unversioned(relation: RelationRef<'_>) -> Result<(), PgError> {
+    if tables::number_of(relation.oid()).is_none() {
+        return Ok(());
+    }
+    let (schema, name) = relation.qualified_name();
+    Err(PgError::new(
+        SqlState::FeatureNotSupported,
+        format!("changes can't be applied to versioned table \"{schema}.{name}\" yet"),
+    )
+    .with_detail("They would be applied without regard to the order of versions.")
+    .with_hint("Drop the subscription, or call braid.unversion_table at this node."))
 }
 
 /// Checks that no partition of a table, of any level, is a foreign table.

@@ -42,5 +42,6 @@ pub mod subscription;
 pub mod table_order;
 pub mod taken_row;
 pub mod tombstone;
+pub mod versions;
 pub mod wake;
 pub mod watch;

@@ -38,9 +38,9 @@ pub use managers::{
     MAX_DATABASES, MEMBER, ManagerEntry, NO_MEMBER, READ_ONLY, find_manager, is_no_member, manager,
     my_manager, release_manager, wake_manager, wake_sequences,
 };
-pub(crate) use memory::readers;
 use memory::shared;
 pub use memory::{batches, count_batch, count_rewrite, install, is_preloaded, life, rewrites};
+pub(crate) use memory::{readers, versions};
 pub use provider_clock::{MeasuredClock, ProviderClock};
 pub use rate_limit::RateLimit;
 pub use schedule::ScheduleCounters;
@@ -83,6 +83,7 @@ pub fn workers_elsewhere() -> usize {
                 &entry.collector_pid,
                 &entry.group_pid,
                 &entry.sequences_pid,
+                &entry.versions_pid,
             ];
             all.into_iter().map(runs).sum::<usize>()
         })

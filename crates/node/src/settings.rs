@@ -487,6 +487,7 @@ pub fn register() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    crate::versions::register();
     register_choices();
     register_ddl_options();
     // A misspelled name is an error then, and not a setting of its own that nothing reads.

@@ -5,7 +5,7 @@ use braid_postgres::hook::{self, ObjectWatch, Utility, Watch};
 use pgrx::pg_sys::{self, ObjectAccessType};
 
 use crate::tombstone::drop_database;
-use crate::{clock, ddl, left_origin, read_only, rewrite, routing_guard};
+use crate::{clock, ddl, left_origin, read_only, rewrite, routing_guard, versions};
 
 static WATCH: Watch = Watch {
     begins: read_only::statement_begins,
@@ -15,6 +15,7 @@ static WATCH: Watch = Watch {
             || is_drop_database(statement)
             || rewrite::may_be(statement)
             || routing_guard::may_be(statement)
+            || versions::may_concern(statement)
     },
     before,
     after,
@@ -59,6 +60,16 @@ static WATCH: Watch = Watch {
             class: pg_sys::DatabaseRelationId,
             handler: left_origin::database_dropped,
         },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_DROP,
+            class: pg_sys::RelationRelationId,
+            handler: versions::dropped,
+        },
+        ObjectWatch {
+            access: ObjectAccessType::OAT_TRUNCATE,
+            class: pg_sys::RelationRelationId,
+            handler: versions::truncated,
+        },
     ],
 };
 
@@ -69,7 +80,7 @@ const REWRITES: u8 = 2;
 /// It drops a database.
 const DROPS_DATABASE: u8 = 4;
 /// It drops the extension.
-const DROPS_EXTENSION: u8 = 8;
+const DROPS_EXTENSION: u8 = 32;
 
 fn is_drop_database(statement: Utility<'_>) -> bool {
     let node = statement.node();
@@ -79,6 +90,7 @@ fn is_drop_database(statement: Utility<'_>) -> bool {
 /// Starts to watch statements and commits; `rewrites` is what is done about a table that is
 /// rewritten. Called once, while the postmaster loads its libraries: every session inherits it.
 pub fn install(rewrites: rewrite::Handler) {
+    versions::install();
     clock::install();
     ddl::install();
     rewrite::install(rewrites);
@@ -88,7 +100,7 @@ pub fn install(rewrites: rewrite::Handler) {
 
 /// Returns what `after` is to do.
 fn before(statement: Utility<'_>) -> u8 {
-    let mut followed = 0;
+    let mut followed = versions::before(statement);
     if routing_guard::may_be(statement) && routing_guard::before(statement) {
         followed |= DROPS_EXTENSION;
     }
@@ -108,6 +120,7 @@ fn before(statement: Utility<'_>) -> u8 {
 }
 
 fn after(followed: u8) {
+    versions::after(followed);
     if followed & DROPS_EXTENSION != 0 {
         routing_guard::after();
     }

@@ -1,5 +1,6 @@
 //! What differs between the major versions that are supported. The only place with `cfg(feature = "pgNN")`.
 
+mod access;
 mod calls;
 mod held_locks;
 mod signal;
@@ -10,6 +11,7 @@ use pgrx::pg_sys;
 
 use crate::parse_tree::{Node, Part, tree};
 
+pub(crate) use access::{install_access_check, plan_query};
 pub use calls::{
     acquire_slot, delete_tuple, enter_block, eval_plan_qual_init, execute_truncate,
     index_beginscan, insert_index_tuples, lock_exclusive, lock_shared, make_virtual_slot,

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod access_check;
 pub mod acting_role;
 pub mod bytewise;
 pub mod catalog;
@@ -14,6 +15,7 @@ pub mod check_constraint;
 pub mod compat;
 pub mod composite;
 pub mod copy_from;
+pub mod declared_tables;
 pub mod decoding;
 pub mod drop_command;
 pub mod encoding;
@@ -57,8 +59,10 @@ pub mod table_rights;
 pub mod table_scan;
 pub mod target;
 pub mod temporary_file;
+pub mod text_setting;
 pub mod timestamp;
 pub mod top_level;
+pub mod touched_tables;
 pub mod transaction;
 pub mod tuple_desc;
 pub mod two_phase;

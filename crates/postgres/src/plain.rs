@@ -152,7 +152,10 @@ setters! {
 
 variables! {
     CheckXidAlive: TransactionId;
+    FirstSnapshotSet: bool;
+    InitializingParallelWorker: bool;
     LockTimeout: i32;
+    ParallelWorkerNumber: i32;
     XactIsoLevel: i32;
     XactLastCommitEnd: XLogRecPtr;
     XactLastRecEnd: XLogRecPtr;
@@ -170,6 +173,7 @@ functions! {
     fn check_enable_rls(relation: Oid, role: Oid, no_error: bool) -> i32;
     fn has_rolreplication(role: Oid) -> bool;
     fn pg_attribute_aclcheck(relation: Oid, column: i16, role: Oid, mode: pg_sys::AclMode) -> pg_sys::AclResult::Type;
+    fn pg_attribute_aclcheck_all(relation: Oid, role: Oid, mode: pg_sys::AclMode, how: pg_sys::AclMaskHow::Type) -> pg_sys::AclResult::Type;
     fn pg_class_aclcheck(relation: Oid, role: Oid, mode: pg_sys::AclMode) -> pg_sys::AclResult::Type;
     fn superuser() -> bool;
     fn superuser_arg(role: Oid) -> bool;

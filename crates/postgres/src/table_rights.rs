@@ -11,6 +11,22 @@ pub fn may(role: pg_sys::Oid, table: pg_sys::Oid, right: u32) -> bool {
     found == pg_sys::AclResult::ACLCHECK_OK
 }
 
+/// Whether the current role may read something of a table, or write to it.
+#[must_use]
+pub fn has_any(table: pg_sys::Oid, writes: bool) -> bool {
+    let right = if writes {
+        pg_sys::ACL_INSERT | pg_sys::ACL_UPDATE | pg_sys::ACL_DELETE | pg_sys::ACL_TRUNCATE
+    } else {
+        pg_sys::ACL_SELECT
+    };
+    let role = plain::GetUserId();
+    let mode = pg_sys::AclMode::from(right);
+    let any = pg_sys::AclMaskHow::ACLMASK_ANY;
+    may(role, table, right)
+        || plain::pg_attribute_aclcheck_all(table, role, mode, any)
+            == pg_sys::AclResult::ACLCHECK_OK
+}
+
 /// Whether a role may read these columns of a table, by their numbers from 1: all of the table, or
 /// each of them.
 #[must_use]

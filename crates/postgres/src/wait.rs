@@ -38,9 +38,11 @@ pub enum Wait {
     Ahead = 12,
     /// Any session: for the group to agree up to the time of a routed table's row.
     Routing = 13,
+    /// A session: for the versions of tables that its transaction is to see.
+    Versions = 14,
 }
 
-const ALL: [Wait; 13] = [
+const ALL: [Wait; 14] = [
     Wait::Provider,
     Wait::Appliers,
     Wait::Tables,
@@ -54,6 +56,7 @@ const ALL: [Wait; 13] = [
     Wait::Querier,
     Wait::Ahead,
     Wait::Routing,
+    Wait::Versions,
 ];
 
 static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()];
@@ -78,6 +81,7 @@ impl Wait {
             Self::Querier => c"BraidApplierQuerier",
             Self::Ahead => c"BraidLeaderClock",
             Self::Routing => c"BraidRouting",
+            Self::Versions => c"BraidVersions",
         }
     }
 

@@ -27,6 +27,7 @@ pub mod own_values;
 pub(crate) mod purge;
 pub mod supervisor;
 pub mod upgrade;
+pub mod versions;
 
 use braid_postgres::{lock, worker};
 use pgrx::pg_sys;

@@ -19,7 +19,7 @@ use braid_node::registry::{self, Activity, ManagerEntry, SubscriptionEntry};
 use braid_node::settings::{RememberDeletions, timers};
 use braid_node::subscription::rows;
 use braid_node::{
-    clock, crash, ddl, left_origin, local_version, owners, settings, standing, tombstone,
+    clock, crash, ddl, left_origin, local_version, owners, settings, standing, tombstone, versions,
 };
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, worker};
@@ -130,6 +130,7 @@ pub fn main(argument: pg_sys::Datum) {
                     .membership
                     .store(registry::NO_MEMBER, Ordering::Release);
                 manager.stop_all();
+                versions::tables::changed(false);
                 left_origin::drop_without_extension();
                 entry.pid.store(supervisor::NO_EXTENSION, Ordering::SeqCst);
                 return;
@@ -201,6 +202,7 @@ fn end_left_over_workers(database: u32, own: &ManagerEntry) {
                 own.collector_pid.load(Ordering::SeqCst),
                 own.group_pid.load(Ordering::SeqCst),
                 own.sequences_pid.load(Ordering::SeqCst),
+                own.versions_pid.load(Ordering::SeqCst),
             ])
             .filter(|pid| *pid > 0)
             .collect();
@@ -253,6 +255,8 @@ struct State {
     is_read_only: bool,
     /// A member that only votes.
     is_witness: bool,
+    /// Tables are versioned.
+    is_versioned: bool,
     /// The node is not in line with what its group has agreed.
     is_behind_group: bool,
     /// The node was taken down, and has left replication origins.
@@ -298,7 +302,8 @@ fn read() -> Result<State, PgError> {
                 (not exists (select from braid.node where is_local) and not exists (select from braid.subscription) \
                  and not exists (select from braid.ingest_source) \
                  and exists (select from braid.origin o where braid.is_own_origin(o.origin_id, o.node_name, o.number)))::text, \
-                (select first_xid::text from braid.node where is_local)",
+                (select first_xid::text from braid.node where is_local), \
+                exists (select from braid.versioned_table)::text",
         &[],
     )?;
     let text = |index: usize| group.first().and_then(|row| row.get(index)?.as_deref());
@@ -339,6 +344,7 @@ fn read() -> Result<State, PgError> {
         is_behind_group: group(1),
         is_read_only: group(2),
         is_witness: group(3),
+        is_versioned: group(6),
         has_left_origins: group(4),
         first_xid,
     })
@@ -394,6 +400,12 @@ impl Manager {
         entry.first_xid.store(state.first_xid, Ordering::Release);
         self.grouping
             .tend(state.is_member, shares, state.is_behind_group, &mut wait);
+        self.grouping.tend_versions(state.is_versioned, &mut wait);
+        // The group is forgotten, and its tables with it. Otherwise the group worker says so.
+        let was_versioned = entry.versioned.load(Ordering::Acquire) == versions::tables::SOME;
+        if was_versioned && !state.is_member && !state.is_versioned {
+            versions::tables::changed(false);
+        }
         self.reap(wanted);
         // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since
         // until then this node lacks a row that others have.

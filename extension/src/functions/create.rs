@@ -17,7 +17,7 @@ use super::options::{
 use super::provider::Provider;
 use super::slot::choose_slot;
 use super::subscription::tie_owners;
-use super::{required, required_name, run, server, table_set, text, wake_manager};
+use super::{required, required_name, run, server, table_set, text, versions, wake_manager};
 
 /// braid.create_subscription(...): see the install script for the names and defaults.
 #[pg_extern(sql = false)]
@@ -99,6 +99,9 @@ fn create(
         server::check_for_two_phase()?;
     }
     let node = local::check_node(local::lock_node())?;
+    // Whoever versions a table waits, and then finds the subscription.
+    query("lock table braid.subscription in row exclusive mode", &[]);
+    versions::check_none("subscribe")?;
     let taken = query(
         "select 1 from braid.subscription where subscription_name = $1::name",
         &[Some(name)],

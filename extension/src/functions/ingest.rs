@@ -11,7 +11,7 @@ use pgrx::prelude::*;
 
 use super::failure::Failure;
 use super::node::check_name;
-use super::{local, required, required_name, run, server};
+use super::{local, required, required_name, run, server, versions};
 
 /// braid.ingest(gir jsonb, origin name)
 #[pg_extern(sql = false)]
@@ -26,6 +26,7 @@ fn ingest(
             error.raise();
         }
         server::check_for_subscription()?;
+        versions::check_none("ingest changes")?;
         let gir = required(gir, "gir")?;
         let origin = origin.map(braid_postgres::catalog::utf8_string);
         if let Some(origin) = &origin {

@@ -35,6 +35,7 @@ mod subscription;
 mod table_set;
 mod upgrade;
 mod version;
+mod versions;
 mod waiting;
 
 use std::ffi::CStr;

@@ -94,6 +94,16 @@ pub struct ManagerEntry {
     pub first_xid: AtomicU64,
     /// Where rows of routed tables live: `crate::routing`.
     pub routing: RoutingEntry,
+    /// Whether tables are versioned: `crate::versions::tables`.
+    pub versioned: AtomicU32,
+    /// How often that has changed.
+    pub versioned_changes: AtomicU64,
+    /// Process id of the database's versions process; 0: none.
+    pub versions_pid: AtomicI32,
+    /// Address of its latch; 0: none.
+    pub versions_latch: AtomicUsize,
+    /// A number of its start, which no other start has.
+    pub versions_start: AtomicU64,
 }
 
 /// `ManagerEntry::membership` of a database in no group.
@@ -152,6 +162,10 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.membership.store(0, Ordering::SeqCst);
         free.first_xid.store(0, Ordering::SeqCst);
         free.routing.clear();
+        free.versioned.store(0, Ordering::SeqCst);
+        free.versioned_changes.fetch_add(1, Ordering::SeqCst);
+        free.versions_pid.store(0, Ordering::SeqCst);
+        free.versions_latch.store(0, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
         managers_changed();
         Some(free)

@@ -14,7 +14,7 @@ use super::deletions::TOMBSTONE_GROUPS;
 use super::managers::{MAX_DATABASES, ManagerEntry};
 use super::subscriptions::SubscriptionEntry;
 use super::table_counters;
-use crate::settings;
+use crate::{settings, versions};
 
 /// Replication slots whose readers are known; one that finds no place is never known.
 const READERS: usize = 4096;
@@ -43,6 +43,8 @@ pub(super) struct Shared {
     /// What the readers of slots want, by the slot's place: `crate::readers`.
     pub(super) readers: [AtomicU32; READERS],
     pub(super) managers: [ManagerEntry; MAX_DATABASES],
+    /// Versioned transactions: `crate::versions`.
+    pub(super) versions: versions::memory::Memory,
     // SubscriptionEntry × subscriptions follows, then what `table_counters` has.
 }
 
@@ -144,6 +146,12 @@ pub(super) fn shared() -> Option<&'static Shared> {
 #[must_use]
 pub(crate) fn readers() -> Option<&'static [AtomicU32]> {
     shared().map(|shared| shared.readers.as_slice())
+}
+
+/// Versioned transactions.
+#[must_use]
+pub(crate) fn versions() -> Option<&'static versions::memory::Memory> {
+    shared().map(|shared| &shared.versions)
 }
 
 /// A number of its own for each time that shared memory was set up: when the server was started,

@@ -36,6 +36,7 @@ use braid_group::{
 use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
 use braid_node::subscription::{execute, rows};
+use braid_node::versions::tables;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
@@ -124,6 +125,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         && state.index() >= loaded.shown
     {
         member.write(|| store::show(&state))?;
+        tables::changed(state.versioned_tables().next().is_some());
         member.places.show(&state, member.agreement.me())?;
         member.shown = Some(state);
     }
@@ -430,6 +432,8 @@ impl Member {
             } else {
                 self.places.show_close(state.routing().closed());
             }
+            // Before the answer: who asked counts on it.
+            tables::changed(state.versioned_tables().next().is_some());
             let own = state.member(self.agreement.me());
             if own.is_some_and(|own| own.read_only)
                 && let Some(entry) = registry::my_manager()

@@ -3,7 +3,7 @@
 //! Rows that may hold a connection string (entries and the snapshot) are written so that logical
 //! decoding does not see them, as those of `braid.connection`. Each function runs in a transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bgworker::hex;
 use braid_bgworker::sqlstate::SqlState;
@@ -15,6 +15,7 @@ use braid_node::connection_string;
 use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
+use braid_postgres::plain;
 use braid_postgres::table_scan::{self, Cell};
 
 use super::{marker, places};
@@ -234,6 +235,15 @@ pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, 
     if before.is_none_or(|before| !before.options().eq(state.options())) {
         show_options(state)?;
     }
+    let versioned = |state: &State| -> Vec<_> {
+        let tables = state.versioned_tables();
+        tables
+            .map(|(number, name)| (number, name.clone()))
+            .collect()
+    };
+    if before.is_none_or(|before| versioned(before) != versioned(state)) {
+        show_versioned(state)?;
+    }
     execute(
         "update braid.group_self set applied_index = $1, group_name = $2::name \
           where (applied_index, group_name) is distinct from ($1, $2::name)",
@@ -309,6 +319,44 @@ fn show_options(state: &State) -> Result<(), PgError> {
         execute(
             "delete from braid.group_option where option_name = $1",
             &[name.as_str().into()],
+        )?;
+    }
+    Ok(())
+}
+
+/// Makes `braid.versioned_table` have the versioned tables. A table is found by its name once, when
+/// it is versioned; it may be renamed later.
+fn show_versioned(state: &State) -> Result<(), PgError> {
+    let shown = rows("select table_number::text from braid.versioned_table", &[])?;
+    let number = |row: Vec<Option<String>>| row.into_iter().next()??.parse::<u32>().ok();
+    let mut shown: BTreeSet<u32> = shown.into_iter().filter_map(number).collect();
+    for (number, name) in state.versioned_tables() {
+        if shown.remove(&number.0) {
+            continue;
+        }
+        let relations = rows_written(
+            "insert into braid.versioned_table (table_number, schema_name, table_name, relation) \
+             values ($1, $2::name, $3::name, \
+                     (select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+                       where n.nspname = $2::name and c.relname = $3::name)) returning relation::text",
+            &[
+                i32::try_from(number.0).unwrap_or(i32::MAX).into(),
+                name.schema.as_deref().unwrap_or_default().into(),
+                name.table.as_str().into(),
+            ],
+        )?;
+        // Processes that apply changes have set the table up, and look again.
+        for row in relations {
+            let relation = row.into_iter().next().flatten();
+            if let Some(relation) = relation.and_then(|oid| oid.parse::<u32>().ok()) {
+                plain::CacheInvalidateRelcacheByRelid(relation.into());
+            }
+        }
+    }
+    for number in shown {
+        execute(
+            "delete from braid.versioned_table where table_number = $1",
+            &[i32::try_from(number).unwrap_or(i32::MAX).into()],
         )?;
     }
     Ok(())

@@ -110,6 +110,7 @@ pub(super) struct Grouping {
     agreeing: Kept,
     steps: Kept,
     sequences: Kept,
+    versions: Kept,
 }
 
 impl Default for Grouping {
@@ -122,6 +123,7 @@ impl Default for Grouping {
                 "braid_group_steps_main",
             ),
             sequences: Kept::new("braid sequences", "braid sequences", "braid_sequences_main"),
+            versions: Kept::new("braid versions", "braid versions", "braid_versions_main"),
         }
     }
 }
@@ -141,10 +143,17 @@ impl Grouping {
         self.sequences.tend(shares, true, wait);
     }
 
+    /// Has the versions process run where tables are versioned. Otherwise it ends by itself, once its
+    /// last transaction has ended.
+    pub(super) fn tend_versions(&mut self, is_wanted: bool, wait: &mut Duration) {
+        self.versions.tend(is_wanted, false, wait);
+    }
+
     /// Ends all.
     pub(super) fn stop(&mut self) {
         self.agreeing.stop();
         self.steps.stop();
         self.sequences.stop();
+        self.versions.stop();
     }
 }
