@@ -170,14 +170,15 @@ for my $options (map { my $way = $_; map { "streaming => '$way', split_transacti
 # Prepared transactions, over the connection of a role that is no superuser. It copies a table, too.
 $paris->safe_psql('postgres', q[select braid.drop_subscription('paris_from_tokyo')]);
 $tokyo->safe_psql('postgres', q[create role reader login replication bypassrls; grant braid_monitor to reader; grant usage on schema app to reader; grant select on all tables in schema app to reader]);
-subscribe($paris, $tokyo, dsn => dsn($tokyo) . ' user=reader', copy_data => 'false', two_phase => 'true', on_missing_column => q['ignore'], replicate_ddl => 'true');
+subscribe($paris, $tokyo, dsn => $tokyo->connstr('postgres') . ' user=reader', copy_data => 'false', two_phase => 'true', on_missing_column => q['ignore'], replicate_ddl => 'true');
 for my $end ('commit', 'rollback')
 {
 	own($tokyo, 'begin; ' . sprintf($rows, 3000 + $next, 3090 + $next) . "; update app.t set n = n + 1, v = 'y' where id < 10; insert into app.part values ($next, 'new'); prepare transaction '$end'");
 	ok(wait_until(sub { $paris->safe_psql('postgres', 'select count(*) from pg_prepared_xacts') eq '1' }, 30), 'it is prepared');
 	own($tokyo, "$end prepared '$end'");
 	caught_up($paris, $tokyo);
-	ran_as_owner("a prepared transaction, $end", qw(index predicate check domain trigger when default generated partition));
+	# One that can't be prepared here comes with its commit, and not at all if it is rolled back.
+	ran_as_owner("a prepared transaction, $end", $end eq 'commit' ? qw(index predicate check domain trigger when default generated partition) : ());
 	$next += 100;
 }
 call($paris, 'resync', q[select braid.resync_table('paris_from_tokyo', 'app.t')]);

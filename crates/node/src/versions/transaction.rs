@@ -535,7 +535,7 @@ fn leave(last: u32) {
 fn may_write() -> Option<&'static Slot> {
     CURRENT.with_borrow(|current| {
         let current = current.as_ref()?;
-        let writes = |d: &Declared| d.access == Access::Write && !(d.is_released && !d.is_used);
+        let writes = |d: &Declared| d.access == Access::Write && (d.is_used || !d.is_released);
         current.tables.iter().any(writes).then_some(current.slot)
     })
 }
