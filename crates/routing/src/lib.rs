@@ -49,6 +49,7 @@
 //! | `map` | node sets, the home of each shard, moves |
 //! | `window` | what a node may create and rely on; when the leader closes |
 //! | `routing` | what the log has made of all of this |
+//! | `balancer`, `sketch` | which tenants get a rule, from counts of their writes |
 //! | `dsn` | connection strings for clients |
 //! | `entry`, `snapshot` | entries of the log, the whole state, and their bytes |
 //!
@@ -57,6 +58,7 @@
 //! `vectors` for the hash, its page and its example in Python.
 #![forbid(unsafe_code)]
 
+mod balancer;
 pub mod dsn;
 mod entry;
 mod hash;
@@ -70,11 +72,13 @@ mod routing;
 mod rules;
 #[cfg(test)]
 mod simulation;
+mod sketch;
 mod snapshot;
 #[cfg(test)]
 mod vectors;
 mod window;
 
+pub use balancer::{BadSettings, Balancer, Basis, Decision, Finding, Proposal, Settings};
 pub use braid_codec::Malformed;
 pub use entry::{
     ENTRY_LIMIT, EXPRESSION_LIMIT, Entry, Expressions, MoveStep, TABLE_LIMIT, TableName,
@@ -89,4 +93,5 @@ pub use routing::{Applied, Refusal, RoutedTable, Routing, TABLES_LIMIT};
 pub use rules::{
     Invalid, Rule, RuleList, Run, SHARDS_LIMIT, STEPS_LIMIT, Shard, Shards, Spread, Time,
 };
+pub use sketch::{COUNTERS_LIMIT, Counter, Sketch};
 pub use window::{Admission, Pacer, ReadBound, Window};
