@@ -152,6 +152,11 @@ bench-installed: install
 .PHONY: bench-tracker
 bench-tracker:
 	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-bgworker --bench tracker
+# The balancer of routing, simulated as in ESDB's evaluation: docs/routing-balancer.md. About two minutes.
+.PHONY: bench-routing
+bench-routing:
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-routing --bench balancer
+
 # Where the CPU seconds of a drain go: make bench-profile BENCH_ONLY=sysbench
 .PHONY: bench-profile bench-report bench-check
 bench-profile: setup
