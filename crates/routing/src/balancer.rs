@@ -838,7 +838,7 @@ mod tests {
             assert!(entry.encode().unwrap().len() <= ENTRY_LIMIT);
         }
         assert_eq!(tenants, 400);
-        assert!(NAMES_LIMIT + 2 * TENANT_LIMIT < ENTRY_LIMIT);
+        const { assert!(NAMES_LIMIT + 2 * TENANT_LIMIT < ENTRY_LIMIT) };
     }
 
     #[test]

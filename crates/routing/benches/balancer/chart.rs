@@ -31,7 +31,10 @@ impl Chart {
         for (place, name) in names.iter().enumerate() {
             let x = 80 + place * 110;
             let colour = COLOURS[place];
-            let _ = writeln!(svg, "<text x=\"{x}\" y=\"18\" fill=\"{colour}\">{name}</text>");
+            let _ = writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"18\" fill=\"{colour}\">{name}</text>"
+            );
         }
         for (place, (title, curves)) in self.0.iter().enumerate() {
             let top = 50.0 + place as f64 * (HEIGHT + 50.0);
@@ -46,9 +49,15 @@ impl Chart {
             for (curve, colour) in curves.iter().zip(COLOURS) {
                 let path: Vec<String> = curve
                     .iter()
-                    .map(|(x, y)| format!("{:.1},{:.1}", x / right * WIDTH, HEIGHT * (1.0 - y / high)))
+                    .map(|(x, y)| {
+                        format!("{:.1},{:.1}", x / right * WIDTH, HEIGHT * (1.0 - y / high))
+                    })
                     .collect();
-                let _ = writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>", path.join(" "));
+                let _ = writeln!(
+                    svg,
+                    "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+                    path.join(" ")
+                );
             }
             svg.push_str("</g>\n");
         }

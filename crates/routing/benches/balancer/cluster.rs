@@ -130,14 +130,30 @@ fn entries(table: &TableName, decision: &Decision, time: Time) -> Vec<Entry> {
 pub fn run(setup: &Setup) -> Outcome {
     let shards = Shards::new(SHARDS).unwrap();
     let table = TableName::new(b"public.orders").unwrap();
-    let sets = (0..NODES as u32).map(|id| NodeSet { id: SetId(id), nodes: vec![NodeId(u64::from(id))] });
+    let sets = (0..NODES as u32).map(|id| NodeSet {
+        id: SetId(id),
+        nodes: vec![NodeId(u64::from(id))],
+    });
     let mut routing = Routing::default();
-    let expressions = Expressions { tenant: "t".into(), record: "r".into(), created: "c".into() };
-    routing.apply(&Entry::Route { table: table.clone(), expressions, shards, sets: sets.collect() }).unwrap();
+    let expressions = Expressions {
+        tenant: "t".into(),
+        record: "r".into(),
+        created: "c".into(),
+    };
+    routing
+        .apply(&Entry::Route {
+            table: table.clone(),
+            expressions,
+            shards,
+            sets: sets.collect(),
+        })
+        .unwrap();
 
     let names: Vec<Tenant> = (0..TENANTS).map(tenant).collect();
     let hashes: Vec<TenantHash> = names.iter().map(Tenant::tenant_hash).collect();
-    let weights: Vec<f64> = (1..=TENANTS).map(|k| (k as f64).powf(-setup.theta)).collect();
+    let weights: Vec<f64> = (1..=TENANTS)
+        .map(|k| (k as f64).powf(-setup.theta))
+        .collect();
     let sum: f64 = weights.iter().sum();
     let draw = Draw::new(&weights);
     let mut random = Random::from_seed(7);
@@ -152,8 +168,16 @@ pub fn run(setup: &Setup) -> Outcome {
         }
     }
     let window = Window::default();
-    routing.apply(&Entry::Close { time: Time(1_000_000) }).unwrap();
-    routing.apply(&Entry::Open { table: table.clone() }).unwrap();
+    routing
+        .apply(&Entry::Close {
+            time: Time(1_000_000),
+        })
+        .unwrap();
+    routing
+        .apply(&Entry::Open {
+            table: table.clone(),
+        })
+        .unwrap();
     let mut pacer = Pacer::new(window);
     let mut log: VecDeque<(i64, Entry)> = VecDeque::new();
 
@@ -200,7 +224,11 @@ pub fn run(setup: &Setup) -> Outcome {
                     _ => None,
                 });
                 let time = closed.max().unwrap_or(routed.closed()).plus(1);
-                log.extend(entries(&table, &decision, time).into_iter().map(|entry| (now + AGREED, entry)));
+                log.extend(
+                    entries(&table, &decision, time)
+                        .into_iter()
+                        .map(|entry| (now + AGREED, entry)),
+                );
             }
         }
         while log.front().is_some_and(|(due, _)| *due <= now) {
@@ -218,7 +246,12 @@ pub fn run(setup: &Setup) -> Outcome {
             };
             let node = routed.map().route(shard).unwrap().nodes[0].0 as u8;
             outcome.waits += u64::from(waits);
-            clients.push_back(Write { tenant: tenant as u32, shard: shard.0, node, made: now });
+            clients.push_back(Write {
+                tenant: tenant as u32,
+                shard: shard.0,
+                node,
+                made: now,
+            });
         }
         while let Some(write) = clients.front() {
             let queue = &mut queues[usize::from(write.node)];
@@ -230,7 +263,9 @@ pub fn run(setup: &Setup) -> Outcome {
         for node in 0..NODES {
             credit[node] = (credit[node] + CAPACITY).min(2.0 * CAPACITY);
             while credit[node] >= 1.0 {
-                let Some(write) = queues[node].pop_front() else { break };
+                let Some(write) = queues[node].pop_front() else {
+                    break;
+                };
                 credit[node] -= 1.0;
                 done += 1;
                 outcome.delay += (now + STEP - write.made) as f64 / 1e6;

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![allow(
     clippy::indexing_slicing,
+    clippy::too_many_lines,
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -62,26 +63,50 @@ fn main() {
     for rate in [40_000, 80_000, 100_000, 120_000, 140_000, 160_000] {
         print!("{rate:>8}");
         for (place, policy) in POLICIES.into_iter().enumerate() {
-            let outcome = run(&Setup { policy, rate, seconds: 15, ..base });
-            print!("  {} {:>7.0} {:>6.3}", NAMES[place], outcome.throughput, outcome.delay);
+            let outcome = run(&Setup {
+                policy,
+                rate,
+                seconds: 15,
+                ..base
+            });
+            print!(
+                "  {} {:>7.0} {:>6.3}",
+                NAMES[place], outcome.throughput, outcome.delay
+            );
             curves[place].push((f64::from(rate as u32), outcome.throughput));
         }
         println!();
     }
     chart.panel("throughput over generating rate (figure 10)", &curves);
 
-    println!("Skew (figures 11 and 12): writes a second at 160,000; delay at 120,000; deviation by node and shard");
+    println!(
+        "Skew (figures 11 and 12): writes a second at 160,000; delay at 120,000; deviation by node and shard"
+    );
     let mut curves = [vec![], vec![], vec![]];
     let mut delays = [vec![], vec![], vec![]];
     for theta in [0.0, 0.5, 1.0, 1.5, 2.0] {
         for (place, policy) in POLICIES.into_iter().enumerate() {
-            let outcome = run(&Setup { policy, theta, ..base });
-            let calm = run(&Setup { policy, theta, rate: 120_000, ..base });
+            let outcome = run(&Setup {
+                policy,
+                theta,
+                ..base
+            });
+            let calm = run(&Setup {
+                policy,
+                theta,
+                rate: 120_000,
+                ..base
+            });
             let shares = |counts| deviation(&per_second(counts, &calm));
             println!(
                 "{theta:>4} {:>8} {:>7.0} {:>7.3} {:>7.0} {:>7.1}  shards {:>6.1}  steps {}",
-                NAMES[place], outcome.throughput, calm.delay,
-                shares(&calm.by_node), shares(&calm.by_shard), ratio(&calm.by_shard), calm.steps
+                NAMES[place],
+                outcome.throughput,
+                calm.delay,
+                shares(&calm.by_node),
+                shares(&calm.by_shard),
+                ratio(&calm.by_shard),
+                calm.steps
             );
             curves[place].push((theta, outcome.throughput));
             delays[place].push((theta, shares(&calm.by_node)));
@@ -90,10 +115,13 @@ fn main() {
                 println!("     by node (figure 13): {nodes:.0?}");
                 for (from, to) in [(0, 10), (10, 100), (100, 2_000), (2_000, 100_000)] {
                     let part = &outcome.fanout[from..to];
-                    let mean = part.iter().map(|(_, nodes)| f64::from(*nodes)).sum::<f64>() / part.len() as f64;
+                    let mean = part.iter().map(|(_, nodes)| f64::from(*nodes)).sum::<f64>()
+                        / part.len() as f64;
                     let most = part.iter().map(|(shards, _)| *shards).max().unwrap();
                     let speed = queries(mean) / queries(1.0);
-                    println!("     tenants {from:>5} to {to:>6}: nodes {mean:.2}, most shards {most}, queries (figure 16) {speed:.2}");
+                    println!(
+                        "     tenants {from:>5} to {to:>6}: nodes {mean:.2}, most shards {most}, queries (figure 16) {speed:.2}"
+                    );
                 }
             }
         }
@@ -102,22 +130,61 @@ fn main() {
     chart.panel("deviation by node over theta (figure 12)", &delays);
 
     println!("Cold start: theta 1, 120,000, no storage known, 60 s");
-    let cold = run(&Setup { policy: Policy::Dynamic, rate: 120_000, seconds: 60, known: false, ..base });
-    println!("     shards {:.1}, steps {}, waits {}", ratio(&cold.by_shard), cold.steps, cold.waits);
+    let cold = run(&Setup {
+        policy: Policy::Dynamic,
+        rate: 120_000,
+        seconds: 60,
+        known: false,
+        ..base
+    });
+    println!(
+        "     shards {:.1}, steps {}, waits {}",
+        ratio(&cold.by_shard),
+        cold.steps,
+        cold.waits
+    );
 
     println!("New hotspots at 30 s and 75 s (figure 14), 120,000: seconds until 95 % again");
     let mut curves = [vec![], vec![], vec![]];
     for (place, policy) in POLICIES.into_iter().enumerate() {
-        let outcome = run(&Setup { policy, rate: 120_000, seconds: 120, hotspots: &[30, 75], ..base });
+        let outcome = run(&Setup {
+            policy,
+            rate: 120_000,
+            seconds: 120,
+            hotspots: &[30, 75],
+            ..base
+        });
         let back = [30, 75].map(|at| {
-            let bad = (at..at + 45).rev().find(|second| outcome.by_second[*second] < 0.95 * 120_000.0);
+            let bad = (at..at + 45)
+                .rev()
+                .find(|second| outcome.by_second[*second] < 0.95 * 120_000.0);
             bad.map_or(0, |second| second + 1 - at)
         });
-        println!("     {:>8} back after {back:?}, lowest {:.0}, steps {}, waits {}, delay {:.3}", NAMES[place],
-            outcome.by_second[20..].iter().copied().fold(f64::MAX, f64::min), outcome.steps, outcome.waits, outcome.delay);
-        curves[place] = outcome.by_second.iter().enumerate().map(|(at, count)| (at as f64, *count)).collect();
+        println!(
+            "     {:>8} back after {back:?}, lowest {:.0}, steps {}, waits {}, delay {:.3}",
+            NAMES[place],
+            outcome.by_second[20..]
+                .iter()
+                .copied()
+                .fold(f64::MAX, f64::min),
+            outcome.steps,
+            outcome.waits,
+            outcome.delay
+        );
+        curves[place] = outcome
+            .by_second
+            .iter()
+            .enumerate()
+            .map(|(at, count)| (at as f64, *count))
+            .collect();
     }
-    chart.panel("throughput over seconds, new hotspots at 30 and 75 (figure 14)", &curves);
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/routing-balancer.svg");
+    chart.panel(
+        "throughput over seconds, new hotspots at 30 and 75 (figure 14)",
+        &curves,
+    );
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/routing-balancer.svg"
+    );
     std::fs::write(path, chart.draw(&NAMES)).unwrap();
 }
