@@ -230,6 +230,26 @@ fn bound_of(table: &StatementTable) -> Option<(&TableState, &String)> {
 }
 
 impl Session {
+    /// Checks that a statement's tables are not to be copied yet, where this process parks what
+    /// changes such a table: the worker that copies it may have locked it.
+    fn check_copies(
+        &self,
+        statement: &Statement,
+        subscription: &Subscription,
+    ) -> Result<(), PgError> {
+        if !self.parks_for_copies() {
+            return Ok(());
+        }
+        let tables = statement.tables.iter();
+        for state in tables.filter_map(|table| table.before.as_ref()) {
+            let (schema, name) = (&state.namespace, &state.name);
+            if catalog_subscription::is_to_be_copied(subscription.id, schema, name)? {
+                return Err(to_be_copied(&format!("{schema}.{name}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Runs a statement in the transaction in hand, unless it is done here already.
     ///
     /// # Errors
@@ -266,23 +286,7 @@ impl Session {
         if ddl::is_known(&statement) {
             return Ok(());
         }
-        if self.parks_for_copies() {
-            // The worker that copies the table may have locked it.
-            for state in statement
-                .tables
-                .iter()
-                .filter_map(|table| table.before.as_ref())
-            {
-                if catalog_subscription::is_to_be_copied(
-                    subscription.id,
-                    &state.namespace,
-                    &state.name,
-                )? {
-                    let name = format!("{}.{}", state.namespace, state.name);
-                    return Err(to_be_copied(&name));
-                }
-            }
-        }
+        self.check_copies(&statement, subscription)?;
         // Readers of this node's publications that have its tables, before it or after it, get it
         // too.
         let mut onward = statement.clone();

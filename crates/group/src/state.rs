@@ -366,16 +366,7 @@ impl State {
         self.present_member(id.member)?;
         match command {
             Command::AddMember(new) => self.add(new, token.index),
-            Command::Activate { member } => {
-                let found = self.present_member(*member)?;
-                if found.state != MemberState::Joining {
-                    return Err(Refusal::State {
-                        from: found.state,
-                        to: MemberState::Active,
-                    });
-                }
-                self.change(*member, |m| m.state = MemberState::Active)
-            }
+            Command::Activate { member } => self.activate(*member),
             Command::SetState { member, state } => {
                 let from = self.present_member(*member)?.state;
                 if !from.votes() || !state.votes() {
@@ -460,6 +451,15 @@ impl State {
                 self.versioned.remove(*table).map(|()| Value::Done)
             }
         }
+    }
+
+    fn activate(&mut self, member: MemberId) -> Outcome {
+        let from = self.present_member(member)?.state;
+        if from != MemberState::Joining {
+            let to = MemberState::Active;
+            return Err(Refusal::State { from, to });
+        }
+        self.change(member, |member| member.state = MemberState::Active)
     }
 
     fn route(&mut self, entry: &braid_routing::Entry) -> Outcome {

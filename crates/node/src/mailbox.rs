@@ -46,6 +46,9 @@ const VIEW: usize = 64 * 1024;
 /// An answer that nobody fetches is kept so long, in microseconds.
 const KEPT: i64 = 60_000_000;
 
+/// A group worker that is being started is waited for this long.
+const STARTS: Duration = Duration::from_secs(5);
+
 const FREE: u32 = 0;
 const ASKED: u32 = 1;
 const TAKEN: u32 = 2;
@@ -363,6 +366,18 @@ fn find() -> Result<(&'static ManagerEntry, u32, Mailbox), PgError> {
     Ok((entry, handle, mailbox))
 }
 
+/// As [`find`]; waits a moment for a worker that is being started, as after `braid.create_group`.
+fn find_soon(deadline: Instant) -> Result<(&'static ManagerEntry, u32, Mailbox), PgError> {
+    let deadline = deadline.min(Instant::now() + STARTS);
+    loop {
+        match find() {
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => drop(latch::wait(Some(Duration::from_millis(50)))),
+            found => return found,
+        }
+    }
+}
+
 /// Puts a message of another member into the mailbox of this database's group worker. False if
 /// there was no room.
 ///
@@ -409,7 +424,7 @@ pub fn ask(question: &[u8], timeout: Duration) -> Result<Vec<u8>, PgError> {
             "the request to the group is too long",
         ));
     }
-    let (entry, handle, mailbox) = find()?;
+    let (entry, handle, mailbox) = find_soon(deadline)?;
     let ticket = mailbox.ask(question).ok_or_else(|| {
         PgError::new(
             SqlState::InsufficientResources,
