@@ -1542,7 +1542,9 @@ as $$
              where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
             union all
             select format(E'constraint %I\t%s%s', conname, pg_get_constraintdef(oid), case when not convalidated then ' not valid' end)
-              from pg_constraint where conrelid = $1 and contype in ('c', 'f', 'p', 'u', 'x')
+              from pg_constraint where conrelid = $1 and (contype in ('c', 'f', 'p', 'u', 'x')
+                -- A column's line says that it is not null, and nothing of a constraint that is to be validated (PostgreSQL 18).
+                or contype = 'n' and not convalidated)
             union all
             select format(E'index %I\t%s', c.relname, pg_get_indexdef(i.indexrelid))
               from pg_index i join pg_class c on c.oid = i.indexrelid

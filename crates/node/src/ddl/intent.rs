@@ -205,6 +205,12 @@ pub fn make_way(statement: &Statement) -> Result<(), PgError> {
         } else {
             removed.into_iter().chain(added).collect()
         };
+        // PostgreSQL makes no primary key and no identity of a column whose NOT NULL is to be
+        // validated.
+        let needs_valid = table
+            .added
+            .iter()
+            .any(|line| line.contains("\tPRIMARY KEY") || line.contains(" identity "));
         // A statement has the name that the table had at its time.
         let renamed = match (&table.before, &table.after) {
             (Some(was), Some(is)) if (&was.namespace, &was.name) != (&is.namespace, &is.name) => {
@@ -215,10 +221,16 @@ pub fn make_way(statement: &Statement) -> Result<(), PgError> {
         let found = owners_query(
             &format!(
                 "select e.statement, e.state from braid.ddl_entry e join braid.ddl_intent i using (ddl_id) \
-                 where {OPEN} and {IS_ABOUT} and (i.objects && $1::text[] or to_regclass($2)::oid = any (i.relations)) \
+                 where {OPEN} and {IS_ABOUT} and (i.objects && $1::text[] or to_regclass($2)::oid = any (i.relations) \
+                   or $3::boolean and i.relations && $4::oid[] and exists (select from unnest(i.objects) o where o like '% constraint %')) \
                  order by i.place limit 1"
             ),
-            &[Some(&array_literal(&needed)), renamed.as_deref()],
+            &[
+                Some(&array_literal(&needed)),
+                renamed.as_deref(),
+                Some(&needs_valid.to_string()),
+                Some(&list(&oids_of(&statement.tables))),
+            ],
         );
         if let (Some(text), Some(state)) = (found.get(0, 0), found.get(0, 1)) {
             return Err(waits_for(text, state));
@@ -475,7 +487,12 @@ pub fn judge(due: &mut Due) -> Verdict {
         Some(DROP_INDEX) if !table.removed.iter().any(has_key) => {
             Verdict::Done("the index was gone already")
         }
-        Some(VALIDATE) if table.added.iter().all(has) => {
+        // A NOT NULL constraint has a line only until it is validated.
+        Some(VALIDATE) if table.added.is_empty() && table.removed.is_empty() => run,
+        Some(VALIDATE) if table.added.is_empty() && !table.removed.iter().any(has_key) => {
+            Verdict::Done("the constraint was validated already")
+        }
+        Some(VALIDATE) if !table.added.is_empty() && table.added.iter().all(has) => {
             Verdict::Done("the constraint was validated already")
         }
         Some(VALIDATE) if !table.added.iter().all(has_key) => {
@@ -514,7 +531,7 @@ fn half_detached(table: &StatementTable, state: &TableState) -> Option<String> {
 /// Whether an error of an intent says that what it is about is gone.
 #[must_use]
 pub fn is_gone(statement: &Statement, error: &PgError) -> bool {
-    kind_of(statement) == Some(REWRITE)
+    matches!(kind_of(statement), Some(REWRITE | VALIDATE))
         && matches!(
             error.sqlstate,
             SqlState::UndefinedTable | SqlState::UndefinedObject | SqlState::InvalidSchemaName
