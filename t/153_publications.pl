@@ -92,6 +92,8 @@ is($paris->safe_psql('postgres', 'select * from t order by a'), "1|1|1\n2|2|2", 
 $paris->safe_psql('postgres', q[select braid.alter_subscription('lists', publications => '{whole,every,other}')]);
 $tokyo->wait_for_catchup('lists');
 
+# The leader that the change of publications has started counts below.
+streams($paris, 'lists', 'it goes on with more publications');
 # The catalog changes while a leader starts: it has read the tables, and waits for something else.
 my $blocker = $paris->background_psql('postgres', on_error_stop => 1);
 $blocker->query_safe('begin; lock table braid.split_progress in access exclusive mode');

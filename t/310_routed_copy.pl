@@ -11,6 +11,7 @@ use Test::More;
 my $tokyo = new_node('tokyo');
 my ($paris, $odd) = map { new_server($_) } qw(paris odd);
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
+sub dsn { my ($node) = @_; return $node->connstr('postgres'); }
 
 my $odd_name = q[o'slo, "x")\\];
 my %named = (paris => [ $paris, 'paris' ], odd => [ $odd, $odd_name ]);
