@@ -86,7 +86,7 @@ pub struct Session {
     pub(super) window: Window,
     /// Questions to other nodes about rows.
     pub(super) querier: Querier,
-    /// What is applied is parked: it waits for copies of the tables that it changes.
+    /// The transaction is parked: it waits for copies of the tables that it changes.
     pub(super) is_parked: bool,
     pub(super) reported_unsubscribed: HashSet<u32>,
     /// Tables here whose persistence was reported.

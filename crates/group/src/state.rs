@@ -469,7 +469,7 @@ impl State {
         }
     }
 
-    /// That no rows are on this member alone.
+    /// Checks that no rows are on this member alone.
     fn check_no_home(&self, id: MemberId) -> Result<(), Refusal> {
         match self.routing.only_home(NodeId(id.get())) {
             None => Ok(()),
@@ -695,7 +695,7 @@ impl State {
         w.done()
     }
 
-    /// What only some groups have, each part with its tag.
+    /// The parts that only some groups have, each with its tag.
     fn sections(&self) -> Vec<(u16, Vec<u8>)> {
         let mut sections = Vec::new();
         if self.routing != Routing::new() {

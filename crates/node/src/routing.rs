@@ -15,7 +15,6 @@
 //! after a start of the server, rows wait.
 
 use std::cell::RefCell;
-use std::ffi::CStr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,10 +33,6 @@ use pgrx::pg_sys;
 use crate::registry::{self, ManagerEntry};
 use crate::settings;
 
-/// The name of the constraint that refuses rows of other nodes. A table with it is routed.
-pub const GUARD: &str = "braid_routing";
-/// [`GUARD`], as catalogs have it.
-pub const GUARD_NAME: &CStr = c"braid_routing";
 /// Between two looks of a session that waits for a `Close`.
 const SOON: Duration = Duration::from_millis(5);
 /// A name or connection string that is shown, in bytes.

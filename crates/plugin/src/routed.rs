@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use braid_decoder::{Passed, guard_function, is_plain_guard, transform};
 use braid_gir::Operation;
 use braid_node::registry;
-use braid_node::routing::{self, GUARD_NAME, Known, RowKeys};
+use braid_node::routing::{self, Known, RowKeys};
+use braid_node::routing_guard::GUARD;
 use braid_node::routing_key::with_key;
 use braid_postgres::error::PgError;
 use braid_postgres::relation::RelationRef;
@@ -54,7 +55,7 @@ impl Routed {
     /// relation is not routed. In a transaction with a snapshot for catalogs; the current memory
     /// context is the compiled relation's own.
     pub(super) fn new(relation: RelationRef<'_>, member: &str) -> Option<Self> {
-        let guard = relation.check_constraint(GUARD_NAME)?;
+        let guard = relation.check_constraint(GUARD)?;
         let text = guard.to_str().ok()?;
         let function = guard_function(text)?;
         let name = syscache::function_signature(function.into())?;

@@ -575,7 +575,7 @@ impl SubscriptionEntry {
         self.parks_for_copies.store(0, Ordering::Release);
     }
 
-    /// What the copy of a table waits for at the provider, if one does.
+    /// The provider's transaction that the copy of a table waits for, if one does.
     #[must_use]
     pub fn copy_held_up(&self) -> Option<RecordedFailure> {
         self.copy_held_up.get()

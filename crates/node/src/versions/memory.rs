@@ -59,9 +59,9 @@ pub mod problem {
 pub mod mark {
     /// The transaction may write it.
     pub const WRITES: u32 = 1 << 31;
-    /// It uses it no more.
+    /// The session uses the table no more.
     pub const RELEASED: u32 = 1 << 30;
-    /// It has used it before.
+    /// The session has used the table before.
     pub const USED: u32 = 1 << 29;
     /// The number's bits.
     pub const NUMBER: u32 = USED - 1;
@@ -107,7 +107,7 @@ pub struct Slot {
     pub since: AtomicI64,
     /// Until when (TimestampTz).
     pub deadline: AtomicI64,
-    /// It only waits for the writes of one table that are known, and takes no number.
+    /// The session only waits for known writes of one table, and takes no number.
     pub reads_current: AtomicU32,
     table_count: AtomicU32,
     wait_count: AtomicU32,
@@ -202,7 +202,7 @@ impl Slot {
         });
     }
 
-    /// What it waits for.
+    /// The writes that the session waits for.
     #[must_use]
     pub fn waits(&self) -> Vec<Waited> {
         locked(|| {

@@ -54,9 +54,9 @@ pub use transaction::read_current;
 pub(crate) use access::{dropped, truncated};
 pub(crate) use setting::register;
 
-/// What [`before`] says of a statement: it has set `braid.versions`.
+/// [`before`] says so of a statement that has set `braid.versions`.
 pub(crate) const DECLARES: u8 = 8;
-/// It has set `braid.release`.
+/// [`before`] says so of a statement that has set `braid.release`.
 pub(crate) const RELEASES: u8 = 16;
 
 /// Starts to follow transactions and to check statements. Called once, while the postmaster loads

@@ -91,7 +91,7 @@ pub(super) fn of(statement: Utility<'_>) -> Option<Set> {
     Some(Set { setting, is_local })
 }
 
-/// Lets the statement in hand set a value, or no other one from now on.
+/// Lets the current statement set a value, or no other one from now on.
 pub(super) fn allow(sets: bool) {
     SETS.set(sets);
 }

@@ -242,7 +242,7 @@ fn find(name: &TableName) -> Result<(u32, pg_sys::Oid), PgError> {
     Ok((number, relation))
 }
 
-/// Who declares a table makes others wait, so a right to use it is needed.
+/// Checks for a right to use the table: declaring it makes others wait.
 fn check_rights(relation: pg_sys::Oid, access: Access) -> Result<(), PgError> {
     if table_rights::has_any(relation, access == Access::Write) {
         return Ok(());

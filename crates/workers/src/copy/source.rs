@@ -390,6 +390,21 @@ fn unreadable(error: libpq::Error) -> PgError {
     }
 }
 
+/// The error of creating a slot, for a provider that has no snapshot to give: another attempt gets
+/// one. PostgreSQL 15 has none if its configuration was loaded again while it waited for running
+/// transactions: checking the settings takes a snapshot of the catalogs. The error is XX000.
+pub(crate) fn without_snapshot(error: PgError) -> PgError {
+    if error.sqlstate != SqlState::InternalError {
+        return error;
+    }
+    PgError::new(
+        SqlState::SerializationFailure,
+        "the provider could not take a snapshot",
+    )
+    .with_detail(format!("The provider reported: {}.", error.message))
+    .with_hint("The next attempt is made by itself.")
+}
+
 /// A temporary slot is only made for the snapshot that comes with it, and for the position that belongs to that.
 fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     let system = server::system_identifier();
@@ -398,9 +413,10 @@ fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
         "braid_tmp_{system:x}_{}",
         braid_postgres::process::my_pid()
     ));
-    let rows = connection.query(&format!(
+    let created = connection.query(&format!(
         "CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL braid (SNAPSHOT 'use')"
-    ))?;
+    ));
+    let rows = created.map_err(|error| without_snapshot(error.into()))?;
     let lsn = rows.get(0, 1).and_then(parse_lsn).ok_or_else(|| {
         PgError::new(
             SqlState::ProtocolViolation,

@@ -10,6 +10,8 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::transaction;
 
+use crate::copy::source::without_snapshot;
+
 use super::End;
 
 /// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
@@ -78,7 +80,7 @@ pub(super) fn create_slot(
             return Err(if error.sqlstate() == SqlState::DuplicateObject {
                 taken()
             } else {
-                error.into()
+                without_snapshot(error.into()).into()
             });
         }
     };

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_decoder::{guard_function, is_plain_guard};
 use braid_node::origin::COPIED;
-use braid_node::routing::{self, GUARD, GUARD_NAME, Known};
-use braid_node::routing_guard;
+use braid_node::routing::{self, Known};
+use braid_node::routing_guard::{self, GUARD};
 use braid_postgres::catalog::{current_role, query};
 use braid_postgres::encoding::Text;
 use braid_postgres::error;
@@ -67,28 +67,27 @@ impl Stage {
     }
 }
 
-/// Waits until this node knows that a table is in one of these stages.
-fn wait_for(name: &TableName, stages: &[Stage]) -> Outcome<Known> {
+/// Waits until this node knows something.
+fn wait_until<T>(mut look: impl FnMut(Known) -> Option<T>) -> Outcome<T> {
     let since = Instant::now();
     loop {
-        if let Some(known) = routing::known()
-            && stages.contains(&Stage::of(&known, name))
-        {
-            return Ok(known);
+        if let Some(found) = routing::known().and_then(&mut look) {
+            return Ok(found);
         }
         if since.elapsed() > PATIENCE {
-            return Err(late());
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+                "this node has not received what the group has agreed",
+            )
+            .hint("See in braid.group_nodes whether it is connected to the others. Then call the function again."));
         }
         latch::wait(Some(Duration::from_millis(10)));
     }
 }
 
-fn late() -> Failure {
-    Failure::new(
-        PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
-        "this node has not received what the group has agreed",
-    )
-    .hint("See in braid.group_nodes whether it is connected to the others. Then call the function again.")
+/// Waits until this node knows that a table is in one of these stages.
+fn wait_for(name: &TableName, stages: &[Stage]) -> Outcome<Known> {
+    wait_until(|known| stages.contains(&Stage::of(&known, name)).then_some(known))
 }
 
 /// braid.group_route_wait(relation text, state text)
@@ -192,9 +191,14 @@ fn group_route_guard(relation: Option<Text>) {
     });
 }
 
+/// The guard's name, which is a plain word.
+fn guard_name() -> String {
+    quote_identifier(&GUARD.to_string_lossy())
+}
+
 fn has_guard(table: pg_sys::Oid) -> Outcome<Option<std::ffi::CString>> {
     let open = Relation::open(table, LockMode::AccessShare);
-    Ok(open.view().check_constraint(GUARD_NAME))
+    Ok(open.view().check_constraint(GUARD))
 }
 
 fn set_guard(name: &str, routed: &RoutedTable) -> Outcome<()> {
@@ -212,8 +216,9 @@ fn set_guard(name: &str, routed: &RoutedTable) -> Outcome<()> {
         routing_guard::allowed(|| {
             query(
                 &format!(
-                    "alter table {name} add constraint {GUARD} \
-                       check (braid.is_here({relation}::pg_catalog.regclass, ({tenant}), ({record}), ({created}))) not valid"
+                    "alter table {name} add constraint {} \
+                       check (braid.is_here({relation}::pg_catalog.regclass, ({tenant}), ({record}), ({created}))) not valid",
+                    guard_name()
                 ),
                 &[],
             );
@@ -321,7 +326,11 @@ fn group_route_unguard(relation: Option<Text>) {
         if has_guard(table)?.is_some() {
             routing_guard::allowed(|| {
                 query(
-                    &format!("alter table {} drop constraint {GUARD}", shown(table)),
+                    &format!(
+                        "alter table {} drop constraint {}",
+                        shown(table),
+                        guard_name()
+                    ),
                     &[],
                 );
             });
@@ -415,6 +424,12 @@ fn group_route_blocks(relation: Option<Text>) -> i64 {
     })
 }
 
+fn read_shard(shard: Option<i32>) -> Outcome<Shard> {
+    u32::try_from(required(shard, "shard")?)
+        .map(Shard)
+        .map_err(|_| Failure::parameter("shard must not be negative"))
+}
+
 /// The rows of a shard in some blocks of a table.
 struct Part {
     name: TableName,
@@ -434,9 +449,7 @@ impl Part {
     ) -> Outcome<Self> {
         let text = required(text(relation), "relation")?;
         let name = table_name(&text)?;
-        let shard = u32::try_from(required(shard, "shard")?)
-            .map(Shard)
-            .map_err(|_| Failure::parameter("shard must not be negative"))?;
+        let shard = read_shard(shard)?;
         let (from, to) = (
             required(from_block, "from_block")?,
             required(to_block, "to_block")?,
@@ -516,27 +529,15 @@ fn group_route_moved(relation: Option<Text>, shard: Option<i32>, phase: Option<T
     run(|| {
         check_peer(caller)?;
         let name = table_name(&required(text(relation), "relation")?)?;
-        let shard = u32::try_from(required(shard, "shard")?)
-            .map(Shard)
-            .map_err(|_| Failure::parameter("shard must not be negative"))?;
+        let shard = read_shard(shard)?;
         let wanted = match required(text(phase), "phase")?.as_str() {
             "copying" => Some(Phase::Copying),
             "switched" => Some(Phase::Switched),
             _ => None,
         };
-        let since = Instant::now();
-        loop {
-            let phase = routing::known().and_then(|known| {
-                let moving = known.table(&name)?.map().moving(shard);
-                Some(moving.map(|moving| moving.phase))
-            });
-            if phase == Some(wanted) {
-                return Ok(());
-            }
-            if since.elapsed() > PATIENCE {
-                return Err(late());
-            }
-            latch::wait(Some(Duration::from_millis(10)));
-        }
+        wait_until(|known| {
+            let moving = known.table(&name)?.map().moving(shard);
+            (moving.map(|moving| moving.phase) == wanted).then_some(())
+        })
     });
 }

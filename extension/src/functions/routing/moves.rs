@@ -29,11 +29,11 @@ use braid_routing::{
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome};
-use super::super::group::{ask, check_goes_on, check_rights, require_own};
+use super::super::group::ask;
 use super::super::options::texts;
 use super::super::{required, run};
-use super::look::{known, table_of};
-use super::table::{Member, connect_all, exchange, not_routed};
+use super::look::known;
+use super::table::{Member, connect_all, exchange, not_routed, table_to_change};
 
 /// Blocks that are written or cleared in one transaction.
 const BLOCKS: i64 = 1_024;
@@ -45,10 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn add_node_set(relation: Option<pg_sys::Oid>, nodes: Option<Vec<Option<Text>>>) -> i32 {
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        require_own()?;
-        check_goes_on()?;
-        let name = table_of(required(relation, "relation")?)?;
+        let (_, name) = table_to_change(caller, relation)?;
         let names = required(texts(nodes, "nodes")?, "nodes")?;
         let known = known()?;
         let table = known.table(&name).ok_or_else(|| not_routed(&name))?;
@@ -92,10 +89,7 @@ fn check_nodes(members: &mut [Member], name: &TableName, nodes: &[NodeId]) -> Ou
 fn move_shard(relation: Option<pg_sys::Oid>, shard: Option<i32>, node_set: Option<i32>) {
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        require_own()?;
-        check_goes_on()?;
-        let name = table_of(required(relation, "relation")?)?;
+        let (_, name) = table_to_change(caller, relation)?;
         let number = |value: i32, what: &str| {
             u32::try_from(value)
                 .map_err(|_| Failure::parameter(format!("{what} must not be negative")))

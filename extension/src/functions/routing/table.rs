@@ -99,6 +99,18 @@ pub(super) fn connect_all(caller: pg_sys::Oid) -> Outcome<Vec<Member>> {
     Ok(members)
 }
 
+/// The table that a function is called for, once its caller and this node may change its routing.
+pub(super) fn table_to_change(
+    caller: pg_sys::Oid,
+    relation: Option<pg_sys::Oid>,
+) -> Outcome<(pg_sys::Oid, TableName)> {
+    check_rights(caller)?;
+    require_own()?;
+    check_goes_on()?;
+    let relation = required(relation, "relation")?;
+    Ok((relation, table_of(relation)?))
+}
+
 /// braid.route_table(relation regclass, tenant text, record text, created text, shards integer,
 /// copies integer, existing text)
 #[pg_extern(sql = false)]
@@ -113,10 +125,7 @@ fn route_table(
 ) {
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        require_own()?;
-        check_goes_on()?;
-        let name = table_of(required(relation, "relation")?)?;
+        let (_, name) = table_to_change(caller, relation)?;
         let existing = required(text(existing), "existing")?;
         if !["refuse", "move"].contains(&existing.as_str()) {
             return Err(
@@ -350,10 +359,7 @@ fn close(time: Time) -> Outcome<()> {
 fn unroute_table(relation: Option<pg_sys::Oid>, rows: Option<Text>) {
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        require_own()?;
-        check_goes_on()?;
-        let name = table_of(required(relation, "relation")?)?;
+        let (_, name) = table_to_change(caller, relation)?;
         let rows = required(text(rows), "rows")?;
         if !["refuse", "keep"].contains(&rows.as_str()) {
             return Err(
@@ -408,11 +414,7 @@ fn add_routing_rule(
 ) -> pgrx::datum::TimestampWithTimeZone {
     let caller = current_role();
     run(|| {
-        check_rights(caller)?;
-        require_own()?;
-        check_goes_on()?;
-        let relation = required(relation, "relation")?;
-        let name = table_of(relation)?;
+        let (relation, name) = table_to_change(caller, relation)?;
         let spread = Spread::new(number(spread, "spread")?)
             .map_err(|error| Failure::parameter(error.to_string()).hint(error.hint()))?;
         let tenants = required(text(tenants), "tenants")?;
