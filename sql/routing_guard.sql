@@ -14,10 +14,12 @@ create schema other;
 create table shop.tenant (id bigint primary key);
 create table shop.orders (tenant_id bigint not null references shop.tenant, order_id bigint not null, created_at timestamptz not null, total integer, note text,
     primary key (tenant_id, order_id, created_at));
+create table shop.number (n integer primary key);
 create table shop.base (order_id bigint not null);
 alter table shop.orders inherit shop.base;
 alter table shop.orders add constraint braid_routing check (braid.is_here('shop.orders'::regclass, tenant_id, order_id, created_at)) not valid;
 insert into shop.tenant values (1);
+insert into shop.number values (1);
 insert into shop.orders values (1, 1, '2026-01-01', 1, 'one');
 -- what must pass and what must not, each by itself
 create procedure try(statement text) language plpgsql as $$
@@ -60,7 +62,12 @@ create function statements() returns setof text language sql as $$ values
     ('create unique index on shop.orders (tenant_id, order_id, created_at, lower(note))'),
     ('alter table shop.orders add unique (note, tenant_id)'),
     ('alter table shop.orders add column code text unique'),
-    ('alter table shop.orders add exclude using btree (total with =)') $$;
+    ('alter table shop.orders add exclude using btree (total with =)'),
+    ('alter table shop.orders set unlogged'),
+    ('create table shop.item (tenant_id bigint, order_id bigint, created_at timestamptz, foreign key (tenant_id, order_id, created_at) references shop.orders)'),
+    ('create schema later create table item (t bigint, o bigint, c timestamptz, foreign key (t, o, c) references shop.orders)'),
+    ('alter table shop.orders add column parent_at timestamptz, add foreign key (tenant_id, order_id, parent_at) references shop.orders'),
+    ('alter table shop.orders add foreign key (total) references shop.number') $$;
 set client_min_messages = notice;
 
 -- no group: a restored dump, say

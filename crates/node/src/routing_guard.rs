@@ -13,6 +13,8 @@
 //!   with a column that it uses; if the type of such a column changes, PostgreSQL makes the guard
 //!   anew;
 //! - unique indexes that lack a column of the guard: rows with one key could be at different nodes;
+//! - foreign keys that refer to the table: the row can be at another node;
+//! - SET UNLOGGED: rows that move to another node would be lost;
 //! - other names of the table, of its schema, and of a column of the guard.
 //!
 //! Sessions alone are refused: Braid's processes, and statements that another node has sent, pass.
@@ -32,7 +34,7 @@ use braid_postgres::check_constraint::CheckCall;
 use braid_postgres::drop_command::{self, DropCommand};
 use braid_postgres::error::PgError;
 use braid_postgres::hook::Utility;
-use braid_postgres::schema_statement::{Renamed, renamed};
+use braid_postgres::schema_statement::{RelationName, Renamed, made_unlogged, renamed};
 use braid_postgres::transaction::{self, End};
 use braid_postgres::{encoding, syscache, table_scan};
 use pgrx::pg_sys;
@@ -123,7 +125,8 @@ pub(crate) fn may_be(statement: Utility<'_>) -> bool {
         pg_sys::NodeTag::T_RenameStmt
             | pg_sys::NodeTag::T_AlterObjectSchemaStmt
             | pg_sys::NodeTag::T_DropOwnedStmt
-    ) || drop_command::may_drop_extension(node)
+    ) || made_unlogged(node).is_some()
+        || drop_command::may_drop_extension(node)
 }
 
 /// Such a statement begins. Returns whether [`after`] is to be called.
@@ -133,6 +136,9 @@ pub(crate) fn before(statement: Utility<'_>) -> bool {
     };
     if let Some(names) = renamed(node) {
         check_names(&names);
+    }
+    if let Some(relation) = made_unlogged(node) {
+        check_unlogged(&relation);
     }
     let goes = match drop_command::of_statement(node) {
         DropCommand::Extensions(names) => names.iter().any(|name| name == "braid"),
@@ -249,6 +255,31 @@ pub(crate) fn constraint_changed(constraint: pg_sys::Oid) {
         .with_detail("The statement drops the table, its schema or a column that the guard uses, changes the type of such a column, or is about constraint \"braid_routing\" itself.")
         .with_hint(UNROUTE)
         .raise();
+    }
+}
+
+fn check_unlogged(relation: &RelationName) {
+    let Some(table) = relation.find() else {
+        return;
+    };
+    if is_routed(table) && is_kept() {
+        refuse(format!("cannot set routed table {} unlogged", shown(table)))
+            .with_detail("Changes of an unlogged table are not sent to other nodes, so rows that move would be lost.")
+            .with_hint(UNROUTE)
+            .raise();
+    }
+}
+
+/// A constraint was created.
+pub(crate) fn constraint_created(constraint: pg_sys::Oid) {
+    let Some(table) = table_scan::new_foreign_key(constraint) else {
+        return;
+    };
+    if is_routed(table) && is_kept() {
+        refuse(format!("a foreign key can't refer to routed table {}", shown(table)))
+            .with_detail("The row that it refers to can be at another node.")
+            .with_hint("Check the reference in the application; or call braid.unroute_table for the table first.")
+            .raise();
     }
 }
 

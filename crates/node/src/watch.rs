@@ -36,6 +36,11 @@ static WATCH: Watch = Watch {
             handler: routing_guard::relation_created,
         },
         ObjectWatch {
+            access: ObjectAccessType::OAT_POST_CREATE,
+            class: pg_sys::ConstraintRelationId,
+            handler: routing_guard::constraint_created,
+        },
+        ObjectWatch {
             access: ObjectAccessType::OAT_TRUNCATE,
             class: pg_sys::RelationRelationId,
             handler: routing_guard::truncated,

@@ -301,6 +301,17 @@ pub fn renamed(node: Node<'_>) -> Option<Renamed> {
     }
 }
 
+/// The table that a utility statement makes unlogged. Raises nothing.
+#[must_use]
+pub fn made_unlogged(node: Node<'_>) -> Option<RelationName> {
+    let alter = node.cast::<pg_sys::AlterTableStmt>()?;
+    let commands = at!(alter, cmds).into_iter();
+    let is_it = commands
+        .flat_map(List::of::<pg_sys::AlterTableCmd>)
+        .any(|command| command.subtype == pg_sys::AlterTableType::AT_SetUnLogged);
+    is_it.then(|| RelationName::of(at!(alter, relation)))?
+}
+
 /// The statement that EXPLAIN ANALYZE runs, if it creates a table or a view: nobody else is told
 /// of it.
 #[must_use]

@@ -471,6 +471,32 @@ pub fn new_index(index: pg_sys::Oid) -> Option<NewIndex> {
     found
 }
 
+/// The table that a new foreign key refers to; `None` if the constraint is of another kind. In a
+/// transaction.
+#[must_use]
+pub fn new_foreign_key(constraint: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    let mut found = None;
+    let by = [Is::Oid(1, constraint)];
+    let key = pg_sys::Oid::from(pg_sys::ConstraintOidIndexId);
+    scan(
+        pg_sys::ConstraintRelationId,
+        key,
+        &by,
+        Sees::Running,
+        |stored| {
+            let tuple = std::ptr::from_ref(stored.tuple).cast_mut();
+            // SAFETY: a row of pg_constraint, whose fixed part is this.
+            let form =
+                unsafe { &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_constraint>() };
+            if form.contype.cast_unsigned() == b'f' {
+                found = Some(form.confrelid);
+            }
+            ControlFlow::Break(())
+        },
+    );
+    found
+}
+
 /// Opens a table of this database, in a transaction.
 fn open(table: pg_sys::Oid, mode: LockMode) -> Relation {
     if !plain::IsTransactionState() {
