@@ -23,10 +23,17 @@ select braid.create_node('here', :'here');
 set output_plugin_libraries = '/somewhere/braid';
 select braid.create_node('here', :'here');
 \echo :SQLSTATE
+-- a list in single quotes is one name
+set output_plugin_libraries = 'pgoutput, test_decoding, braid';
+select braid.create_node('here', :'here');
+\echo :SQLSTATE
 set output_plugin_libraries = test_decoding, braid;
 select braid.create_node('here', :'here');
 reset output_plugin_libraries;
 alter database braid_there set output_plugin_libraries = pgoutput, braided;
+select braid.create_subscription('s', :'there');
+\echo :SQLSTATE
+alter database braid_there set output_plugin_libraries = 'pgoutput, braid';
 select braid.create_subscription('s', :'there');
 \echo :SQLSTATE
 alter database braid_there set output_plugin_libraries = pgoutput, "braid";

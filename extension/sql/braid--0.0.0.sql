@@ -1907,8 +1907,9 @@ as $$
                 else current_setting('wal_level') end,
            current_setting('track_commit_timestamp')::boolean,
            l.libraries,
-           -- Servers that do not know the setting allow every plugin.
-           l.libraries is null or l.libraries ~ '(^|,)[[:space:]]*"?braid"?[[:space:]]*(,|$)',
+           -- Servers that do not know the setting allow every plugin. An element in double quotes may
+           -- have commas: then it is one name.
+           l.libraries is null or l.libraries ~ '^([[:space:]]*("([^"]|"")*"|[^",]*),)*[[:space:]]*(braid|"braid")[[:space:]]*(,|$)',
            current_setting('max_replication_slots')::integer - (select count(*) from pg_replication_slots)::integer,
            current_setting('max_wal_senders')::integer
                - (select count(*) from pg_stat_activity where backend_type = 'walsender')::integer
@@ -3285,9 +3286,10 @@ values
 ('output_plugin_libraries', false, 'the server does not allow slots of Braid''s output plugin', $$
     select 'error', 'output_plugin_libraries', 'output_plugin_libraries does not list braid, so the server refuses its slots',
            format('alter system set output_plugin_libraries = %s;  select pg_reload_conf();',
-               (select string_agg(quote_literal(btrim(e)), ', ') from unnest(string_to_array(nullif(btrim(l.libraries, ' "'), ''), ',') || array['braid']) e))
+               concat_ws(', ', (select string_agg(quote_literal(btrim(n)), ', ') from unnest(string_to_array(replace(l.libraries, '"', ''), ',')) n
+                                 where btrim(n) not in ('', 'braid')), '''braid'''))
       from current_setting('output_plugin_libraries', true) as l (libraries)
-     where l.libraries !~ '(^|,)[[:space:]]*"?braid"?[[:space:]]*(,|$)'$$),
+     where l.libraries !~ '^([[:space:]]*("([^"]|"")*"|[^",]*),)*[[:space:]]*(braid|"braid")[[:space:]]*(,|$)'$$),
 ('subscriptions', false, 'there is no room for another subscription', $$ select * from braid.room_findings('subscriptions') $$),
 ('replication_slots', false, 'there are too few replication slots for one more node', $$ select * from braid.room_findings('replication slots') $$),
 ('wal_senders', false, 'there are too few walsenders for one more node', $$ select * from braid.room_findings('walsenders') $$),

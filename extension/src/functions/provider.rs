@@ -249,7 +249,7 @@ impl Provider {
                 "the provider's output_plugin_libraries does not list braid",
             )
             .hint(format!(
-                "At the provider, {}.",
+                "At the provider, {}",
                 output_plugin_setting(rows.get(0, 1).unwrap_or_default())
             )));
         }

@@ -1,6 +1,7 @@
 //! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
 
 use braid_node::registry;
+use braid_bgworker::sql_text::quote_literal;
 use braid_postgres::catalog::query;
 use pgrx::PgSqlErrorCode;
 
@@ -32,7 +33,7 @@ pub fn check_for_node() -> Outcome<()> {
     }
     // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
     if let Some(listed) = local::setting("output_plugin_libraries")
-        .filter(|list| elements(list).all(|item| item != "braid"))
+        .filter(|list| !elements(list).iter().any(|item| item == "braid"))
     {
         return Err(
             Failure::state("output_plugin_libraries does not list braid")
@@ -40,7 +41,7 @@ pub fn check_for_node() -> Outcome<()> {
                     "The server refuses replication slots for an output plugin that is not listed.",
                 )
                 .hint(format!(
-                    "To allow them, {}.",
+                    "To allow them, {}",
                     output_plugin_setting(&listed)
                 )),
         );
@@ -86,22 +87,41 @@ pub fn check_workers_run() -> Outcome<()> {
     )
 }
 
-/// What to set so that slots for the output plugin are allowed, given what is listed now.
+/// Statements after which slots of the output plugin are allowed, given the present list.
 pub fn output_plugin_setting(listed: &str) -> String {
-    // An empty list reads as one empty name.
-    let list = if listed.trim_matches(['"', ' ']).is_empty() {
-        "braid".to_owned()
-    } else {
-        format!("{listed}, braid")
-    };
+    // SET takes a list in single quotes for one name, with commas in it.
+    let present = elements(listed);
+    let names = present
+        .iter()
+        .flat_map(|element| element.split(','))
+        .map(str::trim)
+        .filter(|name| !name.is_empty() && *name != "braid");
+    let literals: Vec<String> = names.chain(["braid"]).map(quote_literal).collect();
     format!(
-        "set output_plugin_libraries = '{list}' in postgresql.conf and reload the configuration"
+        "run ALTER SYSTEM SET output_plugin_libraries = {}; SELECT pg_reload_conf();",
+        literals.join(", ")
     )
 }
 
-/// Elements of a list as settings write it.
-fn elements(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').map(|item| item.trim().trim_matches('"'))
+/// Elements of a list as settings write it. An element in double quotes may have commas.
+fn elements(list: &str) -> Vec<String> {
+    let mut found = vec![String::new()];
+    let mut quoted = false;
+    for character in list.chars() {
+        match character {
+            '"' => quoted = !quoted,
+            ',' if !quoted => found.push(String::new()),
+            other => {
+                if let Some(last) = found.last_mut() {
+                    last.push(other);
+                }
+            }
+        }
+    }
+    found
+        .into_iter()
+        .map(|element| element.trim().to_owned())
+        .collect()
 }
 
 /// What a subscription's processes depend on.
