@@ -53,7 +53,7 @@ my @for_node = (
 	[ 'max_wal_senders = 0', 'max_wal_senders must be greater than zero', 'Set max_wal_senders .*restart' ],
 );
 my $knows_plugins = $paris->safe_psql('postgres', "select count(*) from pg_settings where name = 'output_plugin_libraries'");
-push @for_node, [ "output_plugin_libraries = 'pgoutput'", 'output_plugin_libraries does not list braid', "To allow them, set output_plugin_libraries = 'pgoutput, braid' .*reload" ]
+push @for_node, [ "output_plugin_libraries = 'pgoutput'", 'output_plugin_libraries does not list braid', "To allow them, run ALTER SYSTEM SET output_plugin_libraries = 'pgoutput', 'braid'; .*reload" ]
   if $knows_plugins;
 for my $case (@for_node)
 {
@@ -72,7 +72,7 @@ my @at_provider = (
 	[ 'max_wal_senders = 0', '53400', 'all walsenders of the provider are in use', 'At the provider, increase max_wal_senders' ],
 );
 push @at_provider, [ "output_plugin_libraries = 'pgoutput'", '55000', q(the provider's output_plugin_libraries does not list braid),
-	"At the provider, set output_plugin_libraries = 'pgoutput, braid' .*reload" ]
+	"At the provider, run ALTER SYSTEM SET output_plugin_libraries = 'pgoutput', 'braid'; .*reload" ]
   if $knows_plugins;
 for my $case (@at_provider)
 {

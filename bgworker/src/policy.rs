@@ -73,6 +73,25 @@ pub fn after_stop(sqlstate: SqlState) -> AfterStop {
     }
 }
 
+/// Says what becomes of a subscription that the provider has refused with this error. A right, a
+/// setting, a library or a publication can be put right there, and then the subscription goes on.
+/// A slot that is gone is different: one that somebody makes anew lacks what came in between.
+#[must_use]
+pub fn after_refusal(sqlstate: SqlState, message: &str) -> AfterStop {
+    let may_be_cured = match sqlstate {
+        SqlState::UndefinedObject => message.contains("publication"),
+        // undefined_file: the library is not installed
+        SqlState::UndefinedFile => !is_wal_removed(sqlstate, message),
+        // insufficient_privilege, undefined_function, undefined_table, ...
+        _ => matches!(&sqlstate.class(), b"28" | b"3D" | b"3F" | b"42"),
+    };
+    if may_be_cured {
+        AfterStop::TryAgain
+    } else {
+        AfterStop::Wait
+    }
+}
+
 /// The policy for an error that the provider reported or that the connection to it met.
 #[must_use]
 pub fn for_provider(sqlstate: SqlState) -> Policy {
@@ -234,6 +253,27 @@ mod tests {
         assert!(bounds.contains("\"public.t\"") && bounds.contains("bounds"));
         assert_eq!(hint(SqlState::CheckViolation, "ExecConstraints"), None);
         assert_eq!(hint(SqlState::UniqueViolation, "ExecFindPartition"), None);
+    }
+
+    #[test]
+    fn a_refusal_is_tried_again_where_the_provider_can_be_put_right() {
+        let after =
+            |sqlstate: [u8; 5], message| after_refusal(SqlState::from_code(sqlstate), message);
+        let right = "permission denied for table t";
+        assert_eq!(after(*b"42501", right), AfterStop::TryAgain);
+        assert_eq!(after(*b"28000", "role can't log in"), AfterStop::TryAgain);
+        assert_eq!(after(*b"58P01", "no such file"), AfterStop::TryAgain);
+        let publication = "publication \"shop\" does not exist";
+        assert_eq!(after(*b"42704", publication), AfterStop::TryAgain);
+        let slot = "replication slot \"s\" does not exist";
+        assert_eq!(after(*b"42704", slot), AfterStop::Wait);
+        let removed = "requested WAL segment 0001 has already been removed";
+        assert_eq!(after(*b"58P01", removed), AfterStop::Wait);
+        assert_eq!(
+            after(*b"55000", "the slot was invalidated"),
+            AfterStop::Wait
+        );
+        assert_eq!(after(*b"22023", "an option is unknown"), AfterStop::Wait);
     }
 
     #[test]

@@ -384,7 +384,7 @@ fn of_retries() -> [Int; 3] {
         },
         Int {
             name: c"braid.stopped_retry_interval",
-            short: c"Pause before a subscription that has stopped with an error is tried again, if a change of tables here may have cured it.",
+            short: c"Pause before a subscription that has stopped with an error is tried again, if a change here or at the provider may have cured it.",
             long: c"Doubles with each stop in a row, up to 32 times. 0 leaves it to braid.enable_subscription.",
             setting: &STOPPED_RETRY_INTERVAL_MS,
             range: (0, 86_400_000),

@@ -1,7 +1,7 @@
 //! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
 
-use braid_node::registry;
 use braid_bgworker::sql_text::quote_literal;
+use braid_node::registry;
 use braid_postgres::catalog::query;
 use pgrx::PgSqlErrorCode;
 
@@ -40,10 +40,7 @@ pub fn check_for_node() -> Outcome<()> {
                 .detail(
                     "The server refuses replication slots for an output plugin that is not listed.",
                 )
-                .hint(format!(
-                    "To allow them, {}",
-                    output_plugin_setting(&listed)
-                )),
+                .hint(format!("To allow them, {}", output_plugin_setting(&listed))),
         );
     }
     Ok(())

@@ -69,6 +69,8 @@ enum End {
     Permanent(PgError, u64),
     /// A table could not be copied, and somebody has to look.
     Copy(PgError),
+    /// The provider refuses, and somebody has to look there.
+    Refused(PgError),
 }
 
 impl End {
@@ -124,7 +126,7 @@ impl From<libpq::Error> for End {
                 if may_pass {
                     Self::Transient(error, 0)
                 } else {
-                    Self::Permanent(error, 0)
+                    Self::Refused(error)
                 }
             }
             Policy::Retry | Policy::Reconnect | Policy::Conflict => {
@@ -183,14 +185,24 @@ fn leave() {
 
 /// Write down how it ended, for people and for the manager.
 fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
-    // What was met in a transaction, or by a copy, this node's tables can be the cause of.
-    let (error, lsn, permanent, is_own) = match end {
+    // The cause of an error of a transaction, or of a copy, can be this node's tables.
+    let (mut error, lsn, permanent, after) = match end {
         End::Quiet => return,
-        End::Transient(error, lsn) => (error, lsn, false, false),
-        End::Permanent(error, lsn) => (error, lsn, true, lsn != 0),
-        End::Copy(error) => (error, 0, true, true),
+        End::Transient(error, lsn) => (error, lsn, false, AfterStop::Wait),
+        End::Permanent(error, 0) => (error, 0, true, AfterStop::Wait),
+        End::Permanent(error, lsn) => {
+            let after = policy::after_stop(error.sqlstate);
+            (error, lsn, true, after)
+        }
+        End::Copy(error) => {
+            let after = policy::after_stop(error.sqlstate);
+            (error, 0, true, after)
+        }
+        End::Refused(error) => {
+            let after = policy::after_refusal(error.sqlstate, &error.message);
+            (error, 0, true, after)
+        }
     };
-    let mut error = error;
     let failures = entry.failures.load(Ordering::Acquire);
     let mut permanent = permanent
         || (error.sqlstate == SqlState::ProtocolViolation && failures >= GARBLED_ATTEMPTS)
@@ -219,7 +231,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
         };
         error.hint = error.hint.take().map(|hint| with_arguments(&hint, subject));
         if permanent {
-            let may_be_cured = is_own && policy::after_stop(error.sqlstate) == AfterStop::TryAgain;
+            let may_be_cured = after == AfterStop::TryAgain;
             let pause = settings::stopped_retry_interval()
                 .filter(|_| may_be_cured && !subscription.options.disable_on_error);
             subscription::set_error(id, &error, lsn, pause)?;
@@ -338,7 +350,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         entry.at_once.store(1, Ordering::Release);
         return Ok(());
     }
-    if let Err(End::Transient(error, _) | End::Permanent(error, _)) = &outcome
+    if let Err(End::Transient(error, _) | End::Permanent(error, _) | End::Refused(error)) = &outcome
         && error.message == spool::NO_ROOM
     {
         pgrx::log!(

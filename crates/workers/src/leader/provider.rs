@@ -77,10 +77,10 @@ pub(super) fn create_slot(
             {
                 error::transaction(|| subscription::set_slot_attempted(subscription.id, false))?;
             }
-            return Err(if error.sqlstate() == SqlState::DuplicateObject {
-                taken()
-            } else {
-                without_snapshot(error.into()).into()
+            return Err(match error.sqlstate() {
+                SqlState::DuplicateObject => taken(),
+                SqlState::InternalError => without_snapshot(error.into()).into(),
+                _ => error.into(),
             });
         }
     };
