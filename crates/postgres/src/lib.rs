@@ -23,6 +23,7 @@ pub mod error;
 pub mod ffi;
 pub mod function_call;
 pub mod heap_page;
+pub mod held_slot;
 pub mod hook;
 pub mod index_end;
 pub mod jsonb;

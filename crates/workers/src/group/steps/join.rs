@@ -406,7 +406,7 @@ fn await_subscribers(view: &View) -> Result<Progress, PgError> {
         let slot = peer.slot_here(&view.own.name);
         let found = error::transaction(|| {
             rows(
-                "select 1::text from pg_replication_slots where slot_name = $1::name and active",
+                "select 1::text from pg_replication_slots where slot_name = $1::name and active_pid <> pg_backend_pid()",
                 &[slot.as_str().into()],
             )
         })?;

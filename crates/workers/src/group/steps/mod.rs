@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use braid_node::subscription::{execute, rows};
 use braid_postgres::error::{self, PgError};
+use braid_postgres::held_slot;
 use braid_postgres::{latch, worker};
 use pgrx::pg_sys;
 
@@ -134,10 +135,15 @@ pub fn main(argument: pg_sys::Datum) {
                     failure.log("braid group steps");
                     last = Some(failure.message);
                 }
+                // A slot whose creation failed would look as if it were there.
+                if let Err(failure) = error::catch(held_slot::release) {
+                    failure.log("braid group steps: releasing a slot");
+                    return;
+                }
                 Some(FAILED_PAUSE)
             }
         };
-        // A slot that is in hand when something fails is let go of when the process ends.
+        // A slot that the process holds when this fails is released at its end.
         if let Err(failure) = error::catch(|| keep::tend(&view)).and_then(|outcome| outcome) {
             failure.log("braid group steps: keeping changes for other members");
             return;

@@ -167,15 +167,19 @@ impl Peer {
     }
 
     /// Creates a slot there, if it is not there yet.
-    pub(super) fn create_slot(&self, slot: &str) -> Result<(), PgError> {
-        let slot = quote_literal(slot);
+    pub(super) fn create_slot(&self, name: &str) -> Result<(), PgError> {
+        let slot = quote_literal(name);
         let there = self.ask(&format!(
-            "select 1 from pg_catalog.pg_replication_slots where slot_name = {slot}"
+            "select confirmed_flush_lsn is not null from pg_catalog.pg_replication_slots where slot_name = {slot}"
         ))?;
-        if there.is_none() {
-            self.ask(&format!(
-                "select pg_catalog.pg_create_logical_replication_slot({slot}, 'braid')"
-            ))?;
+        match there.as_deref() {
+            Some("t") => {}
+            Some(_) => return Err(unfinished(name)),
+            None => {
+                self.ask(&format!(
+                    "select pg_catalog.pg_create_logical_replication_slot({slot}, 'braid')"
+                ))?;
+            }
         }
         Ok(())
     }
@@ -190,11 +194,11 @@ impl Peer {
         Ok(missing.is_none())
     }
 
-    /// Whether a slot is there.
+    /// Whether a slot is there, and finished.
     pub(super) fn has_slot(&self, slot: &str) -> Result<bool, PgError> {
         let slot = quote_literal(slot);
         let there = self.ask(&format!(
-            "select 1 from pg_catalog.pg_replication_slots where slot_name = {slot}"
+            "select 1 from pg_catalog.pg_replication_slots where slot_name = {slot} and confirmed_flush_lsn is not null"
         ))?;
         Ok(there.is_some())
     }
@@ -277,6 +281,15 @@ pub(super) fn has_applied(subscription: &str, position: &str) -> Result<bool, Pg
         .is_some_and(|row| row.first().cloned().flatten().as_deref() == Some("true")))
 }
 
+/// The error for a slot that is being created. If its creation fails, it goes.
+fn unfinished(slot: &str) -> PgError {
+    PgError::new(
+        SqlState::ObjectInUse,
+        format!("replication slot \"{slot}\" is still being created"),
+    )
+    .with_hint("It waits for transactions that ran when its creation began.")
+}
+
 /// Creates a slot here, if it is not there yet. It takes a transaction of its own.
 pub(super) fn create_slot_here(slot: &str) -> Result<(), PgError> {
     error::transaction(|| make_slot_here(slot))
@@ -285,14 +298,21 @@ pub(super) fn create_slot_here(slot: &str) -> Result<(), PgError> {
 /// As [`create_slot_here`], in a transaction of the caller's that has written nothing.
 pub(super) fn make_slot_here(slot: &str) -> Result<(), PgError> {
     let there = rows(
-        "select 1::text from pg_replication_slots where slot_name = $1::name",
+        "select (confirmed_flush_lsn is not null)::text from pg_replication_slots where slot_name = $1::name",
         &[slot.into()],
     )?;
-    if there.is_empty() {
-        rows(
-            "select slot_name::text from pg_create_logical_replication_slot($1::name, 'braid')",
-            &[slot.into()],
-        )?;
+    match there
+        .first()
+        .map(|row| row.first().cloned().flatten().as_deref() == Some("true"))
+    {
+        Some(true) => {}
+        Some(false) => return Err(unfinished(slot)),
+        None => {
+            rows(
+                "select slot_name::text from pg_create_logical_replication_slot($1::name, 'braid')",
+                &[slot.into()],
+            )?;
+        }
     }
     Ok(())
 }
