@@ -252,7 +252,20 @@ fn make_publications(view: &View) -> Result<Progress, PgError> {
             view.own.name
         ))
     })?;
+    guard_routed_tables()?;
     sequences::take_over(view, source)
+}
+
+/// Has tables that were here before refuse rows of other nodes, as they do at the source.
+fn guard_routed_tables() -> Result<(), PgError> {
+    error::transaction(|| {
+        execute(
+            "select braid.group_route_guard(r.relation) from braid.routed_table_rows() r \
+              where to_regclass(r.relation) is not null \
+                and not exists (select from pg_constraint k where k.conrelid = to_regclass(r.relation) and k.conname = 'braid_routing')",
+            &[],
+        )
+    })
 }
 
 /// Waits until the source has all that the others had committed when their slots for this node were
