@@ -421,9 +421,14 @@ impl Member {
             let shown = self.shown.take();
             let mut members_changed = false;
             self.write(|| {
-                // The entries are on disk. After a crash they are applied, and shown, again.
-                execute("set local synchronous_commit = off", &[])?;
-                members_changed = store::show_since(shown.as_ref(), &state)?;
+                let changes = store::show_since(shown.as_ref(), &state)?;
+                members_changed = changes.members;
+                // The entries are on disk, and applied again after a crash. But that takes a
+                // majority. Without one the member would go back behind an answer that it gave:
+                // one that takes no writes would take them again.
+                if !changes.anything {
+                    execute("set local synchronous_commit = off", &[])?;
+                }
                 store::log(&effects.applied, &state)
             })?;
             if is_first || effects.replaced || effects.applied.iter().any(places::concerns_routing)

@@ -217,11 +217,22 @@ pub fn show(state: &State) -> Result<(), PgError> {
     show_since(None, state).map(drop)
 }
 
+/// Changes of the tables that say what is agreed.
+pub(super) struct Shown {
+    /// Whether a member has changed.
+    pub(super) members: bool,
+    /// Whether anything has changed that sessions and processes act upon.
+    pub(super) anything: bool,
+}
+
 /// The same where the tables say what was agreed before, if that is given: only what has changed
-/// since is written. Returns whether a member has changed.
-pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, PgError> {
+/// since is written.
+pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<Shown, PgError> {
     let recovers = |state: &State, id| state.option(&recovery_option(id)).is_some();
-    let mut changed = false;
+    let mut shown = Shown {
+        members: false,
+        anything: false,
+    };
     for member in state.members() {
         let recover = recovers(state, member.id);
         let is_shown = before.is_some_and(|before| {
@@ -229,11 +240,13 @@ pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, 
         });
         if !is_shown {
             show_member(member, recover)?;
-            changed = true;
+            shown.members = true;
         }
     }
+    shown.anything = shown.members;
     if before.is_none_or(|before| !before.options().eq(state.options())) {
         show_options(state)?;
+        shown.anything = true;
     }
     let versioned = |state: &State| -> Vec<_> {
         let tables = state.versioned_tables();
@@ -243,16 +256,17 @@ pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<bool, 
     };
     if before.is_none_or(|before| versioned(before) != versioned(state)) {
         show_versioned(state)?;
+        shown.anything = true;
     }
     execute(
         "update braid.group_self set applied_index = $1, group_name = $2::name \
           where (applied_index, group_name) is distinct from ($1, $2::name)",
         &[signed(state.index()).into(), state.name().into()],
     )?;
-    if changed {
+    if shown.members {
         connection_string::forget_unused();
     }
-    Ok(changed)
+    Ok(shown)
 }
 
 /// How many entries `braid.group_log` shows at most.
