@@ -27,6 +27,8 @@ subscribe($paris, $tokyo, name => 'all_of_tokyo');
 subscribe($tokyo, $paris, name => 'all_of_paris', copy_data => 'false');
 my %before = map { $_->name => sql($_, $slots) } $tokyo, $paris;
 
+is(sql($_, q{select string_agg(distinct backend_type, ', ' order by backend_type) from pg_stat_activity where backend_type ~ '^braid' and backend_type !~ '^braid applier'}),
+	'braid collector, braid leader, braid manager, braid supervisor', 'without a group no process works for one: ' . $_->name) for $tokyo, $paris;
 like(refusal($tokyo, q{select braid.create_group('shop')}), qr/has subscriptions already.*all_of_paris.*adopt => true/s, 'subscriptions are not taken over unasked');
 sql($tokyo, q{select braid.create_group('shop', adopt => true)});
 my $there = $tokyo->connstr('postgres');
@@ -55,5 +57,17 @@ for my $node (@all)
 }
 same_tables(\@all, 'item');
 is(sql($oslo, 'select count(*) from item'), '103', 'all of it');
+
+# A member that is removed leaves no slot, whatever name that was given by hand.
+ok($tokyo->poll_query_until('postgres', q{select slot_name = 'braid_paris_all_of_tokyo' from braid.group_member where node_name = 'paris'}), 'tokyo knows which slot paris reads');
+$paris->stop('immediate');
+ok($tokyo->poll_query_until('postgres', q{select not reachable from braid.group_nodes where name = 'paris'}), 'paris is away');
+sql($tokyo, q{select braid.remove_node('paris')});
+for my $node ($tokyo, $oslo)
+{
+	ok($node->poll_query_until('postgres', q{select count(*) = 0 from pg_replication_slots where slot_name ~ '^braid_paris'}), 'no slot of paris stays at ' . $node->name)
+	  or diag(sql($node, 'select slot_name, active from pg_replication_slots'));
+	ok($node->poll_query_until('postgres', q{select count(*) = 1 from braid.subscription}), 'nor a subscription to it');
+}
 
 done_testing();

@@ -916,6 +916,8 @@ create table braid.group_self (
     join_mode text not null,
     -- What the others must have before the node leaves.
     leave_lsn pg_lsn,
+    -- What keeps it from leaving: for people.
+    leave_message text,
     -- The slot that keeps what others may lack: when it was looked at last, and when it was made or
     -- moved; a position in this node's WAL to which it moves once all others have what
     -- braid.group_kept says.
@@ -983,6 +985,9 @@ create table braid.group_member (
     held_slot name,
     held_lsn pg_lsn,
     held_since timestamptz,
+    -- The slot here that its subscription reads, at a node that was adopted: it may have been
+    -- made by hand.
+    slot_name name,
     -- Of a removed one: its last transactions are passed on among those that go on.
     recover boolean not null default false,
     -- Of a removed one: this node's subscription to it is dropped, and the slot that it read here. Its node may be a member again, as another one.
@@ -4147,10 +4152,10 @@ create function braid.start_without(node_name name) returns void
     as 'MODULE_PATHNAME', 'start_without_wrapper';
 comment on function braid.start_without is 'has this node take part in its group after a restart of the machine, although a member that is gone can''t confirm it';
 
-create function braid.forget_group() returns void
+create function braid.forget_group(abandon boolean default false) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'forget_group_wrapper';
-comment on function braid.forget_group is 'at a node that was removed or is not believed any more: forgets the group; tables and rows stay, and subscriptions, disabled, until they are dropped';
+comment on function braid.forget_group is 'at a node that was removed or is not believed any more, or that abandons the group: forgets the group; tables and rows stay, and subscriptions, disabled, until they are dropped';
 
 create function braid.wait_for_group(timeout interval default null) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -4292,7 +4297,8 @@ as $$
                                     and case when m.state = 'removed'
                                              then not m.forgotten and s.join_mode <> 'witness'
                                              else m.role = 'data' and s.join_mode <> 'witness' and m.state in ('joining', 'active', 'in maintenance')
-                                              and (m.held_by is not null or not exists (select from braid.subscription u where u.provider_id = m.node_id)) end) end
+                                              and (m.held_by is not null or not exists (select from braid.subscription u where u.provider_id = m.node_id)
+                                                   or s.join_mode = 'adopt' and m.state <> 'joining' and m.slot_name is null) end) end
           from braid.group_self s
           left join braid.group_member own on own.member_id = s.member_id), false)
 $$;
@@ -4327,12 +4333,14 @@ begin
            f.lag_time as lag_from,
            t.lag_bytes as lag_to_bytes,
            t.replay_lag as lag_to,
-           case when m.member_id = s.member_id then coalesce(s.stopped, a.view)
+           case when m.member_id = s.member_id then coalesce(s.stopped, 'leaving: ' || s.leave_message, a.view)
                 when m.held_slot is not null then 'was away when this node joined, which follows it once it is back' end as message,
            case when m.member_id = s.member_id
                 then coalesce(s.stopped_hint,
                               case when s.stopped is null and a.view like 'this node''s start is not confirmed%'
-                                   then 'It goes on by itself when they run and can be reached. See braid.start_without for one that is gone for good.' end)
+                                   then 'It goes on by itself when they run and can be reached. See braid.start_without for one that is gone for good.'
+                                   when s.stopped is null and a.view like 'no majority%'
+                                   then 'Data is written and replicated as ever. Joining, leaving and removing wait. See braid.forget_group if a majority is gone for good.' end)
                 when m.held_slot is not null then 'If it does not come back, remove it with braid.remove_node.' end as hint
       from braid.group_self s
      cross join braid.group_member m

@@ -24,7 +24,7 @@ fn leave_group() {
     let caller = current_role();
     run(|| {
         check_rights(caller)?;
-        let (me, _) = require_own()?;
+        let (me, group) = require_own()?;
         check_goes_on()?;
         let others = query(
             "select 1 from braid.group_member where member_id <> $1::bigint and state <> 'removed'",
@@ -39,6 +39,9 @@ fn leave_group() {
                 member: me,
                 state: MemberState::Leaving,
             })?;
+            notice(format!(
+                "this node leaves group \"{group}\" once all other members have what was committed here; braid.group_nodes is empty then"
+            ));
         }
         wake_manager();
         Ok(())
@@ -61,8 +64,11 @@ fn abort_join() {
         }
         let members = query(
             "select m.node_name, c.dsn, \
-                    (select s.subscription_name from braid.subscription s where s.provider_id = m.node_id order by s.subscription_id limit 1) \
-               from braid.group_member m join braid.connection c using (connection_id) \
+                    (select s.subscription_name from braid.subscription s \
+                      where s.provider_id = m.node_id \
+                        and not (own.join_mode = 'adopt' and s.created_at < own.since) \
+                      order by s.subscription_id limit 1) \
+               from braid.group_self own cross join braid.group_member m join braid.connection c using (connection_id) \
               where m.member_id <> $1::bigint and m.state <> 'removed' order by m.member_id",
             &[Some(&me.to_string())],
         );
@@ -86,6 +92,13 @@ fn abort_join() {
                 &[Some(&slot)],
             );
         }
+        // Those that this node subscribed to were noted, with their connection strings.
+        query(
+            "delete from braid.node n using braid.group_member m \
+              where n.node_id = m.node_id and not n.is_local \
+                and not exists (select from braid.subscription s where s.provider_id = n.node_id)",
+            &[],
+        );
         query("select braid.forget_members()", &[]);
         connection_string::forget_unused();
         wake_manager();
@@ -270,29 +283,55 @@ fn start_without(node_name: Option<&CStr>) {
     });
 }
 
-/// braid.forget_group()
+/// braid.forget_group(abandon boolean)
 #[pg_extern(sql = false)]
-fn forget_group() {
+fn forget_group(abandon: Option<bool>) {
     let caller = current_role();
     run(|| {
         check_rights(caller)?;
+        let abandon = required(abandon, "abandon")?;
         let (_, group) = require_own()?;
         let stopped = query(
             "select 1 from braid.group_self where stopped is not null",
             &[],
         );
-        if stopped.is_empty() {
+        if stopped.is_empty() && !abandon {
             return Err(Failure::state(format!(
                 "this node still is a member of group \"{group}\""
             ))
-            .hint("Leave it with braid.leave_group(), or have another node remove it."));
+            .hint("Leave it with braid.leave_group(), or have another node remove it. If a majority of the members is gone for good, use abandon => true."));
         }
         disable_subscriptions();
+        if abandon {
+            drop_slots_of_members()?;
+        }
         query("select braid.forget_members()", &[]);
         connection_string::forget_unused();
         wake_manager();
         Ok(())
     });
+}
+
+/// Drops the slots here that members read, if they do not read them at this moment.
+fn drop_slots_of_members() -> Outcome<()> {
+    let own = local::require_node()?.name;
+    let members = query(
+        "select m.node_name, m.slot_name from braid.group_self s join braid.group_member m on m.member_id <> s.member_id \
+          where m.state <> 'removed'",
+        &[],
+    );
+    for row in members.iter() {
+        let Some(Some(peer)) = row.first() else {
+            continue;
+        };
+        let noted = row.get(1).cloned().flatten();
+        let slot = noted.unwrap_or_else(|| slot_name::between(peer, &own).1);
+        query(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = $1::name and not active",
+            &[Some(&slot)],
+        );
+    }
+    Ok(())
 }
 
 /// Ends what this node receives from the members. They drop the slots for it, once nobody reads

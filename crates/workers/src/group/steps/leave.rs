@@ -9,12 +9,38 @@ use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::{self, PgError};
 
 use super::super::request;
-use super::{Progress, View, away, members};
+use super::peer::Peer;
+use super::{Progress, View, away, members, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Goes on with leaving.
+/// Goes on with leaving, and notes what it waits for, which the views show.
 pub(super) fn go_on(view: &View) -> Result<Progress, PgError> {
+    let outcome = error::catch(|| hand_over(view)).and_then(|outcome| outcome);
+    let message = match &outcome {
+        Ok(Progress::Waits(what)) => Some(format!("waits for {what}")),
+        Ok(_) => None,
+        Err(failure) => {
+            error::abort();
+            told(Some(failure)).0
+        }
+    };
+    error::transaction(|| {
+        execute(
+            "update braid.group_self set leave_message = $1 where leave_message is distinct from $1",
+            &[message.into()],
+        )
+    })?;
+    outcome
+}
+
+fn hand_over(view: &View) -> Result<Progress, PgError> {
+    let is_unknown = |peer: &&Peer| peer.has_data && peer.stays() && peer.slot.is_none();
+    if view.own.mode == "adopt"
+        && let Some(peer) = view.peers.iter().find(is_unknown)
+    {
+        return members::note_slot(peer, &view.own.name);
+    }
     let behind = behind(view)?;
     if !behind.is_empty() {
         return Ok(Progress::Waits(format!(

@@ -55,6 +55,8 @@ pub(super) fn follow(view: &View) -> Result<Progress, PgError> {
             away::meet(view, peer)
         } else if peer.subscription.is_none() {
             subscribe(peer, own)
+        } else if view.own.mode == "adopt" && peer.slot.is_none() && peer.state != "joining" {
+            note_slot(peer, own)
         } else {
             continue;
         };
@@ -71,6 +73,15 @@ pub(super) fn follow(view: &View) -> Result<Progress, PgError> {
         None if waits.is_empty() => Ok(Progress::Done),
         None => Ok(Progress::Waits(waits.join(", "))),
     }
+}
+
+/// Notes the slot here that a member reads, which may have subscribed by hand.
+pub(super) fn note_slot(peer: &Peer, own: &str) -> Result<Progress, PgError> {
+    Ok(if peer.note_slot(own)? {
+        Progress::Moved
+    } else {
+        Progress::Waits(format!("{} to subscribe to this node", peer.name))
+    })
 }
 
 /// Subscribes to a member that joined later, if its slot for this node is there.
@@ -105,6 +116,15 @@ pub(super) fn publications() -> Result<String, PgError> {
 /// may be back as another member, which has made a slot of the same name or goes on with that one.
 /// False while the slot is still read.
 fn forget(peer: &Peer, own: &str) -> Result<bool, PgError> {
+    if is_by_hand(peer)? {
+        error::transaction(|| {
+            execute(
+                "update braid.group_member set forgotten = true where member_id = $1",
+                &[i64::try_from(peer.id).unwrap_or(0).into()],
+            )
+        })?;
+        return Ok(true);
+    }
     peer.unsubscribe()?;
     if let Some(subscription) = &peer.subscription {
         pgrx::log!(
@@ -140,6 +160,21 @@ fn forget(peer: &Peer, own: &str) -> Result<bool, PgError> {
         )?;
         Ok(!found.is_empty())
     })
+}
+
+/// Whether the subscription to a removed member was made by hand, and the member gave up before it
+/// was adopted. Then the group has never had it.
+fn is_by_hand(peer: &Peer) -> Result<bool, PgError> {
+    let found = error::transaction(|| {
+        rows(
+            "select 1::text from braid.group_self s cross join braid.group_member m \
+               join braid.subscription u on u.provider_id = m.node_id and u.only_origin is null \
+               join braid.group_logged l on l.log_index = m.since_index \
+              where m.member_id = $1 and s.join_mode = 'adopt' and m.slot_name is null and u.created_at < l.applied_at",
+            &[i64::try_from(peer.id).unwrap_or(0).into()],
+        )
+    })?;
+    Ok(!found.is_empty())
 }
 
 /// Drops a slot of this server, if it is there and nobody reads it.

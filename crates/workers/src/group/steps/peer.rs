@@ -5,7 +5,7 @@ use std::time::Duration;
 use braid_bgworker::slot_name;
 use braid_bgworker::sql_text::quote_literal;
 use braid_bgworker::sqlstate::SqlState;
-use braid_node::subscription::{rows, rows_written};
+use braid_node::subscription::{execute, rows, rows_written};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{Connection, Mode};
 use braid_postgres::rows::Rows;
@@ -37,6 +37,8 @@ pub(super) struct Peer {
     pub(super) forgotten: bool,
     /// Of a removed one: another member has its name by now.
     pub(super) is_back: bool,
+    /// The slot here that its subscription reads, if that was noted: it may have been made by hand.
+    pub(super) slot: Option<String>,
 }
 
 /// How a subscription to a member begins.
@@ -68,7 +70,8 @@ pub(super) fn all(own: u64) -> Result<Vec<Peer>, PgError> {
     let found = rows(
         "select m.member_id::text, m.node_name::text, c.dsn, m.role, m.state, m.since_index::text, \
                 s.subscription_name::text, s.enabled::text, m.held_by::text, m.held_slot::text, m.recover::text, m.forgotten::text, \
-                exists (select from braid.group_member o where m.state = 'removed' and o.node_name = m.node_name and o.state <> 'removed')::text \
+                exists (select from braid.group_member o where m.state = 'removed' and o.node_name = m.node_name and o.state <> 'removed')::text, \
+                m.slot_name::text \
            from braid.group_member m left join braid.connection c using (connection_id) \
            left join lateral (select u.subscription_name, u.enabled from braid.subscription u \
                                where u.provider_id = m.node_id and u.only_origin is null order by u.subscription_id limit 1) s on true \
@@ -92,7 +95,8 @@ pub(super) fn all(own: u64) -> Result<Vec<Peer>, PgError> {
                 recover,
                 forgotten,
                 is_back,
-            ] = <[Option<String>; 13]>::try_from(row).ok()?;
+                slot,
+            ] = <[Option<String>; 14]>::try_from(row).ok()?;
             Some(Peer {
                 id: id?.parse().ok()?,
                 name: name?,
@@ -107,6 +111,7 @@ pub(super) fn all(own: u64) -> Result<Vec<Peer>, PgError> {
                 recover: recover.as_deref() == Some("true"),
                 forgotten: forgotten.as_deref() == Some("true"),
                 is_back: is_back.as_deref() == Some("true"),
+                slot,
             })
         })
         .collect())
@@ -130,7 +135,32 @@ impl Peer {
 
     /// The slot here that its subscription to this node reads.
     pub(super) fn slot_here(&self, own: &str) -> String {
-        slot_name::between(&self.name, own).1
+        match &self.slot {
+            Some(slot) => slot.clone(),
+            None => slot_name::between(&self.name, own).1,
+        }
+    }
+
+    /// Notes the slot here that its subscription reads, which may have been made by hand. Outside
+    /// of a transaction. False if it has not subscribed.
+    pub(super) fn note_slot(&self, own: &str) -> Result<bool, PgError> {
+        let asked = self.ask(&format!(
+            "select d.slot_name from braid.subscription_detail d where d.provider = {}",
+            quote_literal(own)
+        ))?;
+        let Some(slot) = asked else {
+            return Ok(false);
+        };
+        error::transaction(|| {
+            execute(
+                "update braid.group_member set slot_name = $2::name where member_id = $1",
+                &[
+                    i64::try_from(self.id).unwrap_or(0).into(),
+                    slot.as_str().into(),
+                ],
+            )
+        })?;
+        Ok(true)
     }
 
     /// Asks it something. Outside of a transaction.
