@@ -1,5 +1,6 @@
-# A node joins a group of two that are written to, and at each of its steps a process is killed with SIGKILL: here, at the node that is
-# copied from, or at the other one. It joins all the same, and no row is lost.
+# A node joins a group of two that are written to. At each of its steps, once the work is done and
+# before that is noted, two processes are killed with SIGKILL: the one that does the steps, and one
+# at any node, or that whole server. The step is repeated, the node joins, and no row is lost.
 
 use strict;
 use warnings;
@@ -7,7 +8,6 @@ use warnings;
 use Braid;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 # Of a server that may be starting: nothing then.
@@ -41,7 +41,8 @@ sql($tokyo, "select braid.create_group('shop', node_name => 'tokyo', dsn => \$d\
 join_by($paris, $tokyo);
 joined($paris, $tokyo);
 
-# Rows that each of the two writes all the time, with numbers of its own; servers are killed meanwhile, so each transaction says that it is there.
+# Rows that each of the two writes all the time, with numbers of its own; servers are killed
+# meanwhile, so each transaction says that it is there.
 my %written = map { $_->name => 0 } $tokyo, $paris;
 my $number = 0;
 sub write_some
@@ -59,32 +60,62 @@ sub write_some
 	return;
 }
 
+# Each step is held once its work is done, before that is noted, while a file of its number is
+# there.
+my $dir = PostgreSQL::Test::Utils::tempdir();
+sql($oslo, qq{
+	create function braid.hold() returns trigger language plpgsql as \$f\$ begin
+		while (pg_catalog.pg_stat_file('$dir/' || old.step, true)).size is not null loop
+			perform pg_catalog.pg_sleep(0.02);
+		end loop;
+		return new;
+	end \$f\$;
+	create trigger hold before update on braid.join_step for each row when (new.done_at is not null and old.done_at is null) execute function braid.hold();
+	alter table braid.join_step enable always trigger hold});
+append_to_file("$dir/$_", '') for 1 .. 99;
 join_by($oslo, $tokyo);
-my @victims = ([ $oslo, 'braid group steps' ], [ $tokyo, 'walsender' ], [ $oslo, 'braid group' ], [ $paris, 'braid group' ], [ $oslo, 'braid leader' ], [ $tokyo, 'braid group' ], [ $oslo, 'braid copy' ]);
-my (%killed, @at);
-my $end = time + 150;
-while (time < $end)
+my @steps = split /\n/, sql($oslo, 'select step from braid.join_step order by step');
+cmp_ok(scalar @steps, '>', 5, 'the steps: ' . @steps);
+
+# The steps process has done all of this step, but to say so.
+sub held
 {
-	my $step = look($oslo, q{select coalesce(min(step) filter (where done_at is null), 99) from braid.join_step});
-	if (defined $step && $step eq '99') { last; }
-	if (defined $step && !$killed{$step}++)
-	{
-		my ($node, $kind) = @{ $victims[ @at % @victims ] };
-		my $pid = look($node, "select pid from pg_stat_activity where backend_type = '$kind' and datname = 'postgres' limit 1");
-		# Where that one does not run just now, the server is killed by another of its processes.
-		$pid = look($node, q{select pid from pg_stat_activity where backend_type = 'braid manager' and datname = 'postgres' limit 1}) if !$pid;
-		if ($pid)
-		{
-			kill 'KILL', $pid;
-			push @at, "$step: $kind of " . $node->name;
-			sleep 0.2;
-		}
-	}
-	write_some();
-	sleep 0.01;
+	my ($step, $when) = @_;
+	my $found = wait_until(sub {
+			write_some();
+			return (look($oslo, q{select min(j.step) || ' ' || (select count(*) from pg_stat_activity where backend_type = 'braid group steps' and wait_event = 'PgSleep')
+				from braid.join_step j where j.done_at is null}) // '') eq "$step 1";
+		}, 120);
+	ok($found, "step $step, $when") or diag(look($oslo, 'table braid.join_progress') // 'no server');
+	return;
 }
-note(join ', ', @at);
-cmp_ok(scalar(@at), '>=', 6, 'processes were killed at most steps: ' . scalar(@at));
+# A process is killed, and its server starts all processes anew; or the whole server.
+sub kill_one
+{
+	my ($node, $kind) = @_;
+	my $pid = $kind eq 'server' ? undef : look($node, "select pid from pg_stat_activity where backend_type = '$kind' and datname = 'postgres' limit 1");
+	if ($pid)
+	{
+		kill_process($node, $pid);
+	}
+	else
+	{
+		$node->kill9;
+		restart_crashed($node);
+	}
+	return;
+}
+my @others = ([ $tokyo, 'server' ], [ $paris, 'braid group' ], [ $oslo, 'braid group' ], [ $paris, 'server' ], [ $tokyo, 'walsender' ], [ $oslo, 'server' ], [ $tokyo, 'braid group' ]);
+for my $step (@steps)
+{
+	held($step, 'for the first time');
+	kill_one($oslo, 'braid group steps');
+	held($step, 'repeated');
+	my ($node, $kind) = @{ $others[ $step % @others ] };
+	kill_one($node, $kind);
+	held($step, "after a kill of a $kind of " . $node->name);
+	unlink "$dir/$step";
+}
 joined($oslo, $tokyo, $paris);
 write_some() for 1 .. 20;
 cmp_ok($written{$_}, '>', 20, "$_ was written to: $written{$_} times") for sort keys %written;

@@ -8,7 +8,11 @@ use Group;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my ($tokyo, $paris) = map { new_server($_, init => ['--data-checksums']) } qw(tokyo paris);
+# Each server finds services in a file of its own: one string leads from each to another server.
+my $services = PostgreSQL::Test::Utils::tempdir();
+my ($tokyo, $paris) = map { local $ENV{PGSERVICEFILE} = "$services/$_"; new_server($_, init => ['--data-checksums']) } qw(tokyo paris);
+sub service { my ($at, $of) = @_; append_to_file("$services/" . $at->name, "[own]\nhost=" . $of->host . "\nport=" . $of->port . "\n"); return; }
+service($paris, $paris);
 sql($_, 'create extension braid') for $tokyo, $paris;
 sql($tokyo, q[
 	create table item (id int primary key, v text not null);
@@ -37,10 +41,12 @@ sub refused
 	my ($node, $database) = ($opt{node} // $paris, $opt{database} // 'postgres');
 	my $was = $node->safe_psql($database, $state);
 	my $member = $opt{member} // $there;
-	my $dsn = $opt{dsn} // $node->connstr($database);
+	my $dsn = !exists $opt{dsn} ? '$d$' . $node->connstr($database) . '$d$' : defined $opt{dsn} ? "\$d\$$opt{dsn}\$d\$" : 'null';
+	my $newcomer = $opt{name} // 'newcomer';
 	my $mode = $opt{mode} // 'empty';
 	my $role = $opt{role} ? "set role $opt{role};" : '';
-	my ($status, $out, $err) = $node->psql($database, "$role select braid.join_group(\$d\$$member\$d\$, node_name => 'newcomer', dsn => \$d\$$dsn\$d\$, mode => '$mode')");
+	my ($status, $out, $err) = $node->psql($database, "$role select braid.join_group(\$d\$$member\$d\$, node_name => '$newcomer', dsn => $dsn, mode => '$mode')");
+	unlike($err, qr/NOTICE:  role .* was given/, '... without a word of rights that are not given');
 	like($err, qr/ERROR:  $words/s, $name);
 	like($err, qr/^HINT:  \S/m, '... with what to do');
 	is($node->safe_psql($database, $state), $was, '... and leaves nothing');
@@ -53,6 +59,26 @@ sub refused
 refused('the connection string in member_dsn leads back to this database', 'a member that is the caller', member => $paris->connstr('postgres'));
 refused('the connection string in dsn does not lead to this database\n.*DETAIL:  It leads to database "postgres" of another server', 'the address of the member in the place of its own', dsn => $there);
 refused('the connection string in dsn does not lead to this database\n.*DETAIL:  It leads to database "template1" of this server', 'another database of the server', dsn => $paris->connstr('template1'));
+refused('node "tokyo" refuses: it can\'t connect to node "newcomer" by the connection string in dsn\n.*DETAIL:  .*not found', 'an address that the member does not know', dsn => 'service=own dbname=postgres password=secret4711');
+like(slurp_file($tokyo->logfile), qr/can't connect to node "newcomer"/, 'the member logs it');
+unlike(slurp_file($_->logfile), qr/secret4711|@{[unpack 'H*', 'secret4711']}/i, '... without the password: ' . $_->name) for $tokyo, $paris;
+service($tokyo, $tokyo);
+refused('node "tokyo" refuses: from there the connection string in dsn does not lead to node "newcomer"\n.*DETAIL:  It leads to database "postgres" of another server', 'an address that leads from the member to the member', dsn => 'service=own dbname=postgres');
+refused('dsn must not be null\n.*HINT:  Give the connection string by which other members reach', 'no address', dsn => undef);
+refused('could not connect to the member\n', 'a member that is not there', member => 'host=127.0.0.1 port=1 dbname=postgres');
+refused('the member\'s database "template1" does not have extension braid', 'another database of the member', member => $tokyo->connstr('template1'));
+sql($tokyo, 'create database plain');
+$tokyo->safe_psql('plain', 'create extension braid');
+refused('the database at member_dsn is not a member of a group', 'a database that is no node', member => $tokyo->connstr('plain'));
+
+refused('connection string is malformed: there is no option "hots"', 'an option that is none', member => 'hots=127.0.0.1');
+refused('the group has a node "tokyo" already', 'a name that is taken', name => 'tokyo');
+
+# Versions
+my $version = sql($tokyo, 'select braid_version from braid.group_nodes');
+sql($tokyo, q[update braid.group_member set braid_version = '99.1.2']);
+refused("Braid \Q$version\E is too old for this group\n.*DETAIL:  Its members have Braid 99\\.1\\.2 or newer\\.", 'a version that may not know what the group has agreed on');
+sql($tokyo, "update braid.group_member set braid_version = '$version'");
 
 # Roles
 sql($paris, 'create role clerk; grant braid_admin to clerk');

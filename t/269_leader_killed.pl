@@ -1,5 +1,7 @@
-# The leader of a group is killed under streams of proposals from all members: its group worker, then its whole server. Another member leads.
-# No entry is lost whose proposer has had its answer, none counts twice, and all members have one order of all entries.
+# Members of a group are killed under streams of proposals from all of them: the leader's group
+# worker, the leader's whole server, all servers at once, and a leader that has no majority any
+# more. Each answer is recorded outside of the servers. No entry is lost whose proposer has had its
+# answer, none counts twice, and all members have one order of all entries.
 
 use strict;
 use warnings;
@@ -20,7 +22,9 @@ my @nodes = group([qw(tokyo paris oslo)], qq[
 			execute format('create sequence s_paris_%s', i);
 			execute format('create sequence s_oslo_%s', i);
 		end loop;
-	end \$\$]);
+	end \$\$],
+	# A write that is not flushed before its answer is lost with the server.
+	conf => "wal_writer_delay = 10s\n");
 my %node = map { $_->name => $_ } @nodes;
 for my $node (@nodes)
 {
@@ -28,7 +32,16 @@ for my $node (@nodes)
 	  or diag(sql($node, 'select count(*) from braid.sequence'));
 }
 
-# Each member proposes one entry after the other, each with a name of its own. A server that is down is waited for.
+# All have the kind already that is proposed below: an entry that changes nothing is on disk only
+# since the log is.
+for my $node (@nodes)
+{
+	my $name = $node->name;
+	sql($node, "select count(braid.set_sequence(('s_${name}_' || i)::regclass, 'local')) from generate_series(1, $most) i");
+}
+
+# Each member proposes one entry after the other, each with a name of its own. A server that is down
+# is waited for.
 sub stream
 {
 	my ($node) = @_;
@@ -38,6 +51,7 @@ sub stream
 			until pg_isready -q -d "$connection"; do [ -e $dir/stop ] && break; sleep 0.05; done
 			[ -e $dir/stop ] && break
 			psql -XqAt -d "$connection" -c "select braid.set_sequence('s_${name}_\$i', 'local')" >/dev/null 2>>$dir/$name.err && echo \$i >>$dir/$name.answered
+			sleep 0.5
 		done];
 	return IPC::Run::start([ 'bash', '-c', $script ], '<', \undef);
 }
@@ -71,24 +85,55 @@ sub leader
 	return $found;
 }
 
+# The process of a member that takes part in the agreement.
+sub worker
+{
+	my ($name) = @_;
+	return sql($node{$name}, q[select pid from pg_stat_activity where backend_type = 'braid group']);
+}
+
+append_to_file("$dir/$_.err", '') for keys %node;
+my $first = 1 + sql($nodes[0], 'select max(log_index) from braid.group_log');
 my @streams = map { stream($_) } @nodes;
 goes_on(5, sort keys %node);
+
+my $led = leader(@nodes);
+ok(kill_process($node{$led}, worker($led)), "the group worker of $led, which leads, is killed");
+goes_on(5, sort keys %node);
+
+my $second = leader(@nodes);
+my @others = grep { $_ ne $second } sort keys %node;
+$node{$second}->kill9;
+my $third = leader(map { $node{$_} } @others);
+isnt($third, $second, "the server of $second, which leads, is killed: another one leads");
+goes_on(5, @others);
+restart_crashed($node{$second});
+goes_on(3, sort keys %node);
+
 for my $round (1, 2)
 {
-	my $led = leader(@nodes);
-	my $pid = sql($node{$led}, q[select pid from pg_stat_activity where backend_type = 'braid group']);
-	ok(kill_process($node{$led}, $pid), "the group worker of $led, which leads, is killed");
+	$_->kill9 for @nodes;
+	restart_crashed($_) for @nodes;
 	goes_on(5, sort keys %node);
-
-	my $second = leader(@nodes);
-	my @others = grep { $_ ne $second } sort keys %node;
-	$node{$second}->kill9;
-	my $third = leader(map { $node{$_} } @others);
-	isnt($third, $second, "the server of $second, which leads, is killed: another one leads");
-	goes_on(5, @others);
-	restart_crashed($node{$second});
-	goes_on(3, sort keys %node);
 }
+
+# A leader that nobody hears answers nobody. What it has appended alone is gone once another one
+# leads.
+my $deaf = leader(@nodes);
+my @stopped = map { worker($_) } grep { $_ ne $deaf } sort keys %node;
+kill 'STOP', @stopped;
+# One that is under way may come to its end.
+my $before = 1 + (my @before = answered($deaf));
+my $late = qr/the group has not agreed in time/;
+my $said = () = slurp_file("$dir/$deaf.err") =~ /$late/g;
+ok(wait_until(sub { my $now = () = slurp_file("$dir/$deaf.err") =~ /$late/g; $now > $said }, 120), "a proposal at $deaf, which leads and has no majority");
+cmp_ok(scalar(my @now = answered($deaf)), '<=', $before, 'has no answer');
+$node{$deaf}->kill9;
+kill 'CONT', @stopped;
+goes_on(5, grep { $_ ne $deaf } sort keys %node);
+restart_crashed($node{$deaf});
+goes_on(3, sort keys %node);
+
 append_to_file("$dir/stop", '');
 $_->finish for @streams;
 
@@ -98,26 +143,27 @@ sql($nodes[0], q[select braid.set_sequence_default('range')]);
 my ($last) = sort { $b <=> $a } map { sql($_, $end) } @nodes;
 ok($_->poll_query_until('postgres', "select ($end) >= $last"), $_->name . ' has the whole log') for @nodes;
 # A member begins with what was agreed before it joined, without those entries.
-my ($first) = sort { $b <=> $a } map { sql($_, 'select min(log_index) from braid.group_log') } @nodes;
-my $log = "select string_agg(concat_ws('|', log_index, term, proposed_by, kind, subject, result), chr(10) order by log_index) from braid.group_log where log_index between $first and $last";
-my ($one, @same) = map { sql($_, $log) } @nodes;
-is($same[$_], $one, 'in the order of tokyo: ' . $nodes[ $_ + 1 ]->name) for 0, 1;
-my (%times, %refused);
-for (split /\n/, $one)
+$first = (sort { $b <=> $a } $first, map { sql($_, 'select min(log_index) from braid.group_log') } @nodes)[0];
+my $entries = "select log_index, term, proposed_by, kind, subject, result from braid.group_log where log_index between $first and $last order by log_index";
+my %log = map { $_->name => sql($_, $entries) } @nodes;
+is($log{$_}, $log{tokyo}, "in the order of tokyo: $_") for qw(paris oslo);
+my %answered = map { $_ => [ answered($_) ] } sort keys %node;
+cmp_ok(scalar @{ $answered{$_} }, '>=', 20, "$_ has had answers") for sort keys %answered;
+for my $of (sort keys %log)
 {
-	my (undef, undef, undef, $kind, $subject, $result) = split /\|/, $_, 6;
-	next unless $kind eq 'set option' && $subject =~ /(s_\w+?_\d+)\b/;
-	$times{$1}++;
-	$refused{$1}++ if $result ne 'done';
+	my (%times, %refused);
+	for (split /\n/, $log{$of})
+	{
+		my (undef, undef, undef, $kind, $subject, $result) = split /\|/, $_, 6;
+		next unless $kind eq 'set option' && $subject =~ /(s_\w+?_\d+)\b/;
+		$times{$1}++;
+		$refused{$1}++ if $result ne 'done';
+	}
+	is(join(' ', map { my $name = $_; grep { !$times{$_} } map { "s_${name}_$_" } @{ $answered{$name} } } sort keys %answered), '', "no entry that was answered is missing in the log of $of");
+	is(join(' ', grep { $times{$_} > 1 } sort keys %times), '', 'none is there twice');
+	is(join(' ', sort keys %refused), '', 'none was refused');
 }
-for my $name (sort keys %node)
-{
-	my @answered = map { "s_${name}_$_" } answered($name);
-	cmp_ok(scalar @answered, '>=', 20, "$name has had answers");
-	is(join(' ', grep { !$times{$_} } @answered), '', 'no entry is lost that was answered');
-}
-is(join(' ', grep { $times{$_} > 1 } sort keys %times), '', 'none counts twice');
-is(join(' ', sort keys %refused), '', 'none was refused');
+is(sql($_, q[select state from braid.group_nodes where is_local]), 'active', 'the group believes ' . $_->name) for @nodes;
 sql($nodes[0], 'insert into item values (1)');
 have_all(@nodes);
 same_tables(\@nodes, 'item');

@@ -42,13 +42,12 @@ sub held
 }
 hold_steps($oslo);
 
-# All that Braid and PostgreSQL know of nodes, subscriptions and members, in numbers. The
-# publication stays.
+# All that Braid knows of nodes, subscriptions and members, in numbers. Of rows that stay, the
+# origins stay as well, and so does the publication.
 my $state = join ' union all ',
 	map({ "select '$_ ' || count(*) from braid.$_" }
-		qw(node connection subscription subscription_table origin join_step sequence group_self group_member group_entry group_snapshot group_known group_letter group_option group_hold group_kept group_merge)),
-	q{select 'slots ' || count(*) from pg_replication_slots where slot_name !~ '^braid_(deletions|kept)'},
-	q{select 'origins ' || count(*) from pg_replication_origin};
+		qw(node connection subscription subscription_table join_step sequence group_self group_member group_entry group_snapshot group_known group_letter group_option group_hold group_kept group_merge)),
+	q{select 'slots ' || count(*) from pg_replication_slots where slot_name !~ '^braid_(deletions|kept)'};
 # A removed member is remembered, with its connection string, to tell it so.
 my $at_member = q[
 	select 'members ' || string_agg(name || ' ' || state, ', ' order by name) from braid.group_nodes

@@ -12,13 +12,14 @@ use braid_postgres::plain;
 use pgrx::pg_sys;
 
 /// Functions that take a connection string. `check` is a word of SQL: [`names_check`] looks for it.
-const FUNCTIONS: [&[u8]; 8] = [
+const FUNCTIONS: [&[u8]; 9] = [
     b"create_subscription",
     b"alter_subscription",
     b"create_node",
     b"create_group",
     b"join_group",
     b"add_witness",
+    b"group_add",
     b"peer_facts",
     b"dsn_role",
 ];

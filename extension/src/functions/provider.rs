@@ -96,6 +96,14 @@ fn unreachable_provider(error: &Error) -> Failure {
 impl Provider {
     /// Connect and find out which node answers.
     pub fn open(dsn: &str, caller: pg_sys::Oid) -> Outcome<Self> {
+        Self::open_if_node(dsn, caller)?.ok_or_else(|| {
+            Failure::state("the provider's database is not a node")
+                .hint("Make it one there with braid.create_node(node_name, dsn).")
+        })
+    }
+
+    /// As [`Self::open`]; `None` if the database is not a node.
+    pub fn open_if_node(dsn: &str, caller: pg_sys::Oid) -> Outcome<Option<Self>> {
         let mut connection = connect(dsn, caller)?;
         let extension = connection
             .query("select 1 from pg_extension where extname = 'braid'")
@@ -115,8 +123,7 @@ impl Provider {
             })?;
         let text = |column| rows.get(0, column).unwrap_or_default().to_owned();
         if rows.is_empty() {
-            return Err(Failure::state("the provider's database is not a node")
-                .hint("Make it one there with braid.create_node(node_name, dsn)."));
+            return Ok(None);
         }
         if rows.get(0, 2) != Some("t") {
             return Err(Failure::state(format!(
@@ -127,13 +134,13 @@ impl Provider {
                 "There, run braid.drop_node and then braid.create_node with a name of its own.",
             ));
         }
-        Ok(Self {
+        Ok(Some(Self {
             name: text(0),
             id: text(1),
             system_identifier: text(3),
             database_oid: text(4),
             connection,
-        })
+        }))
     }
 
     /// The connection, for more than looking.

@@ -27,6 +27,17 @@ pub enum Progress {
 pub fn wait_until(
     timeout: Option<Interval>,
     what: &str,
+    look: impl FnMut() -> Outcome<Progress>,
+) -> Outcome<()> {
+    let hint = "See braid.subscription_status for the state and the lag of each subscription.";
+    wait_with_hint(timeout, what, hint, look)
+}
+
+/// As [`wait_until`], with a hint of its own for when the time is over.
+pub fn wait_with_hint(
+    timeout: Option<Interval>,
+    what: &str,
+    hint: &str,
     mut look: impl FnMut() -> Outcome<Progress>,
 ) -> Outcome<()> {
     if in_recovery() {
@@ -55,9 +66,7 @@ pub fn wait_until(
                 format!("timeout expired while waiting for {what}"),
             )
             .detail(missing)
-            .hint(
-                "See braid.subscription_status for the state and the lag of each subscription.",
-            ));
+            .hint(hint));
         }
         latch::wait(Some(left.map_or(POLL, |left| left.min(POLL))));
     }

@@ -38,6 +38,8 @@ fn create_group(
         let adopt = required(adopt, "adopt")?;
         check_no_group()?;
         let (node, dsn) = become_node(node_name, text(dsn).as_deref())?;
+        check_own(&dsn)?;
+        let rights = give_rights(&dsn);
         let subscriptions = local::column(&query(
             "select subscription_name from braid.subscription order by 1",
             &[],
@@ -69,6 +71,7 @@ fn create_group(
             store::show(&state)?;
         }
         wake_manager();
+        rights.into_iter().for_each(notice);
         Ok(())
     });
 }
@@ -84,7 +87,11 @@ pub(super) fn become_node(
             Failure::null_argument("node_name")
                 .hint("This database is no node yet: give it a name.")
         })?;
-        node::create(&name, &required(dsn.map(str::to_owned), "dsn")?)?;
+        let dsn = dsn.ok_or_else(|| {
+            Failure::null_argument("dsn")
+                .hint("Give the connection string by which other members reach this database.")
+        })?;
+        node::create(&name, dsn)?;
     }
     let node = local::check_node(local::lock_node())?;
     if wanted.is_some_and(|wanted| wanted != node.name) {
@@ -108,17 +115,14 @@ pub(super) fn become_node(
             ),
         );
     }
-    check_own(&known)?;
-    give_rights(&known);
     Ok((node, known))
 }
 
 /// Gives the role in this node's connection string what other members need by it. No such role, or
-/// none in the string: nothing, and who connects finds out what is missing.
-fn give_rights(dsn: &str) {
-    let Some(role) = libpq::connection_keyword(dsn, "user") else {
-        return;
-    };
+/// none in the string: nothing, and who connects finds out what is missing. Returns what to tell
+/// the user if the call goes well.
+pub(super) fn give_rights(dsn: &str) -> Option<String> {
+    let role = libpq::connection_keyword(dsn, "user")?;
     let missing = query(
         "select w.word, format(w.statement, r.rolname) \
            from pg_roles r cross join lateral (values \
@@ -136,9 +140,7 @@ fn give_rights(dsn: &str) {
             given.push(word.clone());
         }
     }
-    if !given.is_empty() {
-        notice(format!("role \"{role}\" was given {}", given.join(", ")));
-    }
+    (!given.is_empty()).then(|| format!("role \"{role}\" was given {}", given.join(", ")))
 }
 
 /// This node as it asks to be a member.

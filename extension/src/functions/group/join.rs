@@ -12,9 +12,8 @@ use braid_workers::group::{WITNESS, request};
 use pgrx::{pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome, notice};
-use super::super::provider::Provider;
 use super::super::{local, required, run, text, wake_manager};
-use super::create::{become_node, new_member};
+use super::create::{become_node, give_rights, new_member};
 use super::{check_no_group, check_rights, insert_self, source as member};
 
 /// The steps of joining, in their order: as `braid_workers::group::steps` carries them out.
@@ -97,7 +96,10 @@ fn become_member(
     mode: &str,
 ) -> Outcome<()> {
     check_rights(caller)?;
-    let member_dsn = required(member_dsn, "member_dsn")?;
+    let member_dsn = member_dsn.ok_or_else(|| {
+        Failure::null_argument("member_dsn")
+            .hint("Give the connection string of any member of the group.")
+    })?;
     if !["empty", "schema", "adopt", WITNESS].contains(&mode) {
         return Err(Failure::parameter(format!("invalid mode \"{mode}\"")).hint(
             "Use empty for a database without tables, schema for one that has them without rows, adopt for one that was set up by hand, witness for one that only votes.",
@@ -107,7 +109,16 @@ fn become_member(
     check_contents(mode)?;
     member::check_elsewhere(&member_dsn)?;
     let (node, dsn) = become_node(node_name, dsn)?;
-    let mut source = Provider::open(&member_dsn, caller)?;
+    member::check_own(&dsn)?;
+    let rights = give_rights(&dsn);
+    let mut source = member::open_named(&member_dsn, caller)?;
+    if source.name == node.name && source.id != node.id {
+        return Err(Failure::duplicate(format!(
+            "the group has a node \"{}\" already",
+            node.name
+        ))
+        .hint("Give this node another name. If it is a node already, drop it first with braid.drop_node."));
+    }
     source.check_identity(&node)?;
     source.check_server(true)?;
     check_both(&member_dsn, mode)?;
@@ -123,6 +134,7 @@ fn become_member(
         ))
         .hint("Create a group there with braid.create_group, or name another node."));
     }
+    member::check_version(&contacts)?;
     let publications = local::column(&query(
         "select unnest($1::text[])",
         &[Some(contacts.get(0, 2).unwrap_or("{braid}"))],
@@ -157,6 +169,7 @@ fn become_member(
     store_contacts(&contacts)?;
     store_steps(role);
     wake_manager();
+    rights.into_iter().for_each(notice);
     notice(format!(
         "node \"{}\" joins group \"{name}\"; braid.wait_for_group() waits for it, braid.join_progress shows how far it is",
         node.name
@@ -236,7 +249,7 @@ fn check_both(member_dsn: &str, mode: &str) -> Outcome<()> {
     Err(Failure::state("this node can't join the group")
         .detail(words.join("\n"))
         .hint(format!(
-            "{} See select * from braid.check(member_dsn) for all of it.",
+            "{}\nAll findings: select * from braid.check(member_dsn).",
             first.get(1).cloned().flatten().unwrap_or_default()
         )))
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::hex;
 use braid_group::{Command, MemberId};
-use braid_node::{mailbox, registry};
+use braid_node::{mailbox, registry, secrecy};
 use braid_postgres::catalog::{current_role, query};
 use braid_postgres::encoding::Text;
 use braid_postgres::names::own_table;
@@ -14,7 +14,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome};
 use super::super::{required, run, wake_manager};
-use super::{PATIENCE, ask, require_own};
+use super::{PATIENCE, ask, require_own, source};
 
 /// braid.group_receive(messages bytea[])
 #[pg_extern(sql = false)]
@@ -66,6 +66,8 @@ pub fn check_peer(caller: pg_sys::Oid) -> Outcome<()> {
 /// braid.group_add(request bytea) returns text
 #[pg_extern(sql = false)]
 fn group_add(request: Option<Vec<u8>>) -> Text {
+    // The request has the connection string in it.
+    secrecy::note_call();
     let caller = current_role();
     run(|| {
         check_peer(caller)?;
@@ -88,6 +90,7 @@ fn group_add(request: Option<Vec<u8>>) -> Text {
         if let Some(numbers) = there.get(0, 0) {
             return Ok(Text(numbers.to_owned()));
         }
+        source::check_reached(&new)?;
         // An earlier attempt of this server's, which nobody goes on with: its node is gone.
         let before = query(
             "select m.member_id from braid.group_member m \

@@ -8,7 +8,7 @@ use pgrx::iter::TableIterator;
 use pgrx::{name, pg_extern};
 
 use super::super::failure::{Failure, Outcome};
-use super::super::waiting::{Progress, wait_until};
+use super::super::waiting::{Progress, wait_with_hint};
 use super::super::{run, server};
 use super::require_own;
 
@@ -17,13 +17,14 @@ use super::require_own;
 fn wait_for_group(timeout: Option<Interval>) {
     run(|| {
         require_own()?;
-        wait_until(timeout, "the group", look)
+        let hint = "See braid.join_progress, braid.group_nodes and braid.subscription_status.";
+        wait_with_hint(timeout, "the group", hint, look)
     });
 }
 
 fn look() -> Outcome<Progress> {
     let own = query(
-        "select s.stopped, s.stopped_hint, m.state, s.xmin = pg_current_xact_id_if_assigned()::xid \
+        "select s.stopped, s.stopped_hint, m.state, s.xmin = pg_current_xact_id_if_assigned()::xid, s.leave_message \
            from braid.group_self s left join braid.group_member m on m.member_id = s.member_id",
         &[],
     );
@@ -48,7 +49,10 @@ fn look() -> Outcome<Progress> {
         return Ok(Progress::Waiting(words.to_owned()));
     }
     if own.get(0, 2) == Some("leaving") {
-        return Ok(Progress::Waiting("The node is leaving.".to_owned()));
+        return Ok(Progress::Waiting(match own.get(0, 4) {
+            Some(message) => format!("The node is leaving: {message}."),
+            None => "The node is leaving.".to_owned(),
+        }));
     }
     // Not for data: a group that has just been made answers nobody yet.
     let leader = query(

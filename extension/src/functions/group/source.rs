@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_bgworker::subscription_option::array_literal;
+use braid_group::{NewMember, Version};
 use braid_postgres::catalog::query;
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
 use braid_workers::group::steps::{publication, schema};
+use braid_workers::group::version;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use super::super::failure::{Failure, Outcome, notice};
+use super::super::failure::{Failure, Outcome};
 use super::super::local;
 use super::super::provider::Provider;
 
@@ -51,6 +53,35 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Connects to the node at the string that the caller names.
+pub(super) fn open_named(member_dsn: &str, caller: pg_sys::Oid) -> Outcome<Provider> {
+    Provider::open_if_node(member_dsn, caller)?.ok_or_else(|| {
+        Failure::state("the database at member_dsn is not a member of a group")
+            .hint("In member_dsn, give the connection string of a member. The first one comes by braid.create_group.")
+    })
+}
+
+/// Checks that this Braid knows all that may be in the group's log: a kind of entry is used once
+/// all members have a version that knows it.
+pub(super) fn check_version(contacts: &Rows) -> Outcome<()> {
+    let version_of = |text: &str| {
+        let mut parts = text.split('.').map(|part| part.parse().ok());
+        Some(Version::new(parts.next()??, parts.next()??, parts.next()??))
+    };
+    let oldest = contacts
+        .iter()
+        .filter_map(|row| version_of(row.get(10)?.as_deref()?))
+        .min();
+    match (version(), oldest) {
+        (own, Some(oldest)) if own < oldest => Err(Failure::state(format!(
+            "Braid {own} is too old for this group"
+        ))
+        .detail(format!("Its members have Braid {oldest} or newer."))
+        .hint("Install that version on this server, then run alter extension braid update.")),
+        _ => Ok(()),
+    }
+}
+
 /// Asks which server and which database it is.
 const FACTS: &str = "select c.system_identifier::text, d.oid::text, d.datname::text \
       from pg_catalog.pg_control_system() c cross join pg_catalog.pg_database d \
@@ -62,9 +93,13 @@ pub(super) fn check_own(dsn: &str) -> Outcome<()> {
     let there = match facts(dsn) {
         Ok(there) => there,
         Err(error) => {
-            notice(format!(
-                "this server could not connect by the node's own connection string, as other members will have to: {error}"
-            ));
+            Failure::new(
+                PgSqlErrorCode::ERRCODE_WARNING,
+                "this server could not connect by the node's own connection string",
+            )
+            .detail(error.to_string())
+            .hint("Other members have to reach this database by it. If it is wrong, leave the group, drop the node, and call this function again.")
+            .warn();
             return Ok(());
         }
     };
@@ -84,12 +119,27 @@ pub(super) fn check_own(dsn: &str) -> Outcome<()> {
     )
 }
 
-/// Checks that the connection string of a member does not lead back to this database. An error of
-/// the connection is for whoever connects to stay.
+/// Checks that the connection string of a member leads to a database with Braid, and not back to
+/// this one.
 pub(super) fn check_elsewhere(member_dsn: &str) -> Outcome<()> {
-    let Ok(there) = facts(member_dsn) else {
-        return Ok(());
+    libpq::check_connection_string(member_dsn).map_err(|error| Failure::malformed_dsn(&error))?;
+    let unreachable = |error: libpq::Error| {
+        Failure::provider("could not connect to the member", &error).hint(
+            "Check member_dsn, that the server runs, and that its pg_hba.conf lets this connection in.",
+        )
     };
+    let mut connection = Connection::open(member_dsn, "braid", Mode::Sql).map_err(unreachable)?;
+    let there = connection.query(FACTS).map_err(unreachable)?;
+    let extension = connection
+        .query("select 1 from pg_catalog.pg_extension where extname = 'braid'")
+        .map_err(unreachable)?;
+    if extension.is_empty() {
+        return Err(Failure::undefined(format!(
+            "the member's database \"{}\" does not have extension braid",
+            there.get(0, 2).unwrap_or_default()
+        ))
+        .hint("In member_dsn, give the connection string of a member of the group. Is its dbname right?"));
+    }
     let here = query(FACTS, &[]);
     if (0..2).any(|column| there.get(0, column) != here.get(0, column)) {
         return Ok(());
@@ -98,6 +148,36 @@ pub(super) fn check_elsewhere(member_dsn: &str) -> Outcome<()> {
         Failure::parameter("the connection string in member_dsn leads back to this database")
             .hint("In member_dsn, give the connection string of a member of the group."),
     )
+}
+
+/// Checks that a database which is to become a member can be reached from this one, a member, by
+/// its connection string: an address such as localhost leads to another server from here.
+pub fn check_reached(new: &NewMember) -> Outcome<()> {
+    let name = &new.name;
+    let facts = facts(new.connection.expose()).map_err(|error| {
+        Failure::new(
+            PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
+            format!("it can't connect to node \"{name}\" by the connection string in dsn"),
+        )
+        .detail(error.to_string())
+        .hint(format!(
+            "In dsn, give a connection string that leads to node \"{name}\" from all members. Its pg_hba.conf has to let them in."
+        ))
+    })?;
+    let system = new.identity.system.to_string();
+    if facts.get(0, 0) == Some(system.as_str()) {
+        return Ok(());
+    }
+    Err(Failure::parameter(format!(
+        "from there the connection string in dsn does not lead to node \"{name}\""
+    ))
+    .detail(format!(
+        "It leads to database \"{}\" of another server.",
+        facts.get(0, 2).unwrap_or_default()
+    ))
+    .hint(format!(
+        "In dsn, give a connection string that leads to node \"{name}\" from all members: no localhost, and no socket directory."
+    )))
 }
 
 fn facts(dsn: &str) -> libpq::Result<Rows> {
@@ -146,14 +226,21 @@ fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Prov
             source.name
         ))
         .detail(failure.words())
-        .hint(format!("{hint} Or name another member in member_dsn."))
+        .hint(format!(
+            "{hint} If that string is wrong, node \"{}\" has to leave the group, be dropped, and join again. Or name another member in member_dsn.",
+            source.name
+        ))
     })?;
     if member.id != source.id {
         return Err(Failure::state(format!(
             "the connection string that node \"{}\" has in the group leads to node \"{}\"",
             source.name, member.name
         ))
-        .hint("Name another member in member_dsn."));
+        .detail("From this server that string leads to another node than from where it was given.")
+        .hint(format!(
+            "Have node \"{}\" leave the group, drop it, and create it anew with a connection string that leads to it from all members: no localhost. Or name another member in member_dsn.",
+            source.name
+        )));
     }
     member.check_server(true)?;
     Ok(member)
@@ -193,9 +280,10 @@ fn check_encoding(member: &mut Provider) -> Outcome<()> {
     .detail(format!(
         "Texts that {there} has and {here} does not would stop the copy, or the subscription later."
     ))
-    .hint(format!(
-        "Create this database anew with encoding {there}, or with UTF8 if the member's is not SQL_ASCII."
-    )))
+    .hint(match there.as_str() {
+        "UTF8" | "SQL_ASCII" => format!("Create this database anew with encoding {there}."),
+        _ => format!("Create this database anew with encoding {there} or UTF8."),
+    }))
 }
 
 /// Checks that the group's publications are there and can be made here, and that those which are

@@ -131,7 +131,9 @@ fn note_done(number: i32) -> Result<(), PgError> {
 fn run(step: Step, view: &View) -> Result<Progress, PgError> {
     match step {
         Step::Log => Ok(if view.own.since == u64::MAX || view.peers.is_empty() {
-            Progress::Waits("the group's log".to_owned())
+            Progress::Waits(
+                "the group's log, which members send by this node's connection string".to_owned(),
+            )
         } else {
             Progress::Done
         }),
