@@ -31,6 +31,16 @@ class Table:
     more: bool = False
     # A publication has a row filter for it: another id may take a row into it, or out of it.
     filtered: bool = False
+    # The row filters by which its own changes are published.
+    filters: list = field(default_factory=list)
+
+
+# Row filters, each with ids that it lets pass and ids that it does not. No other statement makes these ids.
+FILTERS = {
+    "id % 3 <> 0": ((91, 92, 94), (93, 96, 99)),
+    "id > 4": ((95, 97, 98), (-1, -2, -3)),
+    "id is not null and id < 20": ((-4, -5, -6), (90, 95, 98)),
+}
 
 
 class Schema:
@@ -393,10 +403,14 @@ class Schema:
             columns = self._column_list(table) if table and len(in_these) == 1 else ""
             for publication in in_these:
                 where = ""
-                if table and table.has_id and rng.random() < 0.3:
+                if table and table.has_id and rng.random() < 0.5:
+                    row_filter = rng.choice(list(FILTERS))
                     for of in (table, *table.heirs):
                         of.filtered = True
-                    where = f" where ({rng.choice(['id % 3 <> 0', 'id > 4', 'id is not null and id < 20'])})"
+                    # By default a partition's changes are not those of its root.
+                    if "publish =" not in clause and (not table.partitioned or "via_partition_root" in clause):
+                        table.filters.append(row_filter)
+                    where = f" where ({row_filter})"
                 only = rng.choice(["", "", "only "])
                 case.add(f"publish {name}", PROVIDER, PUBLISH, f"alter publication {publication} add table {only}{name}{columns}{where}", needs=[name])
 

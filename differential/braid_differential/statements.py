@@ -1,7 +1,7 @@
 """Random statements: rows that are there before, and the transactions that are replicated."""
 
 from .case import EVERYWHERE, FILL, PROVIDER, STREAM, SUBSCRIBERS, Insert, Sql, Update
-from .schemas import rows_of
+from .schemas import FILTERS, rows_of
 from .values import literal
 
 
@@ -21,6 +21,10 @@ class Statements:
                     self._add(FILL, self._insert(table), [table.name])
         for _ in range(rng.randint(8, 20)):
             self._transaction()
+        # Nothing comes after these that could delete what is left of them.
+        for table in self._crossed():
+            if rng.random() < 0.7:
+                self._cross(table)
 
     def _add(self, phase, statement, needs=(), place=PROVIDER, unit=None):
         if unit is None:
@@ -40,6 +44,10 @@ class Statements:
         families = [table for table in self.tables if table.heirs] * 2 + [table for table in self.tables if table.leaves]
         if families and rng.random() < 0.25:
             self._empty_family(rng.choice(families))
+            return
+        crossed = self._crossed()
+        if crossed and rng.random() < 0.2:
+            self._cross(rng.choice(crossed))
             return
         if rng.random() < 0.4:
             self._statement()
@@ -159,6 +167,37 @@ class Statements:
         self._add(STREAM, f"truncate {', '.join(names)}{clause}", [head, *chosen])
         if together:
             self._add(STREAM, "commit")
+
+    def _crossed(self):
+        return [table for table in self.tables if table.filters and table.identified]
+
+    def _cross(self, table):
+        """A row that is there leaves a row filter, or enters it; some change in between, come back or are deleted."""
+        rng = self.rng
+        inside, outside = FILTERS[rng.choice(table.filters)]
+        first, then = (inside, outside) if rng.random() < 0.6 else (outside, inside)
+        here, there = rng.choice(first), rng.choice(then)
+        together = rng.random() < 0.3
+        if together:
+            self._add(STREAM, "begin")
+        self._add(STREAM, Insert(table.name, ({**rows_of(rng, table, 1)[0], "id": str(here)},)), [table.name])
+        moves = [(here, there)]
+        if rng.random() < 0.4:
+            moves.append((there, rng.choice(first)))
+        for old, new in moves:
+            if rng.random() < 0.3:
+                self._add(STREAM, self._toast_of(table, old), [table.name])
+            # Native loses the large values that an update leaves in a row that enters: all get new ones. One that leaves keeps them.
+            row = rows_of(rng, table, 1)[0] if new in inside and not table.whole else {}
+            self._add(STREAM, Update(table.name, {**row, "id": str(new)}, f"id = {old}"), [table.name])
+        if together:
+            self._add(STREAM, "commit")
+        if rng.random() < 0.3:
+            self._add(STREAM, Sql(f"delete from {table.name} where id = {moves[-1][1]}"), [table.name])
+
+    @staticmethod
+    def _toast_of(table, row):
+        return Sql(f"update {table.name} set id = id where id = {row}")
 
     def _drift(self, table):
         """The subscribers' rows get other bytes, by which the provider's deletions do not find them: other values, or equal ones."""

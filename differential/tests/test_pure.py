@@ -51,6 +51,12 @@ class Seeds(unittest.TestCase):
                             (r"only s\.family( |;)", 15), (r"truncate s\.t\dp\dd?", 15), (r"truncate s\.t\dp\dd?, (.*, )?s\.t\d( |;)", 5)]:
             self.assertGreaterEqual(sum(bool(re.search(form, text)) for text in texts), least, form)
 
+    def test_rows_cross_row_filters(self):
+        leave, enter = re.compile(r"set id = (93|96|99|-1|-2|-3|90)\b"), re.compile(r"set id = (91|92|94|-4|-5|-6|97)\b")
+        scripts = [generate(seed, 15).script() for seed in range(200)]
+        for form, least in [(leave, 30), (enter, 20)]:
+            self.assertGreaterEqual(sum(bool(form.search(script)) for script in scripts), least, form)
+
     def test_every_kind_of_thing_comes_up(self):
         text = "\n".join(generate(seed, 18).script() for seed in range(300))
         for word in ["security definer", "set search_path", "inherits", "partition by hash", "attach partition", "replica identity full", "using index",
