@@ -44,6 +44,10 @@ const OPEN: &str = "e.state in ('waiting', 'running', 'failed')";
 const IS_ABOUT: &str =
     "(i.relations = '{}' or exists (select from pg_class c where c.oid = any (i.relations)))";
 
+/// The tables of `$4`, and all that inherit from them.
+const BELOW: &str = "array(with recursive below (oid) as (select unnest($4::oid[]) union \
+    select inhrelid from pg_inherits join below on inhparent = oid) select oid from below)";
+
 /// Processes that run intents: the number of one that was killed may be somebody else's.
 const WORKERS: &str = "(select pid from pg_stat_activity where backend_type = 'braid intent' and datname = current_database())";
 
@@ -181,6 +185,16 @@ fn cancel_those_that_create(about: &[String]) {
     );
 }
 
+/// Whether PostgreSQL refuses a statement while constraints of its tables, or of the tables below
+/// them, are to be validated. It makes no primary key and no identity of a column whose NOT NULL is
+/// to be validated, nor another NOT NULL. A table that becomes a child or a partition must have
+/// valid constraints; a foreign key that is not valid would get a second one beside it.
+fn needs_valid(statement: &Statement, table: &StatementTable) -> bool {
+    table.added.iter().any(|line| {
+        line.contains("\tPRIMARY KEY") || line.contains(" identity ") || line.starts_with("parent ")
+    }) || statement.tag == "ALTER TABLE" && statement.text.to_lowercase().contains("not null")
+}
+
 /// Before a statement is run that is no intent: cancels intents whose result it drops, has those
 /// that run about its tables begin anew later, and waits for those whose result it needs. In a
 /// transaction that has not locked the tables yet.
@@ -205,12 +219,12 @@ pub fn make_way(statement: &Statement) -> Result<(), PgError> {
         } else {
             removed.into_iter().chain(added).collect()
         };
-        // PostgreSQL makes no primary key and no identity of a column whose NOT NULL is to be
-        // validated.
-        let needs_valid = table
+        // Those that a child has already are merged with the parent's.
+        let constraints: Vec<String> = table
             .added
             .iter()
-            .any(|line| line.contains("\tPRIMARY KEY") || line.contains(" identity "));
+            .filter_map(|line| Some(key(line).strip_prefix("constraint ")?.to_owned()))
+            .collect();
         // A statement has the name that the table had at its time.
         let renamed = match (&table.before, &table.after) {
             (Some(was), Some(is)) if (&was.namespace, &was.name) != (&is.namespace, &is.name) => {
@@ -222,14 +236,17 @@ pub fn make_way(statement: &Statement) -> Result<(), PgError> {
             &format!(
                 "select e.statement, e.state from braid.ddl_entry e join braid.ddl_intent i using (ddl_id) \
                  where {OPEN} and {IS_ABOUT} and (i.objects && $1::text[] or to_regclass($2)::oid = any (i.relations) \
-                   or $3::boolean and i.relations && $4::oid[] and exists (select from unnest(i.objects) o where o like '% constraint %')) \
+                   or not i.creates and exists (select from pg_constraint c \
+                     where c.conrelid = any (i.relations) and not c.convalidated and c.conrelid = any ({BELOW}) \
+                       and ($3::boolean or format('%I', c.conname) = any ($5::text[])))) \
                  order by i.place limit 1"
             ),
             &[
                 Some(&array_literal(&needed)),
                 renamed.as_deref(),
-                Some(&needs_valid.to_string()),
+                Some(&needs_valid(statement, table).to_string()),
                 Some(&list(&oids_of(&statement.tables))),
+                Some(&array_literal(&constraints)),
             ],
         );
         if let (Some(text), Some(state)) = (found.get(0, 0), found.get(0, 1)) {
