@@ -159,6 +159,13 @@ impl Peers {
         Ok(answer)
     }
 
+    /// Whether commits at a node that was asked before wait for this node to confirm them. False if
+    /// the node can't say.
+    pub(super) fn commits_wait(&mut self, source: &Source, deadline: Instant) -> bool {
+        let peer = self.by_subscription.get_mut(&source.subscription);
+        peer.and_then(|peer| peer.kept_by(source, deadline)) == Some(PeerLock::ByCommit)
+    }
+
     /// Close what was not used for a while.
     pub(super) fn close_unused(&mut self) {
         self.by_subscription
@@ -201,8 +208,16 @@ impl Peer {
 
     /// Adds to an error about a lock whether commits at the peer wait for this node.
     fn about_lock(&mut self, mut error: PgError, source: &Source, deadline: Instant) -> PgError {
-        if error.sqlstate != SqlState::LockNotAvailable || !self.connection.is_open() {
-            return error;
+        if error.sqlstate == SqlState::LockNotAvailable {
+            error.peer_lock = self.kept_by(source, deadline);
+        }
+        error
+    }
+
+    /// Whether commits at the peer wait for this node. `None` if it can't say.
+    fn kept_by(&mut self, source: &Source, deadline: Instant) -> Option<PeerLock> {
+        if !self.connection.is_open() {
+            return None;
         }
         let name = CString::new(source.name.as_str()).unwrap_or_default();
         let condition = subscription::commits_wait_for("$1");
@@ -210,11 +225,10 @@ impl Peer {
         let asked = self
             .connection
             .ask(&is_synchronous, &[name], deadline, Wait::Querier);
-        error.peer_lock = asked.ok().map(|cells| match cells.get(0, 0) {
+        asked.ok().map(|cells| match cells.get(0, 0) {
             Some(&[0]) => PeerLock::Held,
             _ => PeerLock::ByCommit,
-        });
-        error
+        })
     }
 
     fn ask(

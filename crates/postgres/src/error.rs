@@ -15,7 +15,7 @@ pub use fields::Fields;
 use fields::Watch;
 use held::Held;
 
-/// A lock at another node that a question to that node has waited for in vain.
+/// A lock at another node, or a commit there, that a question to that node has waited for in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLock {
     /// No commit at that node waits for this node to confirm it.

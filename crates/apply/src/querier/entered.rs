@@ -5,7 +5,7 @@
 //! as the insert of row 11. Its large value is neither in WAL nor at the subscriber. Null in its
 //! place would be a lost value, which nobody would notice.
 //!
-//! So the provider is asked, also where the subscriber has a row with this key. There are four
+//! So the provider is asked, also where the subscriber has a row with this key. There are five
 //! answers:
 //!
 //! 1. The provider shows the transaction and has the row: the row is written with the answer. If a
@@ -15,15 +15,20 @@
 //!    in the stream. The row is left out, and that is recorded as a conflict.
 //! 3. The provider does not show the transaction: the row still has its former key, under which the
 //!    provider is asked.
-//! 4. The provider has the row under neither key, or cannot tell: that is an error. The row is never
-//!    written with a null in place of the value.
+//! 4. The provider does not show the transaction, which has inserted the row: the row has no former
+//!    key. The commit may wait for this subscription as a synchronous standby. Then the transaction
+//!    is parked, and applied once the commit is past. Otherwise it is tried again.
+//! 5. The provider has the row under neither key, or cannot tell: that is an error. The row is
+//!    never written with a null in place of the value.
 //!
 //! Not for: updates, whose missing values the row at the subscriber may have (`super`).
 
 use std::ffi::CString;
+use std::time::Instant;
 
 use braid_bgworker::sqlstate::SqlState;
-use braid_postgres::error::PgError;
+use braid_node::settings;
+use braid_postgres::error::{PeerLock, PgError};
 
 use super::{Questions, Sought};
 use crate::peer::{AsOf, Column, Form, Reply};
@@ -50,6 +55,10 @@ pub(crate) enum Entered {
     /// The rows come by no subscription.
     Nobody,
 }
+
+/// The provider shows a transaction at once, or waits for a standby. After this part of the time
+/// for its answer it is asked whether it waits for this node.
+const COMMIT_PART: u32 = 4;
 
 /// A column that is asked for besides those of the row: the time of the transaction that wrote it.
 pub(super) const WRITTEN_AT: Column = Column {
@@ -138,6 +147,7 @@ impl Questions<'_> {
             None => None,
         };
         let inquiry = self.inquiry(&source, remote, &columns, AsOf::Transaction(current.xid));
+        let mut ask_of_commits = Instant::now() + settings::querier_timeout() / COMMIT_PART;
         loop {
             match self.put(&inquiry, &new)? {
                 (Reply::NoTable, _) => return Err(changed_at_provider(remote)),
@@ -157,6 +167,17 @@ impl Questions<'_> {
                 return Err(self
                     .hints
                     .wait_for_commit("A large value is to be asked for."));
+            }
+            // The commit may wait for this subscription. Then it is not shown before that is past
+            // the transaction, which is parked.
+            if Instant::now() > ask_of_commits {
+                let deadline = Instant::now() + settings::querier_timeout();
+                if self.querier.peers.commits_wait(&source, deadline) {
+                    let mut error = not_shown(remote, &source.node);
+                    error.peer_lock = Some(PeerLock::ByCommit);
+                    return Err(error);
+                }
+                ask_of_commits = deadline;
             }
             if !inquiry.may_wait() {
                 return Err(not_shown(remote, &source.node));

@@ -513,8 +513,8 @@ impl Applier {
                     error.message
                 );
                 said.hint = Some(
-                    "A commit at the provider may hold the lock until this subscription is past it. The transaction is applied by itself \
-                     once the lock is released."
+                    "A commit at the provider may wait until this subscription is past it. The transaction is applied by itself once that \
+                     commit is over, and its locks are released."
                         .to_owned(),
                 );
                 said.warn();
