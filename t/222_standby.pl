@@ -50,6 +50,18 @@ my @calls = split /\n/, $osaka->safe_psql('postgres', q[
 cmp_ok(scalar @calls, '>', 100, 'functions');
 my (undef, undef, $errors) = $osaka->psql('postgres', "\\set VERBOSITY verbose\n" . join(";\n", @calls) . ';', on_error_stop => 0);
 is(join("\n", grep { /XX000/ } split /\n/, $errors), '', 'no function ends with an internal error');
+# Nor where it gets arguments; and none waits for what a standby never receives.
+my $arguments = q[case format_type(t, null) when 'text' then '$$tokyo_from_paris$$' when 'name' then '$$tokyo_from_paris$$' when 'text[]' then '$${item}$$'
+	when 'name[]' then '$${item}$$' when 'regclass' then '$$item$$' when 'oid' then '$$item$$::regclass' when 'integer' then '1' when 'bigint' then '1' when 'boolean' then 'true'
+	when 'interval' then '$$1 s$$' when 'pg_lsn' then '$$0/0$$' when 'jsonb' then '$${}$$' when 'uuid' then 'gen_random_uuid()' when 'timestamp with time zone' then 'now()'
+	when 'bytea' then '$$\\x00$$' else 'null' end || '::' || format_type(t, null)];
+@calls = split /\n/, $osaka->safe_psql('postgres', qq[
+	select format('%s braid.%I(%s)', case p.prokind when 'p' then 'call' else 'select' end, p.proname, (select string_agg($arguments, ', ' order by i) from unnest(p.proargtypes) with ordinality a (t, i)))
+	  from pg_proc p where p.pronamespace = 'braid'::regnamespace and p.prokind in ('f', 'p') and p.prorettype not in ('trigger'::regtype, 'event_trigger'::regtype)
+	   and not 'record'::regtype = any (p.proargtypes) order by 1]);
+like("@calls", qr/call braid\.compare\(.*select braid\.group_route_clear\(/, 'functions and procedures');
+(undef, undef, $errors) = $osaka->psql('postgres', "\\set VERBOSITY verbose\nset statement_timeout = '15 s';\n" . join(";\n", @calls) . ';', on_error_stop => 0);
+is(join("\n", grep { /XX000|57014/ } split /\n/, $errors), '', 'with arguments neither, and each ends soon');
 
 # The address of the provider, which a failover moves.
 sub lead_to

@@ -59,6 +59,20 @@ $old->query("\\set VERBOSITY verbose\n\\set SHOW_CONTEXT always\n" . q[select br
 like($old->{stderr}, qr/ERROR:  42710: another session has created an object of the same name\nHINT:/, 'an older snapshot: what it is told');
 unlike($old->{stderr}, qr/SQL statement|update braid/i, 'an older snapshot: nothing of the statement');
 $old->quit;
+
+# Nor does it change what another session has changed since.
+for my $call (
+	creates('six'), q[select braid.disable_subscription('five')], q[select braid.alter_subscription('five', apply_mode => 'batch')], q[select braid.set_rate_limit('five', 1)],
+	q[select braid.set_conflict_resolution('item', null, 'error')], q[select braid.set_foreign_key_rule('other', null, null)], q[select braid.drop_subscription('five')])
+{
+	my $older = $paris->background_psql('postgres', on_error_stop => 0);
+	$older->query_safe('begin isolation level repeatable read; select count(*) from braid.nodes');
+	$paris->safe_psql('postgres', $call);
+	$older->query("\\set VERBOSITY verbose\n\\set SHOW_CONTEXT always\n$call");
+	like($older->{stderr}, qr/ERROR:  (40001: another session has changed the same at the same time\nDETAIL:.*\nHINT|42710: )/, "an older snapshot, $call: what it is told");
+	unlike($older->{stderr}, qr/SQL statement|update braid/i, "an older snapshot, $call: nothing of the statement");
+	$older->quit;
+}
 $paris->safe_psql('postgres', "select braid.drop_subscription(name) from braid.subscription_status");
 
 # Subscriptions of a silent provider that are dropped together wait for it once.

@@ -77,6 +77,11 @@ fn explained(error: &PgError) -> Option<Failure> {
     if is_write && in_recovery() {
         return Some(on_standby().detail(format!("PostgreSQL reported: {}.", error.message)));
     }
+    // A transaction with an older snapshot has met a row that another session has changed.
+    if error.sqlstate == SqlState::SerializationFailure {
+        let reported = format!("PostgreSQL reported: {}.", error.message);
+        return Some(changed_meanwhile().detail(reported));
+    }
     let (schema, table) = fields.table()?;
     if error.sqlstate != SqlState::UniqueViolation || schema != "braid" {
         return None;
@@ -89,12 +94,17 @@ fn explained(error: &PgError) -> Option<Failure> {
         Failure::duplicate("another session has created an object of the same name")
             .hint("A new transaction sees that object. Choose another name, or change that object.")
     } else {
-        Failure::new(
-            PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
-            "another session has changed the same at the same time",
-        )
-        .hint("Try again in a new transaction.")
+        changed_meanwhile()
     })
+}
+
+/// 40001: another session was faster.
+fn changed_meanwhile() -> Failure {
+    Failure::new(
+        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+        "another session has changed the same at the same time",
+    )
+    .hint("Try again in a new transaction.")
 }
 
 /// 25006: this server is a standby.

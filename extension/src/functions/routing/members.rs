@@ -19,7 +19,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome};
 use super::super::group::peer::check_peer;
-use super::super::{required, run, text};
+use super::super::{in_recovery, on_standby, required, run, text};
 use super::check::{RoutedKeys, check_routable};
 
 /// How long a member waits for what the group has agreed.
@@ -69,6 +69,10 @@ impl Stage {
 
 /// Waits until this node knows something.
 fn wait_until<T>(mut look: impl FnMut(Known) -> Option<T>) -> Outcome<T> {
+    // A standby never receives it.
+    if in_recovery() {
+        return Err(on_standby());
+    }
     let since = Instant::now();
     loop {
         if let Some(found) = routing::known().and_then(&mut look) {
