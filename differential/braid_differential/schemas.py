@@ -35,7 +35,8 @@ class Table:
     filters: list = field(default_factory=list)
 
 
-# Row filters, each with ids that it lets pass and ids that it does not. No other statement makes these ids.
+# Row filters, each with ids that it lets pass and ids that it does not. No other statement makes
+# these ids.
 FILTERS = {
     "id % 3 <> 0": ((91, 92, 94), (93, 96, 99)),
     "id > 4": ((95, 97, 98), (-1, -2, -3)),

@@ -187,7 +187,8 @@ class Statements:
         for old, new in moves:
             if rng.random() < 0.3:
                 self._add(STREAM, self._toast_of(table, old), [table.name])
-            # Native loses the large values that an update leaves in a row that enters: all get new ones. One that leaves keeps them.
+            # Native loses the large values that an update leaves in a row that enters: all get
+            # new ones. A row that leaves keeps them.
             row = rows_of(rng, table, 1)[0] if new in inside and not table.whole else {}
             self._add(STREAM, Update(table.name, {**row, "id": str(new)}, f"id = {old}"), [table.name])
         if together:
