@@ -198,7 +198,7 @@ wait_until(
 		query($paris, "select braid.skip_transaction('paris_from_tokyo', '$lsn')");
 		return 0;
 	},
-	$all ? 400 : 200) or diag('the other node has not caught up');
+	$all ? 1200 : 600) or diag('the other node has not caught up');
 note("it has stopped at: $_") for @known;
 note('the other node was there after ' . (time - $began) . ' s');
 is(join("\n", @stopped), '', 'each statement is run at the other node, but for those that are known');
