@@ -483,8 +483,11 @@ fn await_others(removed: &Peer, view: &View) -> Result<Progress, PgError> {
         return Ok(Progress::Waits(waits.join(", ")));
     }
     error::transaction(|| {
+        // Nobody asks the others again: what is shown of their parts ends here as well.
         execute(
-            "update braid.group_recovery set state = 'done', done_at = clock_timestamp() where member_id = $1 and survivor_id = $2",
+            "update braid.group_recovery set state = 'done', waits_for = null, \
+                    done_at = case when survivor_id = $2 then clock_timestamp() else done_at end \
+              where member_id = $1 and (survivor_id = $2 or state = 'complete')",
             &[signed(removed.id).into(), signed(view.own.id).into()],
         )
     })?;
