@@ -4,6 +4,8 @@ use strict;
 use warnings;
 
 use Braid;
+use File::Basename qw(dirname);
+use File::Path qw(make_path);
 use Group;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -114,11 +116,13 @@ for my $database (qw(latin ascii))
 }
 
 # pg_dump: a server whose programs are elsewhere.
-my $programs = PostgreSQL::Test::Utils::tempdir();
+# Programs find the other directories by the way from one to the other.
+my $elsewhere = PostgreSQL::Test::Utils::tempdir();
 chomp(my ($bin, $lib, $share) = map { scalar `pg_config --$_` } qw(bindir pkglibdir sharedir));
-system_or_bail('cp', '-a', $bin, "$programs/bin");
-symlink $lib, "$programs/lib" or die $!;
-symlink $share, "$programs/share" or die $!;
+make_path(dirname($elsewhere . $_)) for $bin, $lib, $share;
+system_or_bail('cp', '-a', $bin, $elsewhere . $bin);
+symlink $_, $elsewhere . $_ or die $! for $lib, $share;
+my $programs = dirname($elsewhere . $bin);
 unlink "$programs/bin/pg_dump" or die $!;
 my $bare = new_server('bare', init => ['--data-checksums'], install_path => $programs);
 sql($bare, 'create extension braid');

@@ -15,7 +15,9 @@ my @pages = map { "guide/$_" } qw(conflicts conflict-history conflict-functions 
 push @pages, qw(wal2json ingest);
 @pages = split /\s+/, $ENV{BRAID_PAGES} if $ENV{BRAID_PAGES};
 
-my %node = map { $_ => new_server($_, conf => "braid.orphan_check_interval = 1s\nmax_prepared_transactions = 10") } qw(tokyo paris);
+# The database of each page keeps its replication origins, for which these are places before 18.
+my $conf = "braid.orphan_check_interval = 1s\nmax_prepared_transactions = 10\nmax_replication_slots = 64\n";
+my %node = map { $_ => new_server($_, conf => $conf) } qw(tokyo paris);
 my %other = (tokyo => 'paris', paris => 'tokyo');
 my $database;
 sub sql { my ($node, $sql) = @_; return $node{$node}->safe_psql($database, $sql); }
