@@ -118,6 +118,22 @@ pub fn rows_written(
     }))
 }
 
+/// Runs a statement that mostly finds nothing to write, and returns the number of rows that it has
+/// touched. The transaction takes an id when a row is written. [`execute_counting`] always takes
+/// one, so its transaction writes WAL: processes do not run it periodically.
+///
+/// Before the transaction has an id, [`rows`] sees no later commits, and may lock no rows.
+pub fn execute_lazily(sql: &str, arguments: &[DatumWithOid<'_>]) -> usize {
+    catalog::write(sql, arguments).0
+}
+
+/// As [`execute_lazily`], and returns the rows that the statement returns, as text.
+#[must_use]
+pub fn rows_lazily(sql: &str, arguments: &[DatumWithOid<'_>]) -> Vec<Vec<Option<String>>> {
+    let (_, rows) = catalog::write(sql, arguments);
+    rows.iter().map(<[_]>::to_vec).collect()
+}
+
 /// Read a subscription; `None` when it is gone.
 ///
 /// # Errors
@@ -201,8 +217,11 @@ pub fn joins_with_rows() -> Result<bool, PgError> {
 /// # Errors
 /// As [`execute`].
 pub fn limit_lock_waits() -> Result<(), PgError> {
-    execute("set local lock_timeout = '100ms'", &[])
+    execute(LIMIT_LOCK_WAITS, &[])
 }
+
+/// The statement of [`limit_lock_waits`].
+pub const LIMIT_LOCK_WAITS: &str = "set local lock_timeout = '100ms'";
 
 /// Move a subscription's phase on.
 ///

@@ -6,11 +6,12 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
+use pgrx::datum::DatumWithOid;
 use pgrx::{IntoDatum, PgSqlErrorCode, pg_sys};
 
 use crate::acting_role::ActingRole;
 use crate::decoding::Tuple;
-use crate::encoding;
+use crate::encoding::{self, Unpacked};
 use crate::lock::LockMode;
 use crate::plain;
 use crate::rows::Rows;
@@ -76,6 +77,43 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
         let rows = collect();
         pg_sys::SPI_finish();
         rows
+    }
+}
+
+/// Runs a statement that may write, and returns how many rows it has touched, and those that it
+/// returns. The transaction takes an id with the first row that it writes, and not before. In a
+/// transaction.
+///
+/// Raises PostgreSQL's own error if the statement fails.
+pub fn write(sql: &str, arguments: &[DatumWithOid<'_>]) -> (usize, Rows) {
+    let sql = encoding::statement(sql);
+    let arguments = encoding::arguments(arguments);
+    let mut unpacked = Unpacked::new(&arguments);
+    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
+    // unwinds, and the abort cleans SPI up. The arrays have an entry for each argument, and outlive
+    // the call.
+    unsafe {
+        pg_sys::SPI_connect();
+        let code = pg_sys::SPI_execute_with_args(
+            sql.as_ptr(),
+            c_int::try_from(arguments.len()).unwrap_or(0),
+            unpacked.types.as_mut_ptr(),
+            unpacked.values.as_mut_ptr(),
+            unpacked.nulls.as_ptr(),
+            false,
+            0,
+        );
+        if code < 0 {
+            pgrx::ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                format!("SPI failed with code {code}")
+            );
+        }
+        let touched = usize::try_from(pg_sys::SPI_processed).unwrap_or(usize::MAX);
+        let rows = collect();
+        pg_sys::SPI_finish();
+        (touched, rows)
     }
 }
 

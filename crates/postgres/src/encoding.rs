@@ -266,6 +266,32 @@ pub fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
     given.iter().map(one).collect()
 }
 
+/// Arguments of a statement as SPI takes them: an entry for each.
+pub(crate) struct Unpacked {
+    pub(crate) types: Vec<pg_sys::Oid>,
+    pub(crate) values: Vec<pg_sys::Datum>,
+    /// A space, or `n` for null.
+    pub(crate) nulls: Vec<c_char>,
+}
+
+impl Unpacked {
+    /// Unpacks arguments that [`arguments`] has converted. They outlive the result.
+    pub(crate) fn new(arguments: &[DatumWithOid<'_>]) -> Self {
+        let mut nulls: Vec<c_char> = Vec::with_capacity(arguments.len());
+        let mut values = Vec::with_capacity(arguments.len());
+        for argument in arguments {
+            let datum = argument.datum();
+            nulls.push(if datum.is_some() { b' ' } else { b'n' }.cast_signed());
+            values.push(datum.map_or(pg_sys::Datum::null(), |datum| datum.sans_lifetime()));
+        }
+        Self {
+            types: arguments.iter().map(DatumWithOid::oid).collect(),
+            values,
+            nulls,
+        }
+    }
+}
+
 /// Text of a value as UTF-8; `None` where a conversion can't be had.
 pub fn text_from_server(text: &[u8]) -> Option<String> {
     if text.is_ascii() {

@@ -6,13 +6,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use braid_bgworker::sqlstate::SqlState;
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
+use crate::encoding::Unpacked;
 use crate::error::PgError;
 use crate::{catalog, encoding, snapshot};
 
@@ -55,14 +56,11 @@ pub fn rows_in_snapshot(
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
     let arguments = encoding::arguments(arguments);
-    let types: Vec<pg_sys::Oid> = arguments.iter().map(DatumWithOid::oid).collect();
-    let mut values = Vec::with_capacity(arguments.len());
-    let mut nulls: Vec<c_char> = Vec::with_capacity(arguments.len());
-    for argument in &arguments {
-        let datum = argument.datum();
-        nulls.push(if datum.is_some() { b' ' } else { b'n' }.cast_signed());
-        values.push(datum.map_or(pg_sys::Datum::null(), |datum| datum.sans_lifetime()));
-    }
+    let Unpacked {
+        types,
+        mut values,
+        nulls,
+    } = Unpacked::new(&arguments);
     // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between unwinds, and the abort cleans it up. The arrays have an entry for each argument and outlive the call; a plan that is kept lives as long as the process.
     unsafe {
         pg_sys::SPI_connect();

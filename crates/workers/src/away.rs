@@ -11,19 +11,37 @@
 //! | the same | has ended | are forgotten |
 //! | null again, by `enable_subscription` | may run | are kept for it from here on |
 
-use std::sync::atomic::Ordering;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::registry::{self, Activity};
 use braid_node::settings;
-use braid_node::subscription::{execute_counting, limit_lock_waits, rows, rows_written};
+use braid_node::subscription::{LIMIT_LOCK_WAITS, execute_lazily, rows, rows_lazily};
 use braid_postgres::error::{self, PgError};
-use braid_postgres::server;
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
+use braid_postgres::{server, xid};
 
 /// For so long after the start of the server nobody is given up.
 const GRACE: Duration = Duration::from_secs(300);
+
+/// A time in the catalog is noted anew once it is this old.
+const NOTED_EVERY: Duration = Duration::from_secs(60);
+/// The longest such time for a connected provider while the server is idle.
+const NOTED_EVERY_IDLE: Duration = Duration::from_secs(3600);
+/// The server is idle if fewer transactions have taken an id since the last note. Managers of other
+/// databases note times as well: one note must not cause the next.
+const IDLE: u64 = 100;
+
+/// The full id of the next transaction after the last note.
+static NEXT_XID: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// When each subscription's provider was last connected, microseconds since 1970-01-01 UTC.
+    static SEEN: RefCell<HashMap<u32, i64>> = RefCell::default();
+}
 
 /// What a user can do about one that was given up.
 pub const HINT: &str = "Drop the subscription, create it again with copy_data => false, and copy its tables with braid.resync_table; or go on all the same with \
@@ -54,21 +72,9 @@ pub fn peers(subscriptions: &[u32]) -> Peers {
 }
 
 fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
-    limit_lock_waits()?;
-    for id in subscriptions {
-        execute_counting(
-            "update braid.subscription set caught_up_at = coalesce(to_timestamp($2::bigint / 1000000.0), caught_up_at), \
-             connected_at = case when $3::boolean then now() else connected_at end \
-             where subscription_id = $1 and ((caught_up_at < to_timestamp($2::bigint / 1000000.0) - interval '1 minute') is not false \
-             and $2::bigint is not null or $3::boolean and (connected_at < now() - interval '1 minute') is not false)",
-            &[
-                i64::from(*id).into(),
-                caught_up(*id).into(),
-                is_connected(*id).into(),
-            ],
-        )?;
-    }
+    execute_lazily(LIMIT_LOCK_WAITS, &[]);
     let limit = settings::peer_away_limit();
+    note(subscriptions, limit);
     let again = limit.and_then(grace);
     if let (Some(limit), None) = (limit, again) {
         let away: Vec<String> = subscriptions
@@ -76,7 +82,7 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
             .filter(|id| !is_connected(**id))
             .map(u32::to_string)
             .collect();
-        let given_up = rows_written(
+        let given_up = rows_lazily(
             "update braid.subscription set given_up_at = now(), error_at = coalesce(error_at, now()), \
              error_hint = case when error_sqlstate is null then $3 else error_hint end, \
              error_message = coalesce(error_message, format('provider \"%s\" was away for longer than braid.peer_away_limit: \
@@ -90,7 +96,7 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
                 i64::from(limit).into(),
                 HINT.into(),
             ],
-        )?;
+        );
         for row in given_up {
             let text = |index: usize| row.get(index).cloned().flatten().unwrap_or_default();
             PgError::new(
@@ -124,6 +130,51 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
         awaited: awaited.filter(|id| !gone.contains(id)).collect(),
         again,
     })
+}
+
+/// Notes in the catalog when each provider was connected last, and how far it was heard. In a
+/// transaction.
+///
+/// An idle server would write nothing but these notes. So it notes less often while a provider is
+/// connected. The manager remembers the last moment, and notes it once the provider is gone. After
+/// a restart only the catalog is known: a provider may be given up a tenth of the limit too early.
+fn note(subscriptions: &[u32], limit: Option<i32>) {
+    let is_idle = xid::next_full().saturating_sub(NEXT_XID.load(Ordering::Relaxed)) < IDLE;
+    let rarely = limit.map_or(NOTED_EVERY_IDLE, |limit| {
+        let part = Duration::from_secs(u64::try_from(limit / 10).unwrap_or(0));
+        part.clamp(NOTED_EVERY, NOTED_EVERY_IDLE)
+    });
+    let mut noted = 0;
+    for id in subscriptions {
+        let is_connected = is_connected(*id);
+        if is_connected {
+            let now = timestamp::now().saturating_add(EPOCH_DIFFERENCE);
+            SEEN.with_borrow_mut(|seen| seen.insert(*id, now));
+        }
+        let connected = SEEN.with_borrow(|seen| seen.get(id).copied());
+        let every = if is_idle && is_connected {
+            rarely
+        } else {
+            NOTED_EVERY
+        };
+        noted += execute_lazily(
+            "update braid.subscription set caught_up_at = coalesce(to_timestamp($2::bigint / 1000000.0), caught_up_at), \
+             connected_at = greatest(connected_at, to_timestamp($3::bigint / 1000000.0)) \
+             where subscription_id = $1 \
+             and ((caught_up_at < to_timestamp($2::bigint / 1000000.0) - make_interval(secs => $4)) is not false and $2::bigint is not null \
+             or (connected_at < to_timestamp($3::bigint / 1000000.0) - make_interval(secs => $4)) is not false and $3::bigint is not null)",
+            &[
+                i64::from(*id).into(),
+                caught_up(*id).into(),
+                connected.into(),
+                every.as_secs_f64().into(),
+            ],
+        );
+    }
+    SEEN.with_borrow_mut(|seen| seen.retain(|id, _| subscriptions.contains(id)));
+    if noted > 0 {
+        NEXT_XID.store(xid::next_full(), Ordering::Relaxed);
+    }
 }
 
 /// How long a server that has just been started still waits for providers to be reached: it was away itself.

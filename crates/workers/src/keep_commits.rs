@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use braid_bgworker::commit_block::{self, Commit, TRANSACTIONS};
 use braid_node::kept_commit::stored;
 use braid_node::registry::{self, ManagerEntry};
-use braid_node::subscription::{execute, execute_counting, rows};
+use braid_node::subscription::{execute, execute_lazily, rows};
 use braid_node::{local_version, settings};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::EPOCH_DIFFERENCE;
@@ -31,10 +31,10 @@ fn age() -> u64 {
 pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
     let (kept, more) = error::transaction(|| {
         if let Some(before) = before {
-            execute_counting(
+            execute_lazily(
                 "delete from braid.kept_commit where newest < $1",
                 &[before.into()],
-            )?;
+            );
         }
         let more = copy(before.unwrap_or(i64::MIN), nobody, Reach::Old)?;
         let kept = number_row(

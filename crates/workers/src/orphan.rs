@@ -14,7 +14,7 @@ mod parent;
 use braid_apply::with_fixed_settings;
 use braid_node::clock;
 use braid_node::settings::{self, ConflictHistory};
-use braid_node::subscription::{execute, execute_counting, rows, rows_written};
+use braid_node::subscription::{execute, execute_counting, rows, rows_lazily};
 use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
@@ -168,7 +168,7 @@ fn settle_some(
     let arguments = arguments.as_ref().map_or(&[][..], |arguments| arguments);
     let confined = Rights::Confined(watched.owner);
     // So that a key is written as it is in an image of the referenced row.
-    let found = with_fixed_settings(|| with_rights(confined, || rows_written(&query, arguments)))?;
+    let found = with_fixed_settings(|| with_rights(confined, || rows_lazily(&query, arguments)));
     let is_last = found.len() < STEP;
     let mut last = None;
     let mut orphans = Vec::new();

@@ -1,6 +1,8 @@
 //! Removing what nobody needs any more: row versions, deletions and images that are older than all
 //! that can still arrive, old conflicts, calls of conflict functions. Run by the manager; what has
 //! arrived other processes ask too.
+//!
+//! A round that removes nothing writes no WAL: no statement takes a transaction id in advance.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 use braid_apply::KEEP_MERGED;
 use braid_gir::lsn_text;
 use braid_node::settings::timers;
-use braid_node::subscription::{execute_counting, rows};
+use braid_node::subscription::{execute_lazily, rows};
 use braid_node::{crash, left_origin, registry, settings, tombstone};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::timestamp::{self, EPOCH_DIFFERENCE};
@@ -125,57 +127,57 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
     if let Some(entry) = registry::my_manager() {
         entry.arrived_before.store(before, Ordering::Release);
     }
-    execute_counting(
+    execute_lazily(
         "delete from braid.batch where newest < $1",
         &[before.into()],
-    )?;
+    );
     // What is still to be decoded has to be told by its version, and so does what is prepared, and
     // may be committed under it this moment.
-    execute_counting(
+    execute_lazily(
         "delete from braid.local_version where case when xid = 0 then committed_at < $1 else \
          xid < (select least(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, \
          pg_snapshot_xmax(pg_current_snapshot())::text::bigint - coalesce(max(age(catalog_xmin)), 0) - 1000) \
          from pg_replication_slots where database = current_database()) \
          and (committed_at < $1 or braid.commit_timestamp((xid & 4294967295)::text::xid) is null) end",
         &[before.into()],
-    )?;
-    tombstone::settle()?;
-    let forgotten = execute_counting(
+    );
+    tombstone::settle();
+    let forgotten = execute_lazily(
         "delete from braid.tombstone where ctid = any (array(select ctid from braid.tombstone where deleted_at < $1 and deleted_at <> 0 limit 10000))",
         &[before.into()],
-    )?;
-    let copied = execute_counting(
+    );
+    let copied = execute_lazily(
         "delete from braid.copied_version where ctid = any (array(select ctid from braid.copied_version where version_at < case when merged then $2 else $1 end limit 10000))",
         &[before.into(), before.saturating_sub(KEEP_MERGED).into()],
-    )?;
-    execute_counting(
+    );
+    execute_lazily(
         "delete from braid.rewrite where newest < $1",
         &[before.into()],
-    )?;
-    execute_counting(
+    );
+    execute_lazily(
         "delete from braid.copied_table where newest < $1",
         &[before.into()],
-    )?;
+    );
     // What is past them all has come, or was left out.
-    execute_counting(
+    execute_lazily(
         "delete from braid.copied_position c where not exists (select from pg_class r where r.oid = c.relation) \
          or (select bool_and(coalesce(a.applied_lsn, '0/0') >= greatest(c.\"position\", (select max(lsn) from unnest(c.beyond) as lsn), (select max(lsn) from unnest(c.missing) as lsn))) \
              from braid.subscription s left join braid.subscription_activity() a using (subscription_id) where s.provider_id = c.node_id)",
         &[],
-    )?;
-    let columns = execute_counting(
+    );
+    let columns = execute_lazily(
         "delete from braid.column_write where ctid = any (array(select ctid from braid.column_write where written_at < $1 limit 10000))",
         &[before.into()],
-    )?;
-    let taken = execute_counting(
+    );
+    let taken = execute_lazily(
         "delete from braid.taken_row where ctid = any (array(select ctid from braid.taken_row where removed_at < $1 and removed_at <> 0 limit 10000))",
         &[before.into()],
-    )?;
-    let images = execute_counting(
+    );
+    let images = execute_lazily(
         "delete from braid.deleted_parent where ctid = any (array(select ctid from braid.deleted_parent \
          where written_at < 'epoch'::timestamptz + $1 * interval '1 microsecond' limit 10000))",
         &[before.into()],
-    )?;
+    );
     let more = [forgotten, copied, columns, taken, images]
         .into_iter()
         .any(|some| some >= PURGE_BATCH);
@@ -212,10 +214,10 @@ fn purge_calls(subscriptions: &[u32]) -> Result<(), PgError> {
         // What is confirmed does not come again.
         let confirmed = registry::subscription(*id)
             .map_or(0, |entry| entry.flushed_lsn.load(Ordering::Relaxed));
-        execute_counting(
+        execute_lazily(
             "delete from braid.conflict_call where subscription_id = $1 and commit_lsn < $2::pg_lsn",
             &[i64::from(*id).into(), lsn_text(confirmed).as_str().into()],
-        )?;
+        );
     }
     Ok(())
 }
@@ -226,26 +228,26 @@ fn purge_conflicts() -> Duration {
         return timers::purge();
     };
     let purged = error::transaction(|| {
-        let purged = execute_counting(
+        let purged = execute_lazily(
             "delete from braid.conflict_record where conflict_id in (select conflict_id from braid.conflict_record \
              where recorded_at < now() - make_interval(mins => $1) limit 10000)",
             &[minutes.into()],
-        )?;
-        execute_counting(
+        );
+        execute_lazily(
             "delete from braid.conflict_value v where not exists (select from braid.conflict_record c where c.conflict_id = v.conflict_id)",
             &[],
-        )?;
-        execute_counting(
+        );
+        execute_lazily(
             "with gone as (delete from braid.parked_transaction where state = 'skipped' and skipped_at < now() - make_interval(mins => $1) \
              returning parked_id) delete from braid.parked_record r using gone where r.parked_id = gone.parked_id",
             &[minutes.into()],
-        )?;
-        execute_counting(
+        );
+        execute_lazily(
             "with old as (delete from braid.ddl_entry e where recorded_at < now() - make_interval(mins => $1) \
              and not (state in ('waiting', 'running', 'failed') and exists (select from braid.ddl_intent i where i.ddl_id = e.ddl_id)) returning ddl_id) \
              delete from braid.ddl_intent i using old where i.ddl_id = old.ddl_id",
             &[minutes.into()],
-        )?;
+        );
         Ok(purged)
     });
     match purged {
@@ -263,7 +265,7 @@ fn purge_conflicts() -> Duration {
 /// its OID may be used again.
 fn add_up_conflicts() {
     let done = error::transaction(|| {
-        execute_counting(
+        execute_lazily(
             "with counted as (delete from braid.conflict_count returning *) \
              insert into braid.conflict_total as t select subscription_name, relation, kind, resolution, winner, sum(conflicts), \
              min(counted_at), max(counted_at) from counted group by subscription_name, relation, kind, resolution, winner \
@@ -271,11 +273,11 @@ fn add_up_conflicts() {
              conflicts = t.conflicts + excluded.conflicts, first_at = least(t.first_at, excluded.first_at), \
              last_at = greatest(t.last_at, excluded.last_at)",
             &[],
-        )?;
-        execute_counting(
+        );
+        Ok(execute_lazily(
             "delete from braid.conflict_total t where not exists (select from pg_catalog.pg_class c where c.oid = t.relation)",
             &[],
-        )
+        ))
     });
     if let Err(failure) = done {
         failure.log("could not add up conflicts");

@@ -29,7 +29,7 @@ use pgrx::pg_sys;
 
 use crate::local_version::commit_data;
 use crate::registry;
-use crate::subscription::execute;
+use crate::subscription::execute_lazily;
 
 /// Columns of `braid.tombstone`.
 const COLUMNS: usize = 4;
@@ -183,20 +183,16 @@ pub fn prepared_commits(timestamp: i64) {
 }
 
 /// Give tombstones of prepared transactions that have committed the time of that, and what these have taken out of tables without a key. In a transaction of the caller's.
-///
-/// # Errors
-/// Whatever SPI says.
-pub fn settle() -> Result<(), PgError> {
+pub fn settle() {
     for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
-        execute(
+        execute_lazily(
             &format!(
                 "update braid.{table} set {column} = (extract(epoch from coalesce(pg_xact_commit_timestamp(xmin), now())) * 1000000)::bigint \
                  where {column} = 0"
             ),
             &[],
-        )?;
+        );
     }
-    Ok(())
 }
 
 /// The newest deletion of the row with this hash: its time and origin.

@@ -9,7 +9,9 @@ use braid_bgworker::lease::leaves_a_gap;
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
 use braid_node::standing;
-use braid_node::subscription::{self, Subscription, execute_counting, rows, rows_written};
+use braid_node::subscription::{
+    self, Subscription, execute_counting, rows, rows_lazily, rows_written,
+};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::Connection;
 use braid_postgres::{server, transaction};
@@ -93,12 +95,12 @@ pub(super) fn held_now(id: u32) -> Result<Option<u64>, PgError> {
 
 fn least_held(id: u32) -> Result<Option<u64>, PgError> {
     // By a snapshot that is taken now, behind the lock.
-    let found = rows_written(
+    let found = rows_lazily(
         "select min(h.held_lsn)::text from braid.subscription s join braid.group_member m on m.node_id = s.provider_id \
            join braid.group_hold h on h.member_id = m.member_id \
           where s.subscription_id = $1 and s.only_origin is null",
         &[i64::from(id).into()],
-    )?;
+    );
     Ok(found
         .first()
         .and_then(|row| parse_lsn(row.first()?.as_deref()?)))

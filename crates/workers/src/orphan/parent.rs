@@ -21,7 +21,7 @@ use std::collections::HashMap;
 
 use braid_node::clock;
 use braid_node::settings;
-use braid_node::subscription::{execute, execute_counting, rows_written};
+use braid_node::subscription::{execute, execute_counting, execute_lazily, rows_written};
 use braid_postgres::catalog::{Rights, with_rights, with_settings};
 use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::attempt;
@@ -86,7 +86,7 @@ enum Outcome {
 /// transaction.
 pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Result<(), PgError> {
     // A deferrable constraint is to say at once what is wrong.
-    execute("set constraints all immediate", &[])?;
+    execute_lazily("set constraints all immediate", &[]);
     let mut outcomes: HashMap<&str, Outcome> = HashMap::new();
     let mut count = 0_u64;
     for orphan in orphans {
