@@ -4377,13 +4377,19 @@ create function braid.is_at(node text, relation regclass, tenant "any", record "
     as 'MODULE_PATHNAME', 'is_at_wrapper';
 comment on function braid.is_at is 'whether a node has a row of a routed table';
 
+create function braid.place(relation text, tenant "any", record "any", created timestamptz) returns integer
+    language c immutable parallel safe
+    as 'MODULE_PATHNAME', 'place_wrapper';
+comment on function braid.place is 'the set of nodes at which a row of a routed table is written: the key of an umbrella''s partitions';
+
 create function braid.routing_key(value "any") returns bytea
     language c immutable strict parallel safe
     as 'MODULE_PATHNAME', 'routing_key_wrapper';
 comment on function braid.routing_key is 'the bytes of a tenant or record that are hashed';
 
 create function braid.route_table(
-    relation regclass, tenant text, record text, created text, shards integer default 64, copies integer default 1, existing text default 'refuse'
+    relation regclass, tenant text, record text, created text, shards integer default 64, copies integer default 1, existing text default 'refuse',
+    umbrella boolean default false
 ) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'route_table_wrapper';
@@ -4471,6 +4477,47 @@ create function braid.add_node_set(relation regclass, nodes text[]) returns inte
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'add_node_set_wrapper';
 comment on function braid.add_node_set is 'adds a set of nodes, without shards yet, to a routed table; returns its number';
+
+create function braid.add_umbrella(relation regclass) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'add_umbrella_wrapper';
+comment on function braid.add_umbrella is 'makes a table in schema everywhere, at all nodes, that has the rows of a routed table at all nodes; or brings it in step';
+
+create function braid.remove_umbrella(relation regclass) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'remove_umbrella_wrapper';
+comment on function braid.remove_umbrella is 'drops the table in schema everywhere that has the rows of a routed table at all nodes';
+
+create function braid.add_umbrella_user(role name, password text default null) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'add_umbrella_user_wrapper';
+comment on function braid.add_umbrella_user is 'lets a role connect to the other nodes as itself, when it uses tables in schema everywhere';
+
+create function braid.remove_umbrella_user(role name) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'remove_umbrella_user_wrapper';
+comment on function braid.remove_umbrella_user is 'takes back what add_umbrella_user has done';
+
+-- Called by add_umbrella and others at each member, under the role of the connection string.
+create function braid.group_umbrella_make(relation text, users text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_umbrella_make_wrapper';
+comment on function braid.group_umbrella_make is 'a part of add_umbrella: makes the umbrella of a table at this node, or brings it in step';
+
+create function braid.group_umbrella_drop(relation text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_umbrella_drop_wrapper';
+comment on function braid.group_umbrella_drop is 'a part of remove_umbrella: drops the umbrella of a table at this node';
+
+create function braid.group_umbrella_user(role text, password text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_umbrella_user_wrapper';
+comment on function braid.group_umbrella_user is 'a part of add_umbrella_user: makes the user mappings of a role at this node';
+
+create function braid.group_umbrella_forget(role text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_umbrella_forget_wrapper';
+comment on function braid.group_umbrella_forget is 'a part of remove_umbrella_user: drops the user mappings of a role at this node';
 
 -- Called by move_shard at each member, under the role of the connection string.
 create function braid.group_route_moved(relation text, shard integer, phase text) returns void
@@ -5013,6 +5060,10 @@ grant execute on function
     braid.add_routing_rule,
     braid.move_shard,
     braid.add_node_set,
+    braid.add_umbrella,
+    braid.remove_umbrella,
+    braid.add_umbrella_user,
+    braid.remove_umbrella_user,
     braid.version_table,
     braid.unversion_table
     to braid_admin;
@@ -5047,6 +5098,10 @@ grant execute on function
     braid.group_route_blocks,
     braid.group_route_touch,
     braid.group_route_drop,
+    braid.group_umbrella_make,
+    braid.group_umbrella_drop,
+    braid.group_umbrella_user,
+    braid.group_umbrella_forget,
     braid.routed_table_rows,
     braid.shard_rows,
     braid.routing_rule_rows,
@@ -5153,6 +5208,7 @@ grant select on
 grant execute on function
     braid.is_here,
     braid.is_at,
+    braid.place,
     braid.shard_of,
     braid.routing_key,
     braid.route,

@@ -14,7 +14,7 @@
 //! The segment outlives the worker: rows are placed while it is restarted. If nothing is known yet,
 //! after a start of the server, rows wait.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use braid_postgres::error::PgError;
 use braid_postgres::wait::Wait;
 use braid_postgres::{compat, latch, libpq, plain, process, timestamp, worker};
 use braid_routing::{
-    Admission, NodeId, ReadBound, RecordHash, Route, RoutedTable, Routing, Shard, TableName,
+    Admission, NodeId, ReadBound, RecordHash, Route, RoutedTable, Routing, SetId, Shard, TableName,
     TenantHash, Time, Window, dsn,
 };
 use pgrx::pg_sys;
@@ -399,10 +399,75 @@ pub fn shard_of(table: &RoutedTable, row: &RowKeys) -> Shard {
 /// RT001 if the row belongs to other nodes; 22008 if it is dated too far ahead; 55P03 if the group
 /// does not agree in time; 55000 if the table is not routed, or nothing is known of it.
 pub fn check_here(name: &TableName, row: &RowKeys) -> Result<(), PgError> {
-    // Rows of another node were checked there. A shard that moves arrives before it is at home.
-    if worker::is_worker() || compat::session_origin() != 0 {
+    if is_from_elsewhere() {
         return Ok(());
     }
+    when_final(name, row, |known, table| {
+        check_home(&known.agreed, name, table, row)
+    })
+}
+
+/// Waits until the place of a row is final, and returns the set of nodes that it is written at: this
+/// node's own, if it takes the row.
+///
+/// # Errors
+/// As [`check_here`], but for RT001.
+pub fn place_of(name: &TableName, row: &RowKeys) -> Result<SetId, PgError> {
+    if ATTACHING.get() || is_from_elsewhere() {
+        return own_set(name, row);
+    }
+    when_final(name, row, |known, table| Ok(place_in(known, table, row)))
+}
+
+thread_local! {
+    /// All rows of a table are taken for rows of this node's set.
+    static ATTACHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Attaches a table to its umbrella. PostgreSQL looks at each row then. A row of a shard that moves
+/// may be on two sets, and must not keep the table from being attached.
+pub fn attaching<T>(work: impl FnOnce() -> T) -> T {
+    struct Inside;
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            ATTACHING.set(false);
+        }
+    }
+    ATTACHING.set(true);
+    let _inside = Inside;
+    work()
+}
+
+/// Rows of another node were checked there. A shard that moves arrives before it is at home.
+fn is_from_elsewhere() -> bool {
+    worker::is_worker() || compat::session_origin() != 0
+}
+
+fn own_set(name: &TableName, row: &RowKeys) -> Result<SetId, PgError> {
+    let known = known();
+    let table = known.as_ref().and_then(|known| known.table(name));
+    let (Some(known), Some(table)) = (&known, table) else {
+        return Err(not_routed(name));
+    };
+    let own = table.map().set_of(known.agreed.me);
+    Ok(own.unwrap_or_else(|| place_in(known, table, row)))
+}
+
+fn place_in(known: &Known, table: &RoutedTable, row: &RowKeys) -> SetId {
+    let shard = shard_of(table, row);
+    let map = table.map();
+    let own = map.set_of(known.agreed.me);
+    own.filter(|set| map.takes_writes(*set, shard))
+        .or_else(|| map.route(shard).map(|route| route.set))
+        .unwrap_or(SetId(0))
+}
+
+/// Does something with a row whose place is final, and waits until it is.
+fn when_final<T>(
+    name: &TableName,
+    row: &RowKeys,
+    work: impl FnOnce(&Known, &RoutedTable) -> Result<T, PgError>,
+) -> Result<T, PgError> {
     let mut waiting = Waiting::default();
     loop {
         let why = match known() {
@@ -414,7 +479,7 @@ pub fn check_here(name: &TableName, row: &RowKeys) -> Result<(), PgError> {
                     Admission::Now => {
                         note_use();
                         waiting.end();
-                        return check_home(&known.agreed, name, table, row);
+                        return work(&known, table);
                     }
                     Admission::WaitForClose => Why::Close,
                     Admission::WaitUntil(time) => {

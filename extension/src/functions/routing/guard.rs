@@ -12,6 +12,7 @@ use braid_node::routing::{self, RowKeys};
 use braid_node::routing_key::with_key;
 use braid_postgres::error::PgError;
 use braid_postgres::syscache;
+use braid_postgres::value::{Content, Value};
 use braid_routing::{RecordHash, TableName, TenantHash, Time};
 use pgrx::{pg_extern, pg_sys};
 
@@ -55,6 +56,22 @@ impl Call {
     /// PostgreSQL's own call of a function with these arguments.
     unsafe fn read(fcinfo: pg_sys::FunctionCallInfo, from: usize) -> Result<Self, PgError> {
         // SAFETY: as promised.
+        let (table, keys) = unsafe { Self::keys(fcinfo, from)? };
+        Ok(Self {
+            table: pg_sys::Oid::from(u32::try_from(table.value() & 0xffff_ffff).unwrap_or(0)),
+            keys,
+        })
+    }
+
+    /// The relation as it was given, and the keys.
+    ///
+    /// # Safety
+    /// PostgreSQL's own call of a function with these arguments.
+    unsafe fn keys(
+        fcinfo: pg_sys::FunctionCallInfo,
+        from: usize,
+    ) -> Result<(pg_sys::Datum, RowKeys), PgError> {
+        // SAFETY: as promised.
         let (given, collation) = unsafe {
             let count = usize::try_from((*fcinfo).nargs).unwrap_or(0);
             ((*fcinfo).args.as_slice(count), (*fcinfo).fncollation)
@@ -78,14 +95,14 @@ impl Call {
         let tenant = with_key(value(1, "tenant")?, type_of(1), collation, TenantHash::of)?;
         let record = with_key(value(2, "record")?, type_of(2), collation, RecordHash::of)?;
         let created = value(3, "creation")?;
-        Ok(Self {
-            table: pg_sys::Oid::from(u32::try_from(table.value() & 0xffff_ffff).unwrap_or(0)),
-            keys: RowKeys {
+        Ok((
+            table,
+            RowKeys {
                 tenant,
                 record,
                 created: Time(created.value().cast_signed() as i64),
             },
-        })
+        ))
     }
 }
 
@@ -99,6 +116,54 @@ fn is_here(fcinfo: pg_sys::FunctionCallInfo) -> bool {
         .and_then(|call| routing::check_here(name_of(call.table)?.as_ref(), &call.keys));
     match checked {
         Ok(()) => true,
+        Err(error) => error.raise(),
+    }
+}
+
+thread_local! {
+    /// The name that was last given to `braid.place`, and the table that has it.
+    static PLACED: RefCell<Option<(Box<[u8]>, Rc<TableName>)>> = const { RefCell::new(None) };
+}
+
+/// A table by its name in the group's log. `datum` is a text.
+fn named(datum: pg_sys::Datum) -> Result<Rc<TableName>, PgError> {
+    // SAFETY: the caller has an argument of type text, which is not null.
+    let value = unsafe { Value::stored(pg_sys::TEXTOID, (-1, false), datum) };
+    value.read(|content| {
+        let Content::Bytes(bytes) = content else {
+            return Err(not_named());
+        };
+        let known = PLACED.with_borrow(|known| match known {
+            Some((text, name)) if **text == *bytes => Some(Rc::clone(name)),
+            _ => None,
+        });
+        if let Some(name) = known {
+            return Ok(name);
+        }
+        let name = Rc::new(TableName::new(bytes).map_err(|_| not_named())?);
+        PLACED.set(Some((bytes.into(), Rc::clone(&name))));
+        Ok(name)
+    })
+}
+
+fn not_named() -> PgError {
+    PgError::new(
+        SqlState::InvalidParameterValue,
+        "the first argument is not the name of a routed table",
+    )
+    .with_hint("The view braid.routed_tables lists the routed tables.")
+}
+
+/// braid.place(relation text, tenant "any", record "any", created timestamptz) returns integer
+///
+/// The key of an umbrella's partitions.
+#[pg_extern(sql = false)]
+fn place(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
+    // SAFETY: PostgreSQL's own call, passed on as it came.
+    let found = unsafe { Call::keys(fcinfo, 0) }
+        .and_then(|(name, keys)| routing::place_of(named(name)?.as_ref(), &keys));
+    match found {
+        Ok(set) => i32::try_from(set.0).unwrap_or(i32::MAX),
         Err(error) => error.raise(),
     }
 }

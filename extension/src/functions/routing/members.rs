@@ -25,10 +25,10 @@ use super::check::{RoutedKeys, check_routable};
 /// How long a member waits for what the group has agreed.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A lock on the table is waited for that long.
-const LOCK_TIMEOUT: &str = "set local lock_timeout = '10s'";
+pub(super) const LOCK_TIMEOUT: &str = "set local lock_timeout = '10s'";
 
 /// The table of a name, as the log has it.
-fn find_table(name: &str) -> Outcome<pg_sys::Oid> {
+pub(super) fn find_table(name: &str) -> Outcome<pg_sys::Oid> {
     let found = query("select pg_catalog.to_regclass($1)::oid", &[Some(name)]);
     let oid = found.get(0, 0).and_then(|oid| oid.parse::<u32>().ok());
     oid.map(pg_sys::Oid::from).ok_or_else(|| {
@@ -41,14 +41,14 @@ fn find_table(name: &str) -> Outcome<pg_sys::Oid> {
 }
 
 /// A table as SQL names it. The text that another member has sent is none.
-fn shown(table: pg_sys::Oid) -> String {
+pub(super) fn shown(table: pg_sys::Oid) -> String {
     let (schema, name) = syscache::relation_name(table);
     format!("{}.{}", quote_identifier(&schema), quote_identifier(&name))
 }
 
 /// The stage at which a node knows a table to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// The table is not routed.
     Unrouted,
     /// The table is routed, and takes no rows.
@@ -90,7 +90,7 @@ fn wait_until<T>(mut look: impl FnMut(Known) -> Option<T>) -> Outcome<T> {
 }
 
 /// Waits until this node knows that a table is in one of these stages.
-fn wait_for(name: &TableName, stages: &[Stage]) -> Outcome<Known> {
+pub(super) fn wait_for(name: &TableName, stages: &[Stage]) -> Outcome<Known> {
     wait_until(|known| stages.contains(&Stage::of(&known, name)).then_some(known))
 }
 
@@ -111,7 +111,7 @@ fn group_route_wait(relation: Option<Text>, state: Option<Text>) {
     });
 }
 
-fn table_name(text: &str) -> Outcome<TableName> {
+pub(super) fn table_name(text: &str) -> Outcome<TableName> {
     TableName::new(text.as_bytes()).map_err(|error| Failure::parameter(error.to_string()))
 }
 

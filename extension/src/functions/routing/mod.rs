@@ -9,6 +9,8 @@
 //! | `moves.rs` | that move shards |
 //! | `shard.rs` | the shard of a row, by numbers alone |
 //! | `table.rs` | that route a table, and add rules |
+//! | `umbrella.rs` | that show a table's rows of all nodes under one name |
+//! | `umbrella_member.rs` | that each member carries out for that |
 
 mod check;
 mod guard;
@@ -17,6 +19,8 @@ mod members;
 mod moves;
 mod shard;
 mod table;
+mod umbrella;
+mod umbrella_member;
 
 use braid_node::routing_guard;
 use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};

@@ -34,6 +34,7 @@ use super::super::options::texts;
 use super::super::{required, run};
 use super::look::known;
 use super::table::{Member, connect_all, exchange, not_routed, table_to_change};
+use super::umbrella;
 
 /// Blocks that are written or cleared in one transaction.
 const BLOCKS: i64 = 1_024;
@@ -60,11 +61,13 @@ fn add_node_set(relation: Option<pg_sys::Oid>, nodes: Option<Vec<Option<Text>>>)
             .collect::<Outcome<Vec<NodeId>>>()?;
         let last = table.map().sets().iter().map(|set| set.id.0).max();
         let id = SetId(last.unwrap_or(0).saturating_add(1));
-        check_nodes(&mut connect_all(caller)?, &name, &nodes)?;
+        let mut members = connect_all(caller)?;
+        check_nodes(&mut members, &name, &nodes)?;
         ask(Command::Route(Entry::AddSet {
-            table: name,
+            table: name.clone(),
             set: NodeSet { id, nodes },
         }))?;
+        umbrella::follow(&mut members, &name, caller, true)?;
         Ok(i32::try_from(id.0).unwrap_or(i32::MAX))
     })
 }
@@ -108,7 +111,8 @@ fn move_shard(relation: Option<pg_sys::Oid>, shard: Option<i32>, node_set: Optio
         moving.copy()?;
         moving.switch()?;
         moving.finish()?;
-        moving.drop_rows()
+        moving.drop_rows()?;
+        umbrella::follow(&mut moving.members, &moving.name, caller, false)
     });
 }
 

@@ -36,6 +36,8 @@ use super::super::failure::{Failure, Outcome, notice};
 use super::super::group::{ask, check_goes_on, check_rights, require_own};
 use super::super::{provider, required, run, text};
 use super::look::{Keys, known, table_of};
+use super::umbrella;
+use super::umbrella_member::check_table;
 
 /// A rule that comes too late for its time is tried again so often.
 const ATTEMPTS: u32 = 20;
@@ -112,7 +114,7 @@ pub(super) fn table_to_change(
 }
 
 /// braid.route_table(relation regclass, tenant text, record text, created text, shards integer,
-/// copies integer, existing text)
+/// copies integer, existing text, umbrella boolean)
 #[pg_extern(sql = false)]
 fn route_table(
     relation: Option<pg_sys::Oid>,
@@ -122,10 +124,15 @@ fn route_table(
     shards: Option<i32>,
     copies: Option<i32>,
     existing: Option<Text>,
+    umbrella: Option<bool>,
 ) {
     let caller = current_role();
     run(|| {
-        let (_, name) = table_to_change(caller, relation)?;
+        let (relation, name) = table_to_change(caller, relation)?;
+        let umbrella = required(umbrella, "umbrella")?;
+        if umbrella {
+            check_table(relation)?;
+        }
         let existing = required(text(existing), "existing")?;
         if !["refuse", "move"].contains(&existing.as_str()) {
             return Err(
@@ -160,8 +167,14 @@ fn route_table(
         }
         // What is there keeps its place: no rule counts for it.
         close(Time(timestamp::now()))?;
-        ask(Command::Route(Entry::Open { table: name }))?;
-        wait_all(&mut members, &table, "open")
+        ask(Command::Route(Entry::Open {
+            table: name.clone(),
+        }))?;
+        wait_all(&mut members, &table, "open")?;
+        if umbrella {
+            umbrella::make(&mut members, &name, caller)?;
+        }
+        Ok(())
     });
 }
 
@@ -382,6 +395,7 @@ fn unroute_table(relation: Option<pg_sys::Oid>, rows: Option<Text>) {
                 }
             }
         }
+        umbrella::remove(&mut members, &name)?;
         let before = known()?;
         if before.table(&name).is_some_and(RoutedTable::is_open) {
             ask(Command::Route(Entry::Shut {

@@ -20,6 +20,9 @@ use super::peer::Peer;
 
 const INSTALL: &str = "Install PostgreSQL's client programs on this server, or make the schema by hand and join with mode => 'schema'.";
 const HINT: &str = "pg_dump reads servers of its own version and older: join newer nodes first, or make the schema by hand and join with mode => 'schema'.";
+/// Whether schema `everywhere` is that of umbrellas.
+const HAS_UMBRELLAS: &str = "select exists (select from pg_catalog.pg_class c where c.relkind = 'p' \
+    and c.relnamespace = pg_catalog.to_regnamespace('everywhere') and pg_catalog.pg_get_partkeydef(c.oid) like 'LIST (braid.place(%')";
 /// How often pg_dump is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -106,6 +109,7 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
     let files = Files::new()?;
     write_service(&files.service, &source.dsn)?;
     let program = error::transaction(program)?;
+    let has_umbrellas = source.ask(HAS_UMBRELLAS)?.as_deref() == Some("t");
     let child = Command::new(&program)
         .args([
             "--schema-only",
@@ -113,6 +117,7 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
             "--no-subscriptions",
             "--exclude-schema=braid",
         ])
+        .args(has_umbrellas.then_some("--exclude-schema=everywhere"))
         .args(["--dbname", "service=braid"])
         .env_clear()
         .env(
@@ -146,7 +151,12 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
         .with_hint(HINT));
     }
     let text = fs::read_to_string(&files.output).map_err(|error| of_file(&error))?;
-    Ok(without_meta_commands(&text))
+    let text = without_meta_commands(&text);
+    Ok(if has_umbrellas {
+        without_umbrellas(&text)
+    } else {
+        text
+    })
 }
 
 /// The text without lines that are for psql: PostgreSQL's minor releases of August 2025 and later
@@ -154,6 +164,16 @@ pub(super) fn dump(source: &Peer) -> Result<String, PgError> {
 fn without_meta_commands(text: &str) -> String {
     let is_meta = |line: &&str| line.starts_with("\\restrict") || line.starts_with("\\unrestrict");
     let lines: Vec<&str> = text.lines().filter(|line| !is_meta(line)).collect();
+    lines.join("\n")
+}
+
+/// The text without the lines that attach tables to umbrellas, which it does not create. This node's
+/// own are other ones, made once it has joined.
+fn without_umbrellas(text: &str) -> String {
+    let attaches = |line: &&str| {
+        line.starts_with("ALTER TABLE ONLY everywhere.") && line.contains(" ATTACH PARTITION ")
+    };
+    let lines: Vec<&str> = text.lines().filter(|line| !attaches(line)).collect();
     lines.join("\n")
 }
 
