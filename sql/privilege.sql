@@ -36,7 +36,7 @@ select has_schema_privilege('braid_regress_nobody', 'braid', 'usage'), has_schem
 -- every function has its search_path pinned, but the one that writes as the caller does, and those of each row of a routed table, and a comment, like every table and view; procedures that commit
 -- can't pin theirs, and name schemas
 select p.oid::regprocedure from pg_proc p where pronamespace = 'braid'::regnamespace
-   and (('search_path=pg_catalog, pg_temp' = any (proconfig)) is not true and prokind <> 'p' and proname not in ('restore_conflict', 'replicate_ddl', 'declare', 'is_here', 'is_at', 'shard_of', 'routing_key') or obj_description(oid, 'pg_proc') is null);
+   and (('search_path=pg_catalog, pg_temp' = any (proconfig)) is not true and prokind <> 'p' and proname not in ('restore_conflict', 'replicate_ddl', 'declare', 'is_here', 'is_at', 'place', 'answering_set', 'candidate_set', 'candidate_set_of_any', 'shard_of', 'routing_key') or obj_description(oid, 'pg_proc') is null);
 select oid::regclass from pg_class where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null;
 -- functions, and the roles that may call them
 select p.proname, has_function_privilege('braid_admin', p.oid, 'execute') as admin, has_function_privilege('braid_monitor', p.oid, 'execute') as monitor

@@ -1,5 +1,6 @@
 # The umbrella of a routed table: at each node, `everywhere.orders` has the rows of all nodes. It is
-# read and written there, also while a shard has moved, a set of nodes is added, and a node has left.
+# read and written there, also while a shard has moved, a set of nodes is added, and a node has
+# left.
 
 use strict;
 use warnings;
@@ -77,7 +78,8 @@ like(refusal($tokyo, 'drop table everywhere.orders'), qr/cannot drop or alter th
 is(counts(), join(' ', map { sql($_, 'select count(*) from only orders') } @all), 'the table has its rows');
 is(sql($tokyo, 'select count(*) from everywhere.orders'), 78, 'all are there');
 
-# Rights. A role has those of the table; and goes to other nodes as itself, once a superuser says how.
+# Rights. A role has those of the table; and goes to other nodes as itself, once a superuser says
+# how.
 is(sql($tokyo, q[select has_table_privilege('clerk', 'everywhere.orders', 'insert'), has_table_privilege('guest', 'everywhere.orders', 'select')]), 't|f', 'rights are those of the table');
 my $as = sub { my ($role, $sql) = @_; return "set session authorization $role; $sql"; };
 like(refusal($tokyo, $as->('guest', 'select * from everywhere.orders')), qr/permission denied for table orders/, 'a role without rights');
@@ -105,6 +107,10 @@ have_all(@all);
 sql($paris, q[insert into everywhere.orders (tenant_id, order_id, note) select t, 3000 + t, 'a note' from generate_series(0, 39) t]);
 is(sql($tokyo, q[select count(*) from everywhere.orders where note = 'a note']), 40, 'a column that was added through the umbrella');
 sql($tokyo, q[delete from everywhere.orders where order_id >= 3000]);
+
+like(refusal($tokyo, 'alter table everywhere.orders rename column tenant_id to t'), qr/cannot rename column "tenant_id" of routed table/, 'no new name for a column of the routing');
+like(refusal($tokyo, 'alter table everywhere.orders rename to other'), qr/cannot rename umbrella "everywhere.orders".*HINT/s, 'nor for the umbrella');
+like(refusal($tokyo, 'alter table everywhere.orders drop column created_at'), qr/part of the partition key/, 'and it is not dropped');
 
 # A rule: new rows of a tenant are at both nodes.
 my $from = sql($paris, "select braid.add_routing_rule('orders', 8, '{$here}')");

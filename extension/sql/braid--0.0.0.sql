@@ -4382,6 +4382,22 @@ create function braid.place(relation text, tenant "any", record "any", created t
     as 'MODULE_PATHNAME', 'place_wrapper';
 comment on function braid.place is 'the set of nodes at which a row of a routed table is written: the key of an umbrella''s partitions';
 
+-- Conditions that the planner's hooks add to queries of umbrellas.
+create function braid.answering_set(relation text, tenant "any", record "any", created timestamptz) returns integer
+    language c stable parallel safe
+    as 'MODULE_PATHNAME', 'answering_set_wrapper';
+comment on function braid.answering_set is 'the set of nodes that answers for a row of a routed table';
+
+create function braid.candidate_set(node_set integer, relation text, tenant "any") returns integer
+    language c stable strict parallel safe
+    as 'MODULE_PATHNAME', 'candidate_set_wrapper';
+comment on function braid.candidate_set is 'the set of nodes, if it can have rows of the tenant, else null';
+
+create function braid.candidate_set_of_any(node_set integer, relation text, tenants anyarray) returns integer
+    language c stable strict parallel safe
+    as 'MODULE_PATHNAME', 'candidate_set_of_any_wrapper';
+comment on function braid.candidate_set_of_any is 'the set of nodes, if it can have rows of one of the tenants, else null';
+
 create function braid.routing_key(value "any") returns bytea
     language c immutable strict parallel safe
     as 'MODULE_PATHNAME', 'routing_key_wrapper';
@@ -4481,7 +4497,7 @@ comment on function braid.add_node_set is 'adds a set of nodes, without shards y
 create function braid.add_umbrella(relation regclass) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'add_umbrella_wrapper';
-comment on function braid.add_umbrella is 'makes a table in schema everywhere, at all nodes, that has the rows of a routed table at all nodes; or brings it in step';
+comment on function braid.add_umbrella is 'makes a table at each node that has a routed table''s rows of all nodes, or brings it in step';
 
 create function braid.remove_umbrella(relation regclass) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -5209,6 +5225,9 @@ grant execute on function
     braid.is_here,
     braid.is_at,
     braid.place,
+    braid.answering_set,
+    braid.candidate_set,
+    braid.candidate_set_of_any,
     braid.shard_of,
     braid.routing_key,
     braid.route,

@@ -42,6 +42,7 @@ pub mod subscription;
 pub mod table_order;
 pub mod taken_row;
 pub mod tombstone;
+pub mod umbrella;
 pub mod versions;
 pub mod wake;
 pub mod watch;

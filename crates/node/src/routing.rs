@@ -254,6 +254,8 @@ thread_local! {
 pub struct Known {
     /// The agreed routing.
     pub agreed: Rc<Agreed>,
+    /// A number that changes with `agreed`.
+    pub version: u64,
     /// The last `Close`; the rules in `agreed` are those of the log up to there, or more.
     pub closed: Time,
 }
@@ -307,7 +309,11 @@ pub fn known() -> Option<Known> {
             _ => None,
         });
         if let Some(agreed) = read {
-            return Some(Known { agreed, closed });
+            return Some(Known {
+                agreed,
+                version: generation,
+                closed,
+            });
         }
         let handle = place.segment.load(Ordering::SeqCst);
         if handle == 0 {
@@ -320,7 +326,11 @@ pub fn known() -> Option<Known> {
         }
         let agreed = Rc::new(Agreed::decode(&bytes?).ok()?);
         READ.set(Some((generation, Rc::clone(&agreed))));
-        return Some(Known { agreed, closed });
+        return Some(Known {
+            agreed,
+            version: generation,
+            closed,
+        });
     }
     None
 }
@@ -407,8 +417,8 @@ pub fn check_here(name: &TableName, row: &RowKeys) -> Result<(), PgError> {
     })
 }
 
-/// Waits until the place of a row is final, and returns the set of nodes that it is written at: this
-/// node's own, if it takes the row.
+/// Waits until the place of a row is final, and returns the set of nodes that it is written at:
+/// this node's own, if it takes the row.
 ///
 /// # Errors
 /// As [`check_here`], but for RT001.

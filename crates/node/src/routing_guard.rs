@@ -15,7 +15,7 @@
 //! - unique indexes that lack a column of the guard: rows with one key could be at different nodes;
 //! - foreign keys that refer to the table: the row can be at another node;
 //! - SET UNLOGGED: rows that move to another node would be lost;
-//! - other names of the table, of its schema, and of a column of the guard.
+//! - other names of the table, of its umbrella, of its schema, and of a column of the guard.
 //!
 //! Sessions alone are refused: Braid's processes, and statements that another node has sent, pass.
 //! So do functions of Braid's inside of [`allowed`], and a DROP that takes the extension along.
@@ -40,6 +40,7 @@ use braid_postgres::{encoding, syscache, table_scan};
 use pgrx::pg_sys;
 
 use crate::ddl::{self, owners_query};
+use crate::umbrella;
 
 /// The name of a guard.
 pub const GUARD: &CStr = c"braid_routing";
@@ -172,12 +173,18 @@ fn check_names(names: &Renamed) {
             let Some(table) = relation.find() else {
                 return;
             };
+            let what = if matches!(names, Renamed::Moved(_)) {
+                "move"
+            } else {
+                "rename"
+            };
+            if umbrella::plain_of(table).is_some() && is_kept() {
+                refuse(format!("cannot {what} umbrella {}", shown(table)))
+                    .with_detail("An umbrella is known by the name of its table.")
+                    .with_hint("Call braid.remove_umbrella for the table first.")
+                    .raise();
+            }
             if is_routed(table) && is_kept() {
-                let what = if matches!(names, Renamed::Moved(_)) {
-                    "move"
-                } else {
-                    "rename"
-                };
                 refuse(format!("cannot {what} routed table {}", shown(table)))
                     .with_detail("The group has agreed on the table by its name.")
                     .with_hint(UNROUTE)
@@ -188,6 +195,8 @@ fn check_names(names: &Renamed) {
             let Some(table) = relation.find() else {
                 return;
             };
+            // The statement renames the columns of partitions, too.
+            let table = umbrella::plain_of(table).unwrap_or(table);
             let number = syscache::column_number(table, column);
             let uses = guard_of(table).is_some_and(|guard| guard.columns.contains(&number));
             if uses && is_kept() {

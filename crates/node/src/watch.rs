@@ -5,7 +5,7 @@ use braid_postgres::hook::{self, ObjectWatch, Utility, Watch};
 use pgrx::pg_sys::{self, ObjectAccessType};
 
 use crate::tombstone::drop_database;
-use crate::{clock, ddl, left_origin, read_only, rewrite, routing_guard, versions};
+use crate::{clock, ddl, left_origin, read_only, rewrite, routing_guard, umbrella, versions};
 
 static WATCH: Watch = Watch {
     begins: read_only::statement_begins,
@@ -100,6 +100,7 @@ pub fn install(rewrites: rewrite::Handler) {
     ddl::install();
     rewrite::install(rewrites);
     routing_guard::install();
+    umbrella::install();
     hook::install(&WATCH);
 }
 

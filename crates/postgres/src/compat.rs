@@ -3,6 +3,7 @@
 mod access;
 mod calls;
 mod held_locks;
+mod planning;
 mod signal;
 
 use std::io;
@@ -21,6 +22,9 @@ pub use calls::{
 pub(crate) use calls::{create_wait_event_set, oldest_active_transaction};
 pub(crate) use held_locks::HeldLocks;
 pub use held_locks::LISTS_LOCKS;
+pub(crate) use planning::{
+    change_rights, install_planner_hook, install_relation_hook, simple_restriction,
+};
 pub(crate) use signal::handle_as_backend;
 pub use signal::on_quit;
 

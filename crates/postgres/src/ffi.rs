@@ -359,6 +359,24 @@ pub mod raw {
         // src/include/executor/executor.h, 15 to 18.
         /// Begins a query as PostgreSQL does without hooks.
         pub fn standard_ExecutorStart(query: *mut pg_sys::QueryDesc, flags: c_int);
+        // src/include/optimizer/planner.h, 15 to 18; 19 adds an argument.
+        /// Plans a query as PostgreSQL does without hooks.
+        #[cfg(not(feature = "pg19"))]
+        pub fn standard_planner(
+            query: *mut pg_sys::Query,
+            text: *const c_char,
+            options: c_int,
+            parameters: pg_sys::ParamListInfo,
+        ) -> *mut pg_sys::PlannedStmt;
+        /// Plans a query as PostgreSQL does without hooks.
+        #[cfg(feature = "pg19")]
+        pub fn standard_planner(
+            query: *mut pg_sys::Query,
+            text: *const c_char,
+            options: c_int,
+            parameters: pg_sys::ParamListInfo,
+            explain: *mut pg_sys::ExplainState,
+        ) -> *mut pg_sys::PlannedStmt;
         // src/include/tcop/utility.h, 15 to 18.
         /// Runs a utility statement as PostgreSQL does without hooks.
         pub fn standard_ProcessUtility(

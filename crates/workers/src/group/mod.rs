@@ -36,6 +36,7 @@ use braid_group::{
 use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
 use braid_node::subscription::{execute, rows};
+use braid_node::umbrella;
 use braid_node::versions::tables;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, server, timestamp, worker};
@@ -434,6 +435,7 @@ impl Member {
             if is_first || effects.replaced || effects.applied.iter().any(places::concerns_routing)
             {
                 self.places.show(&state, self.agreement.me())?;
+                plan_anew(&state);
             } else {
                 self.places.show_close(state.routing().closed());
             }
@@ -548,5 +550,13 @@ impl Member {
             ));
         }
         self.mailbox.show(lines.join("\n").as_bytes());
+    }
+}
+
+/// Has sessions plan anew what depends on the nodes of routed tables. If it fails, each plan finds
+/// by itself that it is too old.
+fn plan_anew(state: &State) {
+    if state.routing().tables().next().is_some() {
+        let _ = error::transaction(umbrella::plan_anew);
     }
 }

@@ -10,10 +10,14 @@ use std::rc::Rc;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::routing::{self, RowKeys};
 use braid_node::routing_key::with_key;
+use braid_node::umbrella;
 use braid_postgres::error::PgError;
+use braid_postgres::function_call::{Argument, FunctionCall};
+use braid_postgres::partition_planning::array_elements;
 use braid_postgres::syscache;
+use braid_postgres::table_scan::low;
 use braid_postgres::value::{Content, Value};
-use braid_routing::{RecordHash, TableName, TenantHash, Time};
+use braid_routing::{RecordHash, SetId, TableName, TenantHash, Time};
 use pgrx::{pg_extern, pg_sys};
 
 thread_local! {
@@ -164,6 +168,65 @@ fn place(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
         .and_then(|(name, keys)| routing::place_of(named(name)?.as_ref(), &keys));
     match found {
         Ok(set) => i32::try_from(set.0).unwrap_or(i32::MAX),
+        Err(error) => error.raise(),
+    }
+}
+
+/// braid.answering_set(relation text, tenant "any", record "any", created timestamptz) returns
+/// integer
+#[pg_extern(sql = false)]
+fn answering_set(fcinfo: pg_sys::FunctionCallInfo) -> Option<i32> {
+    // SAFETY: PostgreSQL's own call, passed on as it came.
+    let found = unsafe { Call::keys(fcinfo, 0) }
+        .and_then(|(name, keys)| umbrella::answering_set(named(name)?.as_ref(), &keys));
+    match found {
+        Ok(set) => set.and_then(|set| i32::try_from(set.0).ok()),
+        Err(error) => error.raise(),
+    }
+}
+
+/// braid.candidate_set(node_set integer, relation text, tenant "any") returns integer
+///
+/// The set, if it can have rows of the tenant.
+#[pg_extern(sql = false)]
+fn candidate_set(fcinfo: pg_sys::FunctionCallInfo) -> Option<i32> {
+    // SAFETY: PostgreSQL's own call of a strict function with these arguments.
+    let call = unsafe { FunctionCall::new(fcinfo) };
+    candidate(call, |tenant| {
+        let hash = with_key(tenant.value, tenant.of, tenant.collation, TenantHash::of)?;
+        Ok(vec![hash])
+    })
+}
+
+/// braid.candidate_set_of_any(node_set integer, relation text, tenants anyarray) returns integer
+///
+/// The set, if it can have rows of one of the tenants.
+#[pg_extern(sql = false)]
+fn candidate_set_of_any(fcinfo: pg_sys::FunctionCallInfo) -> Option<i32> {
+    // SAFETY: PostgreSQL's own call of a strict function with these arguments.
+    let call = unsafe { FunctionCall::new(fcinfo) };
+    candidate(call, |tenants| {
+        let of = syscache::element_type(tenants.of).unwrap_or(pg_sys::InvalidOid);
+        // SAFETY: the argument is an array of this type.
+        let elements = unsafe { array_elements(tenants.value, of) };
+        let hash = |datum| with_key(datum, of, tenants.collation, TenantHash::of);
+        elements.into_iter().map(hash).collect()
+    })
+}
+
+fn candidate(
+    call: FunctionCall<'_>,
+    hashes: impl FnOnce(Argument) -> Result<Vec<TenantHash>, PgError>,
+) -> Option<i32> {
+    let (set, name, tenant) = (call.argument(0)?, call.argument(1)?, call.argument(2)?);
+    let set = low(set.value).cast_signed();
+    let number = u32::try_from(set).ok()?;
+    let found = named(name.value).and_then(|name| {
+        let tenants = hashes(tenant)?;
+        Ok(umbrella::is_candidate(&name, SetId(number), &tenants))
+    });
+    match found {
+        Ok(is_candidate) => is_candidate.then_some(set),
         Err(error) => error.raise(),
     }
 }

@@ -1,20 +1,19 @@
 //! Where rows are: `braid.route`, `braid.route_query`, and the rows of the views of routing.
 
-use std::time::{Duration, Instant};
-
 use braid_bgworker::hex;
 use braid_bgworker::sql_text::quote_literal;
 use braid_node::registry;
 use braid_node::routing::{self, Known};
+use braid_node::umbrella;
 use braid_postgres::catalog::query;
 use braid_postgres::encoding::Text;
 use braid_postgres::lock::LockMode;
 use braid_postgres::relation::Relation;
 use braid_postgres::table_expression::TableExpression;
-use braid_postgres::{encoding, latch, syscache, timestamp};
+use braid_postgres::{encoding, syscache, timestamp};
 use braid_routing::{
-    Expressions, NodeId, Phase, ReadBound, RecordHash, RoutedTable, RuleList, Run, SetId, Shard,
-    TableName, Tenant, TenantHash, Time,
+    Expressions, NodeId, Phase, RecordHash, RoutedTable, RuleList, Run, SetId, Shard, TableName,
+    Tenant, TenantHash, Time,
 };
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::iter::TableIterator;
@@ -22,9 +21,6 @@ use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
 use super::super::failure::{Failure, Outcome};
 use super::super::{required, run, text};
-
-/// How long a read waits for the group, before it asks all nodes.
-const READ_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The name of a table in the group's log.
 pub fn table_of(relation: pg_sys::Oid) -> Outcome<TableName> {
@@ -243,23 +239,9 @@ fn route_query(
     TableIterator::new(rows)
 }
 
-/// Waits a moment for the group if a read would have to ask all nodes: after a pause. Not if
-/// somebody has just waited in vain, as on a node that is cut off.
 fn wait_for_bound(name: &TableName, upto: Option<Time>) -> Outcome<Known> {
-    let must_ask_all = |known: &Known| -> Outcome<bool> {
-        Ok(known.read_bound(routed(known, name)?, upto) == ReadBound::Everywhere)
-    };
-    let mut now = known()?;
-    let is_pause = !routing::is_in_use();
-    if must_ask_all(&now)? {
-        routing::note_use();
-        let since = Instant::now();
-        while is_pause && since.elapsed() < READ_PATIENCE && must_ask_all(&now)? {
-            latch::wait(Some(Duration::from_millis(5)));
-            now = known()?;
-        }
-    }
-    Ok(now)
+    routed(&known()?, name)?;
+    umbrella::known_for_read(name, upto).map_or_else(known, Ok)
 }
 
 fn tables(known: Option<&Known>) -> Vec<(String, &RoutedTable)> {

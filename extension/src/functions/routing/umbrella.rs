@@ -1,8 +1,8 @@
 //! add_umbrella, remove_umbrella, and the users of umbrellas.
 //!
-//! The umbrella of `public.orders` is the partitioned table `everywhere.orders`. It shows the rows of
-//! all nodes at each node: the plain table is attached for the node's own set, and a foreign table
-//! for each other set.
+//! The umbrella of `public.orders` is the partitioned table `everywhere.orders`. It shows the rows
+//! of all nodes at each node: the plain table is attached for the node's own set, and a foreign
+//! table for each other set.
 //!
 //! The session that calls a function connects to each member, which then makes its own umbrella
 //! (`umbrella_member.rs`). Each part can be repeated: a call that failed is made again.
@@ -87,8 +87,8 @@ pub(super) fn remove(members: &mut [Member], name: &TableName) -> Outcome<()> {
     Ok(())
 }
 
-/// The roles that have a user mapping for the other nodes here, with its options, and the caller: as
-/// JSON. A node that lacks a mapping gets it.
+/// The roles that have a user mapping for the other nodes here, with its options, and the caller:
+/// as JSON. A node that lacks a mapping gets it.
 fn users(caller: pg_sys::Oid) -> String {
     let found = query(
         "select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('role', k.role, 'options', pg_catalog.to_jsonb(k.options)))::text \

@@ -1,8 +1,8 @@
-//! The parts of `braid.add_umbrella` and `braid.remove_umbrella` that each member carries out, under
-//! the role of the connection string: each in a transaction of its own.
+//! The parts of `braid.add_umbrella` and `braid.remove_umbrella` that each member carries out,
+//! under the role of the connection string: each in a transaction of its own.
 //!
-//! An umbrella has the owner of its table and, when it is made, the table's rights. A role that reads
-//! or writes it connects to other nodes as itself: a user mapping never names another role.
+//! An umbrella has the owner of its table and, when it is made, the table's rights. A role that
+//! reads or writes it connects to other nodes as itself: a user mapping never names another role.
 
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_node::routing::{self, Agreed, Known};
@@ -187,7 +187,7 @@ fn group_umbrella_make(relation: Option<Text>, users: Option<Text>) {
         prepare_session();
         let table = find_table(&name.to_string())?;
         check_table(table)?;
-        query("create extension if not exists postgres_fdw", &[]);
+        create_fdw();
         create_schema();
         if Umbrella::find(&name)?.is_none() {
             create(table, &name, routed.expressions());
@@ -210,6 +210,21 @@ fn prepare_session() {
     query(LOCK_TIMEOUT, &[]);
     query("set local braid.ddl_replication = off", &[]);
     query("set local client_min_messages = warning", &[]);
+}
+
+/// Creates the extension where a user's own statement would: the function's search path is no
+/// place.
+fn create_fdw() {
+    let found = query("select pg_catalog.to_regnamespace('public')", &[]);
+    let place = if found.get(0, 0).is_some() {
+        " schema public"
+    } else {
+        ""
+    };
+    query(
+        &format!("create extension if not exists postgres_fdw{place}"),
+        &[],
+    );
 }
 
 fn create_schema() {
@@ -536,8 +551,8 @@ fn group_umbrella_drop(relation: Option<Text>) {
 
 /// braid.group_umbrella_user(role text, password text)
 ///
-/// Lets a role connect to the other nodes as itself, with a password or as their pg_hba.conf lets it
-/// in without one.
+/// Lets a role connect to the other nodes as itself, with a password or as their pg_hba.conf lets
+/// it in without one.
 #[pg_extern(sql = false)]
 fn group_umbrella_user(role: Option<Text>, password: Option<Text>) {
     let caller = current_role();

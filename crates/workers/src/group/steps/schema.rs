@@ -167,8 +167,8 @@ fn without_meta_commands(text: &str) -> String {
     lines.join("\n")
 }
 
-/// The text without the lines that attach tables to umbrellas, which it does not create. This node's
-/// own are other ones, made once it has joined.
+/// The text without the lines that attach tables to umbrellas, which it does not create. Umbrellas
+/// of this node are made once it has joined.
 fn without_umbrellas(text: &str) -> String {
     let attaches = |line: &&str| {
         line.starts_with("ALTER TABLE ONLY everywhere.") && line.contains(" ATTACH PARTITION ")
