@@ -153,6 +153,17 @@ pub enum Basis {
     Writes,
 }
 
+impl Basis {
+    /// The word for users.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Storage => "storage",
+            Self::Writes => "writes",
+        }
+    }
+}
+
 /// A tenant that gets a larger spread, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -210,10 +221,7 @@ impl Decision {
     /// Why a tenant gets a rule, in words for a view. Has no value of a row.
     #[must_use]
     pub fn reason(&self, finding: &Finding) -> String {
-        let what = match self.basis {
-            Basis::Storage => "storage",
-            Basis::Writes => "writes",
-        };
+        let what = self.basis.word();
         let least = finding.amount.saturating_sub(finding.error);
         let mut words = format!("{} of all {what}", Share(finding.amount, self.total));
         if finding.error > 0 {

@@ -50,6 +50,9 @@
 //! | `window` | what a node may create and rely on; when the leader closes |
 //! | `routing` | what the log has made of all of this |
 //! | `balancer`, `sketch` | which tenants get a rule, from counts of their writes |
+//! | `shared_sketch` | these counts in shared memory |
+//! | `mode` | whether the balancer of a table advises or adds rules |
+//! | `report` | the bytes of counts and decisions |
 //! | `dsn` | connection strings for clients |
 //! | `entry`, `snapshot` | entries of the log, the whole state, and their bytes |
 //!
@@ -64,12 +67,15 @@ mod entry;
 mod hash;
 mod key;
 mod map;
+mod mode;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod properties;
+mod report;
 mod routing;
 mod rules;
+mod shared_sketch;
 #[cfg(test)]
 mod simulation;
 mod sketch;
@@ -89,9 +95,12 @@ pub use map::{
     Move, MoveError, NODES_LIMIT, NodeId, NodeSet, Phase, QueryRoute, Route, SETS_LIMIT, SetId,
     ShardMap,
 };
+pub use mode::{Balanced, Mode};
+pub use report::{DECISION_LIMIT, Decided, REPORT_LIMIT, Report};
 pub use routing::{Applied, Refusal, RoutedTable, Routing, TABLES_LIMIT};
 pub use rules::{
     Invalid, Rule, RuleList, Run, SHARDS_LIMIT, STEPS_LIMIT, Shard, Shards, Spread, Time,
 };
+pub use shared_sketch::SharedSketch;
 pub use sketch::{COUNTERS_LIMIT, Counter, Sketch};
 pub use window::{Admission, Pacer, ReadBound, Window};

@@ -92,6 +92,35 @@ impl Sketch {
         }
     }
 
+    /// The sketch with these counters: the largest ones if they are more than the limit.
+    ///
+    /// `floor` is the most that a tenant without a counter can have. Of two counters of one tenant
+    /// the larger one counts.
+    #[must_use]
+    pub fn of(limit: usize, total: u64, floor: u64, counters: Vec<Counter>) -> Self {
+        let mut sketch = Self::new(limit);
+        sketch.total = total;
+        sketch.floor = floor;
+        let slots = counters.into_iter().map(|counter| Slot {
+            hash: counter.tenant.tenant_hash(),
+            counter,
+        });
+        let mut slots: Vec<Slot> = slots.collect();
+        slots.sort_by_key(|slot| (slot.hash, std::cmp::Reverse(slot.counter.count)));
+        slots.dedup_by_key(|slot| slot.hash);
+        sketch.keep_largest(slots);
+        sketch
+    }
+
+    /// The counters with the largest counts, the largest first: so many at most.
+    #[must_use]
+    pub fn largest(&self, limit: usize) -> Vec<&Counter> {
+        let mut slots: Vec<&Slot> = self.slots.iter().collect();
+        slots.sort_by_key(|slot| (std::cmp::Reverse(slot.counter.count), slot.hash));
+        slots.truncate(limit);
+        slots.into_iter().map(|slot| &slot.counter).collect()
+    }
+
     /// All writes that were counted.
     #[must_use]
     pub const fn total(&self) -> u64 {
@@ -193,6 +222,11 @@ impl Sketch {
         }
         self.total = self.total.saturating_add(other.total);
         self.floor = self.floor.saturating_add(other.floor);
+        self.keep_largest(slots);
+    }
+
+    /// Takes these slots: the largest ones if they are more than the limit.
+    fn keep_largest(&mut self, mut slots: Vec<Slot>) {
         slots.sort_by_key(|slot| (std::cmp::Reverse(slot.counter.count), slot.hash));
         if let Some(dropped) = slots.get(self.limit) {
             self.floor = self.floor.max(dropped.counter.count);

@@ -100,6 +100,18 @@ impl Window {
         }
     }
 
+    /// The time of a rule that is proposed now: after all times that are closed, or that somebody
+    /// may have proposed to close. So a rule is seldom too late for its time.
+    #[must_use]
+    pub const fn rule_time(&self, now: Time, closed: Time) -> Time {
+        let proposed = now.plus(self.ahead);
+        if closed.0 > proposed.0 {
+            closed.plus(1)
+        } else {
+            proposed.plus(1)
+        }
+    }
+
     /// Whether nobody has closed a time for one period, and `patience`.
     #[must_use]
     pub fn is_due(&self, now: Time, closed: Time, patience: Duration) -> bool {
